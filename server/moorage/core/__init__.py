@@ -1,0 +1,1 @@
+"""The allocator: a pure state machine. Events come in, facts stay, effects go out."""

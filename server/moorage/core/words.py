@@ -1,0 +1,390 @@
+"""The three vocabularies of the core: events come in, facts stay, effects go out.
+
+Each is a closed union of frozen records. A new behaviour is a new member; `assert_never` then
+points at every place that must learn it. Time is never read here: `step` is given `now`.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Code,
+    Lease,
+    RequestId,
+    SessionId,
+    Tenant,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an answer goes: a session, and the session's own number for the message."""
+
+    session: SessionId
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A "no" as a value. `why` and every failure reply are made of it.
+
+    Args:
+        code: Machine-readable.
+        reason: One sentence for a person.
+        field: The field of the request that was wrong, or empty.
+        expected: What was expected there, or empty.
+        details: More data, e.g. `nodes` counted by constraint.
+
+    """
+
+    code: Code
+    reason: str
+    field: str = ""
+    expected: str = ""
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+# Events: what happened outside. They are never stored. -------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A session asks for a placement."""
+
+    to: Address
+    ask: Ask
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """A rule answered a consultation.
+
+    Args:
+        request: The ask that was consulted about.
+        consultation: Number of the consultation, as in `Consult`; answers to others are stale.
+        value: What the rule returned, as plain JSON values.
+
+    """
+
+    request: RequestId
+    consultation: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ConsultFailed:
+    """A consultation ended without a value: the rule raised, overran, died or lied."""
+
+    request: RequestId
+    consultation: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseAsked:
+    """Somebody wants a lease ended."""
+
+    to: Address
+    lease: RequestId
+    token: str
+
+
+@dataclass(frozen=True, slots=True)
+class RenewAsked:
+    """Somebody wants a lease to last longer. `ttl_seconds` None keeps the lease's own."""
+
+    to: Address
+    lease: RequestId
+    token: str
+    ttl_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class CancelAsked:
+    """Somebody gives up waiting."""
+
+    to: Address
+    request: RequestId
+    tenant: Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class Inquired:
+    """Somebody wants to know. Questions are steps too, so no answer overtakes its facts.
+
+    Args:
+        to: Who asks.
+        question: Which question.
+        tenant: Whose leases and waiters may be shown.
+        subject: Id of a lease or request, for `status` and `why`.
+        filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
+        after: Id of the last object of the page before; empty for the first page.
+        limit: Objects on a page.
+
+    """
+
+    to: Address
+    question: Literal["status", "why", "queue", "leases", "fleet"]
+    tenant: Tenant
+    subject: str = ""
+    filters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    after: str = ""
+    limit: int = 100
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLost:
+    """A socket closed. Its undecided asks without a place in the queue are dropped."""
+
+    session: SessionId
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStarted:
+    """An engine reports that a lease's workload runs."""
+
+    lease: RequestId
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFailed:
+    """An engine reports that a lease's workload did not start, or died; nothing of it is left."""
+
+    lease: RequestId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStopped:
+    """An engine reports that nothing of a lease's workload is left."""
+
+    lease: RequestId
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSeen:
+    """The registry has this cluster, as it is now."""
+
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterGone:
+    """The registry no longer has this cluster."""
+
+    cluster: ClusterId
+
+
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The daemon came back.
+
+    Args:
+        grace_seconds: Leases that ran out meanwhile get this long to be renewed; nobody could
+            have renewed them while the daemon was down.
+
+    """
+
+    grace_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """A deadline may have passed."""
+
+
+Event = (
+    Asked
+    | Proposed
+    | ConsultFailed
+    | ReleaseAsked
+    | RenewAsked
+    | CancelAsked
+    | Inquired
+    | SessionLost
+    | EngineStarted
+    | EngineFailed
+    | EngineStopped
+    | ClusterSeen
+    | ClusterGone
+    | Restarted
+    | Tick
+)
+
+# Facts: what is true from now on. They are all that the ledger stores. ---------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSet:
+    """The inventory has this cluster, so and no different."""
+
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRemoved:
+    """The inventory no longer has this cluster. Leases on it stand until they end."""
+
+    cluster: ClusterId
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """An ask waits, at most until `deadline`."""
+
+    ask: Ask
+    at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dequeued:
+    """A waiter left the queue without a lease."""
+
+    request: RequestId
+    at: float
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease exists."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A lease lasts until `expires_at`."""
+
+    lease: RequestId
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The workload of a lease runs."""
+
+    lease: RequestId
+    at: float
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A lease is over, but its engine has not let go: what it holds is not free yet."""
+
+    lease: RequestId
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A lease is over and what it held is free."""
+
+    lease: RequestId
+    at: float
+    reason: str
+
+
+Fact = (
+    ClusterSet | ClusterRemoved | Queued | Dequeued | Granted | Renewed | Started | Ending | Ended
+)
+
+# Effects: what the shells must do now that the facts are safe. -----------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a rule returned; nothing is held."""
+
+    data: Any
+    reasons: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseNews:
+    """A lease as it now is, with what the rule returned where it has just been granted."""
+
+    lease: Lease
+    data: Any = None
+    reasons: Mapping[str, Any] | None = None
+    owner: bool = True
+    """Whether the receiver may see the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The answer to a question, as plain JSON values."""
+
+    data: Any
+
+
+Answer = Advice | LeaseNews | Told | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Answer a message."""
+
+    to: Address
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Ask the rule of `ask` for a proposal.
+
+    The only effect that may leave before the facts of its turn are durable: a cell can tell
+    nobody what it was asked, and its answer comes back as an event.
+
+    Args:
+        ask: What is asked.
+        consultation: Number to answer with.
+        reserved: Nodes kept for the head of the queue, which this proposal must leave alone.
+
+    """
+
+    ask: Ask
+    consultation: int
+    reserved: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nobody waits for this consultation any more."""
+
+    request: RequestId
+    consultation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the workload of a lease. Idempotent by lease id."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the workload of a lease. Idempotent by lease id."""
+
+    lease: Lease
+
+
+Effect = Tell | Consult | Forget | Start | Stop
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of the crank: the facts must be durable before any effect but `Consult`."""
+
+    facts: list[Fact] = field(default_factory=list[Fact])
+    effects: list[Effect] = field(default_factory=list[Effect])

@@ -1,0 +1,1 @@
+"""The daemon: turns the crank, and introduces the rooms to each other."""

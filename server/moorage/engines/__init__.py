@@ -1,0 +1,1 @@
+"""What starts a lease's workload where it was placed."""

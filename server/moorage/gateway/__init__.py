@@ -1,0 +1,1 @@
+"""The WebSocket front door: sessions, bounded outboxes, authentication."""

@@ -1,0 +1,1 @@
+"""The ledger: facts, in order, on disk; `append` returns when they are durable."""

@@ -1,0 +1,274 @@
+"""The nouns of the house: GPUs, nodes, clusters, demands, placements, asks and leases.
+
+Values only, no behaviour beyond what a value can say about itself. Every room may import this
+file; it imports nothing but the standard library.
+
+Units, everywhere: GPU shares and CPU in thousandths (`milli`, 1000 is one device or one core),
+memory in MiB, times in seconds since the epoch, durations in seconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, NewType
+
+ClusterId = NewType("ClusterId", str)
+NodeId = NewType("NodeId", str)
+RequestId = NewType("RequestId", str)
+"""The server's own name for one request; the lease it may become carries the same one."""
+SessionId = NewType("SessionId", str)
+Tenant = NewType("Tenant", str)
+
+GPU_MILLI = 1000
+"""The slots of one GPU: shares, MIG instances and whole devices are one arithmetic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device of a node.
+
+    Args:
+        id: Its name within the node; the list index where the inventory names none.
+        model: Model name, e.g. `A100-80GB`; empty when unknown.
+        memory_mib: Memory of the device; 0 when unknown.
+        link_group: Devices of a node with the same name are joined by NVLink; empty: none.
+        numa: NUMA domain, -1 when unknown.
+        exclusive: The device can only be taken whole.
+
+    """
+
+    id: str
+    model: str = ""
+    memory_mib: int = 0
+    link_group: str = ""
+    numa: int = -1
+    exclusive: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One machine of a cluster, as large as it is when nothing runs on it."""
+
+    id: NodeId
+    cpu_milli: int
+    memory_mib: int
+    gpus: tuple[Gpu, ...] = ()
+    rack: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """The part of a cluster document that placement depends on."""
+
+    id: ClusterId
+    nodes: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What must fit: the `resources` of a request.
+
+    Args:
+        gpus: Number of GPUs on each node; 0 asks for CPU and memory only.
+        gpu_milli: Thousandths of each of those GPUs. Less than 1000 is a share of one device.
+        models: Accepted GPU models; empty accepts any.
+        gpu_memory_mib: Memory that each GPU must have; 0 asks for none.
+        cpu_milli: CPU on each node.
+        memory_mib: Memory on each node.
+        nodes: Number of different nodes (a gang), each holding all of the above.
+        topology: `nvlink` and `numa`: the GPUs of a node share one link group or NUMA domain.
+            `rack`: the nodes of a gang share one rack.
+
+    """
+
+    gpus: int = 0
+    gpu_milli: int = GPU_MILLI
+    models: tuple[str, ...] = ()
+    gpu_memory_mib: int = 0
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    nodes: int = 1
+    topology: Literal["", "nvlink", "numa", "rack"] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one lease holds of one node.
+
+    Args:
+        cluster_id: The cluster.
+        node_id: The node within it.
+        gpus: Ids of the devices held.
+        gpu_milli: Thousandths held of each of them.
+        cpu_milli: CPU held.
+        memory_mib: Memory held.
+
+    """
+
+    cluster_id: ClusterId
+    node_id: NodeId
+    gpus: tuple[str, ...] = ()
+    gpu_milli: int = GPU_MILLI
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+
+Placement = tuple[Share, ...]
+"""Where a lease is held: one share per node, more than one for a gang."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """The `lease` of a request: how long it holds, and how long it may wait for it.
+
+    Args:
+        ttl_seconds: The lease ends this long after its grant or its last renewal.
+        wait_seconds: How long the request may wait in the queue; 0 answers at once.
+        priority: Higher goes first.
+        preemptible: The lease may be ended early for a request of higher priority.
+        idempotency_key: Repeating a request of the same tenant with this key returns the
+            lease of the first one instead of a second lease. Empty: none.
+
+    """
+
+    ttl_seconds: float
+    wait_seconds: float = 0.0
+    priority: int = 0
+    preemptible: bool = False
+    idempotency_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRef:
+    """One immutable version of a rule: its URI, and the digest of its content."""
+
+    uri: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Provision:
+    """What to start on the granted resources: an engine's name and the spec it understands."""
+
+    backend: str
+    spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request for a placement, as its session made it.
+
+    Args:
+        id: The server's name for it.
+        tenant: Whose it is.
+        policy: The rule that proposes.
+        candidates: Clusters it may go to, or None for every live one.
+        demand: What must fit, or None where the request gave no `resources`.
+        terms: The lease asked for, or None for advice.
+        provision: What to start, or None.
+        inputs: The request's own `inputs`, for the rule alone.
+        parameters: Overrides of the rule's default parameters.
+        settings: Overrides of the rule's default settings.
+        token: Secret that will own the lease; drawn by the shell, since the core rolls no dice.
+        seed: Seed of every choice that the rule makes at random for this ask.
+        explain: The caller wants the reasons in the reply.
+        dry_run: Decide, verify and answer, but hold nothing.
+
+    """
+
+    id: RequestId
+    tenant: Tenant
+    policy: PolicyRef
+    candidates: tuple[ClusterId, ...] | None = None
+    demand: Demand | None = None
+    terms: LeaseTerms | None = None
+    provision: Provision | None = None
+    inputs: Any = None
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    token: str = ""
+    seed: int = 0
+    explain: bool = False
+    dry_run: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to hold a placement until it is ended.
+
+    A lease is a row: all capacity is derived from the rows that exist, never counted beside them.
+
+    Args:
+        id: The id of the ask that it was granted to.
+        tenant: Whose it is.
+        token: Whoever shows it may renew and release.
+        policy: The rule that proposed the placement.
+        placement: What is held.
+        fencing: Grows with every grant of this server and never repeats.
+        granted_at: When, in seconds since the epoch.
+        expires_at: When it ends unless it is renewed.
+        terms: As asked.
+        provision: What runs on it, or None.
+        state: `granted`; `starting` while an engine starts its workload; `active` once that
+            runs; `ending` while the engine stops it (its GPUs are still held); `ended`.
+        reason: Why it is ending or ended; empty before that.
+
+    """
+
+    id: RequestId
+    tenant: Tenant
+    token: str
+    policy: PolicyRef
+    placement: Placement
+    fencing: int
+    granted_at: float
+    expires_at: float
+    terms: LeaseTerms
+    provision: Provision | None = None
+    state: Literal["granted", "starting", "active", "ending", "ended"] = "granted"
+    reason: str = ""
+
+
+class Code(StrEnum):
+    """Why the answer is no: the machine-readable part of every failure reply."""
+
+    # The message itself.
+    BAD_JSON = "bad_json"
+    BAD_MESSAGE = "bad_message"
+    MISSING_FIELDS = "missing_fields"
+    UNKNOWN_OP = "unknown_op"
+    UNSUPPORTED = "unsupported"
+    TOO_LARGE = "too_large"
+    UNAUTHORIZED = "unauthorized"
+    # What it names.
+    UNKNOWN_POLICY = "unknown_policy"
+    UNKNOWN_CLUSTERS = "unknown_clusters"
+    UNKNOWN_LEASE = "unknown_lease"
+    UNKNOWN_REQUEST = "unknown_request"
+    WRONG_TOKEN = "wrong_token"  # noqa: S105  # A code, not a password.
+    LEASE_ENDED = "lease_ended"
+    IDEMPOTENCY_MISMATCH = "idempotency_mismatch"
+    ALREADY_EXISTS = "already_exists"
+    NOT_FOUND = "not_found"
+    # The fleet: never, not now, not in time.
+    NEVER_FITS = "never_fits"
+    NO_CAPACITY = "no_capacity"
+    WAIT_TIMEOUT = "wait_timeout"
+    CONFLICT = "conflict"
+    # The rule.
+    BAD_POLICY = "bad_policy"
+    POLICY_ERROR = "policy_error"
+    POLICY_TIMEOUT = "policy_timeout"
+    POLICY_CRASHED = "policy_crashed"
+    POLICY_MEMORY = "policy_memory"
+    POLICY_BAD_OUTPUT = "policy_bad_output"
+    POLICY_UNSOUND = "policy_unsound"
+    POLICY_DECLINED = "policy_declined"
+    # The server.
+    CANCELLED = "cancelled"
+    ENGINE_FAILED = "engine_failed"
+    BUSY = "busy"
+    SHUTTING_DOWN = "shutting_down"
+    UNAVAILABLE = "unavailable"
+    INTERNAL = "internal"

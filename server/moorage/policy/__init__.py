@@ -1,0 +1,52 @@
+"""The policy door: all that a rule may see, and the one thing it may answer.
+
+A rule is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
+columnar view that it finds in `input_data["fleet"]`; `parse_proposal` reads what it returned.
+"""
+
+from typing import Any, Protocol
+
+from moorage.policy.fleet import NEVER, Fleet, Misfit
+from moorage.policy.proposal import ProposalError, Wish, parse_proposal
+from moorage.policy.view import FleetView
+
+__all__ = [
+    "NEVER",
+    "Fleet",
+    "FleetView",
+    "Misfit",
+    "ProposalError",
+    "Rule",
+    "Wish",
+    "parse_proposal",
+]
+
+
+class Rule(Protocol):
+    """What a class named `AIOSv1PolicyRule` must offer (allocation-server document, "Writing…")."""
+
+    def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
+        """Prepare the rule.
+
+        Args:
+            rule_id: The URI of the policy.
+            settings: Merged settings, with `cluster_client` and `cluster_metrics_client`.
+            parameters: Merged parameters.
+
+        """
+
+    def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
+        """Propose a placement.
+
+        Args:
+            parameters: Merged parameters.
+            input_data: `cluster_data` (lazy, by cluster id), `inputs` (the request's own),
+                `resources` (the demand as a dict, or None), `fleet` (the columnar view) and
+                `seed` (for every choice made at random).
+            context: Kept by the server across evaluations of this policy version and tenant.
+
+        Returns:
+            `{"cluster_id", "node_id", "gpus"}`, a list of them for a gang, or any other value,
+            which is passed to the client and grants nothing.
+
+        """

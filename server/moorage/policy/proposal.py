@@ -1,0 +1,138 @@
+"""What a rule returned, read as a proposal: which nodes and GPUs it wants to give.
+
+The cell reads it to remember its own proposal, the server reads it again to verify it (a cell's
+word counts for nothing), and the author's offline checks read it with the same function.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage.model import GPU_MILLI, ClusterId, Demand, NodeId, Share
+
+SHARES_MAX: Final = 1024
+"""Nodes in one proposal."""
+GPUS_MAX: Final = 1024
+"""Devices in one share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """One node's part of a proposal, as far as the rule said it.
+
+    `node_id` and `gpus` are None where the rule left the choice to the allocator.
+    """
+
+    cluster_id: ClusterId
+    node_id: NodeId | None
+    gpus: tuple[str, ...] | None
+    gpu_milli: int
+    cpu_milli: int
+    memory_mib: int
+
+    def share(self) -> Share | None:
+        """Return it as a share, or None while the allocator still has to choose."""
+        if self.node_id is None or self.gpus is None:
+            return None
+        return Share(
+            self.cluster_id,
+            self.node_id,
+            self.gpus,
+            self.gpu_milli,
+            self.cpu_milli,
+            self.memory_mib,
+        )
+
+
+class ProposalError(ValueError):
+    """The returned value names a cluster but is no proposal.
+
+    Args:
+        field: Path of the wrong part, e.g. `[1].gpus[0]`.
+        expected: What was expected there.
+
+    """
+
+    def __init__(self, field: str, expected: str) -> None:
+        super().__init__(f"{field}: expected {expected}")
+        self.field = field
+        self.expected = expected
+
+
+def parse_proposal(value: Any, demand: Demand | None) -> tuple[Wish, ...]:
+    """Read what `eval` returned.
+
+    Args:
+        value: A dict with `cluster_id` (or `clusterId`), and optionally `node_id` (`nodeId`),
+            `gpus`, `gpu_milli`, `cpu_milli`, `memory_mib`; or a list of them for a gang.
+        demand: Fills in the amounts that the rule did not name.
+
+    Returns:
+        One wish per node; empty where the value names no cluster, which grants nothing.
+
+    Raises:
+        ProposalError: It names a cluster, but another part of it is malformed.
+
+    """
+    if isinstance(value, Mapping):
+        return (_wish(value, demand, ""),) if _names_cluster(value) else ()
+    if not isinstance(value, list) or not any(_names_cluster(item) for item in value):
+        return ()
+    if len(value) > SHARES_MAX:
+        raise ProposalError("(list)", f"at most {SHARES_MAX} nodes")
+    return tuple(_wish(item, demand, f"[{number}].") for number, item in enumerate(value))
+
+
+def _names_cluster(value: Any) -> bool:
+    return isinstance(value, Mapping) and (
+        value.get("cluster_id") is not None or value.get("clusterId") is not None
+    )
+
+
+def _wish(value: Any, demand: Demand | None, path: str) -> Wish:
+    if not _names_cluster(value):
+        raise ProposalError(f"{path}cluster_id", "a cluster id in every item of the list")
+    node = value.get("node_id", value.get("nodeId"))
+    gpus = value.get("gpus")
+    return Wish(
+        cluster_id=ClusterId(
+            _name(value.get("cluster_id", value.get("clusterId")), f"{path}cluster_id")
+        ),
+        node_id=None if node is None else NodeId(_name(node, f"{path}node_id")),
+        gpus=None if gpus is None else _gpus(gpus, f"{path}gpus"),
+        gpu_milli=_amount(value, "gpu_milli", demand.gpu_milli if demand else GPU_MILLI, path),
+        cpu_milli=_amount(value, "cpu_milli", demand.cpu_milli if demand else 0, path),
+        memory_mib=_amount(value, "memory_mib", demand.memory_mib if demand else 0, path),
+    )
+
+
+def _name(value: Any, field: str) -> str:
+    """Return an id as text: strings as they are, whole numbers as their digits."""
+    if isinstance(value, str) and value:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise ProposalError(field, "a non-empty string or a whole number")
+
+
+def _gpus(value: Any, field: str) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or len(value) > GPUS_MAX:
+        raise ProposalError(field, f"a list of at most {GPUS_MAX} GPU ids")
+    gpus = tuple(_name(gpu, f"{field}[{number}]") for number, gpu in enumerate(value))
+    if len(set(gpus)) != len(gpus):
+        raise ProposalError(field, "each GPU once")
+    return gpus
+
+
+def _amount(value: Mapping[str, Any], key: str, default: int, path: str) -> int:
+    amount = value.get(key)
+    if amount is None:
+        return default
+    if isinstance(amount, bool) or not isinstance(amount, int | float):
+        raise ProposalError(f"{path}{key}", "a number")
+    if not math.isfinite(amount) or amount < 0 or amount != int(amount):
+        raise ProposalError(f"{path}{key}", "a whole number, 0 or more")
+    if key == "gpu_milli" and not 1 <= amount <= GPU_MILLI:
+        raise ProposalError(f"{path}{key}", f"1 to {GPU_MILLI}, per GPU")
+    return int(amount)

@@ -1,0 +1,143 @@
+"""What one evaluation sees of the fleet: the columns, read-only, and the nodes it may use.
+
+The cell builds one for each consultation and hands it over as `input_data["fleet"]`; the author's
+offline checks build the same one.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from moorage.model import Demand
+from moorage.policy.fleet import Bools, Fleet, Ints, Misfit
+
+__all__ = ["FleetView"]
+
+
+class FleetView:
+    """A rule's view of the fleet.
+
+    All columns of `Fleet` are attributes of the view (`cpu_free`, `gpu_free`, `node_ids`, …);
+    see there for shapes and units. They cannot be written.
+
+    Args:
+        fleet: The fleet, or a cell's replica of it.
+        demand: The ask's `resources`, or None.
+        candidates: Clusters the ask may go to, or None for all.
+        reserved: Nodes kept for somebody else, as `(cluster_id, node_id)`.
+
+    Attributes:
+        demand: As given.
+        allowed: bool `[nodes]`: candidates that are not reserved; None when every node is.
+
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        demand: Demand | None = None,
+        candidates: Sequence[str] | None = None,
+        reserved: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self._fleet = fleet
+        self.demand = demand
+        self.allowed: Bools | None = None
+        if candidates is not None:
+            wanted = set(candidates)
+            numbers = [n for n, name in enumerate(fleet.cluster_ids) if name in wanted]
+            if len(numbers) < len(fleet.cluster_ids):
+                self.allowed = np.isin(fleet.cluster, numbers)
+        if reserved:
+            allowed = np.ones(len(fleet), np.bool_) if self.allowed is None else self.allowed
+            for cluster_id, node_id in reserved:
+                row = fleet.row(cluster_id, node_id)
+                if row is not None:
+                    allowed[row] = False
+            self.allowed = allowed
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a column or another public attribute of the fleet, arrays read-only."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        value = getattr(self._fleet, name)
+        if isinstance(value, np.ndarray):
+            value = value.view()
+            value.flags.writeable = False
+        self.__dict__[name] = value
+        return value
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return len(self._fleet)
+
+    @property
+    def version(self) -> int:
+        """The version to remember for `changed_since`."""
+        return self._fleet.version
+
+    @property
+    def layout(self) -> int:
+        """Changes when rows may mean other nodes than before."""
+        return self._fleet.layout
+
+    def changed_since(self, version: int) -> list[int] | None:
+        """Return rows whose free capacity changed after `version`, each once; None: look at all."""
+        return self._fleet.changed_since(version)
+
+    def feasible(self, demand: Demand | None = None) -> Bools:
+        """Return which allowed nodes could take one node's part of the demand now.
+
+        Args:
+            demand: Another demand than the ask's own.
+
+        Returns:
+            bool `[nodes]`. All allowed nodes where there is no demand.
+
+        """
+        demand = demand or self.demand
+        fits = (
+            np.ones(len(self._fleet), np.bool_) if demand is None else self._fleet.feasible(demand)
+        )
+        return fits if self.allowed is None else fits & self.allowed
+
+    def fitting_gpus(self, demand: Demand | None = None) -> Bools:
+        """Return which devices could serve the demand now: bool `[nodes, devices]`."""
+        return self._fleet.fitting_gpus(self._need(demand))
+
+    def pick_gpus(self, row: int, demand: Demand | None = None) -> list[int]:
+        """Return device columns of `row` for the demand: whole ones lowest first, shares tightest."""
+        return self._fleet.pick_gpus(row, self._need(demand))
+
+    def why_not(self, row: int, demand: Demand | None = None) -> Misfit:
+        """Return the first constraint that keeps the demand off node `row`."""
+        return Misfit(int(self._fleet.misfits(self._need(demand), slice(row, row + 1))[0]))
+
+    def placement(self, row: int, columns: Sequence[int] | None = None) -> dict[str, Any]:
+        """Return the proposal "node `row`, these devices" in the documented output format.
+
+        Args:
+            row: The node.
+            columns: Device columns; `pick_gpus` chooses where none are given.
+
+        """
+        cluster_id, node_id = self._fleet.node_ids[row]
+        if columns is None:
+            columns = self.pick_gpus(row) if self.demand else []
+        ids = self._fleet.gpu_ids[row]
+        return {
+            "cluster_id": cluster_id,
+            "node_id": node_id,
+            "gpus": [ids[column] for column in columns],
+        }
+
+    def free_gpu_milli(self) -> Ints:
+        """Return the total free GPU milli of every node: int64 `[nodes]`."""
+        total: Ints = self._fleet.gpu_free.sum(1)
+        return total
+
+    def _need(self, demand: Demand | None) -> Demand:
+        demand = demand or self.demand
+        if demand is None:
+            raise ValueError("the request gave no `resources`; pass a Demand")
+        return demand

@@ -1,0 +1,1 @@
+"""Every message on the socket, and every code a reply may carry."""

@@ -1,0 +1,1 @@
+"""Where rules run: host, zygote, jail and cell."""

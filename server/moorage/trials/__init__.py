@@ -1,0 +1,1 @@
+"""A client played against a real daemon: demo, replay, bench, doctor."""

@@ -1,0 +1,1 @@
+"""The HTTP front door: the documented service APIs, health and metrics."""
