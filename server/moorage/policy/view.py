@@ -106,7 +106,7 @@ class FleetView:
         return self._fleet.fitting_gpus(self._need(demand))
 
     def pick_gpus(self, row: int, demand: Demand | None = None) -> list[int]:
-        """Return device columns of `row` for the demand: whole ones lowest first, shares tightest."""
+        """Return device columns of `row`: whole ones lowest first, shares tightest."""
         return self._fleet.pick_gpus(row, self._need(demand))
 
     def why_not(self, row: int, demand: Demand | None = None) -> Misfit:
