@@ -294,8 +294,27 @@ class Ended:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Fencing numbers up to this one have been given out.
+
+    Only checkpoints hold it: their leases may be fewer than were ever granted.
+    """
+
+    fencing: int
+
+
 Fact = (
-    ClusterSet | ClusterRemoved | Queued | Dequeued | Granted | Renewed | Started | Ending | Ended
+    ClusterSet
+    | ClusterRemoved
+    | Queued
+    | Dequeued
+    | Granted
+    | Renewed
+    | Started
+    | Ending
+    | Ended
+    | Counted
 )
 
 # Effects: what the shells must do now that the facts are safe. -----------------------------
@@ -379,7 +398,16 @@ class Stop:
     lease: Lease
 
 
-Effect = Tell | Consult | Forget | Start | Stop
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Answer "why" from the ledger's history: the core no longer remembers this subject."""
+
+    to: Address
+    tenant: Tenant
+    subject: str
+
+
+Effect = Tell | Consult | Forget | Start | Stop | Recall
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,11 +1,13 @@
 """The policy door: all that a rule may see, and the one thing it may answer.
 
 A rule is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
-columnar view that it finds in `input_data["fleet"]`; `parse_proposal` reads what it returned.
+columnar view that it finds in `input_data["fleet"]`; `read_demand`, `best_rows`, `propose` and
+`decline` are the steps from scores to an answer; `parse_proposal` reads what it returned.
 """
 
 from typing import Any, Protocol
 
+from moorage.policy.choice import best_rows, decline, propose, read_demand
 from moorage.policy.fleet import NEVER, Fleet, Misfit
 from moorage.policy.proposal import ProposalError, Wish, parse_proposal
 from moorage.policy.view import FleetView
@@ -18,7 +20,11 @@ __all__ = [
     "ProposalError",
     "Rule",
     "Wish",
+    "best_rows",
+    "decline",
     "parse_proposal",
+    "propose",
+    "read_demand",
 ]
 
 

@@ -1,0 +1,481 @@
+"""The allocator: a state machine without I/O. An event goes in; facts and effects come out.
+
+The daemon is the only caller. Rules propose; the allocator verifies against the state as it is
+now, and grants, asks again, queues or refuses. It never reads a clock and never rolls dice.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final, assert_never
+
+from moorage.core import questions
+from moorage.core.desk import Desk
+from moorage.core.judge import Judge, Nodes
+from moorage.core.leases import Leases
+from moorage.core.queue import CONSULTED_MAX, Line, Queue
+from moorage.core.state import apply, check
+from moorage.core.verify import Stale, Unsound, verify
+from moorage.core.words import (
+    Address,
+    Advice,
+    Answer,
+    Asked,
+    CancelAsked,
+    ClusterGone,
+    ClusterRemoved,
+    ClusterSeen,
+    ClusterSet,
+    Consult,
+    ConsultFailed,
+    Dequeued,
+    EngineFailed,
+    EngineStarted,
+    EngineStopped,
+    Event,
+    Fact,
+    Forget,
+    Granted,
+    Inquired,
+    LeaseNews,
+    Proposed,
+    Queued,
+    Recall,
+    Refusal,
+    ReleaseAsked,
+    RenewAsked,
+    Restarted,
+    SessionLost,
+    Start,
+    Tick,
+    Turn,
+)
+from moorage.model import Ask, Code, Lease, Placement, RequestId
+from moorage.policy import ProposalError, parse_proposal
+
+PENDING_MAX: Final = 10_000
+"""Asks being consulted about; the next one is answered `busy`."""
+WAITING_MAX: Final = 100_000
+"""Asks in the queue; the next one is answered `busy`."""
+CONSULTS_MAX: Final = 8
+"""Consultations for one ask before it is answered `conflict` (or goes back to wait)."""
+
+
+@dataclass(slots=True)
+class Pending:
+    """An ask that its rule is being consulted about."""
+
+    ask: Ask
+    to: list[Address]
+    since: float
+    consultation: int = 0
+    consultations: int = 0
+    version: int = 0
+    """`Fleet.version` when the rule was asked."""
+    reserved: Nodes = field(default=())
+
+
+class Allocator:
+    """Owns the state of all asks and leases.
+
+    Attributes:
+        state: What the facts say. Read it; only `step` and `replay` change it.
+
+    """
+
+    def __init__(self) -> None:
+        self._desk = Desk()
+        self.state = self._desk.state
+        self.judge = Judge(self.state)
+        self.queue = Queue(self.state)
+        self._leases = Leases(self._desk, self._wake)
+        self._pending: dict[RequestId, Pending] = {}
+        self._listeners: dict[RequestId, list[Address]] = {}
+        self._keys: dict[tuple[str, str], RequestId] = {}
+        self._number = 0
+
+    @property
+    def undecided(self) -> int:
+        """How many asks rules are being consulted about."""
+        return len(self._pending)
+
+    def replay(self, facts: Iterable[Fact]) -> None:
+        """Restore the state from the ledger. Nothing is decided again."""
+        for fact in facts:
+            apply(self.state, fact)
+        check(self.state)
+        self.queue = Queue(self.state)
+
+    def next_deadline(self) -> float | None:
+        """Return when a `Tick` is due, in seconds since the epoch, or None."""
+        return self.state.next_deadline()
+
+    def step(self, event: Event, now: float) -> Turn:
+        """Take one event.
+
+        Args:
+            event: What happened.
+            now: Seconds since the epoch, never less than at the last call.
+
+        Returns:
+            Facts that the caller makes durable, and effects that it carries out after that
+            (`Consult` may leave at once).
+
+        """
+        self._desk.turn = turn = Turn()
+        self._desk.now = now
+        self._decide(event)
+        return turn
+
+    def _decide(self, event: Event) -> None:  # noqa: C901, PLR0912  # One case per event.
+        match event:
+            case Asked(to, ask):
+                self._asked(to, ask)
+            case Proposed(request, consultation, value):
+                pending = self._pending.get(request)
+                if pending is not None and pending.consultation == consultation:
+                    self._proposed(pending, value)
+            case ConsultFailed(request, consultation, refusal):
+                pending = self._pending.get(request)
+                if pending is not None and pending.consultation == consultation:
+                    self._refuse(pending, refusal)
+            case ReleaseAsked(to, request, token):
+                self._leases.release(to, request, token)
+            case RenewAsked(to, request, token, ttl_seconds):
+                self._leases.renew(to, request, token, ttl_seconds)
+            case CancelAsked(to, request, tenant):
+                self._cancel(to, request, tenant)
+            case Inquired():
+                self._inquired(event)
+            case SessionLost(session):
+                self._session_lost(session)
+            case EngineStarted(request, endpoint):
+                self._leases.started(request, endpoint)
+            case EngineFailed(request, reason):
+                self._leases.gone(request, f"engine failed: {reason}")
+            case EngineStopped(request):
+                self._leases.gone(request, "engine stopped")
+            case ClusterSeen(cluster):
+                if self.state.clusters.get(cluster.id) != cluster:
+                    self._desk.be(ClusterSet(cluster))
+                    self._wake()
+            case ClusterGone(cluster_id):
+                if cluster_id in self.state.clusters:
+                    self._desk.be(ClusterRemoved(cluster_id))
+            case Restarted(grace_seconds):
+                self._leases.restarted(grace_seconds)
+                self._wake()
+            case Tick():
+                self._tick()
+            case _:
+                assert_never(event)
+
+    # Asks ----------------------------------------------------------------------------------
+
+    def _asked(self, to: Address, ask: Ask) -> None:
+        if not ask.dry_run and self._asked_before(to, ask):
+            return
+        if ask.id in self._pending or ask.id in self.state.waiting or self.state.lease(ask.id):
+            self._desk.tell(
+                to, Refusal(Code.ALREADY_EXISTS, f"Request id {ask.id} is taken.", "id")
+            )
+            return
+        if len(self._pending) >= PENDING_MAX:
+            reason = f"{PENDING_MAX} requests are being decided; try again in a moment."
+            self._desk.tell(to, Refusal(Code.BUSY, reason))
+            return
+        if not self.state.clusters:
+            reason = "No cluster is registered; register one with POST /clusters."
+            self._desk.tell(
+                to, Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", "a live cluster")
+            )
+            return
+        pending = Pending(ask, [to], self._desk.now)
+        reserved = self._reserved_before(ask)
+        if ask.demand is None or self.judge.fits(ask.demand, ask.candidates, reserved):
+            self._consult(pending, reserved)
+            return
+        refusal = self.judge.refusal(ask.demand, ask.candidates, reserved)
+        if refusal.code is Code.NEVER_FITS:
+            self._answer(pending, refusal)
+        else:
+            self._wait_or_refuse(pending, refusal, reserved)
+
+    def _asked_before(self, to: Address, ask: Ask) -> bool:
+        """Answer a repeated request with what became of the first one."""
+        key = (ask.tenant, ask.terms.idempotency_key if ask.terms else "")
+        first = self.state.keys.get(key) or self._keys.get(key)
+        if first is None or not key[1]:
+            return False
+        lease = self.state.lease(first)
+        waiter = self.state.waiting.get(first)
+        pending = self._pending.get(first)
+        if lease is not None:
+            same = lease.policy.uri == ask.policy.uri
+        else:
+            earlier = pending.ask if pending else waiter.ask if waiter else ask
+            same = (earlier.policy.uri, earlier.demand) == (ask.policy.uri, ask.demand)
+        if not same:
+            reason = f"Idempotency key “{key[1]}” belongs to a different request, {first}."
+            expected = "the same request as the first time, or a new key"
+            field_name = "lease.idempotency_key"
+            self._desk.tell(to, Refusal(Code.IDEMPOTENCY_MISMATCH, reason, field_name, expected))
+        elif lease is not None:
+            self._desk.tell(to, LeaseNews(lease))
+        elif pending is not None:
+            pending.to.append(to)
+        else:
+            self._listeners.setdefault(first, []).append(to)
+        return True
+
+    def _reserved_before(self, ask: Ask) -> Nodes:
+        """Return the nodes kept for the head of the queue, where `ask` ranks behind it."""
+        if ask.terms is None or not self.queue:
+            return ()  # Advice holds nothing, so it delays nobody.
+        head = self.queue.lines()[0]
+        return () if ask.terms.priority > head.priority else head.reservation
+
+    def _consult(self, pending: Pending, reserved: Nodes) -> None:
+        self._number += 1
+        pending.consultation = self._number
+        pending.consultations += 1
+        pending.version = self.state.fleet.version
+        pending.reserved = reserved
+        self._pending[pending.ask.id] = pending
+        key = pending.ask.terms.idempotency_key if pending.ask.terms else ""
+        if key:
+            self._keys[pending.ask.tenant, key] = pending.ask.id
+        self._desk.do(Consult(pending.ask, self._number, reserved))
+
+    def _proposed(self, pending: Pending, value: Any) -> None:
+        ask = pending.ask
+        try:
+            wishes = parse_proposal(value, ask.demand)
+        except ProposalError as error:
+            reason = f"The rule's answer is malformed: {error}."
+            code = Code.POLICY_BAD_OUTPUT
+            self._refuse(pending, Refusal(code, reason, error.field, error.expected))
+            return
+        if not wishes:
+            self._declined(pending, value)
+            return
+        verdict = verify(ask, wishes, self.state.fleet, self.state.clusters)
+        if isinstance(verdict, tuple) and self._touches(verdict, pending.reserved):
+            verdict = Stale(Refusal(Code.CONFLICT, "The nodes are kept for the queue's head."))
+        if isinstance(verdict, tuple):
+            self._accept(pending, verdict, value)
+        elif isinstance(verdict, Unsound):
+            self._refuse(pending, verdict.refusal)
+        elif pending.version == self.state.fleet.version:
+            # Nothing changed since the rule was asked: it proposed what it could see is taken.
+            reason = f"The rule's proposal is not sound: {verdict.refusal.reason}"
+            details = verdict.refusal.details
+            self._refuse(
+                pending, Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", details)
+            )
+        else:
+            self._propose_again(pending, verdict)
+
+    def _propose_again(self, pending: Pending, verdict: Stale) -> None:
+        """Ask the rule again: others were faster. The fleet it sees now is another one."""
+        ask, reserved = pending.ask, self._reserved_before(pending.ask)
+        if ask.demand is not None and not self.judge.fits(ask.demand, ask.candidates, reserved):
+            refusal = self.judge.refusal(ask.demand, ask.candidates, reserved)
+            self._wait_or_refuse(pending, refusal, reserved)
+        elif pending.consultations >= CONSULTS_MAX:
+            reason = f"Others were faster {CONSULTS_MAX} times in a row; try again."
+            refusal = Refusal(Code.CONFLICT, reason, "", "", verdict.refusal.details)
+            self._wait_or_refuse(pending, refusal, reserved)
+        else:
+            self._consult(pending, reserved)
+
+    def _declined(self, pending: Pending, value: Any) -> None:
+        """The rule returned a value that names no cluster: it is passed on and grants nothing."""
+        ask = pending.ask
+        if ask.terms is None and ask.demand is None:
+            self._answer(pending, Advice(value))
+            return
+        if ask.terms is None:
+            self._answer(pending, Advice(value, self._reasons(pending) if ask.explain else None))
+            return
+        details = {"data": value}
+        if ask.demand is not None and not self.judge.fits(
+            ask.demand, ask.candidates, pending.reserved
+        ):
+            refusal = self.judge.refusal(ask.demand, ask.candidates, pending.reserved)
+        else:
+            refusal = Refusal(
+                Code.POLICY_DECLINED, "The rule proposed no placement.", "", "", details
+            )
+        self._wait_or_refuse(pending, refusal, pending.reserved)
+
+    def _touches(self, placement: Placement, reserved: Nodes) -> bool:
+        return bool(reserved) and any((s.cluster_id, s.node_id) in reserved for s in placement)
+
+    def _accept(self, pending: Pending, placement: Placement, value: Any) -> None:
+        ask = pending.ask
+        reasons = self._reasons(pending) if ask.explain else None
+        if ask.terms is None or ask.dry_run:
+            self._answer(pending, Advice(value, reasons))
+            return
+        waiter = self.state.waiting.get(ask.id)
+        lease = Lease(
+            id=ask.id,
+            tenant=ask.tenant,
+            token=ask.token,
+            policy=ask.policy,
+            placement=placement,
+            fencing=self.state.fencing + 1,
+            granted_at=self._desk.now,
+            expires_at=self._desk.now + ask.terms.ttl_seconds,
+            terms=ask.terms,
+            provision=ask.provision,
+            state="starting" if ask.provision else "granted",
+        )
+        if waiter is not None:
+            self.queue.remove(ask)
+        self._desk.be(Granted(lease))
+        self._answer(pending, LeaseNews(lease, value, reasons))
+        if lease.provision is not None:
+            self._desk.do(Start(lease))
+        self._wake()
+
+    def _reasons(self, pending: Pending) -> dict[str, Any]:
+        """Return why the answer is what it is, for `explain` and `why`."""
+        ask = pending.ask
+        reasons: dict[str, Any] = {
+            "policy_rule_uri": ask.policy.uri,
+            "consultations": pending.consultations,
+            "waited_seconds": round(self._desk.now - pending.since, 6),
+        }
+        if ask.demand is not None and ask.explain:
+            reasons |= self.judge.reasons(ask.demand, ask.candidates)
+        return reasons
+
+    def _wait_or_refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
+        """Say no, or not yet where the ask may wait."""
+        ask = pending.ask
+        if ask.id in self.state.waiting:
+            self._pending.pop(ask.id, None)
+            self._forget_key(ask)
+            self._listeners.setdefault(ask.id, []).extend(pending.to)
+            self._refuse_line(ask, reserved)
+        elif ask.terms is None or ask.terms.wait_seconds <= 0 or ask.dry_run:
+            self._answer(pending, refusal)
+        elif len(self.state.waiting) >= WAITING_MAX:
+            self._answer(pending, Refusal(Code.BUSY, f"{WAITING_MAX} requests wait already."))
+        else:
+            self._pending.pop(ask.id, None)
+            self._forget_key(ask)
+            self._desk.be(Queued(ask, self._desk.now, self._desk.now + ask.terms.wait_seconds))
+            self._listeners[ask.id] = pending.to
+            self.queue.add(ask)
+            self._refuse_line(ask, reserved)
+            self._desk.record(ask.id, {"state": "waiting", **questions.refusal_object(refusal)})
+
+    def _refuse(self, pending: Pending, refusal: Refusal) -> None:
+        """End an ask with a "no" that waiting would not change."""
+        if pending.ask.id in self.state.waiting:
+            self.queue.remove(pending.ask)
+            self._desk.be(Dequeued(pending.ask.id, self._desk.now, refusal))
+        self._answer(pending, refusal)
+
+    def _answer(self, pending: Pending, answer: Answer) -> None:
+        """Answer everybody who waits for this ask, and remember why for `why`."""
+        ask = pending.ask
+        self._pending.pop(ask.id, None)
+        self._forget_key(ask)
+        record = {"tenant": ask.tenant, **self._reasons(pending)} | questions.outcome(answer)
+        self._desk.record(ask.id, record)
+        for to in (*pending.to, *self._listeners.pop(ask.id, ())):
+            self._desk.tell(to, answer)
+
+    def _forget_key(self, ask: Ask) -> None:
+        key = ask.terms.idempotency_key if ask.terms else ""
+        if key and self._keys.get((ask.tenant, key)) == ask.id:
+            del self._keys[ask.tenant, key]
+
+    # The queue -----------------------------------------------------------------------------
+
+    def _wake(self) -> None:
+        """Consult for the waiters that may now be served, in order, backfilling behind the head."""
+        reserved: Nodes = ()
+        for line in self.queue.lines() if self.queue else ():
+            if line.refused_at != (self.state.gains, reserved):
+                self._wake_line(line, reserved)
+            reserved = reserved or line.reservation
+
+    def _wake_line(self, line: Line, reserved: Nodes) -> None:
+        line.reservation = ()
+        waiting = [request for request in line.waiters if request not in self._pending]
+        room = CONSULTED_MAX - (len(line.waiters) - len(waiting))
+        for request in waiting[: max(room, 0)]:
+            waiter = self.state.waiting[request]
+            demand, candidates = line.demand, line.candidates
+            if demand is not None and not self.judge.fits(demand, candidates, reserved):
+                self._refuse_line(waiter.ask, reserved)
+                return
+            self._consult(Pending(waiter.ask, [], waiter.at), reserved)
+
+    def _refuse_line(self, ask: Ask, reserved: Nodes) -> None:
+        """Let everybody like `ask` wait until capacity grows, and keep nodes for the first."""
+        kept: Nodes = ()
+        if ask.demand is not None and not reserved:
+            kept = self.judge.reservation(ask.demand, ask.candidates)
+        self.queue.refused(ask, reserved, kept)
+
+    def _cancel(self, to: Address, request: RequestId, tenant: str) -> None:
+        waiter = self.state.waiting.get(request)
+        if waiter is None or waiter.ask.tenant != tenant:
+            reason = f"No request {request} is waiting."
+            self._desk.tell(
+                to, Refusal(Code.UNKNOWN_REQUEST, reason, "request", "a waiting request")
+            )
+            return
+        refusal = Refusal(Code.CANCELLED, "The request was cancelled.")
+        self._leave_queue(request, refusal)
+        self._desk.tell(to, questions.told_waiter(waiter, "cancelled"))
+
+    def _leave_queue(self, request: RequestId, refusal: Refusal) -> None:
+        waiter = self.state.waiting[request]
+        pending = self._pending.get(request) or Pending(waiter.ask, [], waiter.at)
+        if pending.consultation:
+            self._desk.do(Forget(request, pending.consultation))
+        self._refuse(pending, refusal)
+        self._wake()
+
+    def _session_lost(self, session: str) -> None:
+        for addresses in self._listeners.values():
+            addresses[:] = [to for to in addresses if to.session != session]
+        for request, pending in list(self._pending.items()):
+            pending.to[:] = [to for to in pending.to if to.session != session]
+            if not pending.to and request not in self.state.waiting:
+                self._desk.do(Forget(request, pending.consultation))
+                del self._pending[request]
+                self._forget_key(pending.ask)
+
+    def _tick(self) -> None:
+        while (at := self.state.next_deadline()) is not None and at <= self._desk.now:
+            request = self.state.deadlines[0][1]
+            lease = self.state.leases.get(request)
+            if lease is not None:
+                self._leases.end(lease, "expired")
+            else:
+                self._waited_enough(request)
+
+    def _waited_enough(self, request: RequestId) -> None:
+        waiter = self.state.waiting[request]
+        details: dict[str, Any] = {}
+        if waiter.ask.demand is not None:
+            last = self.judge.refusal(waiter.ask.demand, waiter.ask.candidates)
+            details = {"last": questions.refusal_object(last)}
+        waited = f"It waited {self._desk.now - waiter.at:.1f} s and did not fit in that time."
+        self._leave_queue(request, Refusal(Code.WAIT_TIMEOUT, waited, "", "", details))
+
+    # Questions -----------------------------------------------------------------------------
+
+    def _inquired(self, inquiry: Inquired) -> None:
+        answer = questions.answer(inquiry, self.state, self.queue, self._desk.decisions)
+        if answer is None:
+            self._desk.do(Recall(inquiry.to, inquiry.tenant, inquiry.subject))
+        else:
+            self._desk.tell(inquiry.to, answer)

@@ -1,0 +1,161 @@
+"""Could it fit at all? The answer before any rule is asked, and the reason when it is no.
+
+`Judge` remembers one node that fits per class of demand (the witness) and the classes that fit
+nowhere, so that thousands of identical asks cost one look at the fleet. All of it is a cache:
+the verdicts come from `Fleet.feasible` and `Fleet.misfits`, like everyone's.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.core.state import State
+from moorage.core.words import Refusal
+from moorage.model import ClusterId, Code, Demand
+from moorage.policy import NEVER, Misfit
+
+CLASSES_MAX: Final = 4_096
+"""Classes of demand remembered; beyond it the cache starts afresh."""
+
+Nodes = tuple[tuple[str, str], ...]
+Candidates = tuple[ClusterId, ...] | None
+
+_TEXT: Final = {
+    Misfit.GPU_MODEL: "have too few GPUs of the accepted models",
+    Misfit.GPU_MEMORY: "have too few GPUs with that much memory",
+    Misfit.GPU_COUNT: "have too few GPUs that can be given so",
+    Misfit.TOPOLOGY: "have too few GPUs in one link group or NUMA domain",
+    Misfit.CPU: "have too little CPU even when empty",
+    Misfit.MEMORY: "have too little memory even when empty",
+    Misfit.GPUS_BUSY: "have too few free GPUs",
+    Misfit.TOPOLOGY_BUSY: "have no link group or NUMA domain with enough free GPUs",
+    Misfit.CPU_BUSY: "have too little free CPU",
+    Misfit.MEMORY_BUSY: "have too little free memory",
+}
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """What is known of one class: a node that fitted, or that nothing did after `gains`."""
+
+    layout: int
+    row: int | None
+    gains: int
+
+
+class Judge:
+    """Feasibility of demands in the state as it is now.
+
+    Args:
+        state: Read, never changed.
+
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._verdicts: dict[tuple[Demand, Candidates], _Verdict] = {}
+
+    def fits(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> bool:
+        """Return whether `demand` fits now on candidate nodes that are not reserved."""
+        fleet, gains = self._state.fleet, self._state.gains
+        key = (demand, candidates)
+        known = self._verdicts.get(key)
+        if known is not None and known.layout == fleet.layout:
+            if known.row is None and known.gains == gains:
+                return False  # Nothing was freed since the last "no".
+            if known.row is not None and demand.nodes == 1 and not reserved:
+                here = slice(known.row, known.row + 1)
+                if fleet.feasible(demand, here)[0]:
+                    return True
+        allowed = fleet.feasible(demand) & self._allowed(candidates, reserved)
+        fits = self._enough_nodes(allowed, demand)
+        if fits or not reserved:  # A "no" because of a reservation holds for no one else.
+            if len(self._verdicts) >= CLASSES_MAX:
+                self._verdicts.clear()
+            row = int(allowed.argmax()) if fits else None
+            self._verdicts[key] = _Verdict(fleet.layout, row, gains)
+        return fits
+
+    def refusal(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> Refusal:
+        """Return why `demand` does not fit: never, or not now, with nodes counted by reason."""
+        fleet = self._state.fleet
+        rows = np.flatnonzero(self._allowed(candidates, ()))
+        verdict = fleet.misfits(demand, rows)
+        counts = self._counts(verdict)
+        capable = np.zeros(len(fleet), np.bool_)
+        capable[rows[(verdict == Misfit.FITS) | (verdict > NEVER)]] = True
+        details: dict[str, Any] = {"nodes": len(rows), "misfits": counts}
+        if reserved:
+            details["reserved_for_waiting"] = len(reserved)
+        why = _sentence(counts, len(rows), demand)
+        if not self._enough_nodes(capable, demand):
+            details["binding"] = _binding(counts, never=True)
+            return Refusal(Code.NEVER_FITS, f"It can never fit: {why}", "resources", "", details)
+        details["binding"] = _binding(counts, never=False)
+        return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", details)
+
+    def reasons(self, demand: Demand, candidates: Candidates) -> dict[str, Any]:
+        """Return the nodes counted by reason, for the "yes" of an explained request."""
+        rows = np.flatnonzero(self._allowed(candidates, ()))
+        counts = self._counts(self._state.fleet.misfits(demand, rows))
+        fitting = len(rows) - sum(counts.values())
+        return {"nodes": len(rows), "nodes_fitting": fitting, "misfits": counts}
+
+    def reservation(self, demand: Demand, candidates: Candidates) -> Nodes:
+        """Return the nodes to keep for a waiter at the head of the queue.
+
+        Those that could take it when empty and have the most free now: later asks may use all
+        others, so a large waiter is not starved by small ones for ever.
+        """
+        fleet = self._state.fleet
+        misfits = fleet.misfits(demand)
+        capable = ((misfits == Misfit.FITS) | (misfits > NEVER)) & self._allowed(candidates, ())
+        rows = np.flatnonzero(capable)
+        if len(rows) < demand.nodes:
+            return ()
+        usable = np.where(fleet.eligible_gpus(demand)[rows], fleet.gpu_free[rows], 0).sum(1)
+        best = rows[np.lexsort((-fleet.cpu_free[rows], -usable))][: demand.nodes]
+        return tuple(fleet.node_ids[row] for row in best.tolist())
+
+    def _allowed(self, candidates: Candidates, reserved: Nodes) -> npt.NDArray[np.bool_]:
+        fleet = self._state.fleet
+        if candidates is None:
+            allowed = np.ones(len(fleet), np.bool_)
+        else:
+            wanted = set(candidates)
+            numbers = [n for n, name in enumerate(fleet.cluster_ids) if name in wanted]
+            allowed = np.isin(fleet.cluster, numbers)
+        for cluster_id, node_id in reserved:
+            row = fleet.row(cluster_id, node_id)
+            if row is not None:
+                allowed[row] = False
+        return allowed
+
+    def _enough_nodes(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> bool:
+        if demand.nodes > 1 and demand.topology == "rack":
+            racks = self._state.fleet.rack[nodes]
+            return bool((np.bincount(racks[racks >= 0], minlength=1) >= demand.nodes).any())
+        return int(np.count_nonzero(nodes)) >= demand.nodes
+
+    @staticmethod
+    def _counts(verdict: Iterable[int]) -> dict[str, int]:
+        tally = Counter(Misfit(int(code)) for code in verdict)
+        return {misfit.name.lower(): tally[misfit] for misfit in Misfit if misfit and tally[misfit]}
+
+
+def _sentence(counts: dict[str, int], nodes: int, demand: Demand) -> str:
+    if not nodes:
+        return "no candidate cluster has a node."
+    parts = [f"{count} {_TEXT[Misfit[name.upper()]]}" for name, count in counts.items()]
+    gang = f", and {demand.nodes} nodes are needed at once" if demand.nodes > 1 else ""
+    return f"of {nodes} nodes, {', '.join(parts) or 'all fit one by one'}{gang}."
+
+
+def _binding(counts: dict[str, int], *, never: bool) -> str:
+    """Return the constraint that the most capable nodes failed at: easing it would help first."""
+    names = [name for name in counts if never or Misfit[name.upper()] > NEVER]
+    return names[-1] if names else "nodes"

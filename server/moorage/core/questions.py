@@ -1,0 +1,234 @@
+"""Answers to `status`, `why`, `queue`, `leases` and `fleet`, as plain JSON values.
+
+Pure functions of the state; the allocator calls them within its turn, so that no answer shows
+what is not yet durable.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from moorage.core.queue import Queue
+from moorage.core.state import State, Waiter
+from moorage.core.words import Advice, Answer, Inquired, LeaseNews, Refusal, Told
+from moorage.model import Code, Demand, Lease, RequestId, Share
+
+
+def answer(
+    inquiry: Inquired, state: State, queue: Queue, decisions: Mapping[str, dict[str, Any]]
+) -> Answer | None:
+    """Answer a question.
+
+    Args:
+        inquiry: The question.
+        state: What is true.
+        queue: The order of the waiters.
+        decisions: Recent decision records, by request.
+
+    Returns:
+        The answer; None where only the ledger's history can give it.
+
+    """
+    match inquiry.question:
+        case "status":
+            return _status(inquiry, state)
+        case "why":
+            return _why(inquiry, state, decisions)
+        case "leases":
+            pool: Iterable[Lease] = state.leases.values()
+            if inquiry.filters.get("state") == "ended":
+                pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
+            shown = (lease_row(lease) for lease in pool if lease.tenant == inquiry.tenant)
+            return _page(inquiry, "leases", "fencing", shown)
+        case "queue":
+            waiters = (w for w in queue.waiters() if w.ask.tenant == inquiry.tenant)
+            rows = (
+                {"position": number, **waiter_row(waiter)}
+                for number, waiter in enumerate(waiters, start=1)
+            )
+            return _page(inquiry, "waiting", "position", rows)
+        case "fleet":
+            if (cluster := inquiry.filters.get("cluster")) is not None:
+                return _nodes(inquiry, state, str(cluster))
+            return _page(inquiry, "clusters", "cluster_id", _clusters(state))
+
+
+def _status(inquiry: Inquired, state: State) -> Answer | None:
+    request = RequestId(inquiry.subject)
+    lease = state.lease(request)
+    if lease is not None and lease.tenant == inquiry.tenant:
+        return LeaseNews(lease, owner=False)
+    waiter = state.waiting.get(request)
+    if waiter is not None and waiter.ask.tenant == inquiry.tenant:
+        return told_waiter(waiter, "waiting")
+    reason = f"There is no lease or waiting request {request}, or it ended long ago."
+    return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease or waiting request")
+
+
+def _why(inquiry: Inquired, state: State, decisions: Mapping[str, dict[str, Any]]) -> Answer | None:
+    request = RequestId(inquiry.subject)
+    record = dict(decisions.get(request, {}))
+    lease = state.lease(request)
+    waiter = state.waiting.get(request)
+    owner = lease.tenant if lease else waiter.ask.tenant if waiter else record.pop("tenant", "")
+    if owner != inquiry.tenant:
+        return None
+    record.pop("tenant", None)
+    if lease is not None:
+        record |= {"state": lease.state, "lease": lease_row(lease)}
+        record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
+    return Told({"request": request, **record})
+
+
+def outcome(given: Answer) -> dict[str, Any]:
+    """Return what an answer says about a request, for its decision record."""
+    if isinstance(given, Refusal):
+        return {"state": "refused", **refusal_object(given)}
+    if isinstance(given, LeaseNews):
+        return {"state": given.lease.state, "reason": granted_reason(given.lease)}
+    reasons = given.reasons if isinstance(given, Advice) else None
+    return {"state": "advised", "reason": "Advice: nothing is held.", **(reasons or {})}
+
+
+def granted_reason(lease: Lease) -> str:
+    """Return one sentence on why a lease is where it is."""
+    where = ", ".join(f"{share.cluster_id}/{share.node_id}" for share in lease.placement)
+    return f"{lease.policy.uri} proposed {where}; it fitted and was granted."
+
+
+def refusal_object(refusal: Refusal) -> dict[str, Any]:
+    """Return a refusal as JSON values, without its empty parts."""
+    parts = {
+        "code": refusal.code.value,
+        "reason": refusal.reason,
+        "field": refusal.field,
+        "expected": refusal.expected,
+    }
+    return {name: part for name, part in parts.items() if part} | dict(refusal.details)
+
+
+def share_row(share: Share) -> dict[str, Any]:
+    """Return one node's part of a placement as JSON values."""
+    return {
+        "cluster_id": share.cluster_id,
+        "node_id": share.node_id,
+        "gpus": list(share.gpus),
+        "gpu_milli": share.gpu_milli,
+        "cpu_milli": share.cpu_milli,
+        "memory_mib": share.memory_mib,
+    }
+
+
+def lease_row(lease: Lease) -> dict[str, Any]:
+    """Return a lease as the listings show it: without its token."""
+    row = {
+        "id": lease.id,
+        "state": lease.state,
+        "tenant": lease.tenant,
+        "placement": [share_row(share) for share in lease.placement],
+        "granted_at": lease.granted_at,
+        "expires_at": lease.expires_at,
+        "fencing": lease.fencing,
+        "ttl_seconds": lease.terms.ttl_seconds,
+        "policy_rule_uri": lease.policy.uri,
+    }
+    return row | ({"reason": lease.reason} if lease.reason else {})
+
+
+def waiter_row(waiter: Waiter) -> dict[str, Any]:
+    """Return a waiter as JSON values."""
+    ask = waiter.ask
+    return {
+        "request": ask.id,
+        "tenant": ask.tenant,
+        "policy_rule_uri": ask.policy.uri,
+        "priority": ask.terms.priority if ask.terms else 0,
+        "since": waiter.at,
+        "deadline": waiter.deadline,
+        "resources": None if ask.demand is None else demand_row(ask.demand),
+    }
+
+
+def demand_row(demand: Demand) -> dict[str, Any]:
+    """Return a demand as the `resources` it came from."""
+    return {
+        "gpus": demand.gpus,
+        "gpu_milli": demand.gpu_milli,
+        "models": list(demand.models),
+        "gpu_memory_mib": demand.gpu_memory_mib,
+        "cpu_milli": demand.cpu_milli,
+        "memory_mib": demand.memory_mib,
+        "nodes": demand.nodes,
+        "topology": demand.topology,
+    }
+
+
+def told_waiter(waiter: Waiter, state: str) -> Told:
+    """Return a waiter as an answer."""
+    return Told({"state": state, **waiter_row(waiter)})
+
+
+def _clusters(state: State) -> Iterable[dict[str, Any]]:
+    fleet = state.fleet
+    for number, name in enumerate(fleet.cluster_ids):
+        rows = fleet.cluster == number
+        yield {
+            "cluster_id": name,
+            "nodes": int(rows.sum()),
+            "gpus": int((fleet.gpu_total[rows] > 0).sum()),
+            "gpu_milli_total": int(fleet.gpu_total[rows].sum()),
+            "gpu_milli_free": int(fleet.gpu_free[rows].sum()),
+            "cpu_milli_total": int(fleet.cpu_total[rows].sum()),
+            "cpu_milli_free": int(fleet.cpu_free[rows].sum()),
+            "memory_mib_total": int(fleet.memory_total[rows].sum()),
+            "memory_mib_free": int(fleet.memory_free[rows].sum()),
+        }
+
+
+def _nodes(inquiry: Inquired, state: State, cluster: str) -> Answer:
+    fleet = state.fleet
+    if cluster not in fleet.cluster_ids:
+        reason = f"No live cluster “{cluster}” is registered."
+        return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
+
+    def rows() -> Iterable[dict[str, Any]]:
+        for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
+            cpu, memory, gpus = fleet.capacity(row)
+            codes = fleet.gpu_model[row].tolist()
+            yield {
+                "cluster_id": cluster,
+                "node_id": fleet.node_ids[row][1],
+                "models": sorted({fleet.models[code] for code in codes if code >= 0}),
+                "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
+                "cpu_milli_total": int(fleet.cpu_total[row]),
+                "cpu_milli_free": cpu,
+                "memory_mib_total": int(fleet.memory_total[row]),
+                "memory_mib_free": memory,
+            }
+
+    return _page(inquiry, "nodes", "node_id", rows())
+
+
+def _page(inquiry: Inquired, name: str, key: str, rows: Iterable[dict[str, Any]]) -> Answer:
+    """Return one page of `rows`, which ascend by `key`, and the key after which the next starts."""
+    wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name != "nodes"}
+    page: list[dict[str, Any]] = []
+    for row in rows:
+        if inquiry.after and not _is_after(row[key], inquiry.after):
+            continue
+        if all(_matches(row, k, v) for k, v in wanted.items()):
+            if len(page) == inquiry.limit:
+                return Told({name: page, "next": str(page[-1][key])})
+            page.append(row)
+    return Told({name: page, "next": None})
+
+
+def _is_after(value: str | int, after: str) -> bool:
+    if isinstance(value, str):
+        return value > after
+    return not after.isdecimal() or value > int(after)
+
+
+def _matches(row: dict[str, Any], key: str, value: Any) -> bool:
+    if key in {"cluster_id", "node_id"} and "placement" in row:
+        return any(share[key] == value for share in row["placement"])
+    return bool(row.get(key) == value)

@@ -1,0 +1,122 @@
+"""The order of the queue: priority, then fair share, then age; identical waiters judged once.
+
+An index over `State.waiting`, rebuilt from it at start. The allocator asks it whose turn it is
+when capacity grew; nothing is ever polled.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from moorage.core.judge import Nodes
+from moorage.core.state import State, Waiter
+from moorage.model import Ask, ClusterId, Demand, PolicyRef, RequestId, Tenant
+
+CONSULTED_MAX: Final = 8
+"""Waiters of one line that are consulted about at the same time."""
+
+LineKey = tuple[Tenant, PolicyRef, Demand | None, tuple[ClusterId, ...] | None, int]
+
+
+@dataclass(slots=True)
+class Line:
+    """Waiters that differ only in age.
+
+    Attributes:
+        waiters: Oldest first.
+        refused_at: `State.gains` and the reservation at the last "no"; the line is not judged
+            again before either changes.
+        reservation: Nodes kept for its first waiter since then; only the head of the queue has
+            some. They stay the same until capacity grows, so that they can drain.
+
+    """
+
+    key: LineKey
+    waiters: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
+    refused_at: Any = None
+    reservation: Nodes = ()
+
+    @property
+    def priority(self) -> int:
+        """The priority of each of them."""
+        return self.key[4]
+
+    @property
+    def demand(self) -> Demand | None:
+        """What each of them needs."""
+        return self.key[2]
+
+    @property
+    def candidates(self) -> tuple[ClusterId, ...] | None:
+        """Where each of them may go."""
+        return self.key[3]
+
+
+def _key(ask: Ask) -> LineKey:
+    priority = ask.terms.priority if ask.terms else 0
+    return ask.tenant, ask.policy, ask.demand, ask.candidates, priority
+
+
+class Queue:
+    """The waiters, in lines.
+
+    Args:
+        state: Read, never changed.
+
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._lines: dict[LineKey, Line] = {}
+        for waiter in state.waiting.values():
+            self.add(waiter.ask)
+
+    def __bool__(self) -> bool:
+        """Return whether anybody waits."""
+        return bool(self._lines)
+
+    def add(self, ask: Ask) -> None:
+        """Put a new waiter at the end of its line."""
+        key = _key(ask)
+        line = self._lines.setdefault(key, Line(key))
+        line.waiters[ask.id] = None
+
+    def remove(self, ask: Ask) -> None:
+        """Take a waiter out: granted or given up."""
+        line = self._lines[_key(ask)]
+        del line.waiters[ask.id]
+        if not line.waiters:
+            del self._lines[line.key]
+
+    def refused(self, ask: Ask, reserved: Nodes, kept: Nodes) -> None:
+        """Note a "no" for everybody in the line of `ask`.
+
+        Args:
+            ask: One of them.
+            reserved: Nodes that were kept for somebody else when they were judged.
+            kept: Nodes to keep for the first of them, should they be the head.
+
+        """
+        line = self._lines[_key(ask)]
+        line.refused_at = (self._state.gains, reserved)
+        line.reservation = kept
+
+    def lines(self) -> list[Line]:
+        """Return the lines in the order in which their first waiters are to be served."""
+        held: dict[Tenant, int] = {}
+        tenants = {key[0] for key in self._lines}
+        for lease in self._state.leases.values() if len(tenants) > 1 else ():
+            milli = sum(len(share.gpus) * share.gpu_milli for share in lease.placement)
+            held[lease.tenant] = held.get(lease.tenant, 0) + milli
+
+        def rank(line: Line) -> tuple[int, int, float]:
+            first = self._state.waiting[next(iter(line.waiters))]
+            return -line.priority, held.get(line.key[0], 0), first.at
+
+        return sorted(self._lines.values(), key=rank)
+
+    def waiters(self) -> Iterator[Waiter]:
+        """Yield the waiters, line by line in order (for the `queue` listing)."""
+        for line in self.lines():
+            for request in line.waiters:
+                yield self._state.waiting[request]

@@ -1,0 +1,247 @@
+"""What is true now. Only `apply` changes it, and only by a fact.
+
+`Allocator` and the ledger's checkpoints are the callers. Everything here follows from the facts
+alone, so replaying a ledger gives the same state, whatever release reads it.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final, assert_never
+
+from moorage.core.words import (
+    ClusterRemoved,
+    ClusterSet,
+    Counted,
+    Dequeued,
+    Ended,
+    Ending,
+    Fact,
+    Granted,
+    Queued,
+    Renewed,
+    Started,
+)
+from moorage.model import GPU_MILLI, Ask, Cluster, ClusterId, Lease, RequestId, Tenant
+from moorage.policy import Fleet
+
+ENDED_MAX: Final = 10_000
+"""Ended leases that `release`, `status` and repeated requests still know; older ones are in the
+ledger's history only."""
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """An ask that waits."""
+
+    ask: Ask
+    at: float
+    deadline: float
+
+
+@dataclass(slots=True)
+class State:
+    """All that the ledger's facts say.
+
+    Attributes:
+        clusters: The inventory.
+        leases: Leases that hold something.
+        ended: The last `ENDED_MAX` leases that ended, oldest first.
+        waiting: Asks in the queue, oldest first.
+        keys: Which request owns an idempotency key of a tenant.
+        fencing: The last fencing number given out.
+        gains: Counts the times capacity grew; a "no" stands until this changes.
+
+    """
+
+    clusters: dict[ClusterId, Cluster] = field(default_factory=dict[ClusterId, Cluster])
+    leases: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
+    ended: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
+    waiting: dict[RequestId, Waiter] = field(default_factory=dict[RequestId, Waiter])
+    keys: dict[tuple[Tenant, str], RequestId] = field(
+        default_factory=dict[tuple[Tenant, str], RequestId]
+    )
+    fencing: int = 0
+    gains: int = field(default=0, compare=False)
+    deadlines: list[tuple[float, RequestId]] = field(
+        default_factory=list[tuple[float, RequestId]], compare=False
+    )
+    _fleet: Fleet = field(default_factory=Fleet, compare=False)
+    _fleet_stale: bool = field(default=False, compare=False)
+
+    @property
+    def fleet(self) -> Fleet:
+        """The inventory in columns, less what the leases hold.
+
+        Rebuilt when first looked at after the inventory changed, so that ten thousand clusters
+        registered in a row cost one rebuild. The object stays the same for the cells' feeds.
+        """
+        if self._fleet_stale:
+            self._fleet_stale = False
+            self._fleet.install(self.clusters.values())
+            for lease in self.leases.values():
+                for share in lease.placement:
+                    self._fleet.take(share)
+        return self._fleet
+
+    def lease(self, request: RequestId) -> Lease | None:
+        """Return a lease that holds, or one of the last that ended."""
+        return self.leases.get(request) or self.ended.get(request)
+
+    def next_deadline(self) -> float | None:
+        """Return when the next lease or waiter runs out, or None."""
+        while self.deadlines:
+            at, request = self.deadlines[0]
+            if at == self.deadline_of(request):
+                return at
+            heapq.heappop(self.deadlines)  # Renewed, ended or dequeued meanwhile.
+        return None
+
+    def deadline_of(self, request: RequestId) -> float | None:
+        """Return when this lease or waiter runs out, or None where nothing bounds it."""
+        lease = self.leases.get(request)
+        if lease is not None:
+            return None if lease.state == "ending" else lease.expires_at
+        waiter = self.waiting.get(request)
+        return None if waiter is None else waiter.deadline
+
+    def _inventory_changed(self) -> None:
+        self._fleet_stale = True
+        self.gains += 1
+
+    def _hold(self, lease: Lease) -> None:
+        if not self._fleet_stale:
+            for share in lease.placement:
+                self._fleet.take(share)
+                row = self._fleet.row(share.cluster_id, share.node_id)
+                assert row is None or self._fleet.gpu_free[row].min(initial=0) >= 0, (
+                    f"a GPU of {share.cluster_id}/{share.node_id} is promised twice"
+                )
+
+    def _free(self, lease: Lease) -> None:
+        self.gains += 1
+        if not self._fleet_stale:
+            for share in lease.placement:
+                self._fleet.give(share)
+
+
+def apply(state: State, fact: Fact) -> None:  # noqa: C901  # One case per fact.
+    """Make `fact` true. The only function that changes a `State`."""
+    match fact:
+        case ClusterSet(cluster):
+            state.clusters[cluster.id] = cluster
+            state._inventory_changed()  # noqa: SLF001  # apply() is the one mutator of State.
+        case ClusterRemoved(cluster):
+            del state.clusters[cluster]
+            state._inventory_changed()  # noqa: SLF001  # As above.
+        case Queued(ask, at, deadline):
+            assert ask.id not in state.waiting
+            assert ask.id not in state.leases
+            state.waiting[ask.id] = Waiter(ask, at, deadline)
+            _own_key(state, ask)
+            heapq.heappush(state.deadlines, (deadline, ask.id))
+        case Dequeued(request):
+            ask = state.waiting.pop(request).ask
+            _disown_key(state, ask.tenant, ask)
+        case Granted(lease):
+            _grant(state, lease)
+        case Renewed(request, expires_at):
+            state.leases[request] = replace(state.leases[request], expires_at=expires_at)
+            heapq.heappush(state.deadlines, (expires_at, request))
+        case Started(request):
+            assert state.leases[request].state == "starting"
+            state.leases[request] = replace(state.leases[request], state="active")
+        case Ending(request, _, reason):
+            assert state.leases[request].state != "ending"
+            state.leases[request] = replace(state.leases[request], state="ending", reason=reason)
+        case Ended(request, at, reason):
+            _end(state, request, at, reason)
+        case Counted(fencing):
+            assert fencing >= state.fencing
+            state.fencing = fencing
+        case _:
+            assert_never(fact)
+
+
+def _grant(state: State, lease: Lease) -> None:
+    assert lease.id not in state.leases
+    assert lease.fencing > state.fencing, "a fencing number is never given out twice"
+    waiter = state.waiting.pop(lease.id, None)
+    if waiter is None:
+        _own_key(state, lease)
+    state.fencing = lease.fencing
+    state.leases[lease.id] = lease
+    state._hold(lease)  # noqa: SLF001  # Called by apply().
+    heapq.heappush(state.deadlines, (lease.expires_at, lease.id))
+
+
+def _end(state: State, request: RequestId, at: float, reason: str) -> None:
+    lease = state.leases.pop(request)
+    state._free(lease)  # noqa: SLF001  # Called by apply().
+    state.ended[request] = replace(lease, state="ended", reason=reason, expires_at=at)
+    while len(state.ended) > ENDED_MAX:
+        oldest = state.ended.pop(next(iter(state.ended)))
+        _disown_key(state, oldest.tenant, oldest)
+
+
+def _own_key(state: State, owner: Ask | Lease) -> None:
+    if owner.terms is not None and owner.terms.idempotency_key:
+        state.keys[owner.tenant, owner.terms.idempotency_key] = owner.id
+
+
+def _disown_key(state: State, tenant: Tenant, owner: Ask | Lease) -> None:
+    key = owner.terms.idempotency_key if owner.terms is not None else ""
+    if key and state.keys.get((tenant, key)) == owner.id:
+        del state.keys[tenant, key]
+
+
+def condense(state: State) -> Iterator[Fact]:
+    """Yield the fewest facts that make `state` from nothing: the body of a checkpoint."""
+    for cluster in state.clusters.values():
+        yield ClusterSet(cluster)
+    every = sorted((*state.ended.values(), *state.leases.values()), key=lambda x: x.fencing)
+    for lease in every:
+        yield Granted(replace(lease, state="starting" if lease.provision else "granted", reason=""))
+        if lease.state == "active":
+            yield Started(lease.id, lease.granted_at)
+        elif lease.state == "ending":
+            yield Ending(lease.id, lease.granted_at, lease.reason)
+    for lease in state.ended.values():
+        yield Ended(lease.id, lease.expires_at, lease.reason)
+    for waiter in state.waiting.values():
+        yield Queued(waiter.ask, waiter.at, waiter.deadline)
+    yield Counted(state.fencing)
+
+
+def check(state: State) -> None:
+    """Assert what must hold between any two turns. Costs time in the size of the state.
+
+    The first law is the product's first promise: over all leases that hold, no device carries
+    more than its own 1000 milli.
+    """
+    held: Counter[tuple[str, str, str]] = Counter()
+    for lease in state.leases.values():
+        assert lease.state != "ended"
+        assert lease.fencing <= state.fencing
+        for share in lease.placement:
+            for gpu in share.gpus:
+                held[share.cluster_id, share.node_id, gpu] += share.gpu_milli
+    assert all(milli <= GPU_MILLI for milli in held.values()), "a GPU is promised twice"
+    assert len({lease.fencing for lease in state.leases.values()}) == len(state.leases)
+    assert state.leases.keys().isdisjoint(state.ended)
+    assert state.leases.keys().isdisjoint(state.waiting)
+    assert all(lease.state == "ended" for lease in state.ended.values())
+    for (tenant, _), request in state.keys.items():
+        owner = state.lease(request) or state.waiting[request].ask
+        assert owner.tenant == tenant
+    derived = Fleet()
+    derived.install(state.clusters.values())
+    for lease in state.leases.values():
+        for share in lease.placement:
+            derived.take(share)
+    fleet = state.fleet
+    assert fleet.node_ids == derived.node_ids
+    assert (fleet.gpu_free == derived.gpu_free).all(), "capacity drifted from the lease rows"
+    assert (fleet.cpu_free == derived.cpu_free).all()
+    assert (fleet.memory_free == derived.memory_free).all()

@@ -1,0 +1,183 @@
+"""Is a proposal sound in the state as it is now? Asked right before the grant, of every proposal.
+
+What a rule said counts for nothing here: `verify` judges it with the same feasibility function
+that the rule, the queue and the explanations use.
+"""
+
+from dataclasses import dataclass, replace
+
+from moorage.core.words import Refusal
+from moorage.model import Ask, Cluster, ClusterId, Code, Demand, NodeId, Placement, Share
+from moorage.policy import Fleet, Wish
+
+
+@dataclass(frozen=True, slots=True)
+class Unsound:
+    """The proposal breaks what was asked, or names what does not exist. Asking again is no use."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """The proposal was possible, but what it names is not free now."""
+
+    refusal: Refusal
+
+
+def verify(
+    ask: Ask, wishes: tuple[Wish, ...], fleet: Fleet, clusters: dict[ClusterId, Cluster]
+) -> Placement | Unsound | Stale:
+    """Judge a proposal.
+
+    Args:
+        ask: What was asked.
+        wishes: What the rule proposed; not empty.
+        fleet: The fleet as it is now.
+        clusters: The inventory.
+
+    Returns:
+        The placement, completed where the rule left node or GPUs to the allocator; or why not.
+
+    """
+    if ask.demand is not None and len(wishes) != ask.demand.nodes:
+        return _unsound("", f"{ask.demand.nodes} nodes", f"the rule proposed {len(wishes)} nodes")
+    shares: list[Share] = []
+    for number, wish in enumerate(wishes):
+        path = f"[{number}]." if len(wishes) > 1 else ""
+        verdict = _one(ask, wish, fleet, clusters, path, tuple(shares))
+        if not isinstance(verdict, Share):
+            return verdict
+        shares.append(verdict)
+    if ask.demand is not None and ask.demand.topology == "rack" and len(shares) > 1:
+        racks = {_rack(fleet, share) for share in shares}
+        if len(racks) > 1 or -1 in racks:
+            return _unsound("node_id", "nodes of one rack", "the nodes are in different racks")
+    return tuple(shares)
+
+
+def _one(
+    ask: Ask,
+    wish: Wish,
+    fleet: Fleet,
+    clusters: dict[ClusterId, Cluster],
+    path: str,
+    taken: Placement,
+) -> Share | Unsound | Stale:
+    if ask.candidates is not None and wish.cluster_id not in ask.candidates:
+        return _unsound(
+            f"{path}cluster_id", "one of the candidates", f"“{wish.cluster_id}” is none"
+        )
+    if wish.cluster_id not in clusters:
+        return _unsound(f"{path}cluster_id", "a live cluster", f"“{wish.cluster_id}” is none")
+    if ask.terms is None and ask.demand is None:
+        return _advised(wish, fleet, clusters[wish.cluster_id], path)
+    if wish.node_id is None:
+        if ask.demand is None:
+            return _unsound(f"{path}node_id", "a node to hold", "a lease needs a node")
+        wish = _choose_node(wish, ask.demand, fleet, taken)
+        if wish.node_id is None:
+            return Stale(Refusal(Code.CONFLICT, f"Nothing fits in “{wish.cluster_id}” now."))
+    row = fleet.row(wish.cluster_id, wish.node_id)
+    if row is None:
+        return _unsound(
+            f"{path}node_id", f"a node of {wish.cluster_id}", f"“{wish.node_id}” is none"
+        )
+    if any((s.cluster_id, s.node_id) == (wish.cluster_id, wish.node_id) for s in taken):
+        return _unsound(f"{path}node_id", "different nodes", f"“{wish.node_id}” is named twice")
+    return _on_node(ask, wish, fleet, row, path)
+
+
+def _advised(wish: Wish, fleet: Fleet, cluster: Cluster, path: str) -> Share | Unsound:
+    """Judge advice without `resources`: what it names must exist, nothing more."""
+    if wish.node_id is not None and cluster.nodes:
+        row = fleet.row(wish.cluster_id, wish.node_id)
+        if row is None:
+            return _unsound(
+                f"{path}node_id", f"a node of {cluster.id}", f"“{wish.node_id}” is none"
+            )
+        if unknown := [gpu for gpu in wish.gpus or () if gpu not in fleet.gpu_ids[row]]:
+            return _unsound(f"{path}gpus", f"GPUs of {wish.node_id}", f"{unknown} are not there")
+    return Share(wish.cluster_id, wish.node_id or NodeId(""), wish.gpus or ())
+
+
+def _on_node(ask: Ask, wish: Wish, fleet: Fleet, row: int, path: str) -> Share | Unsound | Stale:
+    need = Demand(gpu_milli=wish.gpu_milli, cpu_milli=wish.cpu_milli, memory_mib=wish.memory_mib)
+    if ask.demand is not None:
+        if short := _short(wish, ask.demand):
+            return _unsound(f"{path}{short}", "what `resources` asks for", "the rule proposed less")
+        need = replace(
+            ask.demand,
+            gpu_milli=wish.gpu_milli,
+            cpu_milli=wish.cpu_milli,
+            memory_mib=wish.memory_mib,
+            nodes=1,
+        )
+    ids = fleet.gpu_ids[row]
+    if wish.gpus is None:
+        columns = fleet.pick_gpus(row, need)
+        if len(columns) < need.gpus:
+            return _stale(fleet, row, need, path)
+    else:
+        if unknown := [gpu for gpu in wish.gpus if gpu not in ids]:
+            return _unsound(f"{path}gpus", f"GPUs of {wish.node_id}", f"{unknown} are not there")
+        columns = [ids.index(gpu) for gpu in wish.gpus]
+        if ask.demand is not None and len(columns) != ask.demand.gpus:
+            return _unsound(f"{path}gpus", f"{ask.demand.gpus} GPUs", f"{len(columns)} proposed")
+        need = replace(need, gpus=len(columns))
+        if not fleet.eligible_gpus(need)[row, columns].all():
+            return _unsound(f"{path}gpus", "GPUs that `resources` accepts", f"{list(wish.gpus)}")
+        if not _one_group(fleet, row, columns, need):
+            return _unsound(f"{path}gpus", f"GPUs of one {need.topology} group", f"{wish.gpus}")
+    here = slice(row, row + 1)
+    free = fleet.feasible(need, here)[0] and fleet.fitting_gpus(need, here)[0, columns].all()
+    return fleet.share(row, need, columns) if free else _stale(fleet, row, need, path)
+
+
+def _short(wish: Wish, demand: Demand) -> str:
+    if wish.gpu_milli < demand.gpu_milli and demand.gpus:
+        return "gpu_milli"
+    if wish.cpu_milli < demand.cpu_milli:
+        return "cpu_milli"
+    return "memory_mib" if wish.memory_mib < demand.memory_mib else ""
+
+
+def _choose_node(wish: Wish, demand: Demand, fleet: Fleet, taken: Placement) -> Wish:
+    """Complete a proposal that names only a cluster: its first node that fits."""
+    fits = fleet.feasible(demand)
+    used = {(share.cluster_id, share.node_id) for share in taken}
+    for row in fits.nonzero()[0].tolist():
+        pair = fleet.node_ids[row]
+        if pair[0] == wish.cluster_id and pair not in used:
+            return replace(wish, node_id=NodeId(pair[1]), gpus=None)
+    return wish
+
+
+def _one_group(fleet: Fleet, row: int, columns: list[int], need: Demand) -> bool:
+    if len(columns) <= 1 or need.topology not in {"nvlink", "numa"}:
+        return True
+    groups = fleet.gpu_link if need.topology == "nvlink" else fleet.gpu_numa
+    found = set(groups[row, columns].tolist())
+    return len(found) == 1 and -1 not in found
+
+
+def _rack(fleet: Fleet, share: Share) -> int:
+    row = fleet.row(share.cluster_id, share.node_id)
+    return -1 if row is None else int(fleet.rack[row])
+
+
+def _unsound(field: str, expected: str, found: str) -> Unsound:
+    reason = f"The rule's proposal is not sound: {field or 'it'}: expected {expected}; {found}."
+    return Unsound(Refusal(Code.POLICY_UNSOUND, reason, field, expected))
+
+
+def _stale(fleet: Fleet, row: int, need: Demand, path: str) -> Stale:
+    cluster_id, node_id = fleet.node_ids[row]
+    cpu, memory, gpus = fleet.capacity(row)
+    free = {
+        "cpu_milli": cpu,
+        "memory_mib": memory,
+        "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
+    }
+    reason = f"{path}{cluster_id}/{node_id} cannot take it: what the rule named is not free."
+    return Stale(Refusal(Code.CONFLICT, reason, details={"free": free, "gpus": need.gpus}))

@@ -1,0 +1,154 @@
+"""From scores to an answer: the steps that every rule shares, so that a rule is its scores.
+
+Called by authors' rules inside a cell, and by the rules that ship with Moorage:
+
+    demand = read_demand(input_data)
+    if demand is None:
+        return decline(None)
+    scores = ...                      # one number per node, below 0 where it does not fit
+    return propose(fleet, demand, best_rows(fleet, demand, scores))
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.model import GPU_MILLI, Demand
+from moorage.policy.proposal import GPUS_MAX, SHARES_MAX
+from moorage.policy.view import FleetView
+
+_WHOLE_NUMBERS: Final = ("gpus", "gpu_memory_mib", "cpu_milli", "memory_mib")
+
+
+def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
+    """Return what must fit: the request's `resources`, or the same keys in its `inputs`.
+
+    Args:
+        input_data: As `eval` got it.
+
+    Returns:
+        None where neither says it, or where `inputs` says it in values that cannot be meant
+        (text for a number, a share above 1000): the rule then has nothing to place.
+
+    """
+    demand: Demand | None = input_data["fleet"].demand
+    if demand is not None:
+        return demand
+    wanted = input_data.get("resources") or input_data.get("inputs")
+    if not isinstance(wanted, Mapping):
+        return None
+    amounts = {key: wanted.get(key, 0) for key in _WHOLE_NUMBERS}
+    gpu_milli, nodes = wanted.get("gpu_milli", GPU_MILLI), wanted.get("nodes", 1)
+    models, topology = wanted.get("models", ()), wanted.get("topology", "")
+    sane = (
+        all(_whole(amount, 0) for amount in amounts.values())
+        and (amounts["gpus"] or amounts["cpu_milli"] or amounts["memory_mib"])
+        and amounts["gpus"] <= GPUS_MAX
+        and _whole(gpu_milli, 1)
+        and gpu_milli <= GPU_MILLI
+        and _whole(nodes, 1)
+        and nodes <= SHARES_MAX
+        and isinstance(models, list | tuple)
+        and all(isinstance(model, str) for model in models)
+        and topology in {"", "nvlink", "numa", "rack"}
+    )
+    if not sane:
+        return None
+    return Demand(
+        **amounts, gpu_milli=gpu_milli, models=tuple(models), nodes=nodes, topology=topology
+    )
+
+
+def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> list[int]:
+    """Return the rows to use: the highest score first, equal scores by the lowest row.
+
+    A gang takes the best nodes of one rack if it asked for one, else of one cluster if one
+    cluster has room for it, else of all: going down the ranking, the first group to be complete
+    wins.
+
+    Args:
+        fleet: The view the scores were made from.
+        demand: How many nodes, and in what topology.
+        scores: One number per node, below 0 where the demand does not fit.
+
+    Returns:
+        `demand.nodes` different rows, or [] where there are too few.
+
+    """
+    if demand.nodes == 1:
+        row = int(scores.argmax()) if len(scores) else 0
+        return [row] if len(scores) and scores[row] >= 0 else []
+    fitting = np.flatnonzero(scores >= 0)
+    ranking = fitting[np.argsort(-scores[fitting], kind="stable")].tolist()
+    one_rack = demand.topology == "rack"
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row in ranking:
+        rack = int(fleet.rack[row]) if one_rack else 0
+        if rack < 0:
+            continue  # A node whose rack nobody named shares it with no other.
+        group = groups.setdefault((int(fleet.cluster[row]), rack), [])
+        group.append(row)
+        if len(group) == demand.nodes:
+            return group
+    return [] if one_rack or len(ranking) < demand.nodes else ranking[: demand.nodes]
+
+
+def propose(
+    fleet: FleetView,
+    demand: Demand,
+    rows: Sequence[int],
+    pick: Callable[[int], Sequence[int]] | None = None,
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return the answer "these nodes" in the documented output format.
+
+    Args:
+        fleet: The view the rows belong to.
+        demand: What each of them is to take.
+        rows: One row, or one per member of a gang; none declines.
+        pick: Chooses the device columns of a row; `fleet.pick_gpus` where it is not given.
+
+    """
+    if not rows:
+        return decline(demand)
+    shares = []
+    for row in rows:
+        columns: Sequence[int] = ()
+        if demand.gpus:
+            columns = pick(row) if pick else fleet.pick_gpus(row, demand)
+        share = fleet.placement(row, columns)
+        if fleet.demand is None:
+            # The server fills in amounts from `resources`; a demand read from `inputs` is
+            # known to the rule alone.
+            share["gpu_milli"] = demand.gpu_milli
+            share["cpu_milli"] = demand.cpu_milli
+            share["memory_mib"] = demand.memory_mib
+        shares.append(share)
+    return shares if demand.nodes > 1 else shares[0]
+
+
+def decline(demand: Demand | None) -> dict[str, str]:
+    """Return the answer that names no cluster, so grants nothing, and says why.
+
+    Args:
+        demand: What fits nowhere now, or None where the request does not say what must fit.
+
+    """
+    if demand is None:
+        return {
+            "declined": 'the request does not say what must fit: give `resources`, e.g. {"gpus": '
+            "1}, or the same keys in `inputs` (whole numbers; gpu_milli 1 to 1000)"
+        }
+    gang = f"{demand.nodes} different nodes, each with " if demand.nodes > 1 else ""
+    models = f" of {' or '.join(demand.models)}" if demand.models else ""
+    topology = f" in one {demand.topology} group" if demand.topology else ""
+    return {
+        "declined": f"no room now among the nodes this request may use for {gang}{demand.gpus} "
+        f"GPUs of {demand.gpu_milli} milli{models}, {demand.cpu_milli} CPU milli and "
+        f"{demand.memory_mib} MiB{topology}"
+    }
+
+
+def _whole(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
