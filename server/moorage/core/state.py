@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, assert_never
 
 from moorage.core.words import (
+    Carried,
     ClusterRemoved,
     ClusterSet,
     Counted,
@@ -157,6 +158,8 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901  # One case per fact.
             state.leases[request] = replace(state.leases[request], state="ending", reason=reason)
         case Ended(request, at, reason):
             _end(state, request, at, reason)
+        case Carried(lease):
+            _carry(state, lease)
         case Counted(fencing):
             assert fencing >= state.fencing
             state.fencing = fencing
@@ -171,6 +174,17 @@ def _grant(state: State, lease: Lease) -> None:
     if waiter is None:
         _own_key(state, lease)
     state.fencing = lease.fencing
+    state.leases[lease.id] = lease
+    state._hold(lease)  # noqa: SLF001  # Called by apply().
+    heapq.heappush(state.deadlines, (lease.expires_at, lease.id))
+
+
+def _carry(state: State, lease: Lease) -> None:
+    assert state.lease(lease.id) is None
+    _own_key(state, lease)
+    if lease.state == "ended":
+        state.ended[lease.id] = lease
+        return
     state.leases[lease.id] = lease
     state._hold(lease)  # noqa: SLF001  # Called by apply().
     heapq.heappush(state.deadlines, (lease.expires_at, lease.id))
@@ -200,15 +214,8 @@ def condense(state: State) -> Iterator[Fact]:
     """Yield the fewest facts that make `state` from nothing: the body of a checkpoint."""
     for cluster in state.clusters.values():
         yield ClusterSet(cluster)
-    every = sorted((*state.ended.values(), *state.leases.values()), key=lambda x: x.fencing)
-    for lease in every:
-        yield Granted(replace(lease, state="starting" if lease.provision else "granted", reason=""))
-        if lease.state == "active":
-            yield Started(lease.id, lease.granted_at)
-        elif lease.state == "ending":
-            yield Ending(lease.id, lease.granted_at, lease.reason)
-    for lease in state.ended.values():
-        yield Ended(lease.id, lease.expires_at, lease.reason)
+    for lease in (*state.ended.values(), *state.leases.values()):
+        yield Carried(lease)
     for waiter in state.waiting.values():
         yield Queued(waiter.ask, waiter.at, waiter.deadline)
     yield Counted(state.fencing)

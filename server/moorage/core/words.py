@@ -295,6 +295,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """A lease as a checkpoint found it, held or ended. Only checkpoints hold this fact."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
 class Counted:
     """Fencing numbers up to this one have been given out.
 
@@ -314,6 +321,7 @@ Fact = (
     | Started
     | Ending
     | Ended
+    | Carried
     | Counted
 )
 

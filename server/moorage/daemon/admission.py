@@ -1,0 +1,309 @@
+"""Admission: what a client sent becomes an event of the core, or is refused at the door.
+
+Both front doors end here: the gateway's messages and `POST /allocate`. Everything an ask needs
+from outside the core (its rule, its candidates, a token, a seed) is settled before it is posted.
+"""
+
+import asyncio
+import difflib
+import secrets
+from collections.abc import Callable, Collection
+from typing import Any, Final, assert_never
+
+from moorage.catalog.base import Catalog
+from moorage.config import Config
+from moorage.core.words import (
+    Address,
+    Answer,
+    Asked,
+    CancelAsked,
+    Event,
+    Inquired,
+    Refusal,
+    ReleaseAsked,
+    RenewAsked,
+    SessionLost,
+)
+from moorage.daemon.answers import MessageId, encode, refuse
+from moorage.gateway.deliver import Request
+from moorage.model import Ask, ClusterId, Code, RequestId, SessionId, Tenant
+from moorage.protocol import messages as wire
+from moorage.protocol.messages import AllocationRequest, BlockRequest
+
+WARNED_MAX: Final = 20
+"""Unknown clusters named one by one in a warning; the rest are counted."""
+NEAREST: Final = 3
+"""Registered names offered where an unknown one was given."""
+
+
+class Admission:
+    """The daemon's side of the gateway's `Deliver`.
+
+    Args:
+        config: Bounds and defaults.
+        catalog: Knows rules and clusters.
+        backends: Names that `provision.backend` may have.
+        post: Posts an event to the core.
+        reply: Sends a finished reply to an address.
+        manage: Runs a rule's `management` and answers at the address.
+        failed: Learns of a defect.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        config: Config,
+        catalog: Catalog,
+        backends: Collection[str],
+        post: Callable[[Event], None],
+        reply: Callable[[Address, bytes], None],
+        manage: Callable[[Address, Tenant, wire.Manage], None],
+        failed: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._catalog = catalog
+        self._backends = backends
+        self._post = post
+        self._reply = reply
+        self._manage = manage
+        self._failed = failed
+        self._open: dict[Address, tuple[MessageId, str, list[str]]] = {}
+        self._numbers: dict[SessionId, set[Address]] = {}
+
+    # Deliver (see gateway.deliver) -----------------------------------------------------------
+
+    def opened(self, session: SessionId, tenant: Tenant) -> None:
+        """Note that a session exists."""
+        del tenant  # Every request brings it along.
+        self._numbers[session] = set()
+
+    def lost(self, session: SessionId) -> None:
+        """Note that a session is over: nobody reads its answers any more."""
+        for to in self._numbers.pop(session, ()):
+            self._open.pop(to, None)
+        self._post(SessionLost(session))
+
+    def failed(self, error: BaseException) -> None:
+        """Learn of a defect in a room that calls this one."""
+        self._failed(error)
+
+    async def request(self, to: Address, tenant: Tenant, message: Request) -> None:
+        """Take a request. Nothing here has to wait."""
+        self.request_nowait(to, tenant, message)
+
+    def request_nowait(self, to: Address, tenant: Tenant, message: Request) -> bool:
+        """Take a request; it is answered at `to`, now or later."""
+        warnings: list[str] = []
+        if isinstance(message, AllocationRequest):
+            verdict = self._ask(tenant, message, warnings)
+            if isinstance(verdict, Refusal):
+                self._reply(to, refuse(verdict, message_id=message.id, warnings=warnings))
+                return True
+            # Existing clients get the two documented keys; whoever asks for more gets the id.
+            wants_id = message.id is not None or message.explain or message.lease is not None
+            self._remember(to, message.id, verdict.id if wants_id else "", warnings)
+            self._post(Asked(to, verdict))
+            return True
+        if isinstance(message, BlockRequest):
+            refusal = _unsupported("input", "Block-level requests are not served yet.")
+            self._reply(to, refuse(refusal, message_id=message.id))
+            return True
+        self._operation(to, tenant, message)
+        return True
+
+    # ---------------------------------------------------------------------------------------
+
+    def answer(self, to: Address, answer: Answer) -> bytes | None:
+        """Write the reply for an address, or return None where nobody listens any more."""
+        context = self._open.pop(to, None)
+        if context is None:
+            return None
+        numbers = self._numbers.get(to.session)
+        if numbers is not None:
+            numbers.discard(to)
+        message_id, request, warnings = context
+        return encode(answer, message_id=message_id, request=request, warnings=warnings)
+
+    def forget(self, to: Address) -> None:
+        """Note that an address was answered by other means."""
+        self._open.pop(to, None)
+        self._numbers.get(to.session, set()).discard(to)
+
+    def _remember(
+        self, to: Address, message_id: MessageId, request: str, warnings: list[str]
+    ) -> None:
+        self._open[to] = (message_id, request, warnings)
+        numbers = self._numbers.get(to.session)
+        if numbers is not None:
+            numbers.add(to)
+
+    def _ask(
+        self, tenant: Tenant, message: AllocationRequest, warnings: list[str]
+    ) -> Ask | Refusal:
+        record = self._catalog.policy(message.policy_rule_uri)
+        if record is None:
+            return self._unknown_policy(message.policy_rule_uri)
+        refusal = self._refuse_unserved(message)
+        if refusal is not None:
+            return refusal
+        candidates = self._candidates(message, warnings)
+        if isinstance(candidates, Refusal):
+            return candidates
+        return Ask(
+            id=RequestId(secrets.token_hex(8)),
+            tenant=tenant,
+            policy=record.ref,
+            candidates=candidates,
+            demand=message.demand(),
+            terms=message.terms(),
+            provision=message.provisioning(),
+            inputs=message.inputs,
+            parameters=message.parameters or {},
+            settings=message.settings or {},
+            token=secrets.token_urlsafe(18),
+            seed=secrets.randbits(63),
+            explain=message.explain,
+            dry_run=message.dry_run,
+        )
+
+    def _unknown_policy(self, uri: str) -> Refusal:
+        near = difflib.get_close_matches(uri, self._catalog.policy_uris(), n=NEAREST, cutoff=0.4)
+        hint = f" Did you mean {' or '.join(near)}?" if near else " Register it with POST /policy."
+        reason = f"No policy “{uri}” is registered.{hint}"
+        expected = "the URI of a registered policy"
+        return Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri", expected, {"nearest": near})
+
+    def _refuse_unserved(self, message: AllocationRequest) -> Refusal | None:
+        if message.clusters is None and (message.filter or message.search):
+            name = "filter" if message.filter else "search"
+            reason = f"`{name}` is not served yet; name the candidates in `clusters`."
+            return _unsupported(name, reason)
+        if message.lease is not None:
+            longest = self._config.lease_ttl_seconds_max
+            if message.lease.ttl_seconds > longest:
+                reason = f"lease.ttl_seconds: expected at most {longest:g}; renew it for longer."
+                expected = f"at most {longest:g}"
+                return Refusal(Code.BAD_MESSAGE, reason, "lease.ttl_seconds", expected)
+        if message.provision is not None:
+            if message.lease is None:
+                reason = "provision: expected a `lease` beside it; only a lease starts anything."
+                return Refusal(Code.BAD_MESSAGE, reason, "lease", "a lease to start it under")
+            if message.provision.backend not in self._backends:
+                names = ", ".join(sorted(self._backends))
+                reason = f"provision.backend: this server has {names}."
+                return _unsupported("provision.backend", reason, f"one of {names}")
+        return None
+
+    def _candidates(
+        self, message: AllocationRequest, warnings: list[str]
+    ) -> tuple[ClusterId, ...] | Refusal | None:
+        limit = self._config.candidates_max
+        live = self._catalog.live_ids()
+        named = message.candidates()
+        if named is None:
+            if len(live) <= limit:
+                return None
+            warnings.append(f"Only the first {limit} of {len(live)} live clusters were considered.")
+            return live[:limit]
+        if len(named) > limit:
+            reason = f"clusters: expected at most {limit} ids, got {len(named)}."
+            return Refusal(Code.BAD_MESSAGE, reason, "clusters", f"at most {limit} ids")
+        is_live = frozenset(live).__contains__ if len(named) > 1 else live.__contains__
+        missing = [name for name in named if not is_live(name)]
+        if not missing:
+            return named
+        gone = [name for name in missing if not self._catalog.known(name)]
+        asleep = [name for name in missing if self._catalog.known(name)]
+        for names, what in ((gone, "Unknown clusters"), (asleep, "Clusters that are not live")):
+            if names:
+                more = f" and {len(names) - WARNED_MAX} more" if len(names) > WARNED_MAX else ""
+                listed = ", ".join(names[:WARNED_MAX])
+                warnings.append(f"{what} were left out: {listed}{more}.")
+        candidates = tuple(name for name in named if is_live(name))
+        if not candidates:
+            reason = f"clusters: none of the {len(named)} clusters named is registered and live."
+            expected = "ids of live clusters"
+            details = {"unknown": missing[:WARNED_MAX]}
+            return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", expected, details)
+        return candidates
+
+    def _operation(  # noqa: C901, PLR0912  # One case per operation.
+        self, to: Address, tenant: Tenant, message: wire.Operation
+    ) -> None:
+        self._remember(to, message.id, "", [])
+        match message:
+            case wire.Release():
+                self._post(ReleaseAsked(to, RequestId(message.lease), message.token))
+            case wire.Renew():
+                ttl, longest = message.ttl_seconds, self._config.lease_ttl_seconds_max
+                if ttl is not None and ttl > longest:
+                    reason = f"ttl_seconds: expected at most {longest:g}; renew again for longer."
+                    refusal = Refusal(
+                        Code.BAD_MESSAGE, reason, "ttl_seconds", f"at most {longest:g}"
+                    )
+                    self._tell(to, refusal)
+                else:
+                    self._post(RenewAsked(to, RequestId(message.lease), message.token, ttl))
+            case wire.Cancel():
+                self._post(CancelAsked(to, RequestId(message.request), tenant))
+            case wire.Status():
+                self._post(Inquired(to, "status", tenant, message.subject))
+            case wire.Why():
+                self._post(Inquired(to, "why", tenant, message.subject))
+            case wire.Queue():
+                self._list(to, "queue", tenant, message)
+            case wire.Leases():
+                self._list(to, "leases", tenant, message)
+            case wire.Fleet():
+                self._list(to, "fleet", tenant, message)
+            case wire.Manage():
+                self._manage(to, tenant, message)
+            case wire.WhatIf() | wire.Watch() | wire.Resume():
+                name = type(message).__struct_config__.tag
+                self._tell(to, _unsupported("op", f"The operation “{name}” is not served yet."))
+            case _:
+                assert_never(message)
+
+    def _list(
+        self,
+        to: Address,
+        question: Any,
+        tenant: Tenant,
+        message: "wire.Queue | wire.Leases | wire.Fleet",
+    ) -> None:
+        filters = message.equalities()
+        self._post(Inquired(to, question, tenant, "", filters, message.cursor, message.limit))
+
+    def _tell(self, to: Address, answer: Answer) -> None:
+        reply = self.answer(to, answer)
+        if reply is not None:
+            self._reply(to, reply)
+
+
+class HttpCalls:
+    """Addresses for `POST /allocate`: each call is one message of a session of its own."""
+
+    SESSION: Final = SessionId("http")
+
+    def __init__(self) -> None:
+        self._number = 0
+        self._waiting: dict[Address, asyncio.Future[bytes]] = {}
+
+    def open(self) -> tuple[Address, asyncio.Future[bytes]]:
+        """Return a new address, and the future of its reply."""
+        self._number += 1
+        to = Address(self.SESSION, self._number)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[to] = future
+        return to, future
+
+    def reply(self, to: Address, reply: bytes) -> None:
+        """Hand a reply to whoever waits for it, if they still do."""
+        future = self._waiting.pop(to, None)
+        if future is not None and not future.done():
+            future.set_result(reply)
+
+
+def _unsupported(field: str, reason: str, expected: str = "") -> Refusal:
+    return Refusal(Code.UNSUPPORTED, reason, field, expected)

@@ -1,0 +1,172 @@
+"""The crank: one task steps the core, one commits, and nothing leaves before its facts are durable.
+
+Everything else posts events. While one group of facts is being made durable, the next events are
+stepped already (group commit: the slower the disk, the larger the group).
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from moorage.core.allocator import Allocator
+from moorage.core.state import condense
+from moorage.core.words import Consult, Effect, Event, Fact, Forget, Tick, Turn
+from moorage.ledger.base import Ledger
+
+BATCH_MAX: Final = 256
+"""Events stepped before the loop gets a chance to read sockets again."""
+UNCOMMITTED_MAX: Final = 20_000
+"""Facts waiting for the disk; beyond it events wait in the inbox."""
+
+
+class Crank:
+    """Turns events into facts and effects.
+
+    Args:
+        allocator: The core; nobody else may step it.
+        ledger: Open.
+        last_seq: The ledger's last fact.
+        carry_out: Called for each effect, in order, once its facts are durable.
+        stepped: Called after each step, before anything of it leaves.
+        failed: Called once, with what broke; the process must end.
+        checkpoint_every_facts: Facts between checkpoints.
+
+    """
+
+    def __init__(
+        self,
+        allocator: Allocator,
+        ledger: Ledger,
+        *,
+        last_seq: int,
+        carry_out: Callable[[Effect], None],
+        stepped: Callable[[Event, Turn], None],
+        failed: Callable[[BaseException], None],
+        checkpoint_every_facts: int,
+    ) -> None:
+        self._allocator = allocator
+        self._ledger = ledger
+        self._carry_out = carry_out
+        self._stepped = stepped
+        self._failed = failed
+        self._checkpoint_every_facts = checkpoint_every_facts
+        self._inbox: deque[Event] = deque()
+        self._scheduled = False
+        self._turns: list[Turn] = []
+        self._facts_waiting = 0
+        self._committing = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._work = asyncio.Event()
+        self._handed = last_seq
+        self._checkpointed = last_seq
+        self._now = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+        self._loop = asyncio.get_running_loop()
+
+    def post(self, event: Event) -> None:
+        """Have an event stepped soon, after those posted before it."""
+        self._inbox.append(event)
+        self._idle.clear()
+        self._schedule()
+
+    @property
+    def backlog(self) -> int:
+        """Events not yet stepped, and facts not yet durable."""
+        return len(self._inbox) + self._facts_waiting
+
+    async def settled(self) -> None:
+        """Return when every event is stepped and every effect carried out."""
+        await self._idle.wait()
+
+    async def commit_forever(self) -> None:
+        """Make facts durable, then carry out effects. Runs until cancelled."""
+        while True:
+            await self._work.wait()
+            self._work.clear()
+            turns, self._turns = self._turns, []
+            if not turns:
+                continue
+            self._committing = True
+            facts: list[Fact] = [fact for turn in turns for fact in turn.facts]
+            self._handed += len(facts)
+            # The state is as of the facts just handed over: nothing was stepped since.
+            body = list(condense(self._allocator.state)) if self._is_checkpoint_due() else None
+            await self._ledger.append(facts, self._now)
+            self._facts_waiting -= len(facts)
+            for turn in turns:
+                self._let_go(turn)
+            self._committing = False
+            if body is not None:
+                await self._ledger.checkpoint(self._handed, body)
+            self._schedule()
+            self._rest()
+
+    async def checkpoint(self) -> None:
+        """Write a checkpoint now. Only when settled."""
+        if self._handed > self._checkpointed:
+            self._checkpointed = self._handed
+            await self._ledger.checkpoint(self._handed, list(condense(self._allocator.state)))
+
+    def _is_checkpoint_due(self) -> bool:
+        due = self._handed - self._checkpointed >= self._checkpoint_every_facts
+        if due:
+            self._checkpointed = self._handed
+        return due
+
+    def _schedule(self) -> None:
+        if not self._scheduled and self._inbox and self._facts_waiting < UNCOMMITTED_MAX:
+            self._scheduled = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._scheduled = False
+        try:
+            for _ in range(min(len(self._inbox), BATCH_MAX)):
+                self._step(self._inbox.popleft())
+        except Exception as error:  # noqa: BLE001  # A broken invariant ends the process.
+            self._failed(error)
+            return
+        self._schedule()
+        self._set_timer()
+        self._rest()
+
+    def _step(self, event: Event) -> None:
+        self._now = max(self._now, time.time())  # The core's clock never goes back.
+        turn = self._allocator.step(event, self._now)
+        self._stepped(event, turn)
+        for effect in turn.effects:
+            if isinstance(effect, Consult | Forget):
+                self._carry_out(effect)
+        if turn.facts or self._turns or self._committing:
+            self._turns.append(turn)
+            self._facts_waiting += len(turn.facts)
+            self._work.set()
+        else:
+            self._let_go(turn)
+
+    def _let_go(self, turn: Turn) -> None:
+        for effect in turn.effects:
+            if not isinstance(effect, Consult | Forget):
+                self._carry_out(effect)
+
+    def _set_timer(self) -> None:
+        at = self._allocator.next_deadline()
+        if at == self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        if at is not None:
+            self._timer = self._loop.call_later(max(0.0, at - time.time()), self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None
+        self.post(Tick())
+
+    def _rest(self) -> None:
+        if not self._inbox and not self._turns and not self._committing:
+            self._idle.set()

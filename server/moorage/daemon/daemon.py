@@ -1,0 +1,357 @@
+"""The daemon: builds the rooms, introduces them to each other, starts, drains and stops.
+
+`moorage.__main__` runs it for `moored serve`; the trials run it as a process of its own.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from typing import Any, Final, assert_never
+
+import structlog
+from prometheus_client.metrics_core import Metric
+
+from moorage.catalog import base as catalog
+from moorage.catalog.embedded import EmbeddedCatalog
+from moorage.config import Config
+from moorage.core.allocator import Allocator
+from moorage.core.words import (
+    Address,
+    ClusterGone,
+    ClusterSeen,
+    Consult,
+    ConsultFailed,
+    Effect,
+    Event,
+    Forget,
+    Granted,
+    Proposed,
+    Recall,
+    Refusal,
+    Restarted,
+    Start,
+    Stop,
+    Tell,
+    Told,
+    Turn,
+)
+from moorage.daemon import recall
+from moorage.daemon.admission import Admission, HttpCalls
+from moorage.daemon.answers import encode, refuse
+from moorage.daemon.crank import Crank
+from moorage.daemon.engine_room import EngineRoom
+from moorage.daemon.measures import Measures, gauge, gauges
+from moorage.daemon.services import HttpServices, RuleServices, code_of
+from moorage.engines.base import Engine
+from moorage.engines.memory import MemoryEngine
+from moorage.gateway.server import Gateway, GatewaySettings
+from moorage.ledger.base import Ledger
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import Code, Tenant
+from moorage.protocol import messages as wire
+from moorage.sandbox.host import PolicyFault, Sandbox
+from moorage.sandbox.limits import Limits
+from moorage.web.server import WebServer
+
+DRAIN_SECONDS_MAX: Final = 10.0
+"""How long a stop waits for what is under way before it closes anyway."""
+LOCAL_TENANT: Final = Tenant("local")
+"""Everybody, where no tokens are configured (loopback only)."""
+
+log = structlog.get_logger("moored")
+
+
+class Daemon:
+    """One server. Use it once: `start`, then `run`, then `stop`.
+
+    Args:
+        config: All settings.
+
+    """
+
+    def __init__(self, config: Config) -> None:
+        self._config = config
+        self._allocator = Allocator()
+        self._measures = Measures()
+        self._calls = HttpCalls()
+        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = contextlib.AsyncExitStack()
+        self._ready = False
+        self._ledger: Ledger
+        self._catalog: catalog.Catalog
+        self._rules: Sandbox
+        self._crank: Crank
+        self._engines: EngineRoom
+        self._admission: Admission
+        self._gateway: Gateway
+
+    async def start(self) -> tuple[int, int]:
+        """Open everything and serve.
+
+        Returns:
+            The ports of the WebSocket and of HTTP.
+
+        Raises:
+            LedgerError: The ledger cannot be opened.
+            JailError: Rules cannot be locked in here.
+            OSError: An address cannot be listened on.
+
+        """
+        try:
+            return await self._start()
+        except BaseException:
+            await self._closing.aclose()
+            raise
+
+    async def _start(self) -> tuple[int, int]:
+        config = self._config
+        config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._ledger = SqliteLedger(config.data_dir / "ledger.db")
+        recovery = await self._ledger.open()
+        self._closing.push_async_callback(self._ledger.close)
+        for warning in recovery.warnings:
+            log.warning("ledger", finding=warning)
+        self._allocator.replay(recovery.facts)
+        self._catalog = await EmbeddedCatalog.open(
+            config.data_dir / "catalog.db",
+            on_change=self._changed,
+            code_root=config.policy_code_root,
+        )
+        self._closing.push_async_callback(self._catalog.close)
+        self._rules = Sandbox(
+            fleet=self._allocator.state.fleet,
+            services=RuleServices(self._catalog),
+            deliver=self._post,
+            limits=Limits(
+                evaluation_seconds=config.policy_deadline_seconds,
+                memory_mib=config.policy_memory_mib,
+            ),
+            mode=config.sandbox,
+            isolation=config.isolation,
+        )
+        report = await self._rules.start()
+        self._closing.push_async_callback(self._rules.close)
+        log.info("sandbox", mode=report.mode, layers=dict(report.layers), warning=report.warning)
+        self._crank = Crank(
+            self._allocator,
+            self._ledger,
+            last_seq=recovery.last_seq,
+            carry_out=self._carry_out,
+            stepped=self._stepped,
+            failed=self._fail,
+            checkpoint_every_facts=config.checkpoint_every_facts,
+        )
+        self._spawn(self._crank.commit_forever())
+        engines: dict[str, Engine] = {"memory": MemoryEngine()}
+        self._engines = EngineRoom(engines, self._post, self._fail)
+        self._closing.push_async_callback(self._engines.close)
+        self._reconcile()
+        await self._crank.settled()
+        self._admission = Admission(
+            config=config,
+            catalog=self._catalog,
+            backends=engines.keys(),
+            post=self._post,
+            reply=self._reply,
+            manage=self._manage,
+            failed=self._fail,
+        )
+        self._measures.watch(self._gauges)
+        return await self._open_doors()
+
+    def _reconcile(self) -> None:
+        """Bring the core up to date with the world before anybody may ask."""
+        live = {cluster.id: cluster for cluster in self._catalog.clusters()}
+        for cluster_id in self._allocator.state.clusters.keys() - live.keys():
+            self._post(ClusterGone(cluster_id))
+        for cluster in live.values():
+            self._post(ClusterSeen(cluster))
+        self._post(Restarted(self._config.restart_grace_seconds))
+
+    async def _open_doors(self) -> tuple[int, int]:
+        config = self._config
+        settings = GatewaySettings(
+            sessions_max=config.sessions_max,
+            message_bytes_max=config.message_bytes_max,
+            deflate=config.deflate,
+        )
+        self._gateway = Gateway(self._admission, settings, self._authenticate)
+        port = await self._gateway.start(config.host, config.port)
+        self._closing.push_async_callback(self._gateway.close)
+        services = HttpServices(
+            catalog=self._catalog,
+            rules=self._rules,
+            admission=self._admission,
+            calls=self._calls,
+            authenticate=self._authenticate,
+            readiness=self._readiness,
+            metrics_text=self._measures.text,
+        )
+        web = WebServer(services)
+        http_port = await web.start(config.http_host, config.http_port)
+        self._closing.push_async_callback(web.close)
+        self._ready = True
+        return port, http_port
+
+    async def run(self) -> None:
+        """Serve until cancelled.
+
+        Raises:
+            BaseException: Whatever broke an invariant or the ledger; the process must end.
+
+        """
+        await self._broken
+
+    async def stop(self) -> None:
+        """Close the doors, let what is under way finish, write a checkpoint, let go."""
+        self._ready = False
+        broken = self._broken.done()
+        self._broken.cancel()
+        if not broken:
+            await self._gateway.close()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DRAIN_SECONDS_MAX):
+                    await self._crank.settled()
+                    await self._crank.checkpoint()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._closing.aclose()
+
+    # Introductions -------------------------------------------------------------------------
+
+    def _post(self, event: Event) -> None:
+        self._crank.post(event)
+
+    def _changed(self, change: catalog.Change) -> None:
+        """Pass on what changed in the registry."""
+        match change:
+            case catalog.ClusterPut(cluster, live):
+                self._rules.documents_changed(cluster.id)
+                self._post(ClusterSeen(cluster) if live else ClusterGone(cluster.id))
+            case catalog.ClusterDeleted(cluster_id):
+                self._rules.documents_changed(cluster_id)
+                self._post(ClusterGone(cluster_id))
+            case catalog.MetricsPut(cluster_id) | catalog.MetricsDeleted(cluster_id):
+                self._rules.documents_changed(cluster_id)
+            case catalog.PolicyPut() | catalog.PolicyDeleted():
+                pass  # Admission looks rules up anew for every ask.
+            case _:
+                assert_never(change)
+
+    def _stepped(self, event: Event, turn: Turn) -> None:
+        """Tell the cells what became of their proposals, before they are asked anything else."""
+        if isinstance(event, Proposed | ConsultFailed):
+            granted = any(
+                isinstance(fact, Granted) and fact.lease.id == event.request for fact in turn.facts
+            )
+            self._rules.settle(event.request, granted)
+        self._measures.stepped(event, turn)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Tell(to, answer):
+                self._measures.told(effect)
+                reply = self._admission.answer(to, answer)
+                if reply is not None:
+                    self._reply(to, reply)
+            case Consult(ask):
+                record = self._catalog.policy(ask.policy.uri)
+                if record is None or record.ref != ask.policy:
+                    reason = f"Policy {ask.policy.uri} was removed while the request waited."
+                    refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri")
+                    self._post(ConsultFailed(ask.id, effect.consultation, refusal))
+                else:
+                    self._rules.consult(effect, code_of(record))
+            case Forget(request, consultation):
+                self._rules.forget(request, consultation)
+            case Start(lease):
+                self._engines.start(lease)
+            case Stop(lease):
+                self._engines.stop(lease)
+            case Recall():
+                self._spawn(self._recall(effect))
+            case _:
+                assert_never(effect)
+
+    def _reply(self, to: Address, reply: bytes) -> None:
+        if to.session == HttpCalls.SESSION:
+            self._calls.reply(to, reply)
+        else:
+            self._gateway.tell(to, reply)
+
+    async def _recall(self, effect: Recall) -> None:
+        entries = await self._ledger.history(effect.subject)
+        answer = recall.answer(effect, entries)
+        reply = self._admission.answer(effect.to, answer)
+        if reply is not None:
+            self._reply(effect.to, reply)
+
+    def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
+        self._spawn(self._run_management(to, tenant, message))
+
+    async def _run_management(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
+        record = self._catalog.policy(message.policy_rule_uri)
+        if record is None:
+            reason = f"No policy “{message.policy_rule_uri}” is registered."
+            expected = "the URI of a registered policy"
+            refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri", expected)
+            reply = refuse(refusal, message_id=message.id)
+        else:
+            try:
+                code = code_of(record)
+                data = await self._rules.manage(code, tenant, message.action, message.data)
+                reply = encode(Told(data), message_id=message.id)
+            except PolicyFault as fault:
+                reply = refuse(fault.refusal, message_id=message.id)
+        self._admission.forget(to)
+        self._reply(to, reply)
+
+    def _authenticate(self, bearer: str | None) -> Tenant | None:
+        if not self._config.tokens:
+            return LOCAL_TENANT
+        tenant = self._config.tokens.get(bearer or "")
+        return None if tenant is None else Tenant(tenant)
+
+    # Health --------------------------------------------------------------------------------
+
+    def _readiness(self) -> tuple[bool, dict[str, Any]]:
+        details = {
+            "ledger_seq": self._ledger.last_seq,
+            "backlog": self._crank.backlog,
+            "sandbox": self._rules.report().mode,
+        }
+        return self._ready and not self._broken.done(), details
+
+    def _gauges(self) -> Iterable[Metric]:
+        state, fleet = self._allocator.state, self._allocator.state.fleet
+        report = self._rules.report()
+        yield gauge("moorage_leases", "Leases that hold something", len(state.leases))
+        yield gauge("moorage_waiting", "Asks in the queue", len(state.waiting))
+        yield gauge("moorage_undecided", "Asks with a rule", self._allocator.undecided)
+        yield gauge("moorage_nodes", "Nodes of live clusters", len(fleet))
+        yield gauge("moorage_gpu_milli_total", "GPU milli there is", int(fleet.gpu_total.sum()))
+        yield gauge("moorage_gpu_milli_free", "GPU milli free", int(fleet.gpu_free.sum()))
+        yield gauge("moorage_ledger_seq", "Facts ever stored", self._ledger.last_seq)
+        yield gauge("moorage_backlog", "Events and facts under way", self._crank.backlog)
+        layers = ((name, 1.0) for name in report.layers)
+        yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
+        counts = ((name, float(count)) for name, count in report.counters.items())
+        yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)
+        sessions = self._gateway.stats().sessions
+        yield gauge("moorage_sessions", "Open WebSockets", sessions)
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _spawn(self, work: Any) -> None:
+        task: asyncio.Task[None] = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._spawned)
+
+    def _spawned(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(error)

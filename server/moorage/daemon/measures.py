@@ -1,0 +1,79 @@
+"""What the daemon counts, for `/metrics`."""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from moorage.core.words import (
+    Asked,
+    Dequeued,
+    Effect,
+    Ended,
+    Event,
+    Granted,
+    Refusal,
+    Renewed,
+    Tell,
+    Turn,
+)
+
+
+class Measures:
+    """The daemon's own metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._asks = Counter(
+            "moorage_asks_total", "Requests for a placement", registry=self.registry
+        )
+        self._facts = Counter(
+            "moorage_facts_total", "Facts by kind", ["kind"], registry=self.registry
+        )
+        self._refusals = Counter(
+            "moorage_refusals_total", "Failure replies by code", ["code"], registry=self.registry
+        )
+
+    def watch(self, gauges: Callable[[], Iterable[Metric]]) -> None:
+        """Have gauges read whenever the metrics are."""
+        self.registry.register(_Gauges(gauges))
+
+    def stepped(self, event: Event, turn: Turn) -> None:
+        """Count one step of the core."""
+        if isinstance(event, Asked):
+            self._asks.inc()
+        for fact in turn.facts:
+            if isinstance(fact, Granted | Renewed | Ended | Dequeued):
+                self._facts.labels(type(fact).__name__.lower()).inc()
+
+    def told(self, effect: Effect) -> None:
+        """Count one answer."""
+        if isinstance(effect, Tell) and isinstance(effect.answer, Refusal):
+            self._refusals.labels(effect.answer.code.value).inc()
+
+    def text(self) -> bytes:
+        """Return everything in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, gauges: Callable[[], Iterable[Metric]]) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the gauges as they are now."""
+        return self._gauges()
+
+
+def gauge(name: str, about: str, value: float) -> Metric:
+    """Return one gauge without labels."""
+    return GaugeMetricFamily(name, about, value=value)
+
+
+def gauges(name: str, about: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+    """Return one gauge per value of a label."""
+    family = GaugeMetricFamily(name, about, labels=[label])
+    for key, value in values:
+        family.add_metric([key], value)
+    return family

@@ -1,0 +1,56 @@
+"""`why` about what the core has forgotten: told from the ledger's history."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from moorage.core import questions
+from moorage.core.words import Answer, Dequeued, Ended, Granted, Queued, Recall, Refusal, Told
+from moorage.ledger.base import Entry
+from moorage.model import Code
+
+
+def answer(question: Recall, entries: Sequence[Entry]) -> Answer:
+    """Tell the story of a lease or request.
+
+    Args:
+        question: What was asked, and for which tenant.
+        entries: The facts about the subject, oldest first.
+
+    Returns:
+        The story; a refusal where there is none, or where it is another tenant's.
+
+    """
+    owners = [
+        fact.ask.tenant if isinstance(fact, Queued) else fact.lease.tenant
+        for fact in (entry.fact for entry in entries)
+        if isinstance(fact, Queued | Granted)
+    ]
+    if question.tenant not in owners:
+        reason = (
+            f"Nothing is known of {question.subject}: no request of that id was granted or "
+            "queued, and it is not among the last decisions."
+        )
+        return Refusal(Code.UNKNOWN_REQUEST, reason, "request", "the id of a request or lease")
+    story: dict[str, Any] = {"request": question.subject, "history": []}
+    for entry in entries:
+        fact = entry.fact
+        kind = type(fact).__name__.lower()
+        story["history"].append({"seq": entry.seq, "at": entry.at, "fact": kind})
+        match fact:
+            case Queued():
+                story |= {"state": "waiting"}
+            case Granted(lease):
+                story |= {
+                    "state": lease.state,
+                    "lease": questions.lease_row(lease),
+                    "reason": questions.granted_reason(lease),
+                }
+            case Ended(_, _, reason):
+                story |= {"state": "ended", "reason": reason}
+            case Dequeued(_, _, refusal):
+                story |= {"state": "refused", **questions.refusal_object(refusal)}
+            case _:
+                story["history"][-1] |= msgspec.to_builtins(fact)
+    return Told(story)

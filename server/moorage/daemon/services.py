@@ -1,0 +1,152 @@
+"""What the HTTP doors and the rules' injected clients reach: the catalog, behind one desk.
+
+Implements `web.services.WebServices` and `sandbox`'s `Services`. Siblings do not meet; they meet
+here.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from moorage.catalog.base import Catalog, PolicyRecord
+from moorage.catalog.base import Document as JsonDocument
+from moorage.core.words import Refusal
+from moorage.daemon.admission import Admission, HttpCalls
+from moorage.daemon.answers import refuse
+from moorage.gateway.deliver import Request
+from moorage.model import Code, Tenant
+from moorage.protocol import messages as wire
+from moorage.protocol.errors import BadMessage
+from moorage.protocol.faults import ServiceError, twin_status
+from moorage.sandbox import contract as sandbox
+from moorage.sandbox.host import Sandbox
+
+
+def code_of(record: PolicyRecord) -> sandbox.PolicyCode:
+    """Return a registered rule as the sandbox loads it."""
+    return sandbox.PolicyCode(record.ref, record.files, record.settings, record.parameters)
+
+
+class RuleServices:
+    """What a rule's injected clients reach. Answers come from the catalog in this process."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer an injected client; see `sandbox.contract.Services`."""
+        try:
+            match client, method, arguments:
+                case "cluster_client", "read_cluster", (cluster_id,):
+                    return await self._catalog.get_cluster(cluster_id)
+                case "cluster_client", "execute_query", (query,):
+                    return await self._catalog.query_clusters(query or {})
+                case "cluster_metrics_client", "get_cluster", (cluster_id,):
+                    return await self._catalog.get_metrics(cluster_id)
+                case "cluster_metrics_client", "query_clusters", (query,):
+                    return await self._catalog.query_metrics(query)
+                case _:
+                    raise sandbox.ServiceError(f"{client} has no method {method}")
+        except ServiceError as error:
+            raise sandbox.ServiceError(error.reason, error.status) from error
+
+    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[sandbox.Document]:
+        """Return the packed documents of clusters."""
+        blobs = self._catalog.document_blobs(cluster_ids)
+        return [sandbox.Document(name, version, blob) for name, version, blob in blobs]
+
+
+class HttpServices:
+    """What the HTTP endpoints reach; see `web.services.WebServices`.
+
+    Args:
+        catalog: Documents and rules.
+        rules: Checks a rule before it is registered.
+        admission: Where `POST /allocate` goes.
+        calls: Addresses for it.
+        authenticate: Bearer token to tenant.
+        readiness: Whether the daemon serves.
+        metrics_text: Its own metrics.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        rules: Sandbox,
+        admission: Admission,
+        calls: HttpCalls,
+        authenticate: Callable[[str | None], Tenant | None],
+        readiness: Callable[[], tuple[bool, JsonDocument]],
+        metrics_text: Callable[[], bytes],
+    ) -> None:
+        self._catalog = catalog
+        self._rules = rules
+        self._admission = admission
+        self._calls = calls
+        self._readiness = readiness
+        self.authenticate = authenticate
+        self.metrics_text = metrics_text
+        self.create_cluster = catalog.create_cluster
+        self.get_cluster = catalog.get_cluster
+        self.update_cluster = catalog.update_cluster
+        self.delete_cluster = catalog.delete_cluster
+        self.query_clusters = catalog.query_clusters
+        self.put_metrics = catalog.put_metrics
+        self.get_metrics = catalog.get_metrics
+        self.update_metrics = catalog.update_metrics
+        self.delete_metrics = catalog.delete_metrics
+        self.query_metrics = catalog.query_metrics
+        self.get_policy = catalog.get_policy
+        self.update_policy = catalog.update_policy
+        self.delete_policy = catalog.delete_policy
+        self.query_policies = catalog.query_policies
+
+    async def publish_policy(self, document: JsonDocument) -> str:
+        """Register a rule: read on paper, then loaded in a cell, then stored."""
+        prepared = await self._catalog.prepare_policy(document)
+        result = await self._rules.check(code_of(prepared.record))
+        if not result.ok:
+            first = result.findings[0]
+            where = f"{first.file}, line {first.line}: " if first.line else ""
+            text = f"\n{first.text}" if first.text else ""
+            raise ServiceError(
+                Code.BAD_POLICY,
+                f"code: {where}{first.message}{text}",
+                field="code",
+                expected="a rule that loads: a class AIOSv1PolicyRule with eval",
+                details={"findings": [msgspec.to_builtins(each) for each in result.findings]},
+            )
+        record = await self._catalog.register_policy(prepared)
+        return record.ref.uri
+
+    async def allocate(self, body: bytes, tenant: str) -> tuple[int, bytes]:
+        """Answer the HTTP twin of an ad-hoc request."""
+        try:
+            message: Request = wire.decode_allocation(body)
+        except BadMessage as error:
+            refusal = Refusal(error.code, error.reason, error.field, error.expected, error.details)
+            return twin_status(error.code), refuse(refusal, message_id=error.id)
+        to, future = self._calls.open()
+        self._admission.request_nowait(to, Tenant(tenant), message)
+        reply = await future
+        verdict = msgspec.json.decode(reply, type=_Verdict)
+        code = verdict.error.code if verdict.error else None
+        return (200 if verdict.success or code is None else twin_status(code)), reply
+
+    async def readiness(self) -> tuple[bool, JsonDocument]:
+        """Return whether requests can be served, and what says so."""
+        return self._readiness()
+
+
+class _Error(msgspec.Struct):
+    code: Code
+
+
+class _Verdict(msgspec.Struct):
+    """As much of a reply as its HTTP status depends on."""
+
+    success: bool
+    error: _Error | None = None
