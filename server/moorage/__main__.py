@@ -1,9 +1,11 @@
 """`moored`: the daemon, and the trials that play a client against it."""
 
+import contextlib
 import os
-import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -21,6 +23,9 @@ app = typer.Typer(
 )
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
+SandboxOption = Annotated[
+    str | None, typer.Option(help="`jail`, or `unsafe` for rules you trust as the daemon itself.")
+]
 
 
 @app.command(epilog=settings_help(), short_help="Run the daemon.")
@@ -46,14 +51,107 @@ def serve(
         "data_dir": data,
         "sandbox": sandbox,
     }
-    try:
-        settings = Config.load(flags, os.environ, config)
-    except ConfigError as error:
-        print(f"moored: {error}", file=sys.stderr)
-        raise typer.Exit(EXIT_USAGE) from None
+    settings = _config(flags, config)
     from moorage.daemon.main import serve as run  # noqa: PLC0415  # `--help` stays quick.
 
     raise typer.Exit(run(settings))
+
+
+@app.command(short_help="Play the main job with everything embedded.")
+def demo(as_json: JsonFlag = False, sandbox: SandboxOption = None) -> None:
+    """Start a daemon, register a small fleet, ask over a real socket, show lease and reason."""
+    started = time.perf_counter()
+    from moorage.trials import show  # noqa: PLC0415  # As in serve.
+    from moorage.trials.demo import demo as play  # noqa: PLC0415  # As in serve.
+
+    with _trial_errors():
+        options = ("--sandbox", sandbox) if sandbox else ()
+        show.demo(play(started, options=options), as_json=as_json)
+
+
+@app.command(short_help="Drive a trace through a real daemon.")
+def replay(
+    nodes: Annotated[Path, typer.Option(help="CSV: sn,cpu_milli,memory_mib,gpu,model")],
+    pods: Annotated[
+        Path, typer.Option(help="CSV: name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]")
+    ],
+    policy: Annotated[str, typer.Option(help="Shipped rule that decides.")] = "fgd",
+    arrive: Annotated[float, typer.Option(min=0.01, help="GPU demand / capacity.")] = 1.3,
+    seed: Annotated[int, typer.Option(help="Of the order of nodes and requests.")] = 42,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on; reports means.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Requests at most.")] = None,
+    connections: Annotated[int, typer.Option(min=1, max=1000, help="WebSockets.")] = 1,
+    sandbox: SandboxOption = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Drive a trace through a real daemon, socket, sandbox and ledger, and report."""
+    from moorage.trials import show  # noqa: PLC0415  # As in serve.
+    from moorage.trials.replay import Options  # noqa: PLC0415  # As in serve.
+
+    options = Options(
+        nodes,
+        pods,
+        policy,
+        arrive,
+        seed,
+        seeds,
+        limit,
+        connections,
+        ("--sandbox", sandbox) if sandbox else (),
+    )
+    with _trial_errors():
+        show.replay(options, as_json=as_json)
+
+
+@app.command(short_help="Tell what works here, and why not.")
+def doctor(
+    as_json: JsonFlag = False,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+) -> None:
+    """Tell which sandbox layers, services and backends work here; exit 1 if serve would fail."""
+    from moorage.trials import show  # noqa: PLC0415  # As in serve.
+    from moorage.trials.doctor import examine  # noqa: PLC0415  # As in serve.
+
+    findings = examine(_config({}, config))
+    show.doctor(findings, as_json=as_json)
+    raise typer.Exit(any(finding.state == "broken" for finding in findings))
+
+
+@app.command(short_help="Measure, as ratios to a baseline of the same run.")
+def bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="grants, startup, first_lease; all by default.")
+    ] = None,
+    nodes: Annotated[Path | None, typer.Option(help="Node file of a trace, for `grants`.")] = None,
+    pods: Annotated[Path | None, typer.Option(help="Request file, for `grants`.")] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Measure what it costs. Every figure is a ratio to a baseline taken in the same run."""
+    from moorage.trials import show  # noqa: PLC0415  # As in serve.
+
+    with _trial_errors():
+        show.bench(names or [], nodes, pods, as_json=as_json)
+
+
+def _config(flags: dict[str, Any], file: Path | None) -> Config:
+    try:
+        return Config.load(flags, os.environ, file)
+    except ConfigError as error:
+        typer.echo(f"moored: {error}", err=True)
+        raise typer.Exit(EXIT_USAGE) from None
+
+
+@contextlib.contextmanager
+def _trial_errors() -> Iterator[None]:
+    """Turn what keeps a trial from being played into one line and an exit code."""
+    from moorage.trials.process import TrialError  # noqa: PLC0415  # As in serve.
+    from moorage.trials.trace import TraceError  # noqa: PLC0415  # As in serve.
+
+    try:
+        yield
+    except (TrialError, TraceError, OSError) as error:
+        typer.echo(f"moored: {error}", err=True)
+        raise typer.Exit(1) from None
 
 
 def main() -> None:

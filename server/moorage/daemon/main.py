@@ -37,14 +37,15 @@ async def _serve(config: Config) -> int:
         advice = " (exit code 3: mend this, then start again)"
         if isinstance(error, LedgerLocked):
             advice = ""
-        print(f"moored: cannot start: {error}{advice}", file=sys.stderr)
+        sys.stderr.write(f"moored: cannot start: {error}{advice}\n")
         return EXIT_CANNOT_START
     ready = {
         "event": "ready",
         "ws": f"ws://{_authority(config.host)}:{port}",
         "http": f"http://{_authority(config.http_host)}:{http_port}",
     }
-    print(json.dumps(ready), flush=True)
+    sys.stdout.write(json.dumps(ready) + "\n")
+    sys.stdout.flush()
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -63,7 +64,7 @@ async def _serve(config: Config) -> int:
     await asyncio.gather(running, waiting, return_exceptions=True)
     if error is None:
         return EXIT_OK
-    print(f"moored: ended, so that no answer is wrong: {error!r}", file=sys.stderr)
+    sys.stderr.write(f"moored: ended, so that no answer is wrong: {error!r}\n")
     return EXIT_BROKEN
 
 

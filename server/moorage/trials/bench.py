@@ -1,0 +1,251 @@
+"""`moored bench`: what it costs, as ratios to a baseline taken in the same run.
+
+`grants`: durable grants per second through socket, jailed `fgd` and ledger, against a bare echo
+on the same socket stack with the same client. `startup`: time to the first answer with a million
+facts in the ledger's history, against an empty ledger. `first_lease`: `moored demo` from start
+to first lease, against starting the interpreter with the same imports.
+"""
+
+import asyncio
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+from moorage.core.state import State, apply, condense
+from moorage.core.words import ClusterSet, Ended, Fact, Granted
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import (
+    Cluster,
+    ClusterId,
+    Gpu,
+    Lease,
+    LeaseTerms,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    Share,
+    Tenant,
+)
+from moorage.trials import replay, trace
+from moorage.trials.load import Load, drive
+from moorage.trials.process import child, daemon
+
+REQUESTS: Final = 6_000
+"""Requests of one throughput run: below the point where the openb fleet starts to say no."""
+ROUND_TRIPS: Final = 1_000
+"""Requests of one latency run, one after the other."""
+CONNECTIONS: Final = 8
+WINDOW: Final = 8
+HISTORY_FACTS: Final = 1_000_000
+CHECKPOINT_FACTS: Final = 20_000
+"""As the daemon's own default: the tail to replay is as long as it can get."""
+STARTS: Final = 3
+"""Starts of each kind; the quickest counts, since noise only ever adds."""
+
+Figures = dict[str, Any]
+
+
+def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
+    """Measure durable grants per second and their latency, as multiples of a bare echo's.
+
+    Args:
+        nodes: Node file of a trace; a made-up fleet of openb's shape where none is given.
+        pods: Request file of a trace; made-up requests where none is given.
+
+    """
+    machines = trace.read_nodes(nodes) if nodes else made_up_nodes()
+    wanted = trace.read_pods(pods) if pods else made_up_pods()
+    order = trace.arrivals(wanted, trace.capacity_milli(machines), 1.0, 42)[:REQUESTS]
+    latency_order, order = order[:ROUND_TRIPS], order[ROUND_TRIPS:]
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        command = [sys.executable, "-m", "moorage.trials.echo"]
+        with child(command, Path(folder) / "echo.log") as (_, ready), daemon() as running:
+            document = trace.cluster_document(machines)
+            uri = replay.prepare(running, document, "fgd", wanted)
+            single = [replay.ask(uri, pod) for pod in latency_order]
+            many = [replay.ask(uri, pod) for pod in order]
+            echo_one, echo_many = _both(ready["ws"], single, many)
+            real_one, real_many = _both(running.ws, single, many)
+    granted = [_granted(load) for load in (real_one, real_many)]
+    per_second = granted[1] / real_many.seconds
+    return {
+        "nodes": len(machines),
+        "requests": len(single) + len(many),
+        "granted": sum(granted),
+        "connections": CONNECTIONS,
+        "window": WINDOW,
+        "echo_per_second": echo_many.per_second,
+        "grants_per_second": per_second,
+        "grants_to_echo": per_second / echo_many.per_second,
+        "echo_round_trip_p50_seconds": echo_one.quantile(0.5),
+        "grant_p50_to_echo_p50": real_one.quantile(0.5) / echo_one.quantile(0.5),
+        "grant_p99_to_echo_p50": real_one.quantile(0.99) / echo_one.quantile(0.5),
+        "grant_p99_to_echo_p99": real_one.quantile(0.99) / echo_one.quantile(0.99),
+    }
+
+
+def _both(url: str, single: Sequence[str], many: Sequence[str]) -> tuple[Load, Load]:
+    """Run the same messages one by one, then the others over several connections."""
+
+    async def play() -> tuple[Load, Load]:
+        one = await drive(url, single)
+        return one, await drive(url, many, connections=CONNECTIONS, window=WINDOW)
+
+    return uvloop.run(play())
+
+
+def _granted(load: Load) -> int:
+    return sum(1 for reply in load.replies if b'"lease":' in reply)
+
+
+def startup() -> Figures:
+    """Measure the start with a million facts in the history, against an empty ledger."""
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        empty, full = Path(folder) / "empty", Path(folder) / "full"
+        full.mkdir()
+        tail = asyncio.run(_write_history(full / "ledger.db"))
+        empties, fulls = [], []
+        for _ in range(STARTS):
+            empties.append(_start_seconds(empty))
+            # A clean stop writes a checkpoint; the copy keeps the tail at its longest.
+            fulls.append(_start_seconds(_copy(full, Path(folder) / "copy")))
+    return {
+        "facts": HISTORY_FACTS,
+        "facts_after_checkpoint": tail,
+        "empty_seconds": min(empties),
+        "full_seconds": min(fulls),
+        "full_to_empty": min(fulls) / min(empties),
+    }
+
+
+def _start_seconds(data: Path) -> float:
+    started = time.perf_counter()
+    with daemon(data):
+        return time.perf_counter() - started
+
+
+def _copy(source: Path, target: Path) -> Path:
+    target.mkdir(exist_ok=True)
+    for old in target.iterdir():
+        old.unlink()
+    for file in source.iterdir():
+        if file.suffix != ".lock":
+            (target / file.name).write_bytes(file.read_bytes())
+    return target
+
+
+async def _write_history(path: Path) -> int:
+    """Write the history of a busy server: leases come and go, a thousand at a time are held.
+
+    Returns:
+        Facts after the last checkpoint.
+
+    """
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    state = State()
+    gpus = tuple(Gpu(str(number)) for number in range(8))
+    rows = tuple(Node(NodeId(f"n{row:03d}"), 128_000, 1_048_576, gpus) for row in range(125))
+    facts: list[Fact] = [ClusterSet(Cluster(ClusterId("history"), rows))]
+    held: list[RequestId] = []
+    number = 0
+    checkpointed = written = 0
+    while written < HISTORY_FACTS:
+        while len(facts) < min(5_000, HISTORY_FACTS - written):
+            if len(held) == 1_000:  # noqa: PLR2004  # Every device is held: the oldest lets go.
+                facts.append(Ended(held.pop(0), float(number), "released"))
+            number += 1
+            lease = _lease(number)
+            held.append(lease.id)
+            facts.append(Granted(lease))
+        for fact in facts:
+            apply(state, fact)
+        written = await ledger.append(facts, float(number))
+        facts = []
+        if (
+            written - checkpointed >= CHECKPOINT_FACTS
+            and written + CHECKPOINT_FACTS < HISTORY_FACTS
+        ):
+            checkpointed = written
+            await ledger.checkpoint(written, list(condense(state)))
+    await ledger.close()
+    return written - checkpointed
+
+
+def _lease(number: int) -> Lease:
+    device = number % 1_000
+    return Lease(
+        id=RequestId(f"{number:016x}"),
+        tenant=Tenant("bench"),
+        token=f"token-{number}",
+        policy=PolicyRef("fgd:1.0-stable", "0" * 64),
+        placement=(Share(ClusterId("history"), NodeId(f"n{device // 8:03d}"), (str(device % 8),)),),
+        fencing=number,
+        granted_at=float(number),
+        expires_at=number + 4e9,
+        terms=LeaseTerms(ttl_seconds=4e9),
+    )
+
+
+def first_lease() -> Figures:
+    """Measure `moored demo` up to its first lease, against an interpreter with its imports."""
+    base, first = [], []
+    for _ in range(STARTS):
+        started = time.perf_counter()
+        imports = "import moorage.daemon.daemon, moorage_client"
+        subprocess.run([sys.executable, "-c", imports], check=True)  # noqa: S603  # Ours.
+        base.append(time.perf_counter() - started)
+        command = [sys.executable, "-m", "moorage", "demo", "--json"]
+        output = subprocess.run(command, check=True, capture_output=True).stdout  # noqa: S603  # Ours.
+        first.append(msgspec.json.decode(output)["first_lease_seconds"])
+    return {
+        "imports_seconds": min(base),
+        "first_lease_seconds": min(first),
+        "first_lease_to_imports": min(first) / min(base),
+    }
+
+
+BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
+    "grants": grants,
+    "startup": startup,
+    "first_lease": first_lease,
+}
+
+
+def made_up_nodes() -> list[trace.TraceNode]:
+    """Return 1,213 nodes of the openb fleet's shape: GPUs per node as there, models by size."""
+    shapes = [
+        (617, 8, 96_000, 393_216, "G2"),
+        (54, 4, 64_000, 262_144, "V100M32"),
+        (518, 2, 64_000, 262_144, "T4"),
+        (24, 1, 32_000, 131_072, "P100"),
+    ]
+    return [
+        trace.TraceNode(f"made-up-{gpus}-{number:04d}", cpu, memory, gpus, model)
+        for count, gpus, cpu, memory, model in shapes
+        for number in range(count)
+    ]
+
+
+def made_up_pods() -> list[trace.TracePod]:
+    """Return 8,152 requests with about openb's mix of whole, shared, CPU-only and 8-GPU ones."""
+    shapes = [
+        (3_911, 1, 1_000, 8_000, 30_720),
+        (1_100, 1, 810, 6_000, 16_384),
+        (1_978, 1, 460, 6_000, 12_288),
+        (1_088, 0, 0, 8_000, 30_720),
+        (75, 8, 1_000, 64_000, 262_144),
+    ]
+    return [
+        trace.TracePod(f"made-up-{kind}-{number:04d}", cpu, memory, gpus, milli)
+        for kind, (count, gpus, milli, cpu, memory) in enumerate(shapes)
+        for number in range(count)
+    ]

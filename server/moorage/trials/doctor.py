@@ -1,0 +1,122 @@
+"""`moored doctor`: what works here, and why not.
+
+Looks at the sandbox layers by building them, at the data directory by writing a fact, at the
+ports by listening on them, and at the optional packages by importing them.
+"""
+
+import asyncio
+import importlib.util
+import platform
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from moorage.config import Config
+from moorage.core.words import ClusterRemoved
+from moorage.ledger.base import LedgerError
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import ClusterId
+from moorage.policy import Fleet
+from moorage.sandbox.host import JailError, Sandbox
+from moorage.sandbox.limits import Limits
+
+OPTIONAL: Final = {
+    "ray": "the Ray backend",
+    "kubernetes": "the Kubernetes backend",
+    "boto3": "the AWS backend",
+    "psycopg": "the PostgreSQL ledger",
+    "pynvml": "discovery of this machine's NVIDIA GPUs",
+}
+"""Packages that later backends need, and what for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at.
+
+    Args:
+        name: What.
+        state: `ok`; `missing` for what is optional; `broken` for what `moored serve` needs.
+        detail: What was found, or what to do.
+
+    """
+
+    name: str
+    state: Literal["ok", "missing", "broken"]
+    detail: str
+
+
+def examine(config: Config) -> list[Finding]:
+    """Look at everything; never raises for what is merely broken."""
+    findings = [
+        Finding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
+        Finding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
+        *asyncio.run(_sandbox()),
+        asyncio.run(_ledger(config.data_dir)),
+        _port("websocket port", config.host, config.port),
+        _port("http port", config.http_host, config.http_port),
+    ]
+    for package, purpose in OPTIONAL.items():
+        found = importlib.util.find_spec(package) is not None
+        detail = "installed" if found else f"not installed; needed for {purpose}"
+        findings.append(Finding(package, "ok" if found else "missing", detail))
+    return findings
+
+
+class _NoServices:
+    """Nothing is asked during the self-test."""
+
+    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Refuse."""
+        raise AssertionError((client, method, arguments))
+
+    async def documents(self, cluster_ids: Any) -> list[Any]:
+        """Return none."""
+        del cluster_ids
+        return []
+
+
+async def _sandbox() -> list[Finding]:
+    nobody: Callable[[object], None] = lambda _: None  # noqa: E731  # Nothing is consulted.
+    sandbox = Sandbox(
+        fleet=Fleet(), services=_NoServices(), deliver=nobody, limits=Limits(), mode="jail"
+    )
+    try:
+        report = await sandbox.start()
+    except JailError as error:
+        reason = f"{error.reason}; `moored serve` refuses to start here without --sandbox unsafe"
+        return [Finding(f"sandbox: {error.layer}", "broken", reason)]
+    finally:
+        await sandbox.close()
+    layers = [Finding(f"sandbox: {name}", "ok", how) for name, how in report.layers.items()]
+    held = ", ".join(report.probes)
+    return [*layers, Finding("sandbox: self-test", "ok", f"{len(report.probes)} attacks: {held}")]
+
+
+async def _ledger(folder: Path) -> Finding:
+    parent = next(each for each in (folder, *folder.parents) if each.exists())
+    try:
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".moorage-doctor-") as trial:
+            ledger = SqliteLedger(Path(trial) / "ledger.db")
+            await ledger.open()
+            await ledger.append([ClusterRemoved(ClusterId("doctor"))], 0.0)
+            await ledger.close()
+    except (OSError, LedgerError) as error:
+        return Finding("ledger", "broken", f"{folder}: {error}")
+    return Finding("ledger", "ok", f"a fact was made durable beside {folder}")
+
+
+def _port(name: str, host: str, port: int) -> Finding:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            detail = f"{host}:{port}: {error.strerror}; is a daemon running there already?"
+            return Finding(name, "broken", detail)
+    return Finding(name, "ok", f"{host}:{port} is free")

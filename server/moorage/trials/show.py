@@ -1,0 +1,155 @@
+"""How the trials look: progress and tables for people, one JSON document for programs."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from moorage.trials import bench as benchmarks
+from moorage.trials import replay as replaying
+from moorage.trials.demo import Outcome
+from moorage.trials.doctor import Finding
+from moorage.trials.process import TrialError
+
+_MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
+
+
+def _console() -> Console:
+    return Console(soft_wrap=False, highlight=False)
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(json.dumps(msgspec.to_builtins(value), indent=2) + "\n")
+
+
+def demo(outcome: Outcome, *, as_json: bool) -> None:
+    """Show what the demo did."""
+    if as_json:
+        _print_json(outcome)
+        return
+    console = _console()
+    for exchange in outcome.exchanges:
+        console.print(f"\n[bold]{exchange.title}[/]")
+        console.print("  → " + json.dumps(exchange.request), soft_wrap=True, markup=False)
+        reply = exchange.reply
+        if reply["success"]:
+            console.print("  ← " + json.dumps(reply["data"]), soft_wrap=True, markup=False)
+        else:
+            console.print("  ← no: " + reply["message"], soft_wrap=True, markup=False)
+        if (lease := reply.get("lease")) is not None:
+            where = ", ".join(
+                f"{share['cluster_id']}/{share['node_id']} GPUs {','.join(share['gpus'])}"
+                for share in lease["placement"]
+            )
+            text = f"  lease {lease['id']}: {lease['state']}, {where}, fencing {lease['fencing']}"
+            console.print(text, soft_wrap=True, markup=False)
+        if (reasons := reply.get("reasons")) is not None:
+            console.print("  because " + json.dumps(reasons), soft_wrap=True, markup=False)
+    console.print(f"\nFirst lease {outcome.first_lease_seconds:.2f} s after the start.")
+
+
+def replay(options: replaying.Options, *, as_json: bool) -> None:
+    """Replay with a progress bar on stderr, and show the outcome."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    total = replaying.length(options)
+    with Progress(*columns, console=Console(stderr=True), disable=as_json) as progress:
+        task = progress.add_task(f"{options.policy}, {options.seeds} seed(s)", total=total)
+        runs = replaying.replay(options, lambda count: progress.advance(task, count))
+    report = replaying.report(options, runs)
+    if as_json:
+        _print_json(report)
+        return
+    table = Table(title=f"{options.policy} on {options.pods.name}, {options.arrive:g} × capacity")
+    for heading in (
+        "seed",
+        "asked",
+        "answered",
+        "granted",
+        "allocated %",
+        "at 100 %",
+        "grants/s",
+        "p50 ms",
+        "p99 ms",
+    ):
+        table.add_column(heading, justify="right")
+    for run in runs:
+        table.add_row(
+            str(run.seed),
+            str(run.requests),
+            str(run.answered),
+            str(run.granted),
+            f"{run.allocated_percent:.2f}",
+            f"{run.allocated_percent_at_100:.2f}",
+            f"{run.grants_per_second:.0f}",
+            f"{1e3 * run.p50_seconds:.2f}",
+            f"{1e3 * run.p99_seconds:.2f}",
+        )
+    mean = report["mean"]
+    table.add_section()
+    table.add_row(
+        "mean",
+        "",
+        f"{mean['answered_percent']:.0f} %",
+        "",
+        f"{mean['allocated_percent']:.2f}",
+        f"{mean['allocated_percent_at_100']:.2f}",
+        f"{mean['grants_per_second']:.0f}",
+        "",
+        "",
+    )
+    console = _console()
+    console.print(table)
+    for run in runs:
+        refusals = ", ".join(f"{code}: {count}" for code, count in run.refusals.items())
+        console.print(f"seed {run.seed} refused: {refusals or 'nothing'}")
+
+
+def doctor(findings: Sequence[Finding], *, as_json: bool) -> None:
+    """Show what was found."""
+    if as_json:
+        ok = all(finding.state != "broken" for finding in findings)
+        _print_json({"ok": ok, "findings": list(findings)})
+        return
+    table = Table(title="moored doctor")
+    for heading in ("what", "state", "detail"):
+        table.add_column(heading, overflow="fold")
+    for finding in findings:
+        table.add_row(finding.name, _MARKS[finding.state], finding.detail)
+    _console().print(table)
+
+
+def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_json: bool) -> None:
+    """Run benchmarks and show their figures."""
+    unknown = [name for name in names if name not in benchmarks.BENCHMARKS]
+    if unknown:
+        known = ", ".join(benchmarks.BENCHMARKS)
+        raise TrialError(f"there is no benchmark {', '.join(unknown)}; there are {known}")
+    report: dict[str, Any] = {}
+    for name in names or benchmarks.BENCHMARKS:
+        if not as_json:
+            Console(stderr=True).print(f"{name} …")
+        given = {"nodes": nodes, "pods": pods} if name == "grants" else {}
+        report[name] = benchmarks.BENCHMARKS[name](**given)
+    if as_json:
+        _print_json(report)
+        return
+    table = Table(title="moored bench (ratios are to a baseline of the same run)")
+    for heading in ("benchmark", "figure", "value"):
+        table.add_column(heading, justify="right" if heading == "value" else "left")
+    for name, figures in report.items():
+        for figure, value in figures.items():
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            table.add_row(name, figure, shown)
+        table.add_section()
+    _console().print(table)
