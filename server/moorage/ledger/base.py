@@ -1,0 +1,261 @@
+"""What a ledger promises: its contract, its records, its limits and its errors.
+
+The daemon opens one ledger, rebuilds the core's state from its recovery, appends the facts of
+every batch before any effect leaves, and now and then has the core condense its state into a
+checkpoint, so that starting stays quick however long the history has grown.
+
+The exceptions:
+
+    LedgerError             the ledger cannot do what was asked; the message says what to do
+    ├── LedgerLocked        another process writes this ledger
+    ├── LedgerCorrupt       what is on the disk is not what was written
+    ├── FactUnknown         a newer release wrote a fact that this one cannot read
+    ├── FactUnwritable      a fact would not come back from the disk as it is
+    └── LedgerFailed        writing or reading failed; the process must end and start again
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from moorage.core.words import Fact
+
+PENDING_FACTS_MAX: Final = 50_000
+"""Facts handed over and not yet durable. Beyond it `append` waits for room, in order of call."""
+PAGE_FACTS_MAX: Final = 1_000
+"""Entries on one page of `read` and `history`; a larger `limit` is lowered to it."""
+PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""A page ends with the entry whose encoded facts take it past this."""
+COMMIT_SECONDS_MAX: Final = 60.0
+"""A disk that takes longer than this for one commit has failed."""
+CHECKPOINTS_KEPT: Final = 2
+"""The newest, and the one to fall back to where the newest turns out damaged."""
+
+
+class LedgerError(Exception):
+    """The ledger cannot do what was asked; the message says what to do."""
+
+
+class LedgerLocked(LedgerError):  # noqa: N818  # It names what happened, like asyncio.QueueFull.
+    """Another process writes this ledger.
+
+    Args:
+        place: The ledger, as its owner calls it.
+        pid: The process that holds it, as it wrote down itself; None where it has not yet.
+
+    """
+
+    def __init__(self, place: str, pid: int | None) -> None:
+        holder = "another process" if pid is None else f"process {pid}"
+        super().__init__(
+            f"{place} is in use by {holder}: one ledger has one writer. "
+            "Stop that process, or give this one another data directory."
+        )
+        self.place = place
+        self.pid = pid
+
+
+class LedgerCorrupt(LedgerError):  # noqa: N818  # As LedgerLocked.
+    """What is on the disk is not what was written.
+
+    Args:
+        place: The ledger, as its owner calls it.
+        finding: What is wrong, and where.
+
+    """
+
+    def __init__(self, place: str, finding: str) -> None:
+        super().__init__(
+            f"{place} is damaged: {finding}. Nothing was changed. Stop, keep a copy of the data "
+            "directory, check the disk, and restore the directory from a backup. Starting with "
+            "an empty directory forgets every lease in this one."
+        )
+        self.place = place
+        self.finding = finding
+
+
+class FactUnknown(LedgerError):  # noqa: N818  # As LedgerLocked.
+    """A newer release wrote a fact that this one cannot read.
+
+    Args:
+        where: The fact's place, e.g. `fact 17`.
+        kind: The kind that is stored.
+        version: The version that is stored.
+        known: The newest version of that kind that this release reads; None where it knows none.
+
+    """
+
+    def __init__(self, where: str, kind: str, version: int, known: int | None) -> None:
+        ours = f"knows no kind {kind!r}" if known is None else f"reads {kind!r} up to {known}"
+        super().__init__(
+            f"{where} is of kind {kind!r}, version {version}; this release {ours}. Facts are "
+            "never skipped. Start the release that wrote it, or restore the data directory "
+            "from before that release first started."
+        )
+        self.kind = kind
+        self.version = version
+
+
+class FactUnwritable(LedgerError):  # noqa: N818  # As LedgerLocked.
+    """A fact would not come back from the disk as it is, so it was not written.
+
+    Args:
+        kind: Name of the fact's class.
+        finding: What JSON cannot hold.
+
+    """
+
+    def __init__(self, kind: str, finding: str) -> None:
+        super().__init__(
+            f"a {kind} cannot be stored: {finding}. Facts hold plain JSON values: text, whole "
+            "and finite numbers, lists, and objects with text keys. Whoever made this fact let "
+            "something else in; that is where to refuse it."
+        )
+
+
+class LedgerFailed(LedgerError):  # noqa: N818  # As LedgerLocked.
+    """The disk refused. What was being written may or may not be there.
+
+    Nothing is tried again: after a failed sync the kernel may have dropped the pages it could
+    not write, and a second sync would succeed without them. The process must end; the next one
+    reads what the disk really holds.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One fact as it was stored.
+
+    Args:
+        seq: Its place in the history, from 1, without gaps.
+        at: When it was appended, in seconds since the epoch.
+        fact: The fact.
+
+    """
+
+    seq: int
+    at: float
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What a ledger held when it was opened.
+
+    Args:
+        facts: The newest good checkpoint's facts, then every fact after it. To be iterated
+            once, before the ledger is closed. Raises `LedgerCorrupt` or `FactUnknown` at the
+            first fact that cannot be read.
+        last_seq: The last fact of the history; 0 where it is empty.
+        checkpoint_seq: The fact as of which the checkpoint was taken; 0 where there is none.
+        warnings: Damage that was survived, each a sentence for the log.
+
+    """
+
+    facts: Iterator[Fact]
+    last_seq: int
+    checkpoint_seq: int
+    warnings: tuple[str, ...] = ()
+
+
+class Ledger(Protocol):
+    """Facts, in order, for ever. One writer; used from one event loop."""
+
+    @property
+    def last_seq(self) -> int:
+        """The last fact that is durable; 0 where there is none."""
+        ...
+
+    async def open(self) -> Recovery:
+        """Take the single-writer lock, verify, and return what is there.
+
+        Its cost depends on the checkpoint and the facts after it, not on the whole history.
+
+        Raises:
+            LedgerLocked: Another process has it.
+            LedgerCorrupt: What is there cannot be trusted.
+            FactUnknown: A newer release wrote the checkpoint. (Later facts are read as
+                `Recovery.facts` is iterated.)
+            LedgerError: It cannot be opened, or is open already.
+
+        """
+        ...
+
+    async def append(self, facts: Sequence[Fact], at: float) -> int:
+        """Store facts; they are durable when this returns.
+
+        Several calls may be under way. Their facts are stored in the order of the calls, each
+        call's whole or not at all, everything that is waiting in one transaction. A call that
+        is cancelled may have stored its facts.
+
+        Args:
+            facts: In order. None at all: waits for the calls before it.
+            at: Now, in seconds since the epoch.
+
+        Returns:
+            The seq of the last of them.
+
+        Raises:
+            FactUnwritable: One of them is not plain JSON; none of them was stored.
+            LedgerFailed: The disk refused. Every later call raises the same.
+            LedgerError: The ledger is not open.
+
+        """
+        ...
+
+    async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
+        """Store facts that rebuild the state as of `seq`; durable when this returns.
+
+        Encoded and written in pieces, so that appends go on meanwhile. The newest two are kept.
+        A crash in the middle leaves the older ones as they were.
+
+        Args:
+            seq: A fact that has been handed to `append`, not older than the last checkpoint's.
+            facts: What replay needs instead of the facts 1 to `seq`.
+
+        Raises:
+            FactUnwritable: One of them is not plain JSON; no checkpoint was made.
+            LedgerFailed: The disk refused.
+            LedgerError: `seq` is out of range, or the ledger is not open.
+
+        """
+        ...
+
+    async def history(
+        self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
+    ) -> list[Entry]:
+        """Return the facts about one lease, request or cluster, oldest first.
+
+        Args:
+            subject: Its id.
+            after: Seq of the last entry of the page before; 0 for the first page.
+            limit: Entries on the page, at most `PAGE_FACTS_MAX`. Only an empty page means that
+                there are no more: a page also ends at `PAGE_BYTES_MAX`.
+
+        Raises:
+            LedgerCorrupt: A fact is not as it was written.
+            FactUnknown: A newer release wrote a fact.
+            LedgerFailed: The disk refused.
+            LedgerError: The ledger is not open.
+
+        """
+        ...
+
+    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[Entry]:
+        """Return the facts after a seq, oldest first; parameters and errors as `history`."""
+        ...
+
+    async def close(self) -> None:
+        """Wait until everything handed over is durable, and let go. A second call does nothing.
+
+        Raises:
+            LedgerFailed: The disk refused.
+
+        """
+        ...
+
+
+def place_of(path: Path) -> str:
+    """Name a ledger file for messages."""
+    return f"the ledger {path}"

@@ -1,0 +1,247 @@
+"""Facts as JSON and back: kinds, versions, checksums. Both ledgers store through here.
+
+Every fact is stored with the name of its kind and the version of that kind's shape. Any change
+of a shape, an added field included, is a new version: an older release then refuses the fact
+instead of dropping what it does not know. `UPGRADES` brings older versions up to date.
+`tests/ledger/shapes.json` pins the shapes, so that no change slips by without its version.
+"""
+
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, assert_never
+
+import msgspec
+
+from moorage.core.words import (
+    Carried,
+    ClusterRemoved,
+    ClusterSet,
+    Counted,
+    Dequeued,
+    Ended,
+    Ending,
+    Fact,
+    Granted,
+    Queued,
+    Renewed,
+    Started,
+)
+from moorage.ledger.base import Entry, FactUnknown, FactUnwritable, LedgerCorrupt
+
+Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
+"""Turns the JSON object of one version into that of the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of fact on disk.
+
+    Args:
+        name: Its name there, for ever, whatever becomes of the class's name.
+        version: The version of its shape that is written now, from 1.
+        record: The class.
+
+    """
+
+    name: str
+    version: int
+    record: type[Any]
+
+
+KINDS: Final = (
+    Kind("cluster_set", 1, ClusterSet),
+    Kind("cluster_removed", 1, ClusterRemoved),
+    Kind("queued", 1, Queued),
+    Kind("dequeued", 1, Dequeued),
+    Kind("granted", 1, Granted),
+    Kind("renewed", 1, Renewed),
+    Kind("started", 1, Started),
+    Kind("ending", 1, Ending),
+    Kind("ended", 1, Ended),
+    Kind("carried", 1, Carried),
+    Kind("counted", 1, Counted),
+)
+
+UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {}
+"""By kind and old version: the step to the version after it. Steps are chained, and stay."""
+
+
+class _Line(msgspec.Struct):
+    """A fact that carries its own kind and version: one line of a checkpoint."""
+
+    kind: str
+    version: int
+    fact: msgspec.Raw
+
+
+class Codec:
+    """Encodes and decodes records of a closed set of kinds.
+
+    Args:
+        kinds: All of them.
+        upgrades: As `UPGRADES`.
+
+    Raises:
+        ValueError: A kind has older versions without an upgrade from each of them.
+
+    """
+
+    def __init__(self, kinds: Iterable[Kind], upgrades: Mapping[tuple[str, int], Upgrade]) -> None:
+        self._kinds = {kind.name: kind for kind in kinds}
+        self._of_record = {kind.record: kind for kind in self._kinds.values()}
+        self._decoders = {
+            kind.name: msgspec.json.Decoder(kind.record) for kind in self._kinds.values()
+        }
+        self._encode = msgspec.json.Encoder().encode
+        self._upgrades = upgrades
+        for kind in self._kinds.values():
+            for version in range(1, kind.version):
+                if (kind.name, version) not in upgrades:
+                    raise ValueError(
+                        f"{kind.name} has version {kind.version} but no upgrade from {version}"
+                    )
+
+    def encode(self, fact: Any) -> tuple[Kind, bytes]:
+        """Return the kind and the JSON of a fact.
+
+        It is decoded again at once: what would not come back is refused while the request that
+        caused it can still be named, not at the next start.
+
+        Raises:
+            FactUnwritable: It is of no known kind, or JSON cannot hold it.
+
+        """
+        name = type(fact).__name__
+        kind = self._of_record.get(type(fact))
+        if kind is None:
+            raise FactUnwritable(name, "it is no member of `Fact` with an entry in `KINDS`")
+        try:
+            body = self._encode(fact)
+            same = self._decoders[kind.name].decode(body) == fact
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as no:
+            raise FactUnwritable(name, str(no)) from no
+        if not same:
+            raise FactUnwritable(name, "it reads back as something else (tuple, NaN, infinity?)")
+        return kind, body
+
+    def decode(self, kind: str, version: int, body: bytes, place: str, where: str) -> Any:
+        """Return a fact from its JSON.
+
+        Args:
+            kind: As stored.
+            version: As stored.
+            body: As stored.
+            place: The ledger, for messages.
+            where: The fact's place in it, for messages.
+
+        Raises:
+            FactUnknown: The kind or the version is newer than this release.
+            LedgerCorrupt: It is of a known version and not of that version's shape.
+
+        """
+        known = self._kinds.get(kind)
+        if known is None or not 1 <= version <= known.version:
+            newest = None if known is None else known.version
+            raise FactUnknown(f"{where} of {place}", kind, version, newest)
+        try:
+            if version == known.version:
+                return self._decoders[kind].decode(body)
+            record = msgspec.json.decode(body)
+            for step in range(version, known.version):
+                record = self._upgrades[kind, step](record)
+            return msgspec.convert(record, known.record)
+        except (msgspec.MsgspecError, RecursionError, LookupError, TypeError) as no:
+            raise LedgerCorrupt(place, f"{where} is no {kind!r} of version {version}: {no}") from no
+
+    def pack(self, facts: Iterable[Any]) -> bytes:
+        """Return facts as lines of JSON that carry their kinds and versions.
+
+        Raises:
+            FactUnwritable: As `encode`.
+
+        """
+        return b"\n".join(
+            self._encode(_Line(kind.name, kind.version, msgspec.Raw(body)))
+            for kind, body in map(self.encode, facts)
+        )
+
+    def unpack(self, part: bytes, place: str, where: str) -> Iterator[Any]:
+        """Return the facts of `pack`; parameters and errors as `decode`."""
+        for line in part.split(b"\n"):
+            try:
+                read = _decode_line(line)
+            except msgspec.MsgspecError as no:
+                raise LedgerCorrupt(place, f"{where} holds a line that is no fact: {no}") from no
+            yield self.decode(read.kind, read.version, bytes(read.fact), place, where)
+
+
+_decode_line: Final = msgspec.json.Decoder(_Line).decode
+
+FACTS: Final = Codec(KINDS, UPGRADES)
+"""The codec of every ledger."""
+
+
+class Row(NamedTuple):
+    """One fact as it is stored."""
+
+    seq: int
+    at: float
+    kind: str
+    version: int
+    subject: str
+    body: bytes
+    checksum: int
+
+
+def seal(seq: int, at: float, fact: Fact) -> Row:
+    """Return a fact as it is stored.
+
+    Raises:
+        FactUnwritable: JSON cannot hold it.
+
+    """
+    kind, body = FACTS.encode(fact)
+    subject = subject_of(fact)
+    at = float(at)
+    checksum = _checksum(seq, at, kind.name, kind.version, subject, body)
+    return Row(seq, at, kind.name, kind.version, subject, body, checksum)
+
+
+def unseal(row: Row, place: str) -> Entry:
+    """Return a stored fact.
+
+    Raises:
+        LedgerCorrupt: It is not as it was written.
+        FactUnknown: A newer release wrote it.
+
+    """
+    if _checksum(*row[:-1]) != row.checksum:
+        raise LedgerCorrupt(place, f"fact {row.seq} does not match its checksum")
+    fact = FACTS.decode(row.kind, row.version, row.body, place, f"fact {row.seq}")
+    return Entry(row.seq, row.at, fact)
+
+
+def subject_of(fact: Fact) -> str:
+    """Return the id of the one lease, request or cluster that a fact is about; empty: of none."""
+    match fact:
+        case Granted(lease=lease) | Carried(lease=lease):
+            return lease.id
+        case Renewed() | Started() | Ending() | Ended():
+            return fact.lease
+        case Queued(ask=ask):
+            return ask.id
+        case Dequeued(request=request):
+            return request
+        case ClusterSet(cluster=cluster):
+            return cluster.id
+        case ClusterRemoved(cluster=cluster_id):
+            return cluster_id
+        case Counted():
+            return ""
+        case _:
+            assert_never(fact)
+
+
+def _checksum(seq: int, at: float, kind: str, version: int, subject: str, body: bytes) -> int:
+    return zlib.crc32(body, zlib.crc32(f"{seq} {at!r} {kind} {version} {subject}".encode()))

@@ -1,0 +1,67 @@
+"""The single-writer lock of a ledger that lives in files. `SqliteLedger` takes it.
+
+A `flock` on a file beside the database: the kernel drops it with the process that holds it,
+however that dies. It is not left to SQLite, whose own locks come and go with transactions. The
+descriptor is close-on-exec, so that no program started by the server keeps it alive. The file
+is never deleted: two processes could otherwise each lock their own.
+"""
+
+import fcntl
+import os
+from pathlib import Path
+
+from moorage.ledger.base import LedgerError, LedgerLocked, place_of
+
+_PID_BYTES = 32
+
+
+class WriterLock:
+    """At most one per file is held, on the whole machine.
+
+    Args:
+        path: The ledger's file; the lock is a file beside it, with `.lock` behind its name.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._ledger = path
+        self._path = path.with_name(path.name + ".lock")
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take it, at once or not at all, and write down who has it.
+
+        Raises:
+            LedgerLocked: Another process (or another ledger of this one) has it.
+            LedgerError: The file cannot be made.
+
+        """
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as no:
+            raise LedgerError(
+                f"cannot make {self._path}: {no.strerror}. The data directory must be a "
+                "directory that this user may write to."
+            ) from no
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, _PID_BYTES, 0).decode(errors="replace").strip()
+            os.close(descriptor)
+            raise LedgerLocked(
+                place_of(self._ledger), int(holder) if holder.isdecimal() else None
+            ) from None
+        except OSError as no:
+            os.close(descriptor)
+            raise LedgerError(
+                f"cannot lock {self._path}: {no.strerror}. Use a file system with file locks."
+            ) from no
+        self._descriptor = descriptor
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+
+    def release(self) -> None:
+        """Let go of it; closing the descriptor drops the lock."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

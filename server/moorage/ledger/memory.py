@@ -1,0 +1,170 @@
+"""The ledger in memory: for tests, trials and demonstrations. What it holds ends with the process.
+
+Facts go through the same codec and the same checks as on disk, so that a fact which the disk
+could not hold fails here too. Calls give way to others once, as they would wait for a disk.
+"""
+
+import asyncio
+import os
+import zlib
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from moorage.core.words import Fact
+from moorage.ledger.base import (
+    CHECKPOINTS_KEPT,
+    PAGE_BYTES_MAX,
+    PAGE_FACTS_MAX,
+    Entry,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerLocked,
+    Recovery,
+)
+from moorage.ledger.codec import FACTS, Row, seal, unseal
+
+_PLACE = "the ledger in memory"
+
+
+@dataclass(slots=True)
+class Shelf:
+    """What outlives a `MemoryLedger`: hand it to the next one and that finds what is there.
+
+    Args:
+        rows: The facts.
+        checkpoints: Seq, bytes and checksum of each, oldest first.
+        taken: A ledger has it open.
+
+    """
+
+    rows: list[Row] = field(default_factory=list[Row])
+    checkpoints: list[tuple[int, bytes, int]] = field(default_factory=list[tuple[int, bytes, int]])
+    taken: bool = False
+
+
+class MemoryLedger:
+    """`base.Ledger` in memory. Read the contract there.
+
+    Args:
+        shelf: What an earlier one left; None for an empty one.
+
+    """
+
+    def __init__(self, shelf: Shelf | None = None) -> None:
+        self._shelf = Shelf() if shelf is None else shelf
+        self._open = False
+
+    @property
+    def last_seq(self) -> int:
+        """See `Ledger.last_seq`."""
+        return self._shelf.rows[-1].seq if self._shelf.rows else 0
+
+    async def open(self) -> Recovery:
+        """See `Ledger.open`."""
+        if self._open:
+            raise LedgerError(f"{_PLACE} is open already.")
+        if self._shelf.taken:
+            raise LedgerLocked(_PLACE, os.getpid())
+        seq, body, warnings = self._newest_good()
+        self._open = self._shelf.taken = True
+        last_seq = self.last_seq
+        facts = self._recovered(seq, body, last_seq)
+        return Recovery(facts, last_seq, seq, tuple(warnings))
+
+    async def append(self, facts: Sequence[Fact], at: float) -> int:
+        """See `Ledger.append`."""
+        self._check_open()
+        rows = [seal(seq, at, fact) for seq, fact in enumerate(facts, self.last_seq + 1)]
+        self._shelf.rows.extend(rows)
+        seq = self.last_seq
+        await asyncio.sleep(0)
+        return seq
+
+    async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
+        """See `Ledger.checkpoint`."""
+        self._check_open()
+        checkpoints = self._shelf.checkpoints
+        oldest = checkpoints[-1][0] if checkpoints else 0
+        if not oldest <= seq <= self.last_seq:
+            raise LedgerError(
+                f"a checkpoint of {_PLACE} as of fact {seq} was asked for; it must lie between "
+                f"the last checkpoint's ({oldest}) and the last fact ({self.last_seq})."
+            )
+        body = FACTS.pack(facts)
+        checkpoints.append((seq, body, zlib.crc32(body)))
+        del checkpoints[:-CHECKPOINTS_KEPT]
+        await asyncio.sleep(0)
+
+    async def history(
+        self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
+    ) -> list[Entry]:
+        """See `Ledger.history`."""
+        await asyncio.sleep(0)
+        self._check_open()
+        return self._page((row for row in self._after(after) if row.subject == subject), limit)
+
+    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[Entry]:
+        """See `Ledger.read`."""
+        await asyncio.sleep(0)
+        self._check_open()
+        return self._page(self._gapless(after), limit)
+
+    async def close(self) -> None:
+        """See `Ledger.close`."""
+        if self._open:
+            self._open = self._shelf.taken = False
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise LedgerError(f"{_PLACE} is not open.")
+
+    def _newest_good(self) -> tuple[int, bytes, list[str]]:
+        warnings: list[str] = []
+        checkpoints = self._shelf.checkpoints
+        while checkpoints:
+            seq, body, checksum = checkpoints[-1]
+            if seq > self.last_seq:
+                raise LedgerCorrupt(
+                    _PLACE,
+                    f"its newest checkpoint is as of fact {seq}, but its facts end with "
+                    f"{self.last_seq}",
+                )
+            if zlib.crc32(body) == checksum:
+                return seq, body, warnings
+            warnings.append(
+                f"{_PLACE}: the checkpoint as of fact {seq} is damaged and was dropped; more "
+                "facts are replayed instead."
+            )
+            checkpoints.pop()
+        return 0, b"", warnings
+
+    def _recovered(self, checkpoint_seq: int, body: bytes, last_seq: int) -> Iterator[Fact]:
+        if body:
+            where = f"the checkpoint as of fact {checkpoint_seq}"
+            yield from FACTS.unpack(body, _PLACE, where)
+        for row in self._gapless(checkpoint_seq):
+            if row.seq > last_seq:
+                return
+            yield unseal(row, _PLACE).fact
+
+    def _after(self, seq: int) -> Iterator[Row]:
+        rows = self._shelf.rows
+        start = bisect_right(rows, seq, key=lambda row: row.seq)
+        return (rows[index] for index in range(start, len(rows)))
+
+    def _gapless(self, after: int) -> Iterator[Row]:
+        for seq, row in enumerate(self._after(after), after + 1):
+            if row.seq != seq:
+                raise LedgerCorrupt(_PLACE, f"fact {seq} is missing; {row.seq} follows")
+            yield row
+
+    def _page(self, rows: Iterator[Row], limit: int) -> list[Entry]:
+        entries: list[Entry] = []
+        size = 0
+        for row in rows:
+            if len(entries) >= min(limit, PAGE_FACTS_MAX) or size > PAGE_BYTES_MAX:
+                break
+            entries.append(unseal(row, _PLACE))
+            size += len(row.body)
+        return entries

@@ -1,0 +1,302 @@
+"""The ledger in one SQLite file: what the daemon uses unless it is told otherwise.
+
+Three parties share the file: the writing thread (`writer.GroupCommit`), one reading connection
+for questions and for recovery, and nobody else, which `lock.WriterLock` sees to.
+"""
+
+import asyncio
+import os
+import sqlite3
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Final
+
+from moorage.core.words import Fact
+from moorage.ledger import tables
+from moorage.ledger.base import (
+    COMMIT_SECONDS_MAX,
+    PAGE_FACTS_MAX,
+    PENDING_FACTS_MAX,
+    Entry,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerFailed,
+    Recovery,
+    place_of,
+)
+from moorage.ledger.codec import FACTS, Row, seal, unseal
+from moorage.ledger.lock import WriterLock
+from moorage.ledger.tables import Checkpoint
+from moorage.ledger.writer import GroupCommit, Job
+
+CHECKPOINT_PART_FACTS: Final = 200
+"""Facts encoded and written at a time: about a millisecond of the interpreter lock."""
+
+
+class SqliteLedger:
+    """`base.Ledger` on a file. Read the contract there.
+
+    Args:
+        path: The database file; made where it is missing, its directory too. Readable by its
+            owner only: the tokens of leases are in it.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._place = place_of(path)
+        self._lock = WriterLock(path)
+        self._writer: GroupCommit | None = None
+        self._reader: sqlite3.Connection | None = None
+        self._asking = asyncio.Lock()
+        self._reading = threading.Lock()
+        self._failure: LedgerFailed | None = None
+        self._durable_seq = 0
+        self._given_seq = 0
+        self._pending = 0
+        self._door = asyncio.Lock()
+        self._room = asyncio.Event()
+        self._checkpointing = asyncio.Lock()
+        self._checkpoint_seq = 0
+        self._checkpoint_number = 0
+
+    @property
+    def last_seq(self) -> int:
+        """See `Ledger.last_seq`."""
+        return self._durable_seq
+
+    async def open(self) -> Recovery:
+        """See `Ledger.open`."""
+        if self._writer is not None:
+            raise LedgerError(f"{self._place} is open already.")
+        self._failure = None
+        connection, recovery = await asyncio.to_thread(self._open)
+        self._durable_seq = self._given_seq = recovery.last_seq
+        self._checkpoint_seq = recovery.checkpoint_seq
+        self._writer = GroupCommit(connection, self._path, self._settled)
+        return recovery
+
+    async def append(self, facts: Sequence[Fact], at: float) -> int:
+        """See `Ledger.append`."""
+        # The door is fair: while one call waits for room, later ones queue behind it.
+        async with self._door:
+            writer = self._usable()
+            while self._pending and self._pending + len(facts) > PENDING_FACTS_MAX:
+                self._room.clear()
+                await self._room.wait()
+                writer = self._usable()
+            first = self._given_seq + 1
+            rows = [seal(seq, at, fact) for seq, fact in enumerate(facts, first)]
+            self._given_seq += len(rows)
+            self._pending += len(rows)
+            seq = self._given_seq
+            job = Job(asyncio.get_running_loop().create_future(), rows)
+            writer.submit(job)
+        await self._durable(job)
+        return seq
+
+    async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
+        """See `Ledger.checkpoint`."""
+        async with self._checkpointing:
+            self._usable()
+            if not self._checkpoint_seq <= seq <= self._given_seq:
+                raise LedgerError(
+                    f"a checkpoint of {self._place} as of fact {seq} was asked for; it must lie "
+                    f"between the last checkpoint's ({self._checkpoint_seq}) and the last fact "
+                    f"({self._given_seq})."
+                )
+            while await self._work(tables.sweep):
+                pass
+            number = self._checkpoint_number = self._checkpoint_number + 1
+            parts = checksum = 0
+            for start in range(0, len(facts), CHECKPOINT_PART_FACTS):
+                chunk = facts[start : start + CHECKPOINT_PART_FACTS]
+                body = await asyncio.to_thread(FACTS.pack, chunk)
+                await self._work(_part_writer(number, parts, body))
+                checksum = zlib.crc32(body, checksum)
+                parts += 1
+            finished = Checkpoint(number, seq, parts, checksum)
+            await self._work(lambda connection: tables.finish_checkpoint(connection, finished))
+            self._checkpoint_seq = seq
+
+    async def history(
+        self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
+    ) -> list[Entry]:
+        """See `Ledger.history`."""
+        return await self._asked(after, limit, subject)
+
+    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[Entry]:
+        """See `Ledger.read`."""
+        return await self._asked(after, limit, None)
+
+    async def close(self) -> None:
+        """See `Ledger.close`."""
+        writer, self._writer = self._writer, None
+        if writer is None:
+            return
+        self._room.set()
+        try:
+            async with asyncio.timeout(COMMIT_SECONDS_MAX):
+                await writer.stop()
+        except TimeoutError:
+            raise self._fail(f"the disk took longer than {COMMIT_SECONDS_MAX:g} s") from None
+        finally:
+            with self._reading:
+                if self._reader is not None:
+                    self._reader.close()
+                    self._reader = None
+            self._lock.release()
+        if self._failure is not None:
+            raise self._failure
+
+    # Opening: in a thread, since a log left by a crash is read back first.
+
+    def _open(self) -> tuple[sqlite3.Connection, Recovery]:
+        with ExitStack() as opened, tables.translated(self._path):
+            self._make_file(opened)
+            connection = opened.enter_context(closing(tables.connect(self._path)))
+            reader = opened.enter_context(closing(tables.connect_reader(self._path)))
+            last_seq = tables.last_seq(connection)
+            checkpoint, parts, warnings = self._newest_good(connection, last_seq)
+            self._checkpoint_number = tables.last_checkpoint_number(connection)
+            opened.pop_all()
+        self._reader = reader
+        checkpoint_seq = checkpoint.seq if checkpoint else 0
+        facts = self._recovered(parts, checkpoint_seq, last_seq)
+        return connection, Recovery(facts, last_seq, checkpoint_seq, tuple(warnings))
+
+    def _make_file(self, opened: ExitStack) -> None:
+        """Lock, and see to it that the file exists and that its name outlives a power cut."""
+        directory = self._path.parent
+        try:
+            if not directory.exists():
+                directory.mkdir(parents=True, exist_ok=True)
+                _sync_directory(directory.parent)
+            self._lock.acquire()
+            opened.callback(self._lock.release)
+            # SQLite gives its log files the mode of the database file.
+            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            _sync_directory(directory)
+        except OSError as no:
+            raise LedgerError(
+                f"{self._place} cannot be opened: {no}. The data directory must be a directory "
+                "that this user may write to."
+            ) from no
+
+    def _newest_good(
+        self, connection: sqlite3.Connection, last_seq: int
+    ) -> tuple[Checkpoint | None, list[bytes], list[str]]:
+        warnings: list[str] = []
+        finished = tables.checkpoints(connection)
+        if finished and finished[0].seq > last_seq:
+            raise LedgerCorrupt(
+                self._place,
+                f"its newest checkpoint is as of fact {finished[0].seq}, but its facts end with "
+                f"{last_seq}",
+            )
+        for checkpoint in finished:
+            parts = tables.checkpoint_parts(connection, checkpoint)
+            if parts is not None:
+                return checkpoint, parts, warnings
+            warnings.append(
+                f"{self._place}: the checkpoint as of fact {checkpoint.seq} is damaged and was "
+                "dropped; more facts are replayed instead. Check the disk."
+            )
+            tables.drop_checkpoint(connection, checkpoint)
+        return None, [], warnings
+
+    def _recovered(self, parts: list[bytes], checkpoint_seq: int, last_seq: int) -> Iterator[Fact]:
+        where = f"the checkpoint as of fact {checkpoint_seq}"
+        for part in parts:
+            yield from FACTS.unpack(part, self._place, where)
+        seq = checkpoint_seq
+        while seq < last_seq:
+            entries = self._entries(seq, min(PAGE_FACTS_MAX, last_seq - seq), None)
+            if not entries:
+                raise LedgerCorrupt(self._place, f"fact {seq + 1} of {last_seq} is missing")
+            for entry in entries:
+                yield entry.fact
+            seq = entries[-1].seq
+
+    # Reading.
+
+    async def _asked(self, after: int, limit: int, subject: str | None) -> list[Entry]:
+        # One at a time: more would only hold threads while they wait for the connection.
+        async with self._asking:
+            self._usable()
+            return await asyncio.to_thread(self._entries, after, limit, subject)
+
+    def _entries(self, after: int, limit: int, subject: str | None) -> list[Entry]:
+        with self._reading:
+            if self._reader is None:
+                raise self._closed()
+            with tables.translated(self._path):
+                rows = tables.page(self._reader, after, min(limit, PAGE_FACTS_MAX), subject)
+        if subject is None:
+            self._check_gapless(rows, after)
+        return [unseal(row, self._place) for row in rows]
+
+    def _check_gapless(self, rows: Sequence[Row], after: int) -> None:
+        for seq, row in enumerate(rows, after + 1):
+            if row.seq != seq:
+                raise LedgerCorrupt(self._place, f"fact {seq} is missing; {row.seq} follows")
+
+    # Writing.
+
+    def _usable(self) -> GroupCommit:
+        if self._failure is not None:
+            raise LedgerFailed(str(self._failure))
+        if self._writer is None:
+            raise self._closed()
+        return self._writer
+
+    def _closed(self) -> LedgerError:
+        return LedgerError(f"{self._place} is not open.")
+
+    async def _work(self, work: Callable[[sqlite3.Connection], object]) -> object:
+        """Have a change to the tables made durable, and return what it returned."""
+        writer = self._usable()
+        job = Job(asyncio.get_running_loop().create_future(), work=work)
+        writer.submit(job)
+        return await self._durable(job)
+
+    async def _durable(self, job: Job) -> object:
+        try:
+            async with asyncio.timeout(COMMIT_SECONDS_MAX):
+                return await job.done
+        except TimeoutError:
+            raise self._fail(f"the disk took longer than {COMMIT_SECONDS_MAX:g} s") from None
+
+    def _fail(self, finding: str) -> LedgerFailed:
+        self._failure = LedgerFailed(
+            f"{self._place} failed: {finding}. Repair the disk, then start again: what was "
+            "acknowledged is safe."
+        )
+        self._room.set()
+        return self._failure
+
+    def _settled(self, jobs: Sequence[Job], failure: LedgerFailed | None) -> None:
+        count = sum(len(job.rows) for job in jobs)
+        self._pending -= count
+        if failure is None:
+            self._durable_seq += count
+        else:
+            self._failure = failure
+        self._room.set()
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _part_writer(
+    checkpoint: int, number: int, body: bytes
+) -> Callable[[sqlite3.Connection], object]:
+    return lambda connection: tables.insert_part(connection, checkpoint, number, body)

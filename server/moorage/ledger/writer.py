@@ -1,0 +1,143 @@
+"""Group commit: one thread, one transaction for everything that waits. `SqliteLedger` owns one.
+
+While a transaction is being synced, the next ones' jobs gather in the queue and then share one
+sync: the slower the disk, the larger the groups.
+"""
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from moorage.ledger import tables
+from moorage.ledger.base import LedgerFailed
+from moorage.ledger.codec import Row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """Something to be made durable.
+
+    Args:
+        done: Becomes what `work` returned once the job is durable, or a `LedgerFailed`.
+        rows: Facts to add.
+        work: Another change to the tables, or None.
+
+    """
+
+    done: asyncio.Future[object]
+    rows: Sequence[Row] = ()
+    work: Callable[[sqlite3.Connection], object] | None = None
+
+
+class GroupCommit:
+    """The writing thread. Jobs become durable in the order in which they were submitted.
+
+    Args:
+        connection: Its own from now on; it closes it.
+        path: The ledger's file, for messages.
+        settled: Called on the loop after every transaction, before the futures of its jobs are
+            resolved, with the jobs and its failure or None.
+
+    """
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        path: Path,
+        settled: Callable[[Sequence[Job], LedgerFailed | None], None],
+    ) -> None:
+        self._connection = connection
+        self._path = path
+        self._settled = settled
+        self._loop = asyncio.get_running_loop()
+        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._ended = self._loop.create_future()
+        # A daemon thread: a disk that hangs must not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, job: Job) -> None:
+        """Have a job done."""
+        self._queue.put(job)
+
+    async def stop(self) -> None:
+        """Return when every job submitted so far is settled and the thread has ended."""
+        self._queue.put(None)
+        await self._ended
+        self._thread.join()
+
+    def _run(self) -> None:
+        failure: LedgerFailed | None = None
+        running = True
+        try:
+            while running:
+                jobs, running = self._gather()
+                results: list[object] = []
+                if failure is None:
+                    try:
+                        with tables.translated(self._path):
+                            results = self._commit(jobs)
+                    except Exception as no:  # noqa: BLE001  # Whoever waits must hear of it.
+                        failure = no if isinstance(no, LedgerFailed) else LedgerFailed(str(no))
+                self._tell(self._settle, jobs, results, failure)
+        finally:
+            self._connection.close()
+            self._tell(self._end)
+
+    def _gather(self) -> tuple[list[Job], bool]:
+        """Wait for a job; return it with all that wait behind it, and whether to go on."""
+        jobs: list[Job] = []
+        item = self._queue.get()
+        while item is not None:
+            jobs.append(item)
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                return jobs, True
+        return jobs, False
+
+    def _commit(self, jobs: Sequence[Job]) -> list[object]:
+        rows = [row for job in jobs for row in job.rows]
+        works = [job.work for job in jobs if job.work is not None]
+        if not works and len(rows) <= tables.ROWS_PER_STATEMENT:
+            tables.insert(self._connection, rows)  # A single statement is its own transaction.
+            return [None] * len(jobs)
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            tables.insert(self._connection, rows)
+            results = [job.work and job.work(self._connection) for job in jobs]
+            self._connection.execute("COMMIT")
+        except BaseException:
+            # SQLite rolls back by itself after the errors that matter most, such as a full disk.
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+        return results
+
+    def _settle(
+        self, jobs: Sequence[Job], results: Sequence[object], failure: LedgerFailed | None
+    ) -> None:
+        self._settled(jobs, failure)
+        for number, job in enumerate(jobs):
+            if job.done.done():
+                continue  # Whoever waited for it has been cancelled.
+            if failure is None:
+                job.done.set_result(results[number])
+            else:
+                job.done.set_exception(LedgerFailed(str(failure)))
+
+    def _end(self) -> None:
+        if not self._ended.done():
+            self._ended.set_result(None)
+
+    def _tell(self, callback: Callable[..., None], *arguments: object) -> None:
+        try:
+            self._loop.call_soon_threadsafe(callback, *arguments)
+        except RuntimeError:
+            if not self._loop.is_closed():
+                raise
+            # The loop is gone, and everybody who could have waited with it.

@@ -1,0 +1,493 @@
+"""What every ledger must do, over the one in memory and the one on disk."""
+
+import asyncio
+import os
+import sqlite3
+from pathlib import Path
+from typing import Protocol
+
+import pytest
+
+from moorage.core.words import ClusterRemoved, Ended, Fact, Granted, Renewed
+from moorage.ledger.base import (
+    PAGE_BYTES_MAX,
+    PAGE_FACTS_MAX,
+    FactUnknown,
+    FactUnwritable,
+    Ledger,
+    LedgerCorrupt,
+    LedgerError,
+    LedgerLocked,
+)
+from moorage.ledger.codec import Row, _checksum
+from moorage.ledger.memory import MemoryLedger, Shelf
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import (
+    ClusterId,
+    Lease,
+    LeaseTerms,
+    NodeId,
+    PolicyRef,
+    Provision,
+    RequestId,
+    Share,
+    Tenant,
+)
+
+NOW = 1_763_647_000.125
+
+
+class Place(Protocol):
+    """Where ledgers leave their facts, and how a disk can spoil them while none is open."""
+
+    def ledger(self) -> Ledger: ...
+    def relabel(self, seq: int, kind: str, version: int) -> None: ...
+    def flip_a_bit(self, seq: int) -> None: ...
+    def lose(self, seq: int) -> None: ...
+    def spoil_newest_checkpoint(self) -> None: ...
+
+
+class MemoryPlace:
+    def __init__(self) -> None:
+        self.shelf = Shelf()
+
+    def ledger(self) -> Ledger:
+        return MemoryLedger(self.shelf)
+
+    def relabel(self, seq: int, kind: str, version: int) -> None:
+        # Sealed again, as a release that knows the kind would have done.
+        row = self.shelf.rows[seq - 1]
+        self.shelf.rows[seq - 1] = row._replace(
+            kind=kind, version=version, checksum=resealed(row, kind, version)
+        )
+
+    def flip_a_bit(self, seq: int) -> None:
+        row = self.shelf.rows[seq - 1]
+        self.shelf.rows[seq - 1] = row._replace(body=row.body.replace(b"r-", b"s-"))
+
+    def lose(self, seq: int) -> None:
+        del self.shelf.rows[seq - 1]
+
+    def spoil_newest_checkpoint(self) -> None:
+        seq, body, checksum = self.shelf.checkpoints[-1]
+        self.shelf.checkpoints[-1] = (seq, body.replace(b"r-", b"s-"), checksum)
+
+
+class SqlitePlace:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def ledger(self) -> Ledger:
+        return SqliteLedger(self.path)
+
+    def relabel(self, seq: int, kind: str, version: int) -> None:
+        connection = sqlite3.connect(self.path)
+        row = Row._make(
+            connection.execute(
+                "SELECT seq, at, kind, version, subject, CAST(body AS BLOB), checksum "
+                "FROM fact WHERE seq = ?",
+                (seq,),
+            ).fetchone()
+        )
+        connection.execute(
+            "UPDATE fact SET kind = ?, version = ?, checksum = ? WHERE seq = ?",
+            (kind, version, resealed(row, kind, version), seq),
+        )
+        connection.commit()
+        connection.close()
+
+    def flip_a_bit(self, seq: int) -> None:
+        self._run("UPDATE fact SET body = replace(body, 'r-', 's-') WHERE seq = ?", seq)
+
+    def lose(self, seq: int) -> None:
+        self._run("DELETE FROM fact WHERE seq = ?", seq)
+
+    def spoil_newest_checkpoint(self) -> None:
+        self._run(
+            "UPDATE checkpoint_part SET body = CAST(replace(CAST(body AS TEXT), 'r-', 's-') "
+            "AS BLOB) WHERE checkpoint = (SELECT max(number) FROM checkpoint)"
+        )
+
+    def _run(self, statement: str, *parameters: int) -> None:
+        connection = sqlite3.connect(self.path)
+        assert connection.execute(statement, parameters).rowcount > 0
+        connection.commit()
+        connection.close()
+
+
+def resealed(row: Row, kind: str, version: int) -> int:
+    return _checksum(row.seq, row.at, kind, version, row.subject, row.body)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
+    if request.param == "memory":
+        return MemoryPlace()
+    return SqlitePlace(tmp_path / "data" / "ledger.sqlite")
+
+
+def granted(number: int) -> Granted:
+    return Granted(
+        Lease(
+            id=RequestId(f"r-{number}"),
+            tenant=Tenant("team-a"),
+            token="secret",  # noqa: S106  # It opens nothing.
+            policy=PolicyRef("fgd", "0" * 64),
+            placement=(Share(ClusterId("north"), NodeId("n1"), ("0", "1")),),
+            fencing=number,
+            granted_at=NOW,
+            expires_at=NOW + 300,
+            terms=LeaseTerms(300.0),
+            provision=Provision("local", {"command": ["sleep", "1"], "größe": 1.5}),
+        )
+    )
+
+
+def numbered(first: int, last: int) -> list[Fact]:
+    return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
+
+
+async def left_behind(place: Place) -> list[Fact]:
+    """Open, read everything back, close."""
+    ledger = place.ledger()
+    recovery = await ledger.open()
+    try:
+        return list(recovery.facts)
+    finally:
+        await ledger.close()
+
+
+async def test_a_new_ledger_is_empty(place: Place):
+    ledger = place.ledger()
+    recovery = await ledger.open()
+    assert (list(recovery.facts), recovery.last_seq, recovery.checkpoint_seq) == ([], 0, 0)
+    assert recovery.warnings == ()
+    assert ledger.last_seq == 0
+    assert await ledger.read() == []
+    assert await ledger.history("r-1") == []
+    await ledger.close()
+
+
+async def test_facts_come_back_in_order_after_reopening(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    first: list[Fact] = [granted(1), Renewed(RequestId("r-1"), NOW + 600)]
+    second: list[Fact] = [Ended(RequestId("r-1"), NOW, "released"), ClusterRemoved(ClusterId("c"))]
+    assert await ledger.append(first, NOW) == 2
+    assert await ledger.append(second, NOW) == 4
+    assert ledger.last_seq == 4
+    await ledger.close()
+    ledger = place.ledger()
+    recovery = await ledger.open()
+    assert list(recovery.facts) == first + second
+    assert recovery.last_seq == ledger.last_seq == 4
+    assert await ledger.append(numbered(5, 5), NOW) == 5
+    await ledger.close()
+
+
+async def test_nothing_to_append_waits_for_what_came_before(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    assert await ledger.append([], NOW) == 0
+    earlier = asyncio.ensure_future(ledger.append(numbered(1, 3), NOW))
+    await asyncio.sleep(0)
+    assert await ledger.append([], NOW) == 3
+    assert earlier.done()
+    assert await earlier == 3
+    await ledger.close()
+
+
+async def test_concurrent_appends_are_stored_in_the_order_of_the_calls(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    sizes = [1 + number * 7 % 5 for number in range(300)]
+    calls, last, lasts = [], 0, []
+    for size in sizes:
+        calls.append(asyncio.ensure_future(ledger.append(numbered(last + 1, last + size), NOW)))
+        last += size
+        lasts.append(last)
+    assert await asyncio.gather(*calls) == lasts
+    assert [entry.fact for entry in await ledger.read()] == numbered(1, last)
+    await ledger.close()
+    assert await left_behind(place) == numbered(1, last)
+
+
+async def test_what_close_was_given_is_durable(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered(1, 50)]
+    await asyncio.sleep(0)
+    await ledger.close()
+    assert await asyncio.gather(*calls) == list(range(1, 51))
+    assert await left_behind(place) == numbered(1, 50)
+
+
+async def test_a_cancelled_append_disturbs_no_other(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    calls = [asyncio.ensure_future(ledger.append([fact], NOW)) for fact in numbered(1, 9)]
+    await asyncio.sleep(0)
+    calls[4].cancel()
+    await asyncio.wait(calls)
+    assert await ledger.append(numbered(10, 10), NOW) == ledger.last_seq == 10
+    assert [entry.fact for entry in await ledger.read()] == numbered(1, 10)
+    await ledger.close()
+
+
+async def test_a_checkpoint_stands_for_the_facts_before_it(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 10), NOW)
+    condensed = [granted(number) for number in range(700)]
+    await ledger.checkpoint(8, condensed)
+    await ledger.append(numbered(11, 12), NOW)
+    await ledger.close()
+    ledger = place.ledger()
+    recovery = await ledger.open()
+    assert list(recovery.facts) == [*condensed, *numbered(9, 12)]
+    assert (recovery.checkpoint_seq, recovery.last_seq) == (8, 12)
+    assert [entry.fact for entry in await ledger.read()] == numbered(1, 12)
+    await ledger.close()
+
+
+async def test_a_checkpoint_of_nothing_is_one(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 3), NOW)
+    await ledger.checkpoint(3, [])
+    await ledger.close()
+    assert await left_behind(place) == []
+
+
+async def test_appends_go_on_during_a_checkpoint(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 5), NOW)
+    under_way = asyncio.ensure_future(ledger.checkpoint(5, [granted(n) for n in range(2000)]))
+    last = 5
+    while not under_way.done():
+        last += 1
+        assert await ledger.append(numbered(last, last), NOW) == last
+    await under_way
+    await ledger.close()
+    assert (await left_behind(place))[2000:] == numbered(6, last)
+
+
+async def test_a_damaged_checkpoint_gives_way_to_the_one_before(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    for seq in (2, 4, 6):
+        await ledger.append(numbered(seq - 1, seq), NOW)
+        await ledger.checkpoint(seq, [granted(seq)])
+    await ledger.append(numbered(7, 7), NOW)
+    await ledger.close()
+    assert await left_behind(place) == [granted(6), *numbered(7, 7)]
+    place.spoil_newest_checkpoint()
+    ledger = place.ledger()
+    recovery = await ledger.open()
+    assert list(recovery.facts) == [granted(4), *numbered(5, 7)]
+    assert recovery.checkpoint_seq == 4
+    [warning] = recovery.warnings
+    assert "fact 6 is damaged" in warning
+    await ledger.close()
+    place.spoil_newest_checkpoint()
+    assert await left_behind(place) == numbered(1, 7)  # The third was dropped as too old.
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.checkpoint(7, [granted(7)])
+    await ledger.close()
+    assert await left_behind(place) == [granted(7)]
+
+
+async def test_a_checkpoint_lies_between_the_last_one_and_the_last_fact(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 5), NOW)
+    await ledger.checkpoint(3, [])
+    for seq in (2, 6):
+        with pytest.raises(LedgerError, match=r"between the last checkpoint's \(3\).*\(5\)"):
+            await ledger.checkpoint(seq, [])
+    await ledger.checkpoint(3, [granted(1)])
+    await ledger.close()
+    assert await left_behind(place) == [granted(1), *numbered(4, 5)]
+
+
+async def test_an_unwritable_fact_is_refused_and_stores_nothing(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 1), NOW)
+    endless = Renewed(RequestId("r-9"), float("inf"))
+    with pytest.raises(FactUnwritable, match="Renewed cannot be stored"):
+        await ledger.append([*numbered(2, 2), endless], NOW)
+    with pytest.raises(FactUnwritable):
+        await ledger.checkpoint(1, [granted(1), endless])
+    assert await ledger.append(numbered(2, 2), NOW) == 2
+    await ledger.close()
+    assert await left_behind(place) == numbered(1, 2)
+
+
+async def test_history_tells_of_one_subject(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    story: list[Fact] = [
+        granted(1),
+        Renewed(RequestId("r-1"), NOW + 600),
+        Ended(RequestId("r-1"), NOW + 1, "released"),
+    ]
+    await ledger.append([story[0], granted(2)], NOW)
+    await ledger.append([story[1], granted(11), story[2]], NOW + 1)
+    entries = await ledger.history("r-1")
+    assert [entry.fact for entry in entries] == story
+    assert [(entry.seq, entry.at) for entry in entries] == [(1, NOW), (3, NOW + 1), (5, NOW + 1)]
+    assert [e.seq for e in await ledger.history("r-1", after=1, limit=1)] == [3]
+    assert await ledger.history("r") == []
+    await ledger.close()
+
+
+async def test_pages_are_bounded_and_join(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 2 * PAGE_FACTS_MAX + 1), NOW)
+    sizes, after = [], 0
+    while page := await ledger.read(after, limit=10 * PAGE_FACTS_MAX):
+        assert page[0].seq == after + 1
+        sizes.append(len(page))
+        after = page[-1].seq
+    assert sizes == [PAGE_FACTS_MAX, PAGE_FACTS_MAX, 1]
+    assert [entry.seq for entry in await ledger.read(7, limit=2)] == [8, 9]
+    await ledger.close()
+
+
+async def test_a_page_of_large_facts_ends_early(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    large = [Ended(RequestId("r"), NOW, "x" * (PAGE_BYTES_MAX // 4)) for _ in range(6)]
+    await ledger.append(large, NOW)
+    assert [entry.seq for entry in await ledger.read()] == [1, 2, 3, 4]
+    assert [entry.seq for entry in await ledger.history("r", after=4)] == [5, 6]
+    await ledger.close()
+    assert await left_behind(place) == large
+
+
+async def test_reading_while_writing_sees_a_gapless_beginning(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+
+    async def write() -> None:
+        for number in range(1, 201):
+            await ledger.append(numbered(number, number), NOW)
+
+    writing = asyncio.ensure_future(write())
+    while not writing.done():
+        durable = ledger.last_seq
+        seen = [entry.fact for entry in await ledger.read()]
+        assert len(seen) >= durable
+        assert seen == numbered(1, len(seen))
+    await writing
+    assert len(await ledger.read()) == 200
+    await ledger.close()
+
+
+async def test_recovery_ends_where_the_ledger_ended_when_it_was_opened(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 3), NOW)
+    await ledger.close()
+    ledger = place.ledger()
+    recovery = await ledger.open()
+    await ledger.append(numbered(4, 5), NOW)
+    assert list(recovery.facts) == numbered(1, 3)
+    await ledger.close()
+
+
+async def test_one_ledger_has_one_writer(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    second = place.ledger()
+    with pytest.raises(LedgerLocked, match=f"in use by process {os.getpid()}") as caught:
+        await second.open()
+    assert caught.value.pid == os.getpid()
+    with pytest.raises(LedgerError, match="open already"):
+        await ledger.open()
+    assert await ledger.append(numbered(1, 1), NOW) == 1
+    await ledger.close()
+    recovery = await second.open()
+    assert list(recovery.facts) == numbered(1, 1)
+    await second.close()
+
+
+async def test_a_closed_ledger_says_so_and_may_be_opened_again(place: Place):
+    ledger = place.ledger()
+    with pytest.raises(LedgerError, match="not open"):
+        await ledger.append(numbered(1, 1), NOW)
+    await ledger.close()
+    await ledger.open()
+    await ledger.append(numbered(1, 1), NOW)
+    await ledger.close()
+    await ledger.close()
+    for call in (
+        ledger.append([], NOW),
+        ledger.checkpoint(0, []),
+        ledger.read(),
+        ledger.history(""),
+    ):
+        with pytest.raises(LedgerError, match="not open"):
+            await call
+    recovery = await ledger.open()
+    assert list(recovery.facts) == numbered(1, 1)
+    await ledger.close()
+
+
+@pytest.mark.parametrize(("kind", "version"), [("teleported", 1), ("renewed", 99), ("renewed", 0)])
+async def test_an_unknown_kind_is_never_skipped(place: Place, kind: str, version: int):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 3), NOW)
+    await ledger.close()
+    place.relabel(2, kind, version)
+    ledger = place.ledger()
+    recovery = await ledger.open()
+    said = f"fact 2 of .*'{kind}', version {version}.*Start the release that wrote it"
+    with pytest.raises(FactUnknown, match=said):
+        list(recovery.facts)
+    with pytest.raises(FactUnknown, match=said):
+        await ledger.read()
+    with pytest.raises(FactUnknown, match=said):
+        await ledger.history("r-2")
+    assert len(await ledger.history("r-1")) == 1
+    await ledger.close()
+
+
+async def test_a_changed_fact_is_noticed(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 3), NOW)
+    await ledger.close()
+    place.flip_a_bit(2)
+    with pytest.raises(LedgerCorrupt, match=r"fact 2 does not match its checksum.*from a backup"):
+        await left_behind(place)
+
+
+@pytest.mark.parametrize("seq", [1, 2])
+async def test_a_missing_fact_is_noticed(place: Place, seq: int):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 3), NOW)
+    await ledger.close()
+    place.lose(seq)
+    with pytest.raises(LedgerCorrupt, match=f"fact {seq} is missing"):
+        await left_behind(place)
+
+
+async def test_facts_lost_from_the_end_are_noticed_by_the_checkpoint(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await ledger.append(numbered(1, 3), NOW)
+    await ledger.checkpoint(3, [])
+    await ledger.close()
+    place.lose(3)
+    ledger = place.ledger()
+    with pytest.raises(LedgerCorrupt, match="as of fact 3, but its facts end with 2"):
+        await ledger.open()
+    with pytest.raises(LedgerCorrupt):  # And not LedgerLocked: the first attempt let go.
+        await ledger.open()

@@ -1,0 +1,54 @@
+"""Appends numbered facts as fast as it can until it is killed. Started by `test_crash.py`.
+
+Prints every acknowledged seq on its own line. Facts are `Renewed` with their own seq in them;
+checkpoints consist of `CONDENSED` facts with the checkpoint's seq in them.
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+
+from moorage.core.words import Fact, Renewed
+from moorage.ledger.base import COMMIT_SECONDS_MAX
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import RequestId
+
+CONDENSED = 450
+UNDER_WAY = 8
+
+
+def fact(seq: int) -> Fact:
+    return Renewed(RequestId("fact"), float(seq))
+
+
+async def main(path: Path) -> None:
+    ledger = SqliteLedger(path)
+    number = (await ledger.open()).last_seq
+
+    async def append(first: int, last: int) -> int:
+        acknowledged = await ledger.append([fact(seq) for seq in range(first, last + 1)], 1.0)
+        os.write(sys.stdout.fileno(), b"%d\n" % acknowledged)
+        return acknowledged
+
+    async def checkpoints() -> None:
+        while True:
+            seq = await ledger.append([], 1.0)
+            if seq > 0:
+                await ledger.checkpoint(seq, [fact(seq)] * CONDENSED)
+
+    under_way: set[asyncio.Task[object]] = {asyncio.ensure_future(checkpoints())}
+    while True:
+        size = 1 + number % 5
+        under_way.add(asyncio.ensure_future(append(number + 1, number + size)))
+        number += size
+        await asyncio.sleep(0)
+        if len(under_way) > UNDER_WAY:
+            done, under_way = await asyncio.wait(
+                under_way, return_when="FIRST_COMPLETED", timeout=COMMIT_SECONDS_MAX
+            )
+            for task in done:
+                task.result()
+
+
+asyncio.run(main(Path(sys.argv[1])))

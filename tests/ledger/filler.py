@@ -1,0 +1,34 @@
+"""Appends facts to a file that may not grow beyond a limit. Started by `test_crash.py`.
+
+Prints every acknowledged seq on its own line, then the error, then the error of another try.
+"""
+
+import asyncio
+import resource
+import sys
+from pathlib import Path
+
+from moorage.core.words import Ended
+from moorage.ledger.base import LedgerFailed
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import RequestId
+
+
+async def main(path: Path, limit_bytes: int) -> None:
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    try:
+        while True:
+            ended = Ended(RequestId("r-1"), 1.0, "x" * 1000)
+            print(await ledger.append([ended] * 10, 1.0), flush=True)
+    except LedgerFailed as failed:
+        print(failed, flush=True)
+    for call in (ledger.append([], 1.0), ledger.checkpoint(0, []), ledger.close()):
+        try:
+            await call
+        except LedgerFailed as failed:
+            print(failed, flush=True)
+
+
+asyncio.run(main(Path(sys.argv[1]), int(sys.argv[2])))

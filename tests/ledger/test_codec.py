@@ -1,0 +1,260 @@
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, get_args
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from moorage.core.words import (
+    Carried,
+    ClusterRemoved,
+    ClusterSet,
+    Counted,
+    Dequeued,
+    Ended,
+    Ending,
+    Fact,
+    Granted,
+    Queued,
+    Refusal,
+    Renewed,
+    Started,
+)
+from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt
+from moorage.ledger.codec import FACTS, KINDS, UPGRADES, Codec, Kind, seal, subject_of, unseal
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Code,
+    Gpu,
+    Lease,
+    LeaseTerms,
+    Node,
+    PolicyRef,
+    Provision,
+    RequestId,
+    Tenant,
+)
+
+SHAPES = Path(__file__).with_name("shapes.json")
+
+# Every value that the model allows, derived from its types; only `Any` needs to be told.
+times = st.floats(allow_nan=False, allow_infinity=False)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | times | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+objects = st.dictionaries(st.text(), plain, max_size=3)
+ids = st.text().map(RequestId)
+clusters = st.builds(
+    Cluster,
+    nodes=st.lists(
+        st.builds(
+            Node,
+            gpus=st.lists(st.builds(Gpu), max_size=2).map(tuple),
+            labels=st.dictionaries(st.text(), st.text(), max_size=2),
+        ),
+        max_size=2,
+    ).map(tuple),
+)
+terms = st.builds(LeaseTerms, ttl_seconds=times, wait_seconds=times)
+provisions = st.none() | st.builds(Provision, spec=objects)
+leases = st.builds(
+    Lease,
+    granted_at=times,
+    expires_at=times,
+    terms=terms,
+    provision=provisions,
+    state=st.sampled_from(["granted", "starting", "active", "ending", "ended"]),
+    reason=st.text(),
+)
+asks = st.builds(
+    Ask,
+    candidates=st.none() | st.lists(st.text().map(ClusterId), max_size=2).map(tuple),
+    terms=st.none() | terms,
+    provision=provisions,
+    inputs=plain,
+    parameters=objects,
+    settings=objects,
+)
+refusals = st.builds(Refusal, code=st.sampled_from(Code), details=objects)
+
+STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
+    ClusterSet: st.builds(ClusterSet, cluster=clusters),
+    ClusterRemoved: st.builds(ClusterRemoved),
+    Queued: st.builds(Queued, ask=asks, at=times, deadline=times),
+    Dequeued: st.builds(Dequeued, at=times, refusal=refusals),
+    Granted: st.builds(Granted, lease=leases),
+    Renewed: st.builds(Renewed, expires_at=times),
+    Started: st.builds(Started, at=times, endpoint=st.text()),
+    Ending: st.builds(Ending, at=times),
+    Ended: st.builds(Ended, at=times),
+    Carried: st.builds(Carried, lease=leases),
+    Counted: st.builds(Counted),
+}
+
+
+def test_every_fact_has_a_kind_and_a_strategy():
+    facts = set(get_args(Fact))
+    assert {kind.record for kind in KINDS} == facts
+    assert set(STRATEGIES) == facts
+    assert len({kind.name for kind in KINDS}) == len(KINDS)
+
+
+@pytest.mark.parametrize("record", STRATEGIES, ids=lambda record: record.__name__)
+def test_facts_come_back_as_they_were(record: type[Any]):
+    # No deadlines: how busy the machine is says nothing about the codec.
+    @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+    @given(STRATEGIES[record], st.integers(1, 2**62), times)
+    def come_back(fact: Any, seq: int, at: float) -> None:
+        row = seal(seq, at, fact)
+        assert row.subject == subject_of(fact)
+        entry = unseal(row, "here")
+        assert (entry.seq, entry.at, entry.fact) == (seq, at, fact)
+        assert type(entry.fact) is record
+        assert list(FACTS.unpack(FACTS.pack([fact, fact]), "here", "a part")) == [fact, fact]
+
+    come_back()
+
+
+def test_each_fact_is_about_its_lease_request_or_cluster():
+    request, cluster = RequestId("r-1"), ClusterId("c-1")
+    ask = Ask(request, Tenant("t"), PolicyRef("p", "0"))
+    lease = Lease(request, Tenant("t"), "", PolicyRef("p", "0"), (), 1, 1.0, 2.0, LeaseTerms(1.0))
+    about_request: list[Fact] = [
+        Queued(ask, 1.0, 2.0),
+        Dequeued(request, 1.0, Refusal(Code.CANCELLED, "given up")),
+        Granted(lease),
+        Renewed(request, 1.0),
+        Started(request, 1.0),
+        Ending(request, 1.0, "released"),
+        Ended(request, 1.0, "released"),
+        Carried(lease),
+    ]
+    about_cluster: list[Fact] = [ClusterSet(Cluster(cluster, ())), ClusterRemoved(cluster)]
+    assert {subject_of(fact) for fact in about_request} == {"r-1"}
+    assert {subject_of(fact) for fact in about_cluster} == {"c-1"}
+    assert subject_of(Counted(7)) == ""
+    assert len(about_request) + len(about_cluster) + 1 == len(KINDS)
+
+
+nested: list[Any] = []
+for _ in range(100_000):
+    nested = [nested]
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        float("nan"),
+        float("inf"),
+        (1, 2),
+        {"set": {1}},
+        {1: "a number as key"},
+        MappingProxyType({}),
+        b"bytes",
+        "half a pair \ud800",
+        object(),
+        nested,
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_json_cannot_hold_is_refused_before_it_is_stored(inputs: Any):
+    ask = Ask(RequestId("r"), Tenant("t"), PolicyRef("p", "0"), inputs=inputs)
+    with pytest.raises(FactUnwritable, match="Queued cannot be stored"):
+        seal(1, 1.0, Queued(ask, 1.0, 2.0))
+
+
+def test_what_is_no_fact_is_refused():
+    with pytest.raises(FactUnwritable, match="Refusal cannot be stored: it is no member of `Fact`"):
+        FACTS.encode(Refusal(Code.BUSY, "no fact"))
+
+
+def test_an_unknown_kind_in_a_checkpoint_is_never_skipped():
+    part = b'{"kind":"teleported","version":3,"fact":{}}'
+    with pytest.raises(FactUnknown, match="the part of here is of kind 'teleported', version 3"):
+        list(FACTS.unpack(part, "here", "the part"))
+    with pytest.raises(LedgerCorrupt, match="the part holds a line that is no fact"):
+        list(FACTS.unpack(b'{"kind":"ended"}', "here", "the part"))
+
+
+def test_a_known_version_of_another_shape_is_damage():
+    with pytest.raises(LedgerCorrupt, match=r"fact 3 is no 'renewed' of version 1.*lease"):
+        FACTS.decode("renewed", 1, b'{"expires_at":1.0}', "here", "fact 3")
+
+
+@dataclass(frozen=True)
+class Moored:
+    """Version 3. Version 2 called the berth `place`; version 1 had no rope."""
+
+    berth: str
+    rope_metres: float
+
+
+MOORED_UPGRADES = {
+    ("moored", 1): lambda old: {**old, "rope_metres": 10.0},
+    ("moored", 2): lambda old: {"berth": old["place"], "rope_metres": old["rope_metres"]},
+}
+MOORED = Codec([Kind("moored", 3, Moored)], MOORED_UPGRADES)
+
+
+@pytest.mark.parametrize(
+    ("version", "body", "fact"),
+    [
+        (1, b'{"place":"A"}', Moored("A", 10.0)),
+        (2, b'{"place":"B","rope_metres":2.5}', Moored("B", 2.5)),
+        (3, b'{"berth":"C","rope_metres":3.5}', Moored("C", 3.5)),
+    ],
+)
+def test_old_versions_are_brought_up_to_date(version: int, body: bytes, fact: Moored):
+    assert MOORED.decode("moored", version, body, "here", "fact 1") == fact
+    line = b'{"kind":"moored","version":%d,"fact":%s}' % (version, body)
+    assert list(MOORED.unpack(line, "here", "a part")) == [fact]
+    assert MOORED.encode(fact)[0].version == 3
+
+
+def test_an_upgrade_that_does_not_fit_is_damage():
+    with pytest.raises(LedgerCorrupt, match="fact 1 is no 'moored' of version 2"):
+        MOORED.decode("moored", 2, b'{"nowhere":1}', "here", "fact 1")
+
+
+def test_newer_versions_are_refused():
+    with pytest.raises(FactUnknown, match="this release reads 'moored' up to 3") as caught:
+        MOORED.decode("moored", 4, b"{}", "here", "fact 1")
+    assert (caught.value.kind, caught.value.version) == ("moored", 4)
+
+
+def test_no_version_is_left_without_its_upgrade():
+    with pytest.raises(ValueError, match="moored has version 3 but no upgrade from 1"):
+        Codec([Kind("moored", 3, Moored)], {("moored", 2): MOORED_UPGRADES["moored", 2]})
+    assert all(UPGRADES.get((kind.name, v)) for kind in KINDS for v in range(1, kind.version))
+
+
+def shape(record: type[Any]) -> str:
+    """Digest of the JSON schema of a record, without the prose."""
+
+    def bare(part: Any) -> Any:
+        if isinstance(part, dict):
+            return {key: bare(value) for key, value in part.items() if key != "description"}
+        return [bare(item) for item in part] if isinstance(part, list) else part
+
+    text = json.dumps(bare(msgspec.json.schema(record)), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def test_no_shape_changes_without_its_version():
+    shapes = {f"{kind.name} {kind.version}": shape(kind.record) for kind in KINDS}
+    pinned = json.loads(SHAPES.read_text())
+    assert {key: pinned.get(key) for key in shapes} == shapes, (
+        "The shape of a stored fact changed. If a release has written the old one: raise the "
+        "kind's version in KINDS, add its step to UPGRADES, and add (never replace) a line here. "
+        f"If not: make {SHAPES.name} say {json.dumps(shapes, indent=4)}"
+    )

@@ -1,0 +1,56 @@
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorage.ledger.base import LedgerError, LedgerLocked
+from moorage.ledger.lock import WriterLock
+
+HOLDER = """
+import subprocess, sys
+from pathlib import Path
+from moorage.ledger.lock import WriterLock
+WriterLock(Path(sys.argv[1])).acquire()
+# A child that outlives its parent must not have inherited the lock.
+child = subprocess.Popen([sys.executable, "-c", "input()"], close_fds=False)
+print(child.pid, flush=True)
+input()
+"""
+
+
+def test_it_falls_with_its_holder_however_that_dies(tmp_path: Path):
+    path = tmp_path / "ledger.sqlite"
+    command = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert int(holder.stdout.readline()) > 0
+        lock = WriterLock(path)
+        with pytest.raises(LedgerLocked, match=f"in use by process {holder.pid}") as caught:
+            lock.acquire()
+        assert caught.value.pid == holder.pid
+        holder.send_signal(signal.SIGKILL)
+        holder.wait(60)
+        lock.acquire()
+        with pytest.raises(LedgerLocked):
+            WriterLock(path).acquire()
+        lock.release()
+        lock.release()
+    WriterLock(path).acquire()
+
+
+def test_a_holder_that_has_not_written_its_name_yet_is_another_process(tmp_path: Path):
+    path = tmp_path / "ledger.sqlite"
+    lock = WriterLock(path)
+    lock.acquire()
+    (tmp_path / "ledger.sqlite.lock").write_text("")
+    with pytest.raises(LedgerLocked, match="in use by another process") as caught:
+        WriterLock(path).acquire()
+    assert caught.value.pid is None
+    lock.release()
+
+
+def test_a_place_without_a_directory_is_named(tmp_path: Path):
+    with pytest.raises(LedgerError, match=r"cannot make .*missing/ledger.sqlite.lock"):
+        WriterLock(tmp_path / "missing" / "ledger.sqlite").acquire()

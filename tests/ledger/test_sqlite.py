@@ -1,0 +1,211 @@
+import asyncio
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from moorage.core.words import Fact, Renewed
+from moorage.ledger import tables
+from moorage.ledger.base import CHECKPOINTS_KEPT, PENDING_FACTS_MAX, LedgerCorrupt, LedgerError
+from moorage.ledger.sqlite import CHECKPOINT_PART_FACTS, SqliteLedger
+from moorage.model import RequestId
+
+NOW = 1_763_647_000.125
+
+
+def numbered(first: int, last: int) -> list[Fact]:
+    return [Renewed(RequestId(f"r-{number}"), float(number)) for number in range(first, last + 1)]
+
+
+def contents(path: Path) -> bytes:
+    return path.read_bytes()
+
+
+def spoil(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.sqlite"
+
+
+async def filled(path: Path, facts: int) -> None:
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    await ledger.append(numbered(1, facts), NOW)
+    await ledger.close()
+
+
+def run(path: Path, statement: str) -> list[tuple[object, ...]]:
+    connection = sqlite3.connect(path)
+    rows = connection.execute(statement).fetchall()
+    connection.commit()
+    connection.close()
+    return rows
+
+
+def test_every_commit_is_synced(path: Path):
+    connection = tables.connect(path)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    connection.close()
+
+
+async def test_only_its_owner_may_read_it(tmp_path: Path):
+    path = tmp_path / "made" / "too" / "ledger.sqlite"
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    await ledger.append(numbered(1, 1), NOW)
+    names = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
+    assert set(names) == {path.name + suffix for suffix in ("", ".lock", "-wal", "-shm")}
+    assert set(names.values()) == {0o600}
+    await ledger.close()
+
+
+async def test_facts_are_readable_with_the_sqlite_shell(path: Path):
+    await filled(path, 2)
+    rows = run(
+        path, "SELECT seq, kind, version, subject, json_extract(body, '$.expires_at') FROM fact"
+    )
+    assert rows == [(1, "renewed", 1, "r-1", 1.0), (2, "renewed", 1, "r-2", 2.0)]
+
+
+async def test_an_append_beyond_one_statement_is_one_transaction(path: Path):
+    facts = numbered(1, 2 * tables.ROWS_PER_STATEMENT + 1)
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    assert await ledger.append(facts, NOW) == len(facts)
+    await ledger.close()
+    assert run(path, "SELECT max(seq), count(*) FROM fact") == [(len(facts), len(facts))]
+
+
+async def test_facts_beyond_the_limit_wait_for_room_in_order(path: Path):
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    sizes = (PENDING_FACTS_MAX, 2, PENDING_FACTS_MAX + 1, 1)
+    calls, last = [], 0
+    for size in sizes:
+        calls.append(asyncio.ensure_future(ledger.append(numbered(last + 1, last + size), NOW)))
+        last += size
+    await asyncio.sleep(0)
+    assert ledger._pending == PENDING_FACTS_MAX
+    assert await asyncio.gather(*calls) == [
+        sum(sizes[: number + 1]) for number in range(len(sizes))
+    ]
+    assert [entry.fact for entry in await ledger.read(last - 3)] == numbered(last - 2, last)
+    await ledger.close()
+
+
+async def test_only_the_newest_checkpoints_are_kept(path: Path):
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    await ledger.append(numbered(1, 9), NOW)
+    for seq in range(1, 10):
+        await ledger.checkpoint(seq, numbered(1, 40 * CHECKPOINT_PART_FACTS))
+    await ledger.close()
+    assert run(path, "SELECT count(*), min(seq), max(seq) FROM checkpoint") == [
+        (CHECKPOINTS_KEPT, 8, 9)
+    ]
+    [(parts,)] = run(path, "SELECT count(DISTINCT checkpoint) FROM checkpoint_part")
+    assert parts == CHECKPOINTS_KEPT + 1, "the last one dropped is swept by the next checkpoint"
+
+
+async def test_parts_of_an_unfinished_checkpoint_count_for_nothing(path: Path):
+    await filled(path, 3)
+    run(path, "INSERT INTO checkpoint_part VALUES (1, 0, 'torn')")
+    ledger = SqliteLedger(path)
+    recovery = await ledger.open()
+    assert list(recovery.facts) == numbered(1, 3)
+    await ledger.checkpoint(3, numbered(7, 8))
+    await ledger.close()
+    assert run(path, "SELECT DISTINCT checkpoint FROM checkpoint_part") == [(2,)]
+    ledger = SqliteLedger(path)
+    assert list((await ledger.open()).facts) == numbered(7, 8)
+    await ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("statement", "parameters"),
+    [
+        (tables.SELECT_LAST, ()),
+        (tables.SELECT_AFTER, (5, 10)),
+        (tables.SELECT_ABOUT, ("r-1", 5, 10)),
+        (tables.SELECT_PARTS, (1,)),
+    ],
+)
+async def test_no_question_scans_the_history(
+    path: Path, statement: str, parameters: tuple[object, ...]
+):
+    await filled(path, 1)
+    connection = sqlite3.connect(path)
+    plan = [row[3] for row in connection.execute("EXPLAIN QUERY PLAN " + statement, parameters)]
+    connection.close()
+    assert plan
+    assert all(step.startswith("SEARCH ") for step in plan), plan
+
+
+async def test_a_file_that_is_no_database_is_left_alone(path: Path):
+    spoil(path, b"not a database, but long enough to look at" * 100)
+    before = contents(path)
+    with pytest.raises(LedgerCorrupt, match=r"file is not a database.*from a backup"):
+        await SqliteLedger(path).open()
+    assert contents(path) == before
+
+
+async def test_a_foreign_database_is_left_alone(path: Path):
+    run(path, "CREATE TABLE recipes(name TEXT)")
+    with pytest.raises(LedgerError, match=r"no ledger of Moorage.*another data directory"):
+        await SqliteLedger(path).open()
+    assert run(path, "SELECT name FROM sqlite_master") == [("recipes",)]
+
+
+async def test_a_newer_format_is_refused(path: Path):
+    await filled(path, 1)
+    run(path, "UPDATE meta SET value = 99")
+    with pytest.raises(LedgerError, match="has format 99, this release reads up to 1"):
+        await SqliteLedger(path).open()
+
+
+async def test_a_place_that_cannot_be_written_is_named(tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerError, match="directory that this user may write to"):
+        await SqliteLedger(tmp_path / "file" / "ledger.sqlite").open()
+
+
+async def test_a_torn_file_is_noticed(path: Path):
+    await filled(path, 5000)
+    whole = contents(path)
+    spoil(path, whole[: len(whole) // 2])
+    ledger = SqliteLedger(path)
+    with pytest.raises(LedgerCorrupt, match="malformed"):
+        list((await ledger.open()).facts)
+    await ledger.close()
+
+
+async def test_rotten_text_is_noticed(path: Path):
+    await filled(path, 3)
+    run(path, "UPDATE fact SET subject = CAST(x'ff' AS TEXT) WHERE seq = 2")
+    ledger = SqliteLedger(path)
+    recovery = await ledger.open()
+    with pytest.raises(LedgerCorrupt, match="UTF-8"):
+        list(recovery.facts)
+    await ledger.close()
+
+
+async def test_a_log_cut_short_loses_only_its_last_transaction(tmp_path: Path):
+    path, copy = tmp_path / "ledger.sqlite", tmp_path / "copy.sqlite"
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    await ledger.append(numbered(1, 100), NOW)
+    await ledger.append(numbered(101, 101), NOW)
+    log = contents(Path(f"{path}-wal"))
+    spoil(copy, contents(path))
+    spoil(Path(f"{copy}-wal"), log[:-1])
+    await ledger.close()
+    torn = SqliteLedger(copy)
+    recovery = await torn.open()
+    assert list(recovery.facts) == numbered(1, 100)
+    assert await torn.append(numbered(101, 101), NOW) == 101
+    await torn.close()

@@ -1,0 +1,94 @@
+import asyncio
+import sqlite3
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from moorage.core.words import Counted
+from moorage.ledger import tables
+from moorage.ledger.base import LedgerFailed
+from moorage.ledger.codec import seal
+from moorage.ledger.writer import GroupCommit, Job
+
+SECONDS_MAX = 30
+
+
+class Gate:
+    """A job's work that tells when it has begun, and goes on when it is told to."""
+
+    def __init__(self, statement: str) -> None:
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.statement = statement
+
+    def __call__(self, connection: sqlite3.Connection) -> object:
+        self.begun.set()
+        assert self.go_on.wait(SECONDS_MAX)
+        return connection.execute(self.statement).fetchone()
+
+
+class Groups:
+    """What a group commit reported: how many jobs each transaction had, and whether it failed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seen: list[tuple[int, bool]] = []
+        self.writer = GroupCommit(tables.connect(path), path, self.settled)
+
+    def settled(self, jobs: Sequence[Job], failure: LedgerFailed | None) -> None:
+        self.seen.append((len(jobs), failure is not None))
+
+    def facts(self) -> list[int]:
+        connection = tables.connect_reader(self.path)
+        seqs = [row.seq for row in tables.page(connection, 0, 100)]
+        connection.close()
+        return seqs
+
+
+def job(*seqs: int, work: Gate | None = None) -> Job:
+    rows = [seal(seq, 1.0, Counted(seq)) for seq in seqs]
+    return Job(asyncio.get_running_loop().create_future(), rows, work)
+
+
+async def test_what_waits_shares_the_next_transaction(tmp_path: Path):
+    groups = Groups(tmp_path / "ledger.sqlite")
+    gate = Gate("SELECT 7")
+    first, others = job(1, work=gate), [job(seq) for seq in range(2, 9)]
+    groups.writer.submit(first)
+    assert await asyncio.to_thread(gate.begun.wait, SECONDS_MAX)
+    for other in others:
+        groups.writer.submit(other)
+    assert groups.facts() == []
+    gate.go_on.set()
+    assert await first.done == (7,)
+    await asyncio.gather(*(other.done for other in others))
+    assert groups.facts() == list(range(1, 9))
+    await groups.writer.stop()
+    assert groups.seen[:2] == [(1, False), (7, False)]
+
+
+async def test_nothing_is_written_after_a_failure(tmp_path: Path):
+    groups = Groups(tmp_path / "ledger.sqlite")
+    gate = Gate("INSERT INTO nowhere VALUES (1)")
+    failing, later = job(1, work=gate), job(2)
+    groups.writer.submit(failing)
+    assert await asyncio.to_thread(gate.begun.wait, SECONDS_MAX)
+    groups.writer.submit(later)
+    gate.go_on.set()
+    for waiting in (failing, later):
+        with pytest.raises(LedgerFailed, match="no such table: nowhere"):
+            await waiting.done
+    assert groups.facts() == [], "the first was rolled back, and the second would leave a gap"
+    await groups.writer.stop()
+    assert groups.seen[:2] == [(1, True), (1, True)]
+
+
+async def test_stopping_settles_what_was_submitted(tmp_path: Path):
+    groups = Groups(tmp_path / "ledger.sqlite")
+    jobs = [job(seq) for seq in range(1, 30)]
+    for submitted in jobs:
+        groups.writer.submit(submitted)
+    await groups.writer.stop()
+    assert all(submitted.done.done() for submitted in jobs)
+    assert groups.facts() == list(range(1, 30))
