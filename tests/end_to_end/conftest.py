@@ -1,0 +1,37 @@
+"""A real daemon per test file: `moored serve` as a child, real sockets, a real jail."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moorage.trials.process import daemon
+from moorage_policies import catalog
+
+sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests of this room import `served`.
+
+from served import Server, cluster
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A daemon with two clusters of eight A100s each and the shipped first_fit."""
+    with daemon() as running:
+        server = Server(running)
+        server.register(cluster("east"), cluster("west", model="H100"))
+        server.publish(catalog.document("first_fit"))
+        yield server
+        assert running.log.read_text() == "", "the daemon had something to complain about"
+        server.close()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_held(request) -> Iterator[None]:
+    """End every lease that a test leaves behind on the shared daemon."""
+    yield
+    if "server" in request.fixturenames:
+        server = request.getfixturevalue("server")
+        for lease in getattr(server, "leases", []):
+            server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+        server.leases = []

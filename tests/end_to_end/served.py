@@ -1,0 +1,81 @@
+"""What the end-to-end tests do with a running daemon, and documents to feed it."""
+
+import base64
+import io
+import json
+import zipfile
+
+import httpx
+from websockets.sync.client import connect
+
+from moorage.trials.process import Running
+
+FIRST_FIT = "first_fit:1.0-stable"
+
+
+def cluster(name: str, nodes: int = 2, gpus: int = 4, model: str = "A100", **more) -> dict:
+    node = {
+        "gpus": {"count": gpus, "gpus": [{"modelName": model, "memory": 81_920}] * gpus},
+        "vcpus": {"count": 64},
+        "memory": 262_144,
+    }
+    rows = [{"id": f"{name}-{number}", **node} for number in range(nodes)]
+    return {"id": name, "nodes": {"count": nodes, "nodeData": rows}, **more}
+
+
+def rule(body: str, name: str, **more) -> dict:
+    """Return a PolicyRule document whose `eval` is `body`."""
+    lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
+    code = (
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters):\n"
+        "        self.rule_id, self.settings, self.parameters = rule_id, settings, parameters\n"
+        "    def eval(self, parameters, input_data, context):\n" + lines + "\n"
+    )
+    return {"policy_rule_uri": name, "type": "python_class_v1", "code": code, **more}
+
+
+def archive(**files: str) -> str:
+    """Return a zip of `code/NAME.py` files, as `code` of a PolicyRule document takes it."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as packed:
+        for name, text in files.items():
+            packed.writestr(f"code/{name}.py", text)
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+class Server:
+    """A running daemon, and the few things that tests do with it."""
+
+    def __init__(self, running: Running) -> None:
+        self.running = running
+        self.http = httpx.Client(base_url=running.http, timeout=30)
+
+    def register(self, *documents: dict) -> None:
+        for document in documents:
+            self.http.post("/clusters", json=document).raise_for_status()
+
+    def publish(self, *documents: dict) -> None:
+        for document in documents:
+            answer = self.http.post("/policy", json=document)
+            assert answer.status_code == 201, answer.text
+
+    def socket(self):
+        return connect(self.running.ws, compression=None, max_size=None)
+
+    def say(self, *messages: dict | str) -> list[dict]:
+        """Send messages over one new socket, all at once, and return the replies."""
+        with self.socket() as socket:
+            for message in messages:
+                socket.send(message if isinstance(message, str) else json.dumps(message))
+            return [json.loads(socket.recv(30)) for _ in messages]
+
+    def ask(self, policy: str = FIRST_FIT, **more) -> dict:
+        return self.say(wish(policy, **more))[0]
+
+    def close(self) -> None:
+        self.http.close()
+
+
+def wish(policy: str = FIRST_FIT, **more) -> dict:
+    return {"adhoc": True, "policy_rule_uri": policy, "inputs": {}, **more}

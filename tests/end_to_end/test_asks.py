@@ -1,0 +1,285 @@
+"""The main job over real sockets: advice, leases, order, warnings, what a rule sees and keeps."""
+
+import json
+
+from served import archive, cluster, rule, wish
+
+
+def hold(server, **more) -> dict:
+    reply = server.ask(**{"lease": {"ttl_seconds": 60}, "resources": {"gpus": 1}, **more})
+    if "lease" in reply:
+        server.leases = [*getattr(server, "leases", []), reply["lease"]]
+    return reply
+
+
+def test_advice_has_the_two_documented_keys_and_holds_nothing(server):
+    reply = server.ask(resources={"gpus": 2})
+    assert reply == {
+        "success": True,
+        "data": {"cluster_id": "east", "node_id": "east-0", "gpus": ["0", "1"]},
+    }
+    assert server.say({"op": "leases"})[0]["data"]["leases"] == []
+
+
+def test_a_lease_holds_until_it_is_released(server):
+    first, second = hold(server), hold(server)
+    assert first["lease"]["placement"][0]["gpus"] == ["0"]
+    assert second["lease"]["placement"][0]["gpus"] == ["1"]
+    assert second["lease"]["fencing"] == first["lease"]["fencing"] + 1
+    release = {"op": "release", "lease": first["lease"]["id"], "token": first["lease"]["token"]}
+    once, twice = server.say(release, release)
+    assert once == twice
+    assert once["lease"]["state"] == "ended"
+    assert hold(server)["lease"]["placement"][0]["gpus"] == ["0"]
+
+
+def test_eight_requests_at_once_get_eight_different_gpus_and_the_ninth_a_reason(server):
+    lease = {"ttl_seconds": 60}
+    ask = wish(resources={"gpus": 1}, lease=lease, clusters=["east"])
+    replies = server.say(*[ask] * 9)
+    server.leases = [reply["lease"] for reply in replies if reply["success"]]
+    held = {
+        (share["node_id"], gpu)
+        for reply in replies[:8]
+        for share in reply["lease"]["placement"]
+        for gpu in share["gpus"]
+    }
+    assert len(held) == 8
+    error = replies[8]["error"]
+    assert error["code"] == "no_capacity"
+    assert error["misfits"] == {"gpus_busy": 2}
+    never = server.ask(resources={"gpus": 5}, lease=lease)["error"]
+    assert (never["code"], never["misfits"]) == ("never_fits", {"gpu_count": 4})
+
+
+def test_shares_of_one_gpu_add_up_to_it(server):
+    ask = {"resources": {"gpus": 1, "gpu_milli": 400, "models": ["H100"]}}
+    shares = [hold(server, **ask)["lease"]["placement"][0] for _ in range(3)]
+    assert [share["gpus"] for share in shares] == [["0"], ["0"], ["1"]]
+    assert [share["gpu_milli"] for share in shares] == [400, 400, 400]
+
+
+def test_replies_without_ids_come_in_order_and_with_ids_carry_them(server):
+    messages = [wish(resources={"gpus": 1}), {"op": "fleet"}, "not json", wish("nobody:1-x")]
+    first, fleet, broken, unknown = server.say(*messages)
+    assert first["data"]["cluster_id"] == "east"
+    assert [each["cluster_id"] for each in fleet["data"]["clusters"]] == ["east", "west"]
+    assert broken["error"]["code"] == "bad_json"
+    assert unknown["error"]["code"] == "unknown_policy"
+    replies = server.say(*[wish(id=f"r{number}", resources={"gpus": 1}) for number in range(5)])
+    assert {reply["id"] for reply in replies} == {f"r{number}" for number in range(5)}
+
+
+def test_unknown_clusters_are_named_and_do_not_stop_the_rest(server):
+    reply = server.ask(resources={"gpus": 1}, clusters=["nowhere", "west"])
+    assert reply["data"]["cluster_id"] == "west"
+    assert reply["warnings"] == ["Unknown clusters were left out: nowhere."]
+    error = server.ask(clusters=["nowhere"])["error"]
+    assert (error["code"], error["field"]) == ("unknown_clusters", "clusters")
+
+
+def test_renew_why_status_and_wrong_tokens(server):
+    lease = hold(server, explain=True)
+    assert lease["reasons"]["nodes_fitting"] == 4
+    lease = lease["lease"]
+    owner = {"lease": lease["id"], "token": lease["token"]}
+    renewed, status, why, thief = server.say(
+        {"op": "renew", "ttl_seconds": 600, **owner},
+        {"op": "status", "lease": lease["id"]},
+        {"op": "why", "lease": lease["id"]},
+        {"op": "release", "lease": lease["id"], "token": "guess"},
+    )
+    assert renewed["lease"]["expires_at"] > lease["expires_at"] + 500
+    assert "token" not in status["lease"]
+    assert why["data"]["lease"]["id"] == lease["id"]
+    assert "first_fit:1.0-stable proposed east/east-0" in why["data"]["reason"]
+    assert thief["error"]["code"] == "wrong_token"
+
+
+def test_a_repeated_key_returns_the_first_lease(server):
+    terms = {"ttl_seconds": 60, "idempotency_key": "job-7"}
+    first, again = hold(server, lease=terms), hold(server, lease=terms)
+    assert again["lease"] == first["lease"]
+    other = hold(server, lease=terms, policy="best_fit:1.0-stable")
+    assert other["error"]["code"] in {"unknown_policy", "idempotency_mismatch"}
+
+
+def test_a_waiter_is_served_when_somebody_lets_go(server):
+    all_east = {"resources": {"gpus": 4}, "clusters": ["east"]}
+    holders = [hold(server, **all_east)["lease"] for _ in range(2)]
+    with server.socket() as socket:
+        socket.send(json.dumps(wish(lease={"ttl_seconds": 60, "wait_seconds": 30}, **all_east)))
+        waiting = server.say({"op": "queue"})[0]["data"]["waiting"]
+        while not waiting:
+            waiting = server.say({"op": "queue"})[0]["data"]["waiting"]
+        assert waiting[0]["position"] == 1
+        server.say({"op": "release", "lease": holders[0]["id"], "token": holders[0]["token"]})
+        reply = json.loads(socket.recv(30))
+    assert reply["lease"]["placement"][0]["node_id"] == "east-0"
+    server.leases.append(reply["lease"])
+
+
+def test_a_gang_is_granted_whole_or_not_at_all(server):
+    gang = hold(server, resources={"gpus": 4, "nodes": 2}, clusters=["west"])
+    assert [share["node_id"] for share in gang["lease"]["placement"]] == ["west-0", "west-1"]
+    again = hold(server, resources={"gpus": 4, "nodes": 2}, clusters=["west"])
+    assert again["error"]["code"] == "no_capacity"
+
+
+def test_dry_run_decides_and_holds_nothing(server):
+    reply = hold(server, dry_run=True)
+    assert reply["success"]
+    assert "lease" not in reply
+    assert server.say({"op": "leases"})[0]["data"]["leases"] == []
+
+
+def test_a_rule_sees_documents_metrics_capacity_inputs_and_its_clients(server):
+    metrics = {"clusterId": "west", "nodes": [{"id": "west-0", "vcpu": {"load5m": 0.5}}]}
+    server.http.post("/cluster", json=metrics).raise_for_status()
+    body = """
+entry = input_data["cluster_data"]["west"]
+ok, document = self.settings["cluster_client"].read_cluster("east")
+missing, why = self.settings["cluster_client"].read_cluster("nowhere")
+live = self.settings["cluster_metrics_client"].get_cluster("west")
+entry["data"]["id"] = "changed"
+return {
+    "names": sorted(input_data["cluster_data"]),
+    "same": entry["cluster_metrics"] is entry["metrics"],
+    "load": entry["metrics"]["nodes"][0]["vcpu"]["load_5m"],
+    "free": entry["capacity"]["west-0"]["gpus"]["3"],
+    "east": [ok, document["id"]],
+    "missing": [missing, why[:19]],
+    "live": live["clusterId"],
+    "inputs": input_data["inputs"],
+    "parameters": parameters,
+    "untouched": server_said(input_data),
+}
+def server_said(x): pass
+"""
+    body = body.replace("server_said(input_data)", 'entry["data"]["id"]')
+    body = body.replace("def server_said(x): pass\n", "")
+    server.publish(rule(body, "see:1-x", policy_parameters={"depth": 1, "width": 2}))
+    for _ in range(2):  # What one evaluation changes, the next does not see.
+        reply = server.ask("see:1-x", inputs={"a": [1]}, parameters={"depth": 9})
+        assert reply["data"] == {
+            "names": ["east", "west"],
+            "same": True,
+            "load": 0.5,
+            "free": 1000,
+            "east": [True, "east"],
+            "missing": [False, "HTTP error occurred"],
+            "live": "west",
+            "inputs": {"a": [1]},
+            "parameters": {"depth": 9, "width": 2},
+            "untouched": "changed",
+        }
+
+
+def test_context_lasts_across_evaluations_but_not_across_errors(server):
+    body = """
+context["count"] = context.get("count", 0) + 1
+if input_data["inputs"].get("fail"):
+    raise ValueError("as asked")
+return {"count": context["count"]}
+"""
+    server.publish(rule(body, "count:1-x"))
+    assert server.ask("count:1-x")["data"] == {"count": 1}
+    assert server.ask("count:1-x")["data"] == {"count": 2}
+    failed = server.ask("count:1-x", inputs={"fail": True})
+    assert failed["error"]["code"] == "policy_error"
+    assert "ValueError: as asked" in failed["message"]
+    assert server.ask("count:1-x")["data"] == {"count": 3}
+
+
+def test_an_archive_with_siblings_runs(server):
+    files = {
+        "function": "from helper import name\n"
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters): self.rule_id = rule_id\n"
+        "    def eval(self, parameters, input_data, context):\n"
+        "        return {'from': name, 'rule_id': self.rule_id}\n",
+        "helper": "name = 'helper'\n",
+    }
+    server.publish({"policy_rule_uri": "packed:1-x", "code": archive(**files)})
+    assert server.ask("packed:1-x")["data"] == {"from": "helper", "rule_id": "packed:1-x"}
+
+
+def test_an_unsound_proposal_grants_nothing_and_says_why(server):
+    cases = {
+        "ghost": ('return {"cluster_id": "ghost"}', "cluster_id"),
+        "node": ('return {"cluster_id": "east", "node_id": "x", "gpus": ["0"]}', "node_id"),
+        "gpu": ('return {"cluster_id": "east", "node_id": "east-0", "gpus": ["9"]}', "gpus"),
+        "two": ('return {"cluster_id": "east", "node_id": "east-0", "gpus": [0, 1]}', "gpus"),
+        "none": ('return {"cluster_id": "east", "node_id": "east-0", "gpus": []}', "gpus"),
+    }
+    for name, (body, field) in cases.items():
+        server.publish(rule(body, f"unsound-{name}:1-x"))
+        error = hold(server, policy=f"unsound-{name}:1-x")["error"]
+        assert (error["code"], error["field"]) == ("policy_unsound", field), name
+    assert server.say({"op": "leases"})[0]["data"]["leases"] == []
+
+
+def test_a_value_that_names_no_cluster_is_passed_on(server):
+    server.publish(rule('return {"error": "GPU memory"}', "error:1-x"))
+    assert server.ask("error:1-x") == {"success": True, "data": {"error": "GPU memory"}}
+    error = hold(server, policy="error:1-x")["error"]
+    assert (error["code"], error["data"]) == ("policy_declined", {"error": "GPU memory"})
+
+
+def test_management_is_reachable(server):
+    source = rule("return {}", "managed:1-x")
+    source["code"] += "    def management(self, action, data):\n        return {action: data}\n"
+    server.publish(source, rule("return {}", "unmanaged:1-x"))
+    manage = {"op": "manage", "action": "tune", "data": {"x": 1}}
+    done, refused, unknown = server.say(
+        {**manage, "policy_rule_uri": "managed:1-x"},
+        {**manage, "policy_rule_uri": "unmanaged:1-x"},
+        {**manage, "policy_rule_uri": "nobody:1-x"},
+    )
+    assert done == {"success": True, "data": {"tune": {"x": 1}}}
+    assert "management" in refused["message"]
+    assert unknown["error"]["code"] == "unknown_policy"
+
+
+def test_the_http_twin_answers_the_same(server):
+    body = {"policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "resources": {"gpus": 1}}
+    answer = server.http.post("/allocate", json=body)
+    assert (answer.status_code, answer.json()) == (200, server.ask(resources={"gpus": 1}))
+    missing = server.http.post("/allocate", json={"inputs": {}})
+    assert missing.status_code == 400
+    assert missing.json()["message"] == "Missing required fields: policy_rule_uri"
+    assert server.http.post("/allocate", json={**body, "policy_rule_uri": "x:1-y"}).is_error
+
+
+def test_inventory_changes_reach_the_next_ask(server):
+    server.register(cluster("fresh", nodes=1, gpus=8, model="B200"))
+    resources = {"gpus": 8, "models": ["B200"]}
+    assert server.ask(resources=resources)["data"]["cluster_id"] == "fresh"
+    server.http.put("/clusters/fresh", json={"$set": {"status": "maintenance"}}).raise_for_status()
+    assert server.ask(resources=resources)["error"]["code"] == "never_fits"
+    reply = server.ask(resources={"gpus": 1}, clusters=["fresh", "east"])
+    assert reply["warnings"] == ["Clusters that are not live were left out: fresh."]
+    server.http.delete("/clusters/fresh").raise_for_status()
+    assert server.ask(clusters=["fresh"])["error"]["code"] == "unknown_clusters"
+
+
+def test_provisioning_on_the_memory_engine_starts_and_stops(server):
+    def state(lease) -> str:
+        return server.say({"op": "status", "lease": lease["id"]})[0]["lease"]["state"]
+
+    spec = {"backend": "memory", "spec": {}}
+    lease = hold(server, provision=spec)["lease"]
+    assert lease["state"] == "starting"
+    while state(lease) == "starting":
+        pass
+    assert state(lease) == "active"
+    failing = hold(server, provision={"backend": "memory", "spec": {"fail": "no image"}})["lease"]
+    while state(failing) == "starting":
+        pass
+    why = server.say({"op": "why", "lease": failing["id"]})[0]["data"]
+    assert (why["state"], why["reason"]) == ("ended", "engine failed: no image")
+    server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+    while state(lease) == "ending":
+        pass
+    assert state(lease) == "ended"
+    assert hold(server, provision={"backend": "moon"})["error"]["field"] == "provision.backend"

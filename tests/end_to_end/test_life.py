@@ -1,0 +1,178 @@
+"""Starting, stopping, being killed: what was acknowledged stays, whatever happens."""
+
+import ipaddress
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from served import Server, cluster, wish
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from moorage.trials.process import TrialError, child, daemon
+from moorage_policies import catalog
+
+LEASE = {"ttl_seconds": 3_600}
+
+
+def fill(server: Server) -> None:
+    server.register(cluster("east", nodes=40, gpus=8))
+    server.publish(catalog.document("first_fit"))
+
+
+def leases(server: Server) -> list[dict]:
+    found, after = [], ""
+    while True:
+        page = server.say({"op": "leases", "after": after, "limit": 1000})[0]["data"]
+        found += page["leases"]
+        if page["next"] is None:
+            return found
+        after = page["next"]
+
+
+def test_a_clean_stop_closes_with_1012_and_says_nothing(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        fill(server)
+        kept = server.ask(resources={"gpus": 1}, lease=LEASE)["lease"]
+        with connect(running.ws) as socket:
+            socket.send(json.dumps(wish(resources={"gpus": 1})))
+            socket.recv(30)
+            os.kill(running.pid, signal.SIGTERM)
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.recv(30)
+        assert closed.value.rcvd.code == 1012
+        server.close()
+    # The block above fails where the exit code is not 0.
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        assert [lease["id"] for lease in leases(server)] == [kept["id"]]
+        renewed = server.say({"op": "renew", "lease": kept["id"], "token": kept["token"]})[0]
+        assert renewed["lease"]["expires_at"] >= kept["expires_at"]
+        assert running.log.read_text() == ""
+        server.close()
+
+
+def test_a_second_daemon_on_the_same_data_is_told_who_has_it(tmp_path):
+    with (
+        daemon(tmp_path) as running,
+        pytest.raises(TrialError, match=rf"process {running.pid}"),
+        daemon(tmp_path),
+    ):
+        pass
+
+
+def test_an_open_address_needs_tokens(tmp_path):
+    everywhere = str(ipaddress.IPv4Address(0))
+    command = [sys.executable, "-m", "moorage", "serve", "--host", everywhere, "--data"]
+    done = subprocess.run(
+        [*command, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "tokens" in done.stderr
+
+
+def test_tokens_say_whose_a_lease_is(tmp_path):
+    with daemon(tmp_path, environment={"MOORAGE_TOKENS": "ann:sesame,bob:open"}) as running:
+        ann = {"Authorization": "Bearer sesame"}
+        bob = {"Authorization": "Bearer open"}
+        server = Server(running)
+        server.http.headers.update(ann)
+        fill(server)
+
+        def say(headers, message):
+            with connect(running.ws, additional_headers=headers) as socket:
+                socket.send(json.dumps(message))
+                return json.loads(socket.recv(30))
+
+        lease = say(ann, wish(resources={"gpus": 1}, lease=LEASE))["lease"]
+        assert lease["tenant"] == "ann"
+        assert say(bob, {"op": "leases"})["data"]["leases"] == []
+        assert say(bob, {"op": "status", "lease": lease["id"]})["success"] is False
+        assert say(bob, {"op": "why", "lease": lease["id"]})["success"] is False
+        with pytest.raises(Exception, match="401"):
+            say({}, {"op": "leases"})
+        assert server.http.get("/clusters/east", headers={"Authorization": ""}).status_code == 401
+        server.close()
+
+
+def hammer(url: str, acknowledged: list[dict], stop: threading.Event, number: int) -> None:
+    """Ask and release as fast as answers come, until the server dies."""
+    rng = random.Random(number)
+    mine: list[dict] = []
+    try:
+        with connect(url, compression=None) as socket:
+            while not stop.is_set():
+                if mine and rng.random() < 0.4:
+                    lease = mine.pop(rng.randrange(len(mine)))
+                    release = {"op": "release", "lease": lease["id"], "token": lease["token"]}
+                    lease["maybe_over"] = True
+                    socket.send(json.dumps(release))
+                    if json.loads(socket.recv(30))["success"]:
+                        lease["over"] = True
+                else:
+                    socket.send(json.dumps(wish(resources={"gpus": 1}, lease=LEASE)))
+                    reply = json.loads(socket.recv(30))
+                    if reply["success"]:
+                        acknowledged.append(reply["lease"])
+                        mine.append(reply["lease"])
+    except (ConnectionClosed, OSError, TimeoutError):
+        return
+
+
+@pytest.mark.parametrize("rounds", [3, pytest.param(25, marks=pytest.mark.heavy)])
+def test_kill_9_loses_no_acknowledged_lease(tmp_path, rounds):
+    rng = random.Random(rounds)
+    acknowledged: list[dict] = []
+    command = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
+    environment = {**os.environ, "MOORAGE_CHECKPOINT_EVERY_FACTS": "200"}
+    for turn in range(rounds + 1):
+        log = tmp_path / f"{turn}.log"
+        with child([*command, "--data", str(tmp_path / "data")], log, environment) as (
+            process,
+            ready,
+        ):
+            server = Server(type("Running", (), ready))
+            if not turn:
+                fill(server)
+            check(leases(server), acknowledged)
+            stop = threading.Event()
+            threads = [
+                threading.Thread(target=hammer, args=(ready["ws"], acknowledged, stop, number))
+                for number in range(6)
+            ]
+            for thread in threads:
+                thread.start()
+            time.sleep(rng.uniform(0.02, 0.6))  # The moment of the kill is what is random here.
+            process.kill()
+            process.wait()
+            stop.set()
+            for thread in threads:
+                thread.join()
+            server.close()
+    assert len(acknowledged) > 20 * rounds
+
+
+def check(found: list[dict], acknowledged: list[dict]) -> None:
+    by_id = {lease["id"]: lease for lease in found}
+    for lease in acknowledged:
+        if lease.get("over"):
+            assert lease["id"] not in by_id, "a released lease came back"
+        elif not lease.get("maybe_over"):
+            assert by_id[lease["id"]]["placement"] == lease["placement"], "a lease was lost"
+            assert by_id[lease["id"]]["fencing"] == lease["fencing"]
+    held = [
+        (share["node_id"], gpu)
+        for lease in found
+        for share in lease["placement"]
+        for gpu in share["gpus"]
+    ]
+    assert len(held) == len(set(held)), "a GPU is promised twice"
+    numbers = [lease["fencing"] for lease in acknowledged]
+    assert len(numbers) == len(set(numbers)), "a fencing number came twice"

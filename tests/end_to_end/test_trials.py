@@ -1,0 +1,87 @@
+"""`moored demo`, `replay`, `doctor` and `bench`, run as their users run them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+OPENB = Path(__file__).parents[3] / "shared" / "data" / "openb"
+
+
+def moored(*words: str, expect: int = 0, timeout: float = 120) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "moorage", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+    assert done.returncode == expect, done.stderr
+    return done
+
+
+def test_demo_shows_placement_lease_and_reason():
+    shown = moored("demo").stdout
+    assert "harbour/harbour-0 GPUs 0" in shown
+    assert "It can never fit" in shown
+    told = json.loads(moored("demo", "--json").stdout)
+    assert told["exchanges"][0]["reply"]["lease"]["state"] == "granted"
+    assert told["first_lease_seconds"] > 0
+
+
+def test_doctor_finds_this_machine_fit():
+    told = json.loads(moored("doctor", "--json").stdout)
+    assert told["ok"]
+    assert {"seccomp", "self-test"} <= {
+        finding["name"].removeprefix("sandbox: ") for finding in told["findings"]
+    }
+    assert "self-test" in moored("doctor").stdout
+
+
+def test_replay_answers_every_request_of_a_trace(tmp_path):
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
+    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,2,T4\nb,8000,8192,2,T4\n")
+    rows = "".join(f"p{number},1000,1024,1,500\n" for number in range(9))
+    pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows)
+    words = ("replay", "--nodes", str(nodes), "--pods", str(pods))
+    told = json.loads(moored(*words, "--policy", "best_fit", "--json").stdout)
+    (run,) = told["runs"]
+    assert (run["requests"], run["answered"], run["granted"]) == (10, 10, 8)
+    assert run["allocated_percent"] == 100
+    assert run["refusals"] == {"no_capacity": 2}
+    shown = moored(*words, "--limit", "3", "--connections", "2")
+    assert "fgd on pods.csv" in shown.stdout
+
+
+def test_replay_names_what_is_wrong_with_a_file(tmp_path):
+    bad = tmp_path / "nodes.csv"
+    bad.write_text("sn,cpu_milli,memory_mib,gpu,model\na,many,8192,2,T4\n")
+    done = moored("replay", "--nodes", str(bad), "--pods", str(bad), expect=1)
+    assert "line 2, column cpu_milli" in done.stderr
+    missing = moored("replay", "--nodes", "nowhere.csv", "--pods", str(bad), expect=1)
+    assert "nowhere.csv" in missing.stderr
+
+
+def test_bench_knows_its_names():
+    done = moored("bench", "nonsense", expect=1)
+    assert "grants" in done.stderr
+
+
+@pytest.mark.trace
+@pytest.mark.heavy
+@pytest.mark.skipif(not OPENB.exists(), reason="the openb trace is not beside the checkout")
+@pytest.mark.parametrize(
+    ("policy", "least", "most"),
+    [("fgd", 95.2, 100), ("best_fit", 92.78, 93.38), ("random", 87.17, 87.77)],
+)
+def test_openb_default_comes_out_as_published(policy, least, most):
+    words = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
+    done = moored("replay", *words, "--policy", policy, "--seeds", "5", "--json", timeout=900)
+    mean = json.loads(done.stdout)["mean"]
+    assert mean["answered_percent"] == 100
+    assert least <= mean["allocated_percent"] <= most
+
+
+@pytest.mark.heavy
+def test_bench_figures_are_ratios():
+    told = json.loads(moored("bench", "grants", "first_lease", "--json", timeout=300).stdout)
+    assert told["grants"]["granted"] == told["grants"]["requests"]
+    assert told["grants"]["grants_to_echo"] > 0.04
+    assert told["first_lease"]["first_lease_to_imports"] > 1
