@@ -1,0 +1,253 @@
+"""The one interface of the catalog, its records and its limits.
+
+The daemon builds an implementation (`catalog.embedded.EmbeddedCatalog`), hands it to the web
+services and the sandbox host, and listens to its changes. Methods that may have to ask somebody
+are `async`, so that an implementation over remote services fits; the few that the hot path calls
+for every request are plain functions that only read memory.
+
+Every refusal is a `protocol.faults.ServiceError`.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from moorage.model import Cluster, ClusterId, PolicyRef
+
+Document = dict[str, Any]
+"""A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
+
+CLUSTERS_MAX: Final = 10_000
+"""Cluster documents, and as many metrics documents; one more is refused with `too_large`."""
+NODES_PER_CLUSTER_MAX: Final = 20_000
+"""Nodes of one cluster document; more are refused with `too_large`."""
+GPUS_PER_NODE_MAX: Final = 128
+"""Devices of one node: MIG instances included, and every node is as wide as the widest."""
+DOCUMENT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""One document as JSON; larger ones are refused with `too_large`."""
+POLICIES_MAX: Final = 10_000
+"""Registered policy versions; one more is refused with `too_large`."""
+STORE_BYTES_MAX: Final = 512 * 1024 * 1024
+"""All documents and policy files together; what goes beyond is refused with `too_large`."""
+RESULT_BYTES_MAX: Final = 128 * 1024 * 1024
+"""All documents of one query's answer; a wider query is refused with `too_large`."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """One immutable version of a rule, as the sandbox loads it.
+
+    Args:
+        ref: URI and digest; the digest covers files, settings and parameters.
+        files: Content by path; the entry is `function.py`, siblings are importable from it.
+        settings: Defaults (`policy_settings`).
+        parameters: Defaults (`policy_parameters`).
+        document: The PolicyRule document with its identity filled in, for readers.
+
+    """
+
+    ref: PolicyRef
+    files: Mapping[str, bytes]
+    settings: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    document: Document
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPolicy:
+    """A rule that was read and checked on paper, but is not registered yet.
+
+    Nothing of it has been compiled or run: whoever registers it lets a jail load it first.
+    """
+
+    record: PolicyRecord
+
+
+# Changes: what a listener hears, on the event loop, once the change is durable. -------------
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterPut:
+    """A cluster document was created or changed.
+
+    Args:
+        cluster: What placement depends on.
+        live: Whether its `status` lets it be a candidate; it has just stopped being one if not.
+
+    """
+
+    cluster: Cluster
+    live: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDeleted:
+    """A cluster document is gone."""
+
+    cluster_id: ClusterId
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsPut:
+    """The metrics of a cluster changed."""
+
+    cluster_id: ClusterId
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsDeleted:
+    """The metrics of a cluster are gone."""
+
+    cluster_id: ClusterId
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyPut:
+    """A policy was registered, or its descriptive fields changed."""
+
+    uri: str
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyDeleted:
+    """A policy is gone. Leases that it proposed stand."""
+
+    uri: str
+
+
+Change = ClusterPut | ClusterDeleted | MetricsPut | MetricsDeleted | PolicyPut | PolicyDeleted
+
+
+class Catalog(Protocol):
+    """What is known of the world outside the core."""
+
+    async def close(self) -> None:
+        """Finish what was begun and let go of everything. Later calls are refused."""
+
+    # Clusters (allocation-server.md, sections 6 and 8.3) ------------------------------------
+
+    async def create_cluster(self, document: Document) -> Document:
+        """Store a new cluster document.
+
+        Returns:
+            The document as stored: every field given, plus the aggregates it omitted.
+
+        Raises:
+            ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
+
+        """
+
+    async def get_cluster(self, cluster_id: str) -> Document:
+        """Return a cluster document, or raise `not_found`."""
+
+    async def update_cluster(self, cluster_id: str, change: Document) -> Document:
+        """Change a cluster document and return the new one.
+
+        Args:
+            cluster_id: Which one.
+            change: A whole new document, or a Mongo update document with `$set` and `$unset`
+                on dotted paths.
+
+        Raises:
+            ServiceError: `not_found`, `bad_message` naming the field, `too_large`.
+
+        """
+
+    async def delete_cluster(self, cluster_id: str) -> Document:
+        """Delete a cluster document and return it, or raise `not_found`."""
+
+    async def query_clusters(self, query: Document) -> list[Document]:
+        """Return the cluster documents that match a filter, by id (see `catalog.filters`)."""
+
+    # Metrics (sections 7 and 8.4) -------------------------------------------------------------
+
+    async def put_metrics(self, document: Document) -> tuple[Document, bool]:
+        """Store the metrics of the cluster `document["clusterId"]`, whether it is known or not.
+
+        Returns:
+            The document with all spellings of its fields, and whether it is the first one.
+
+        """
+
+    async def get_metrics(self, cluster_id: str) -> Document:
+        """Return the metrics of a cluster, or raise `not_found`."""
+
+    async def update_metrics(self, cluster_id: str, change: Document) -> Document:
+        """Change the metrics of a cluster, as `update_cluster` does; raise `not_found`."""
+
+    async def delete_metrics(self, cluster_id: str) -> Document:
+        """Delete the metrics of a cluster and return them, or raise `not_found`."""
+
+    async def query_metrics(self, query: Document | None = None) -> list[Document]:
+        """Return the metrics documents that match a filter, by cluster id; None: all."""
+
+    # Policies (sections 3 and 8.1) ------------------------------------------------------------
+
+    async def prepare_policy(self, document: Document) -> PreparedPolicy:
+        """Read a PolicyRule document and fetch its code; store, compile and run nothing.
+
+        Raises:
+            ServiceError: `bad_message` naming the field, `bad_policy` about the code,
+                `too_large`, `unavailable` where a URL could not be fetched.
+
+        """
+
+    async def register_policy(self, prepared: PreparedPolicy) -> PolicyRecord:
+        """Store a policy. The same one again is answered the same.
+
+        Raises:
+            ServiceError: `already_exists` where the URI has another content; `too_large`.
+
+        """
+
+    async def get_policy(self, uri: str) -> Document:
+        """Return a PolicyRule document, or raise `unknown_policy`."""
+
+    async def update_policy(self, uri: str, change: Document) -> Document:
+        """Change descriptive fields of a policy, as `update_cluster` does.
+
+        Raises:
+            ServiceError: `unknown_policy`; `already_exists` where the change would make another
+                rule of it (code, defaults, schemas): that needs a new version.
+
+        """
+
+    async def delete_policy(self, uri: str) -> Document:
+        """Delete a policy and return its document, or raise `unknown_policy`."""
+
+    async def query_policies(self, query: Document | None = None) -> list[Document]:
+        """Return the PolicyRule documents that match a filter, by URI; None: all."""
+
+    # The hot path: memory only, on the event loop ---------------------------------------------
+
+    @property
+    def documents_version(self) -> int:
+        """Grows with every change of a cluster document or of metrics."""
+
+    def live_ids(self) -> tuple[ClusterId, ...]:
+        """Return the ids of the clusters that may be candidates, sorted."""
+
+    def known(self, cluster_id: str) -> bool:
+        """Return whether there is such a cluster, live or not."""
+
+    def document_blobs(self, cluster_ids: Iterable[str]) -> list[tuple[ClusterId, int, bytes]]:
+        """Return what rules read of clusters, packed.
+
+        Args:
+            cluster_ids: Which ones; unknown ids are left out.
+
+        Returns:
+            `(id, version, blob)`, in the order asked for. The blob is msgpack of
+            `{"data": document, "cluster_metrics": metrics or None}`; the version grows when
+            either changes, and no other content ever has the same version.
+
+        """
+
+    def clusters(self) -> Sequence[Cluster]:
+        """Return the placement part of every live cluster, by id."""
+
+    def policy(self, uri: str) -> PolicyRecord | None:
+        """Return a registered rule, or None."""
+
+    def policy_uris(self) -> Sequence[str]:
+        """Return the URIs of all registered rules, sorted."""

@@ -1,0 +1,406 @@
+"""The catalog in one SQLite file: what `moored` uses where no external service is configured.
+
+Documents are checked, completed and written in the store's thread; the event loop keeps the result
+in memory, so that reading and the hot path touch no disk. The file holds documents as they were
+given; what the server fills in is worked out again when they are loaded, so it never goes stale.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from moorage.catalog.base import (
+    RESULT_BYTES_MAX,
+    Change,
+    ClusterDeleted,
+    ClusterPut,
+    Document,
+    MetricsDeleted,
+    MetricsPut,
+    PolicyDeleted,
+    PolicyPut,
+    PolicyRecord,
+    PreparedPolicy,
+)
+from moorage.catalog.clusters import ClusterDocument, cluster_model, read_cluster_document
+from moorage.catalog.documents import apply_change, decode, snapshot
+from moorage.catalog.filters import compile_filter
+from moorage.catalog.metrics import read_metrics_document
+from moorage.catalog.policies import (
+    complete_policy_document,
+    differing_fields,
+    prepared_policy,
+    record_from,
+    unpack_files,
+)
+from moorage.catalog.records import (
+    DocumentEntry,
+    Entry,
+    Loaded,
+    PolicyEntry,
+    changed,
+    entry_of,
+    load,
+    not_found,
+    refuse_differences,
+    write,
+    write_policy,
+)
+from moorage.catalog.sources import CodeSources
+from moorage.catalog.store import Database, Kind, Store
+from moorage.model import Cluster, ClusterId, Code, PolicyRef
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["EmbeddedCatalog"]
+
+T = TypeVar("T", bound=Entry)
+
+
+class EmbeddedCatalog:
+    """A `catalog.base.Catalog` over one SQLite file. Make one with `await open(path)`.
+
+    Args:
+        store: The open file.
+        on_change: Called on the event loop with every change, once it is durable.
+        sources: Where the code of policies may come from.
+
+    """
+
+    def __init__(
+        self, store: Store, on_change: Callable[[Change], None], sources: CodeSources
+    ) -> None:
+        self._store = store
+        self._on_change = on_change
+        self._sources = sources
+        self._clusters: dict[str, DocumentEntry] = {}
+        self._metrics: dict[str, DocumentEntry] = {}
+        self._policies: dict[str, PolicyEntry] = {}
+        self._live: set[ClusterId] = set()
+        self._live_ids: tuple[ClusterId, ...] | None = None
+        self._version = 0
+        self._versions: dict[str, int] = {}
+        self._blobs: dict[str, tuple[int, bytes]] = {}
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        on_change: Callable[[Change], None],
+        code_root: Path | None = None,
+        code_hosts: frozenset[str] | None = None,
+    ) -> "EmbeddedCatalog":
+        """Open or create the file and load what it holds; no change is reported for that.
+
+        Args:
+            path: The file; its folder must exist.
+            on_change: Called on the event loop with every change, once it is durable.
+            code_root: Folder below which the code of policies may be read; None: nowhere.
+            code_hosts: Hosts that code may be fetched from; None: any that is not link-local.
+
+        Raises:
+            ServiceError: `unavailable`: the file is no catalog, is damaged, or is newer.
+
+        """
+        store = await Store.open(path)
+        catalog = cls(store, on_change, CodeSources(code_root, code_hosts))
+        try:
+            catalog._take_over(await store.run(load))
+        except BaseException:
+            await store.close()
+            raise
+        return catalog
+
+    def _take_over(self, loaded: Loaded) -> None:
+        for entry, live in loaded.clusters:
+            self._keep_cluster(entry, live=live)
+        for entry in loaded.metrics:
+            self._metrics[entry.id] = entry
+        for policy in loaded.policies:
+            self._policies[policy.id] = policy
+
+    async def close(self) -> None:
+        """Finish what was begun and close the file."""
+        await self._store.close()
+
+    # Clusters ------------------------------------------------------------------------------
+
+    async def create_cluster(self, document: Document) -> Document:
+        """See `Catalog.create_cluster`."""
+
+        def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
+            encoded, given = snapshot(document)
+            read = read_cluster_document(given)
+            if database.has("cluster", read.id):
+                raise ServiceError(
+                    Code.ALREADY_EXISTS,
+                    f"id: the cluster {read.id} exists; change it with PUT /clusters/{read.id}",
+                    field="id",
+                    expected="an id that no cluster has",
+                )
+            return write(database, "cluster", read.id, encoded, read.document), read
+
+        entry, _ = await self._store.run(work, self._publish_cluster)
+        return entry.document
+
+    async def get_cluster(self, cluster_id: str) -> Document:
+        """See `Catalog.get_cluster`."""
+        return entry_of(self._clusters, cluster_id, "cluster").document
+
+    async def update_cluster(self, cluster_id: str, change: Document) -> Document:
+        """See `Catalog.update_cluster`."""
+
+        def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
+            encoded, given = changed(database, "cluster", cluster_id, change, "id")
+            read = read_cluster_document(given)
+            return write(database, "cluster", read.id, encoded, read.document), read
+
+        entry, _ = await self._store.run(work, self._publish_cluster)
+        return entry.document
+
+    async def delete_cluster(self, cluster_id: str) -> Document:
+        """See `Catalog.delete_cluster`."""
+
+        def publish(entry: DocumentEntry) -> None:
+            del self._clusters[entry.id]
+            self._live.discard(entry.id)
+            self._live_ids = None
+            self._touch(entry.id)
+            self._versions.pop(entry.id)
+            self._on_change(ClusterDeleted(entry.id))
+
+        return await self._delete("cluster", cluster_id, self._clusters, publish)
+
+    async def query_clusters(self, query: Document) -> list[Document]:
+        """See `Catalog.query_clusters`."""
+        return await self._query(self._clusters.values(), query)
+
+    def _publish_cluster(self, result: tuple[DocumentEntry, ClusterDocument]) -> None:
+        entry, read = result
+        self._keep_cluster(entry, live=read.live)
+        self._on_change(ClusterPut(read.cluster, read.live))
+
+    def _keep_cluster(self, entry: DocumentEntry, *, live: bool) -> None:
+        self._clusters[entry.id] = entry
+        if live is not (entry.id in self._live):
+            (self._live.add if live else self._live.discard)(entry.id)
+            self._live_ids = None
+        self._touch(entry.id)
+
+    # Metrics -------------------------------------------------------------------------------
+
+    async def put_metrics(self, document: Document) -> tuple[Document, bool]:
+        """See `Catalog.put_metrics`."""
+
+        def work(database: Database) -> tuple[DocumentEntry, bool]:
+            encoded, given = snapshot(document)
+            cluster_id, read = read_metrics_document(given)
+            created = not database.has("metrics", cluster_id)
+            return write(database, "metrics", cluster_id, encoded, read), created
+
+        # Observations: the next ones replace them, so they need not outlive a power cut.
+        entry, created = await self._store.run(
+            work, lambda result: self._publish_metrics(result[0]), durable=False
+        )
+        return entry.document, created
+
+    async def get_metrics(self, cluster_id: str) -> Document:
+        """See `Catalog.get_metrics`."""
+        return entry_of(self._metrics, cluster_id, "metrics").document
+
+    async def update_metrics(self, cluster_id: str, change: Document) -> Document:
+        """See `Catalog.update_metrics`."""
+
+        def work(database: Database) -> DocumentEntry:
+            encoded, given = changed(database, "metrics", cluster_id, change, "clusterId")
+            known_id, read = read_metrics_document(given)
+            return write(database, "metrics", known_id, encoded, read)
+
+        entry = await self._store.run(work, self._publish_metrics, durable=False)
+        return entry.document
+
+    async def delete_metrics(self, cluster_id: str) -> Document:
+        """See `Catalog.delete_metrics`."""
+
+        def publish(entry: DocumentEntry) -> None:
+            del self._metrics[entry.id]
+            self._touch(entry.id)
+            self._on_change(MetricsDeleted(entry.id))
+
+        return await self._delete("metrics", cluster_id, self._metrics, publish)
+
+    async def query_metrics(self, query: Document | None = None) -> list[Document]:
+        """See `Catalog.query_metrics`."""
+        return await self._query(self._metrics.values(), query or {})
+
+    def _publish_metrics(self, entry: DocumentEntry) -> None:
+        self._metrics[entry.id] = entry
+        self._touch(entry.id)
+        self._on_change(MetricsPut(entry.id))
+
+    # Policies ------------------------------------------------------------------------------
+
+    async def prepare_policy(self, document: Document) -> PreparedPolicy:
+        """See `Catalog.prepare_policy`."""
+        complete = complete_policy_document(document)
+        code: str = complete["code"]
+        fetched = await self._sources.fetch(code)
+        return await self._store.run(
+            lambda _: prepared_policy(complete, self._sources.files(code, fetched))
+        )
+
+    async def register_policy(self, prepared: PreparedPolicy) -> PolicyRecord:
+        """See `Catalog.register_policy`."""
+        record = prepared.record
+        uri = record.ref.uri
+
+        def work(database: Database) -> PolicyEntry | None:
+            row = database.get("policy", uri)
+            if row is not None:
+                refuse_differences(
+                    uri, differing_fields(decode(row.document), record.document, rule_only=False)
+                )
+                return None
+            return write_policy(database, record)
+
+        entry = await self._store.run(work, self._publish_policy)
+        return entry.record if entry else entry_of(self._policies, uri, "policy").record
+
+    async def get_policy(self, uri: str) -> Document:
+        """See `Catalog.get_policy`."""
+        return entry_of(self._policies, uri, "policy").document
+
+    async def update_policy(self, uri: str, change: Document) -> Document:
+        """See `Catalog.update_policy`."""
+
+        def work(database: Database) -> PolicyEntry:
+            row = database.get("policy", uri)
+            if row is None:
+                raise not_found("policy", uri)
+            old = decode(row.document)
+            kept = {"code": old["code"], "policy_rule_uri": uri, "digest": old["digest"]}
+            _, given = snapshot({**kept, **apply_change(old, change)})
+            new = complete_policy_document(given)
+            differing = differing_fields(old, new, rule_only=True)
+            differing += [name for name in ("code", "policy_rule_uri") if new[name] != old[name]]
+            refuse_differences(uri, differing)
+            ref = PolicyRef(uri, old["digest"])
+            return write_policy(database, record_from(ref, unpack_files(row.files), new))
+
+        entry = await self._store.run(work, self._publish_policy)
+        return entry.document
+
+    async def delete_policy(self, uri: str) -> Document:
+        """See `Catalog.delete_policy`."""
+
+        def publish(entry: PolicyEntry) -> None:
+            del self._policies[entry.id]
+            self._on_change(PolicyDeleted(entry.id))
+
+        return await self._delete("policy", uri, self._policies, publish)
+
+    async def query_policies(self, query: Document | None = None) -> list[Document]:
+        """See `Catalog.query_policies`."""
+        return await self._query(self._policies.values(), query or {})
+
+    def _publish_policy(self, entry: PolicyEntry | None) -> None:
+        if entry is not None:
+            self._policies[entry.id] = entry
+            self._on_change(PolicyPut(entry.id))
+
+    # The hot path --------------------------------------------------------------------------
+
+    @property
+    def documents_version(self) -> int:
+        """See `Catalog.documents_version`."""
+        return self._version
+
+    def live_ids(self) -> tuple[ClusterId, ...]:
+        """See `Catalog.live_ids`."""
+        if self._live_ids is None:
+            self._live_ids = tuple(sorted(self._live))
+        return self._live_ids
+
+    def known(self, cluster_id: str) -> bool:
+        """See `Catalog.known`."""
+        return cluster_id in self._clusters
+
+    def document_blobs(self, cluster_ids: Iterable[str]) -> list[tuple[ClusterId, int, bytes]]:
+        """See `Catalog.document_blobs`."""
+        found: list[tuple[ClusterId, int, bytes]] = []
+        for cluster_id in cluster_ids:
+            entry = self._clusters.get(cluster_id)
+            if entry is None:
+                continue
+            version = self._versions[cluster_id]
+            cached = self._blobs.get(cluster_id)
+            if cached is None:
+                cached = self._blobs[cluster_id] = (version, self._blob(entry))
+            found.append((entry.id, *cached))
+        return found
+
+    def _blob(self, entry: DocumentEntry) -> bytes:
+        metrics = self._metrics.get(entry.id)
+        return msgspec.msgpack.encode(
+            {
+                "data": msgspec.Raw(entry.packed),
+                "cluster_metrics": msgspec.Raw(metrics.packed) if metrics else None,
+            }
+        )
+
+    def clusters(self) -> Sequence[Cluster]:
+        """See `Catalog.clusters`."""
+        return [cluster_model(self._clusters[name].document) for name in self.live_ids()]
+
+    def policy(self, uri: str) -> PolicyRecord | None:
+        """See `Catalog.policy`."""
+        entry = self._policies.get(uri)
+        return entry.record if entry else None
+
+    def policy_uris(self) -> Sequence[str]:
+        """See `Catalog.policy_uris`."""
+        return sorted(self._policies)
+
+    def _touch(self, cluster_id: str) -> None:
+        self._version += 1
+        self._blobs.pop(cluster_id, None)
+        if cluster_id in self._clusters:  # Metrics may be those of a cluster nobody knows.
+            self._versions[cluster_id] = self._version
+
+    # All kinds -----------------------------------------------------------------------------
+
+    async def _query(self, entries: Collection[Entry], query: Any) -> list[Document]:
+        taken = list(entries)  # As they are now; the thread must not see them change.
+
+        def work(_: Database) -> list[Document]:
+            matches = compile_filter(query)
+            found = sorted(
+                (entry for entry in taken if matches(entry.document)), key=lambda entry: entry.id
+            )
+            if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
+                raise ServiceError(
+                    Code.TOO_LARGE,
+                    f"the {len(found)} documents found have more than {RESULT_BYTES_MAX} bytes:"
+                    " narrow the filter",
+                )
+            return [entry.document for entry in found]
+
+        return await self._store.run(work)
+
+    async def _delete(
+        self, kind: Kind, record_id: str, entries: Mapping[str, T], publish: Callable[[T], None]
+    ) -> Document:
+        gone: list[T] = []
+
+        def work(database: Database) -> None:
+            if not database.remove(kind, record_id):
+                raise not_found(kind, record_id)
+
+        def publish_gone(_: None) -> None:
+            gone.append(entries[record_id])
+            publish(gone[0])
+
+        entry_of(entries, record_id, kind)
+        await self._store.run(work, publish_gone)
+        return gone[0].document

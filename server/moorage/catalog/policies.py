@@ -1,0 +1,220 @@
+"""PolicyRule documents: identity, checks on paper, and the digest of what makes the rule.
+
+The embedded catalog calls `read_policy_document` to prepare a policy. Nothing of the code is
+parsed, compiled or run here: that is for the jail (allocation-server.md, section 3).
+"""
+
+import hashlib
+import re
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.archives import bad_code
+from moorage.catalog.base import Document, PolicyRecord, PreparedPolicy
+from moorage.catalog.documents import encode
+from moorage.model import Code, PolicyRef
+from moorage.protocol.faults import ServiceError
+
+__all__ = [
+    "AVAILABLE",
+    "complete_policy_document",
+    "differing_fields",
+    "pack_files",
+    "prepared_policy",
+    "record_from",
+    "unpack_files",
+]
+
+URI_CHARS_MAX: Final = 255
+SERVER_FIELDS: Final = frozenset({"digest", "policy_rule_uri", "name", "version", "release_tag"})
+"""Fields that follow from the others."""
+AVAILABLE: Final = frozenset({"numpy", "msgspec"}) | sys.stdlib_module_names
+"""What a rule can import besides its own files, and so what `requirements.txt` may name."""
+
+_URI: Final = re.compile(
+    r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*):(?P<version>[A-Za-z0-9_.+]+)"
+    r"-(?P<release_tag>[A-Za-z0-9_.+-]+)"
+)
+_URI_EXPECTED: Final = "`<name>:<version>-<release tag>`, e.g. `ip_allowlist:1.0-beta`"
+_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:[\[<>=!~;(@].*)?")
+_REQUIREMENTS_LINES_MAX: Final = 1000
+
+_TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
+    "name": (str, "a text"),
+    "version": (str, "a text"),
+    "release_tag": (str, "a text"),
+    "metadata": (dict, "an object"),
+    "tags": ((str, list), "a text with commas, or a list"),
+    "code_type": (str, "a text"),
+    "type": (str, "a text, e.g. `python_class_v1`"),
+    "policy_input_schema": (dict, "an object with one entry per field"),
+    "policy_output_schema": (dict, "an object with one entry per field"),
+    "policy_settings_schema": (dict, "an object with one entry per field"),
+    "policy_parameters_schema": (dict, "an object with one entry per field"),
+    "policy_settings": (dict, "an object"),
+    "policy_parameters": (dict, "an object"),
+    "management_commands_schema": ((list, dict), "a list of {name, description, schema}"),
+    "description": (str, "a text"),
+    "functionality_data": (dict, "an object"),
+    "resource_estimates": (dict, "an object"),
+}
+_RULE_FIELDS: Final = (
+    "policy_settings",
+    "policy_parameters",
+    "policy_input_schema",
+    "policy_output_schema",
+    "policy_settings_schema",
+    "policy_parameters_schema",
+    "type",
+)
+
+
+def complete_policy_document(given: Any) -> Document:
+    """Return a checked copy of a PolicyRule document with its identity filled in.
+
+    Raises:
+        ServiceError: `missing_fields` or `bad_message`, naming the field.
+
+    """
+    if not isinstance(given, dict):
+        raise ServiceError.wrong_field("body", "a PolicyRule document (an object)")
+    for field, (types, expected) in _TYPES.items():
+        value = given.get(field)
+        if value is not None and not isinstance(value, types):
+            raise ServiceError.wrong_field(field, expected)
+    code = given.get("code")
+    if not isinstance(code, str) or not code.strip():
+        raise ServiceError.wrong_field(
+            "code", "source text, an archive in base64, a data: or http(s) URL, or a path"
+        )
+    return {**given, **_identity(given)}
+
+
+def _identity(given: Document) -> dict[str, str]:
+    uri = given.get("policy_rule_uri")
+    parts = {key: given.get(key) for key in ("name", "version", "release_tag")}
+    if not uri:
+        missing = [key for key, value in parts.items() if not value]
+        if missing:
+            raise ServiceError(
+                Code.MISSING_FIELDS,
+                f"Missing required fields: {', '.join(missing)} (or policy_rule_uri,"
+                f" {_URI_EXPECTED})",
+                field=missing[0],
+                details={"missing": missing},
+            )
+        uri = f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
+    found = _URI.fullmatch(uri) if isinstance(uri, str) and len(uri) <= URI_CHARS_MAX else None
+    if found is None:
+        raise ServiceError.wrong_field("policy_rule_uri", _URI_EXPECTED)
+    for key, value in parts.items():
+        # A version may itself have a dash, so the parts are compared as text, not by the pattern.
+        if value and value != found[key] and not _composes(uri, parts):
+            raise ServiceError.wrong_field(key, f"{found[key]}, as in policy_rule_uri {uri}")
+    return {"policy_rule_uri": uri, **{key: parts[key] or found[key] for key in parts}}
+
+
+def _composes(uri: str, parts: Mapping[str, Any]) -> bool:
+    return uri == f"{parts['name']}:{parts['version']}-{parts['release_tag']}"
+
+
+def prepared_policy(document: Document, files: Mapping[str, bytes]) -> PreparedPolicy:
+    """Return a policy ready to be registered.
+
+    Args:
+        document: As `complete_policy_document` returned it.
+        files: What its `code` stands for.
+
+    Raises:
+        ServiceError: `bad_policy` naming a line of `requirements.txt`; `too_large`.
+
+    """
+    _check_requirements(files)
+    settings = document.get("policy_settings") or {}
+    parameters = document.get("policy_parameters") or {}
+    ref = PolicyRef(document["policy_rule_uri"], _digest(files, settings, parameters))
+    # The copy that readers see is the copy that was checked, whatever the caller does to its own.
+    kept = msgspec.json.decode(encode({**document, "digest": ref.digest}), type=Document)
+    return PreparedPolicy(record_from(ref, files, kept))
+
+
+def record_from(ref: PolicyRef, files: Mapping[str, bytes], document: Document) -> PolicyRecord:
+    """Return the record of a document whose identity and digest are known."""
+    return PolicyRecord(
+        ref=ref,
+        files=files,
+        settings=document.get("policy_settings") or {},
+        parameters=document.get("policy_parameters") or {},
+        document=document,
+    )
+
+
+def _digest(
+    files: Mapping[str, bytes], settings: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> str:
+    """Return the SHA-256 of what the rule does: its files and its defaults."""
+    content = {
+        "files": {path: hashlib.sha256(data).hexdigest() for path, data in files.items()},
+        "settings": settings,
+        "parameters": parameters,
+    }
+    try:
+        canonical = msgspec.json.encode(content, order="sorted")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ServiceError.wrong_field(
+            "policy_settings, policy_parameters", f"JSON values ({error})"
+        ) from error
+    return hashlib.sha256(canonical).hexdigest()
+
+
+def differing_fields(old: Document, new: Document, *, rule_only: bool) -> list[str]:
+    """Return the fields in which two documents of one URI differ, sorted.
+
+    Args:
+        old: Registered.
+        new: Offered.
+        rule_only: Only the fields that make another rule of it. The text of `code` is not
+            compared but its digest is: an archive packed again is the same rule.
+
+    """
+    fields = set(_RULE_FIELDS) if rule_only else (old.keys() | new.keys()) - SERVER_FIELDS
+    fields.discard("code")
+    differing = {field for field in fields if (old.get(field) or None) != (new.get(field) or None)}
+    if old.get("digest") != new.get("digest") and not differing & set(_RULE_FIELDS):
+        differing.add("code")
+    return sorted(differing)
+
+
+def _check_requirements(files: Mapping[str, bytes]) -> None:
+    """Refuse requirements that rules do not have; nothing is ever installed.
+
+    Versions are not compared: a rule that needs another one finds out when the jail loads it.
+    """
+    lines = files.get("requirements.txt", b"").decode("utf-8", "replace").splitlines()
+    for number, line in enumerate(lines[:_REQUIREMENTS_LINES_MAX], 1):
+        text = line.partition("#")[0].strip()
+        if not text:
+            continue
+        found = _REQUIREMENT.fullmatch(text)
+        name = found[1].lower().replace("-", "_") if found else ""
+        if name not in AVAILABLE:
+            raise bad_code(
+                f"requirements.txt line {number}: {text[:80]!r} is not available to rules and"
+                " nothing is installed for them; put the module into the archive",
+                "numpy, msgspec or a module of the standard library",
+            )
+    if len(lines) > _REQUIREMENTS_LINES_MAX:
+        raise bad_code(f"requirements.txt has more than {_REQUIREMENTS_LINES_MAX} lines")
+
+
+def pack_files(files: Mapping[str, bytes]) -> bytes:
+    """Return a rule's files as the store keeps them."""
+    return msgspec.msgpack.encode(files)
+
+
+def unpack_files(packed: bytes) -> dict[str, bytes]:
+    """Return the files that `pack_files` packed."""
+    return msgspec.msgpack.decode(packed, type=dict[str, bytes])

@@ -1,0 +1,210 @@
+"""What the embedded catalog keeps in memory, and the work on it that its thread does.
+
+`catalog.embedded` calls everything here: entries are its memory, the functions run in the store's
+thread within a transaction and raise to undo it.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol, TypeVar
+
+import msgspec
+
+from moorage.catalog.base import (
+    CLUSTERS_MAX,
+    POLICIES_MAX,
+    STORE_BYTES_MAX,
+    Document,
+    PolicyRecord,
+)
+from moorage.catalog.clusters import read_cluster_document
+from moorage.catalog.documents import apply_change, decode, encode, pack, snapshot
+from moorage.catalog.metrics import read_metrics_document
+from moorage.catalog.policies import pack_files, record_from, unpack_files
+from moorage.catalog.store import Database, Kind, Row
+from moorage.model import ClusterId, Code, PolicyRef
+from moorage.protocol.faults import ServiceError
+
+__all__ = [
+    "DocumentEntry",
+    "Entry",
+    "Loaded",
+    "PolicyEntry",
+    "changed",
+    "check_limits",
+    "entry_of",
+    "load",
+    "not_found",
+    "refuse_differences",
+    "write",
+    "write_policy",
+]
+
+_RECORDS_MAX: Final[dict[Kind, int]] = {
+    "cluster": CLUSTERS_MAX,
+    "metrics": CLUSTERS_MAX,
+    "policy": POLICIES_MAX,
+}
+
+
+class Entry(Protocol):
+    """What is in memory of any kind of record."""
+
+    @property
+    def id(self) -> str:
+        """Unique within its kind."""
+
+    @property
+    def document(self) -> Document:
+        """Complete, for readers."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the document as JSON."""
+
+
+T = TypeVar("T", bound=Entry)
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentEntry:
+    """A cluster or metrics document: complete, packed for the cells, and its size as JSON."""
+
+    id: ClusterId
+    document: Document
+    packed: bytes
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEntry:
+    """A policy, and the size of its document as JSON."""
+
+    record: PolicyRecord
+    size: int
+
+    @property
+    def id(self) -> str:
+        """The URI."""
+        return self.record.ref.uri
+
+    @property
+    def document(self) -> Document:
+        """The PolicyRule document."""
+        return self.record.document
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All that the store held when it was opened; clusters with whether they are live."""
+
+    clusters: list[tuple[DocumentEntry, bool]]
+    metrics: list[DocumentEntry]
+    policies: list[PolicyEntry]
+
+
+def load(database: Database) -> Loaded:
+    """Return everything that the store holds, or raise `unavailable` naming what is damaged."""
+    clusters: list[tuple[DocumentEntry, bool]] = []
+    metrics: list[DocumentEntry] = []
+    policies: list[PolicyEntry] = []
+    row = Row("", b"")
+    try:
+        for row in database.rows("cluster"):
+            read = read_cluster_document(decode(row.document))
+            entry = DocumentEntry(read.id, read.document, pack(read.document), len(row.document))
+            clusters.append((entry, read.live))
+        for row in database.rows("metrics"):
+            cluster_id, document = read_metrics_document(decode(row.document))
+            metrics.append(DocumentEntry(cluster_id, document, pack(document), len(row.document)))
+        for row in database.rows("policy"):
+            document = decode(row.document)
+            ref = PolicyRef(row.id, document["digest"])
+            record = record_from(ref, unpack_files(row.files), document)
+            policies.append(PolicyEntry(record, len(row.document)))
+    except (ServiceError, msgspec.MsgspecError, KeyError) as error:
+        raise ServiceError(
+            Code.UNAVAILABLE,
+            f"the catalog's record {row.id} cannot be read: {error};"
+            " restore the file from a backup, or delete that record",
+        ) from error
+    return Loaded(clusters, metrics, policies)
+
+
+def write(
+    database: Database, kind: Kind, record_id: ClusterId, encoded: bytes, document: Document
+) -> DocumentEntry:
+    """Store a document as given; return it complete."""
+    database.put(kind, Row(record_id, encoded))
+    check_limits(database, kind)
+    return DocumentEntry(record_id, document, pack(document), len(encoded))
+
+
+def write_policy(database: Database, record: PolicyRecord) -> PolicyEntry:
+    """Store a policy and return its entry."""
+    encoded = encode(record.document)
+    database.put("policy", Row(record.ref.uri, encoded, pack_files(record.files)))
+    check_limits(database, "policy")
+    return PolicyEntry(record, len(encoded))
+
+
+def check_limits(database: Database, kind: Kind) -> None:
+    """Undo the transaction, by raising, where it went beyond a limit."""
+    usage = database.usage(kind)
+    if usage.records > _RECORDS_MAX[kind]:
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"the catalog holds {_RECORDS_MAX[kind]} {kind} documents; delete one first",
+        )
+    if usage.bytes_total > STORE_BYTES_MAX:
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"the catalog would hold more than {STORE_BYTES_MAX} bytes; delete documents first",
+        )
+
+
+def changed(
+    database: Database, kind: Kind, record_id: str, change: Document, id_field: str
+) -> tuple[bytes, Document]:
+    """Return a stored document, as it was given, with a change; its id cannot change."""
+    row = database.get(kind, record_id)
+    if row is None:
+        raise not_found(kind, record_id)
+    changed = apply_change(decode(row.document), change)
+    if changed.setdefault(id_field, record_id) != record_id:
+        raise ServiceError.wrong_field(id_field, f"{record_id}; the id of a document stays")
+    return snapshot(changed)
+
+
+def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:
+    """Return the entry with that id, which may be anything that a rule passed, or refuse."""
+    entry = entries.get(record_id) if isinstance(record_id, str) else None
+    if entry is None:
+        raise not_found(kind, record_id)
+    return entry
+
+
+def not_found(kind: Kind, record_id: object) -> ServiceError:
+    """Return the refusal of an id that nothing has."""
+    shown = repr(record_id)[:300]
+    if kind == "policy":
+        return ServiceError(
+            Code.UNKNOWN_POLICY,
+            f"no policy {shown} is registered; GET /policy lists those that are",
+            field="policy_rule_uri",
+        )
+    what = "metrics of a cluster" if kind == "metrics" else "cluster"
+    return ServiceError(Code.NOT_FOUND, f"no {what} {shown}", field="id")
+
+
+def refuse_differences(uri: str, fields: Sequence[str]) -> None:
+    """Refuse another content under a registered URI, if there are fields that differ."""
+    if fields:
+        raise ServiceError(
+            Code.ALREADY_EXISTS,
+            f"policy_rule_uri: {uri} is registered with another content ({', '.join(fields)});"
+            " publish yours under a new version",
+            field="policy_rule_uri",
+            expected="a URI that no other content has",
+            details={"differing": list(fields)},
+        )

@@ -1,0 +1,213 @@
+"""Where a policy's `code` comes from: the text itself, an archive in it, a path or a URL.
+
+`catalog.policies` calls `CodeSources.obtain`. A path is read only below the folder that the
+operator configured, a URL only from hosts that the operator allows; what comes back is bytes or
+files, which `catalog.archives` then judges.
+"""
+
+import asyncio
+import base64
+import binascii
+import ipaddress
+import os
+import socket
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from moorage.catalog.archives import (
+    ENTRY,
+    FILES_BYTES_MAX,
+    bad_code,
+    collect,
+    is_archive,
+    read_archive,
+    rule_files,
+)
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["CODE_BYTES_MAX", "CodeSources", "Files"]
+
+CODE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Source text or archive, as uploaded or fetched."""
+FETCH_SECONDS_MAX: Final = 30.0
+"""The whole of a download, redirects included."""
+REDIRECTS_MAX: Final = 3
+
+Files = dict[str, bytes]
+
+# The first bytes of .zip, .tar.gz and .tar.xz in base64.
+_ARCHIVE_IN_BASE64: Final = ("UEsDB", "H4sI", "/Td6WFoA")
+_EXPECTED: Final = (
+    "Python source text, a base64 archive (.zip, .tar.gz, .tar.xz), a data: or http(s) URL,"
+    " or a path under the configured folder"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSources:
+    """What `code` may name.
+
+    Args:
+        root: Folder below which local paths are read; None refuses every path.
+        hosts: Host names that code may be fetched from; None allows all but link-local ones,
+            where clouds keep their credentials.
+
+    """
+
+    root: Path | None = None
+    hosts: frozenset[str] | None = None
+
+    async def fetch(self, code: str) -> bytes | None:
+        """Download `code` if it is an http(s) URL; None where it is something else.
+
+        Raises:
+            ServiceError: `bad_policy`, `too_large`, or `unavailable` where the host fails.
+
+        """
+        if not code.lower().startswith(("http://", "https://")):
+            return None
+        try:
+            async with (
+                asyncio.timeout(FETCH_SECONDS_MAX),
+                httpx.AsyncClient(timeout=FETCH_SECONDS_MAX) as client,
+            ):
+                return await self._follow(client, code)
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise ServiceError(
+                Code.UNAVAILABLE,
+                f"code: {code} could not be fetched: {error!r};"
+                f" it has {FETCH_SECONDS_MAX:g} seconds",
+                field="code",
+            ) from error
+
+    async def _follow(self, client: httpx.AsyncClient, url: str) -> bytes:
+        for _ in range(REDIRECTS_MAX + 1):
+            await self._allow(url)
+            async with client.stream("GET", url, follow_redirects=False) as response:
+                if response.has_redirect_location:
+                    url = urllib.parse.urljoin(url, response.headers["location"])
+                    continue
+                if not response.is_success:
+                    raise bad_code(f"{url} answered {response.status_code}", "an answer 200")
+                content = bytearray()
+                # Raw: a content-encoding must not unpack more than the archive's own caps allow.
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if len(content) > CODE_BYTES_MAX:
+                        raise _too_large()
+                return bytes(content)
+        raise bad_code(f"more than {REDIRECTS_MAX} redirects, the last to {url}")
+
+    async def _allow(self, url: str) -> None:
+        parsed = httpx.URL(url)
+        if parsed.scheme not in {"http", "https"} or not parsed.host:
+            raise bad_code(f"{url} is no http(s) URL")
+        if self.hosts is not None:
+            if parsed.host in self.hosts:
+                return
+            raise bad_code(
+                f"the host {parsed.host} is not allowed",
+                "one of " + (", ".join(sorted(self.hosts)) or "no host at all"),
+            )
+        found = await asyncio.get_running_loop().getaddrinfo(
+            parsed.host, parsed.port or 443, type=socket.SOCK_STREAM
+        )
+        for *_, address in found:
+            if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
+                raise bad_code(f"the host {parsed.host} is link-local", "a host that serves code")
+
+    def files(self, code: str, fetched: bytes | None) -> Files:
+        """Return the files that `code` stands for. Blocking; for the catalog's own thread.
+
+        Args:
+            code: As in the document.
+            fetched: What `fetch` returned.
+
+        Raises:
+            ServiceError: `bad_policy` or `too_large`.
+
+        """
+        if fetched is not None:
+            return _unpacked(fetched)
+        if code[:5].lower() == "data:":
+            return _unpacked(_from_data_url(code))
+        if code.lstrip().startswith(_ARCHIVE_IN_BASE64):
+            return _unpacked(_from_base64("".join(code.split())))
+        if "\n" in code or "AIOSv1PolicyRule" in code:
+            return _unpacked(code.encode("utf-8", "surrogatepass"))
+        return self._local(code)
+
+    def _local(self, code: str) -> Files:
+        if self.root is None:
+            raise bad_code(
+                "it is neither source text, an archive nor a URL, and no folder is configured"
+                " from which paths are read",
+                _EXPECTED,
+            )
+        try:
+            root = self.root.resolve(strict=True)
+            path = (root / code).resolve(strict=True)
+            if not path.is_relative_to(root):
+                raise bad_code(f"the path {code} leads out of {root}", f"a path under {root}")
+            if path.is_dir():
+                return rule_files(collect(_walk(path)))
+            if not path.is_file():  # Opening a pipe would wait for its other end.
+                raise bad_code(f"{path} is a special file", "a file or a folder")
+            with path.open("rb") as file:
+                return _unpacked(file.read(CODE_BYTES_MAX + 1))
+        except (OSError, ValueError) as error:
+            raise bad_code(f"the path {code!r} cannot be read: {error}", _EXPECTED) from error
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for directory, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(directory, name)
+            if path.is_symlink() or not path.is_file():
+                raise bad_code(f"{path} is a link or a special file", "plain files and folders")
+            with path.open("rb") as file:
+                yield path.relative_to(folder).as_posix(), file.read(FILES_BYTES_MAX + 1)
+
+
+def _unpacked(content: bytes) -> Files:
+    if len(content) > CODE_BYTES_MAX:
+        raise _too_large()
+    if is_archive(content):
+        return read_archive(content)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise bad_code("it is neither UTF-8 text nor a known archive", _EXPECTED) from None
+    if "\0" in text or not text.strip():
+        raise bad_code("it is empty or holds NUL characters", _EXPECTED)
+    return {ENTRY: content}
+
+
+def _from_data_url(code: str) -> bytes:
+    head, comma, payload = code[5:].partition(",")
+    if not comma:
+        raise bad_code("the data: URL has no comma", "data:<media type>;base64,<content>")
+    if head.lower().endswith(";base64"):
+        return _from_base64("".join(urllib.parse.unquote(payload).split()))
+    return urllib.parse.unquote_to_bytes(payload)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_code(f"the base64 text is damaged: {error}", "base64 of an archive") from error
+
+
+def _too_large() -> ServiceError:
+    return ServiceError(
+        Code.TOO_LARGE,
+        f"code: more than {CODE_BYTES_MAX} bytes; leave out what the rule does not import",
+        field="code",
+    )

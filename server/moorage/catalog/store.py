@@ -1,0 +1,295 @@
+"""One SQLite file and the only thread that touches it; the embedded catalog's disk.
+
+Jobs run one after another in the order they were submitted, each in a transaction of its own.
+When a job's transaction is durable, its `publish` runs on the event loop, also in that order and
+also when nobody waits for the job any more: what is on disk and what is in memory cannot drift
+apart because a client hung up.
+"""
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Generic, Literal, TypeVar
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["JOBS_MAX", "Database", "Kind", "Row", "Store", "Usage"]
+
+JOBS_MAX: Final = 1024
+"""Jobs waiting for the thread; one more is refused with `busy`."""
+SCHEMA_VERSION: Final = 1
+CLOSE_SECONDS_MAX: Final = 30.0
+"""How long `close` waits for the jobs already accepted."""
+
+Kind = Literal["cluster", "metrics", "policy"]
+T = TypeVar("T")
+
+# `usage` follows `records` by triggers, so that limits are checked in the transaction that would
+# break them, without counting rows.
+_SCHEMA: Final = """
+CREATE TABLE records (
+    kind TEXT NOT NULL, id TEXT NOT NULL, document BLOB NOT NULL, files BLOB NOT NULL,
+    PRIMARY KEY (kind, id)
+);
+CREATE TABLE usage (kind TEXT PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL);
+INSERT INTO usage VALUES ('cluster', 0, 0), ('metrics', 0, 0), ('policy', 0, 0);
+CREATE TRIGGER record_added AFTER INSERT ON records BEGIN
+    UPDATE usage SET records = records + 1,
+        bytes = bytes + length(new.document) + length(new.files) WHERE kind = new.kind;
+END;
+CREATE TRIGGER record_changed AFTER UPDATE ON records BEGIN
+    UPDATE usage SET bytes = bytes + length(new.document) + length(new.files)
+        - length(old.document) - length(old.files) WHERE kind = new.kind;
+END;
+CREATE TRIGGER record_removed AFTER DELETE ON records BEGIN
+    UPDATE usage SET records = records - 1,
+        bytes = bytes - length(old.document) - length(old.files) WHERE kind = old.kind;
+END;
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One stored record.
+
+    Args:
+        id: Unique within its kind.
+        document: JSON.
+        files: Packed files of a policy; empty for the other kinds.
+
+    """
+
+    id: str
+    document: bytes
+    files: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How much is stored: records of one kind, and bytes of all kinds together."""
+
+    records: int
+    bytes_total: int
+
+
+class Database:
+    """What a job may do, within its transaction."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def get(self, kind: Kind, record_id: str) -> Row | None:
+        """Return a record, or None."""
+        found = self._connection.execute(
+            "SELECT id, document, files FROM records WHERE kind = ? AND id = ?", (kind, record_id)
+        ).fetchone()
+        return Row(*found) if found else None
+
+    def has(self, kind: Kind, record_id: str) -> bool:
+        """Return whether there is such a record."""
+        found = self._connection.execute(
+            "SELECT 1 FROM records WHERE kind = ? AND id = ?", (kind, record_id)
+        )
+        return found.fetchone() is not None
+
+    def put(self, kind: Kind, row: Row) -> None:
+        """Store a record, in the place of the one with its id if there is one."""
+        self._connection.execute(
+            "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (kind, id) DO UPDATE"
+            " SET document = excluded.document, files = excluded.files",
+            (kind, row.id, row.document, row.files),
+        )
+
+    def remove(self, kind: Kind, record_id: str) -> bool:
+        """Delete a record; return whether there was one."""
+        deleted = self._connection.execute(
+            "DELETE FROM records WHERE kind = ? AND id = ?", (kind, record_id)
+        )
+        return deleted.rowcount > 0
+
+    def rows(self, kind: Kind) -> list[Row]:
+        """Return all records of a kind, by id."""
+        found = self._connection.execute(
+            "SELECT id, document, files FROM records WHERE kind = ? ORDER BY id", (kind,)
+        )
+        return [Row(*values) for values in found]
+
+    def usage(self, kind: Kind) -> Usage:
+        """Return how much is stored, this transaction included."""
+        found = self._connection.execute(
+            "SELECT sum(records) FILTER (WHERE kind = ?), sum(bytes) FROM usage", (kind,)
+        ).fetchone()
+        return Usage(*found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job(Generic[T]):
+    work: Callable[[Database], T]
+    publish: Callable[[T], None] | None
+    durable: bool
+    future: "asyncio.Future[T]"
+
+
+class Store:
+    """The thread and its queue. Make one with `await Store.open(path)`.
+
+    Args:
+        path: The file; it is created where it does not exist, its folder is not.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._loop = asyncio.get_running_loop()
+        self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._closing = False
+        self._thread = threading.Thread(target=self._work, name="catalog", daemon=True)
+
+    @classmethod
+    async def open(cls, path: Path) -> "Store":
+        """Open or create the file and start the thread.
+
+        Raises:
+            ServiceError: `unavailable`: the file cannot be opened, is no catalog, or was written
+                by a newer release.
+
+        """
+        store = cls(path)
+        store._thread.start()
+        try:
+            await store.run(lambda database: database.usage("cluster"))
+        except BaseException:
+            await store.close()
+            raise
+        return store
+
+    async def run(
+        self,
+        work: Callable[[Database], T],
+        publish: Callable[[T], None] | None = None,
+        *,
+        durable: bool = True,
+    ) -> T:
+        """Run `work` in the thread and return what it returns.
+
+        Args:
+            work: Reads and writes the database; all of it is undone if it raises.
+            publish: Called on the event loop with the result, once it is durable.
+            durable: False where the last seconds may be lost with the machine's power (never
+                with the process): observations, which the next ones replace.
+
+        Raises:
+            ServiceError: `busy`, `shutting_down`, `unavailable`, or what `work` raised.
+
+        """
+        if self._closing:
+            raise ServiceError(Code.SHUTTING_DOWN, "the catalog is closed; ask again when it is up")
+        if self._jobs.qsize() >= JOBS_MAX:
+            raise ServiceError(
+                Code.BUSY, f"the catalog has {JOBS_MAX} operations waiting; ask again later"
+            )
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._jobs.put(_Job(work, publish, durable, future))
+        return await future
+
+    async def close(self) -> None:
+        """Finish the accepted jobs, checkpoint and close the file. Idempotent.
+
+        Raises:
+            TimeoutError: The jobs did not end within `CLOSE_SECONDS_MAX`.
+
+        """
+        if not self._closing:
+            self._closing = True
+            self._jobs.put(None)
+        async with asyncio.timeout(CLOSE_SECONDS_MAX):
+            await asyncio.shield(self._ended)
+        self._thread.join()
+
+    # In the thread -------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        connection: sqlite3.Connection | None = None
+        while (job := self._jobs.get()) is not None:
+            try:
+                if connection is None:
+                    connection = _connect(self._path)
+                result = _transact(connection, job)
+            except sqlite3.Error as error:
+                fault = ServiceError(
+                    Code.UNAVAILABLE,
+                    f"the catalog's database {self._path} failed: {error};"
+                    " check the disk and the file's permissions",
+                )
+                self._loop.call_soon_threadsafe(_fail, job.future, fault)
+            except BaseException as error:  # noqa: BLE001  # Whatever it is, the caller must know.
+                self._loop.call_soon_threadsafe(_fail, job.future, error)
+            else:
+                self._loop.call_soon_threadsafe(_finish, job, result)
+        if connection is not None:
+            connection.close()
+        self._loop.call_soon_threadsafe(self._ended.set_result, None)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA busy_timeout = 5000")
+        connection.execute("PRAGMA journal_mode = WAL")
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        _check_schema(path, version)
+        if version == 0:
+            connection.executescript(
+                f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_schema(path: Path, version: int) -> None:
+    if version > SCHEMA_VERSION:
+        raise ServiceError(
+            Code.UNAVAILABLE,
+            f"{path} was written by a newer release (schema {version}, this one knows"
+            f" {SCHEMA_VERSION}); run that release, or start with another data folder",
+        )
+
+
+def _transact(connection: sqlite3.Connection, job: _Job[T]) -> T:
+    connection.execute(f"PRAGMA synchronous = {'FULL' if job.durable else 'NORMAL'}")
+    connection.execute("BEGIN")
+    try:
+        result = job.work(Database(connection))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    return result
+
+
+# On the event loop -----------------------------------------------------------------------------
+
+
+def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
+    if not future.done():
+        future.set_exception(error)
+
+
+def _finish(job: _Job[T], result: T) -> None:
+    try:
+        if job.publish is not None:
+            job.publish(result)
+    except BaseException as error:  # noqa: BLE001  # A listener's failure is the caller's to see.
+        _fail(job.future, error)
+    else:
+        if not job.future.done():
+            job.future.set_result(result)

@@ -1,0 +1,90 @@
+"""How a service says no: one exception for the rooms that answer HTTP and those that serve it.
+
+`catalog` and the daemon raise it, `web` turns it into a failure body and a status; the gateway may
+turn it into a failure reply. It carries what `core.words.Refusal` carries, spelled out, because
+this floor lies below the core.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from moorage.model import Code
+
+__all__ = ["STATUS_BY_CODE", "ServiceError", "status_of", "twin_status"]
+
+STATUS_BY_CODE: Final[Mapping[Code, int]] = {
+    Code.BAD_JSON: 400,
+    Code.BAD_MESSAGE: 400,
+    Code.MISSING_FIELDS: 400,
+    Code.UNKNOWN_OP: 400,
+    Code.UNSUPPORTED: 400,
+    Code.BAD_POLICY: 400,
+    Code.UNAUTHORIZED: 401,
+    Code.WRONG_TOKEN: 403,
+    Code.NOT_FOUND: 404,
+    Code.UNKNOWN_POLICY: 404,
+    Code.UNKNOWN_CLUSTERS: 404,
+    Code.UNKNOWN_LEASE: 404,
+    Code.UNKNOWN_REQUEST: 404,
+    Code.ALREADY_EXISTS: 409,
+    Code.CONFLICT: 409,
+    Code.IDEMPOTENCY_MISMATCH: 409,
+    Code.TOO_LARGE: 413,
+    Code.BUSY: 503,
+    Code.SHUTTING_DOWN: 503,
+    Code.UNAVAILABLE: 503,
+}
+"""HTTP status per code; every other code is a 500."""
+
+
+def status_of(code: Code) -> int:
+    """Return the HTTP status that says `code`."""
+    return STATUS_BY_CODE.get(code, 500)
+
+
+def twin_status(code: Code) -> int:
+    """Return the status of a failed `POST /allocate`.
+
+    The documented twin knows two: 400 for missing fields, 500 for every other error
+    (allocation-server.md, 1.1). Clients compare with these, so they are kept.
+    """
+    return 400 if code is Code.MISSING_FIELDS else 500
+
+
+class ServiceError(Exception):
+    """A service refuses, and says so in words that a failure reply can be made of.
+
+    Args:
+        code: Machine-readable.
+        reason: One sentence for a person: which field, what was expected, what to do.
+        field: The field that was wrong, as a dotted path, or empty.
+        expected: What was expected there, or empty.
+        details: More data.
+        status: HTTP status; the one of `STATUS_BY_CODE` where none is given.
+
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        reason: str,
+        *,
+        field: str = "",
+        expected: str = "",
+        details: Mapping[str, Any] | None = None,
+        status: int = 0,
+    ) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.field = field
+        self.expected = expected
+        self.details: Mapping[str, Any] = details or {}
+        self.status = status or status_of(code)
+
+    @classmethod
+    def wrong_field(
+        cls, field: str, expected: str, code: Code = Code.BAD_MESSAGE
+    ) -> "ServiceError":
+        """Return the refusal of a field: `<field>: expected <expected>`."""
+        return cls(code, f"{field}: expected {expected}", field=field, expected=expected)

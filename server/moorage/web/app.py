@@ -1,0 +1,138 @@
+"""The HTTP application: authentication, failure bodies, health, and the service endpoints.
+
+`web.server.WebServer` runs it; what it needs of the house it takes as `WebServices`.
+"""
+
+from collections.abc import Awaitable, Callable
+from importlib.metadata import version
+from typing import Final
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.web.bodies import BodyReader, failure, json_response
+from moorage.web.routes import TENANT, service_routes
+from moorage.web.services import WebServices
+
+__all__ = ["create_app"]
+
+_DESCRIPTION: Final = """\
+Moorage decides which cluster, node and GPUs run a workload, by rules its users write in Python.
+
+Failures are `{"success": false, "message", "error": {"code", "reason", "field", "expected"}}`;
+under `/clusters` the text stands in `error` and the rest in `details`, as its clients expect.
+Where tokens are configured, send `Authorization: Bearer <token>`.
+"""
+
+
+def create_app(services: WebServices) -> FastAPI:
+    """Return the application.
+
+    Args:
+        services: What it serves.
+
+    """
+    # The interactive pages load scripts from elsewhere, so only the document itself is served.
+    app = FastAPI(
+        title="Moorage",
+        version=version("moorage"),
+        description=_DESCRIPTION,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+    )
+    _add_failures(app)
+    app.include_router(_health_routes(services))
+    protected = [Depends(_authentication(services))]
+    app.include_router(_about_routes(app, services), dependencies=protected)
+    app.include_router(service_routes(services, BodyReader()), dependencies=protected)
+    return app
+
+
+def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None]]:
+    async def authenticate(request: Request) -> None:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        tenant = services.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+        if tenant is None:
+            raise ServiceError(
+                Code.UNAUTHORIZED,
+                "the request has no valid token; send `Authorization: Bearer <token>`",
+                field="authorization",
+                expected="Bearer <token>",
+            )
+        setattr(request.state, TENANT, tenant)
+
+    return authenticate
+
+
+def _health_routes(services: WebServices) -> APIRouter:
+    router = APIRouter(tags=["health"])
+
+    @router.get("/healthz", summary="Is the process alive?")
+    async def health() -> Response:
+        """Answer 200 as long as the event loop turns."""
+        return json_response({"status": "ok"})
+
+    @router.get("/readyz", summary="Can requests be served?")
+    async def readiness() -> Response:
+        """Answer 200 or 503, and what says so by component."""
+        ready, details = await services.readiness()
+        return json_response({"ready": ready, "details": details}, 200 if ready else 503)
+
+    return router
+
+
+def _about_routes(app: FastAPI, services: WebServices) -> APIRouter:
+    router = APIRouter(tags=["about"])
+
+    @router.get("/metrics", summary="The server's own metrics")
+    async def metrics() -> Response:
+        """Answer in the Prometheus text format."""
+        return Response(
+            services.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
+        )
+
+    @router.get("/openapi.json", summary="This interface, described")
+    async def openapi() -> Response:
+        """Answer the OpenAPI document."""
+        return json_response(app.openapi())
+
+    return router
+
+
+def _add_failures(app: FastAPI) -> None:
+    """Let every failure, the framework's own included, leave in the documented form."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return failure(_fault_of(error), request.url.path)
+
+    for kind in (ServiceError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, refused)
+
+
+def _fault_of(error: Exception) -> ServiceError:
+    match error:
+        case ServiceError():
+            return error
+        case HTTPException(status_code=404):
+            return ServiceError(
+                Code.NOT_FOUND, "no such path; GET /openapi.json lists those there are"
+            )
+        case HTTPException(status_code=405):
+            return ServiceError(Code.UNSUPPORTED, "this path does not know that method", status=405)
+        case HTTPException(status_code=status, detail=detail):
+            return ServiceError(Code.BAD_MESSAGE, str(detail), status=status)
+        case RequestValidationError():
+            first = error.errors()[0]
+            field = ".".join(str(part) for part in first["loc"])
+            return ServiceError.wrong_field(field, first["msg"])
+        case _:
+            # Starlette raises the error again once this is sent, so the operator sees all of it.
+            return ServiceError(
+                Code.INTERNAL, "the server failed on this request; its log says where"
+            )

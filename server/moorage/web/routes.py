@@ -1,0 +1,244 @@
+"""The documented service endpoints: cluster database, cluster metrics, policies, allocator twin.
+
+`web.app` mounts them behind authentication. Paths, statuses and envelopes are those of
+allocation-server.md, sections 8 and 13.
+"""
+
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moorage.protocol.faults import ServiceError
+from moorage.web.bodies import BodyReader, decode_json, json_response
+from moorage.web.services import Document, WebServices
+
+__all__ = ["TENANT", "service_routes"]
+
+TENANT = "tenant"
+"""Where `web.app` leaves the authenticated tenant in the request's state."""
+
+
+def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
+    """Return the router with all service endpoints.
+
+    Args:
+        services: What answers them.
+        bodies: Reads their bodies.
+
+    """
+    router = APIRouter()
+    for group in (_clusters, _metrics, _policies, _allocator):
+        router.include_router(group(services, bodies))
+    return router
+
+
+def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
+    router = APIRouter(tags=["clusters"])
+
+    @router.post(
+        "/clusters",
+        summary="Add a cluster",
+        status_code=201,
+        openapi_extra=_body("A cluster document with its nodes in `nodes.nodeData`."),
+    )
+    async def create_cluster(request: Request) -> Response:
+        """Store a new cluster document; answers it with the aggregates it omitted."""
+        document = await _document(request, bodies)
+        return json_response(await services.create_cluster(document), 201)
+
+    @router.post(
+        "/clusters/query",
+        summary="Find clusters",
+        openapi_extra=_body('A Mongo-style filter, bare or as `{"query": filter}`.'),
+    )
+    async def query_clusters(request: Request) -> Response:
+        """Answer the list of matching documents; `{}` matches all."""
+        query = _query_of(await _document(request, bodies))
+        return json_response(await services.query_clusters(query))
+
+    @router.get("/clusters/{cluster_id}", summary="Read a cluster")
+    async def get_cluster(cluster_id: str) -> Response:
+        """Answer the bare document."""
+        return json_response(await services.get_cluster(cluster_id))
+
+    @router.put(
+        "/clusters/{cluster_id}",
+        summary="Change a cluster",
+        openapi_extra=_body("A whole document, or `$set` and `$unset` with dotted paths."),
+    )
+    async def update_cluster(cluster_id: str, request: Request) -> Response:
+        """Answer the new document."""
+        change = await _document(request, bodies)
+        return json_response(await services.update_cluster(cluster_id, change))
+
+    @router.delete("/clusters/{cluster_id}", summary="Remove a cluster")
+    async def delete_cluster(cluster_id: str) -> Response:
+        """Answer the document that was removed. Leases on the cluster stand until they end."""
+        return json_response(await services.delete_cluster(cluster_id))
+
+    return router
+
+
+def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
+    router = APIRouter(tags=["cluster metrics"])
+    metrics_body = _body("A metrics document: `clusterId`, `nodes`, and `cluster` or nothing.")
+
+    async def store(request: Request) -> Response:
+        """Store the metrics of a cluster: 201 for the first, 200 for those that replace others."""
+        document, created = await services.put_metrics(await _document(request, bodies))
+        return _success(document, 201 if created else 200)
+
+    router.post("/cluster", summary="Report metrics", openapi_extra=metrics_body)(store)
+    router.put("/cluster", summary="Report metrics", openapi_extra=metrics_body)(store)
+
+    @router.post(
+        "/cluster/query",
+        summary="Find metrics",
+        openapi_extra=_body('A Mongo-style filter, bare or as `{"query": filter}`.'),
+    )
+    async def query_metrics(request: Request) -> Response:
+        """Answer the list of matching documents; `{}` matches all."""
+        return _success(await services.query_metrics(_query_of(await _document(request, bodies))))
+
+    @router.get("/cluster/query", summary="Find metrics by equality")
+    async def query_metrics_by_parameters(request: Request) -> Response:
+        """Every URL parameter is a field and its value; one given twice matches either."""
+        query: Document = {}
+        for field in request.query_params:
+            values = request.query_params.getlist(field)
+            query[field] = values[0] if len(values) == 1 else {"$in": values}
+        return _success(await services.query_metrics(query))
+
+    @router.get("/cluster/{cluster_id}", summary="Read metrics")
+    async def get_metrics(cluster_id: str) -> Response:
+        """Answer the metrics of a cluster."""
+        return _success(await services.get_metrics(cluster_id))
+
+    @router.put(
+        "/cluster/{cluster_id}",
+        summary="Replace or change metrics",
+        openapi_extra=_body("A whole document, or `$set` and `$unset` with dotted paths."),
+    )
+    async def put_metrics(cluster_id: str, request: Request) -> Response:
+        """Answer the new document. A whole document is stored even where there was none."""
+        change = await _document(request, bodies)
+        if any(key.startswith("$") for key in change):
+            return _success(await services.update_metrics(cluster_id, change))
+        if change.setdefault("clusterId", cluster_id) != cluster_id:
+            raise ServiceError.wrong_field("clusterId", f"{cluster_id}, as in the path, or nothing")
+        document, created = await services.put_metrics(change)
+        return _success(document, 201 if created else 200)
+
+    @router.delete("/cluster/{cluster_id}", summary="Remove metrics")
+    async def delete_metrics(cluster_id: str) -> Response:
+        """Answer the metrics that were removed."""
+        return _success(await services.delete_metrics(cluster_id))
+
+    return router
+
+
+def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
+    router = APIRouter(tags=["policies"])
+
+    @router.post(
+        "/policy",
+        summary="Publish a policy",
+        status_code=201,
+        openapi_extra=_body(
+            "A PolicyRule document. `code` is source text, an archive (.zip, .tar.gz, .tar.xz) in"
+            " base64, a data: or http(s) URL, or a path under the configured folder."
+        ),
+    )
+    async def publish_policy(request: Request) -> Response:
+        """Check the rule in the jail and register it; publishing it again changes nothing."""
+        uri = await services.publish_policy(await _document(request, bodies))
+        return _success({"policy_rule_uri": uri}, 201)
+
+    @router.get("/policy", summary="List policies")
+    async def list_policies() -> Response:
+        """Answer all PolicyRule documents, by URI."""
+        return _success(await services.query_policies())
+
+    @router.post(
+        "/policy/query",
+        summary="Find policies",
+        openapi_extra=_body('A Mongo-style filter, bare or as `{"query": filter}`.'),
+    )
+    async def query_policies(request: Request) -> Response:
+        """Answer the list of matching PolicyRule documents; `{}` matches all."""
+        query = _query_of(await _document(request, bodies))
+        return _success(await services.query_policies(query))
+
+    @router.get("/policy/{uri}", summary="Read a policy")
+    async def get_policy(uri: str) -> Response:
+        """Answer the PolicyRule document, with the digest of its content."""
+        return _success(await services.get_policy(uri))
+
+    @router.put(
+        "/policy/{uri}",
+        summary="Describe a policy anew",
+        openapi_extra=_body("A whole PolicyRule document, or `$set` and `$unset`."),
+    )
+    async def update_policy(uri: str, request: Request) -> Response:
+        """Change descriptive fields; another code, default or schema needs a new version."""
+        change = await _document(request, bodies)
+        return _success(await services.update_policy(uri, change))
+
+    @router.delete("/policy/{uri}", summary="Remove a policy")
+    async def delete_policy(uri: str) -> Response:
+        """Answer the PolicyRule document that was removed. Leases it proposed stand."""
+        return _success(await services.delete_policy(uri))
+
+    return router
+
+
+def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
+    router = APIRouter(tags=["allocator"])
+
+    @router.post(
+        "/allocate",
+        summary="Ask for a placement",
+        openapi_extra=_body(
+            "The message of the WebSocket, `adhoc` being ignored: `policy_rule_uri` and `inputs`"
+            " are required."
+        ),
+    )
+    async def allocate(request: Request) -> Response:
+        """Answer as the WebSocket would: 400 for missing fields, 500 for every other failure."""
+        body = await bodies.read(request)
+        tenant: str = getattr(request.state, TENANT)
+        status, answer = await services.allocate(body, tenant)
+        return Response(answer, status, media_type="application/json")
+
+    return router
+
+
+async def _document(request: Request, bodies: BodyReader) -> Document:
+    value = decode_json(await bodies.read(request))
+    if not isinstance(value, dict):
+        raise ServiceError.wrong_field("body", "a JSON object")
+    return value
+
+
+def _query_of(body: Document) -> Document:
+    """Return the filter, which documents show bare and the implementation wraps."""
+    if body.keys() == {"query"}:
+        query: Document = body["query"]
+        return query
+    return body
+
+
+def _success(data: Any, status: int = 200) -> Response:
+    return json_response({"success": True, "data": data}, status)
+
+
+def _body(description: str) -> dict[str, Any]:
+    return {
+        "requestBody": {
+            "required": True,
+            "description": description,
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        }
+    }

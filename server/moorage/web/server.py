@@ -1,0 +1,149 @@
+"""The HTTP listener: uvicorn inside the event loop that the daemon already runs.
+
+The daemon starts it once its services stand and closes it before them. Signals are the daemon's
+own business, and so is logging.
+"""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator, MutableMapping
+from typing import Any, Final
+
+import uvicorn
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.web.app import create_app
+from moorage.web.bodies import failure
+from moorage.web.services import WebServices
+
+__all__ = ["WebServer"]
+
+CONNECTIONS_MAX: Final = 2048
+"""Open connections; requests on further ones are answered 503 by uvicorn."""
+START_SECONDS_MAX: Final = 30.0
+DRAIN_SECONDS: Final = 10
+CLOSE_SECONDS_MAX: Final = 5.0
+"""How long those last answers may take."""
+BACKLOG: Final = 2048
+
+
+class WebServer:
+    """Serves HTTP. Use it once: `start`, then `close`.
+
+    Args:
+        services: What the endpoints reach.
+        drain_seconds: How long requests may go on after `close`; then they are answered 503
+            `shutting_down`.
+
+    """
+
+    def __init__(self, services: WebServices, drain_seconds: int = DRAIN_SECONDS) -> None:
+        config = uvicorn.Config(
+            _Drained(create_app(services)),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS_MAX,
+            timeout_graceful_shutdown=drain_seconds,
+        )
+        self._server = _Server(config)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen and serve.
+
+        Args:
+            host: Address or name to bind.
+            port: Port to bind; 0 takes a free one.
+
+        Returns:
+            The port that was bound.
+
+        Raises:
+            OSError: The address cannot be bound.
+
+        """
+        listener = await _bind(host, port)
+        bound: int = listener.getsockname()[1]
+        self._serving = asyncio.create_task(self._server.serve([listener]), name="web")
+        ready = asyncio.create_task(self._server.ready.wait())
+        try:
+            async with asyncio.timeout(START_SECONDS_MAX):
+                await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            ready.cancel()
+        if self._serving.done():
+            self._serving.result()  # Raises what kept it from starting.
+        return bound
+
+    async def close(self) -> None:
+        """Take no more requests, let those under way finish, and stop. Bounded; idempotent."""
+        if self._serving is None:
+            return
+        self._server.should_exit = True
+        await self._serving
+        last = set(self._server.server_state.tasks)
+        if last:  # Cancelled by uvicorn after the drain; they answer 503 and end.
+            await asyncio.wait(last, timeout=CLOSE_SECONDS_MAX)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn as a guest: it says when it is ready, and leaves the signals alone."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Drained:
+    """Answers requests that are cut off at the end of the drain, instead of tracebacks."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        begun = False
+
+        async def watched(message: MutableMapping[str, Any]) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except asyncio.CancelledError:
+            # Only uvicorn cancels this task, and only to end it: nobody waits for the word.
+            if not begun:
+                fault = ServiceError(Code.SHUTTING_DOWN, "the server is stopping; ask again later")
+                await failure(fault, scope["path"])(scope, receive, send)
+
+
+async def _bind(host: str, port: int) -> socket.socket:
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, kind, protocol, _, address = found[0]
+    listener = socket.socket(family, kind, protocol)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+        listener.setblocking(False)  # noqa: FBT003  # The socket module's own signature.
+    except OSError as error:
+        listener.close()
+        raise OSError(error.errno, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener

@@ -1,0 +1,84 @@
+"""What the HTTP front door needs from the house: the daemon implements it, `web.app` calls it.
+
+The front door knows no other room. The methods on documents mirror those of the catalog; they
+refuse with `protocol.faults.ServiceError`.
+"""
+
+from typing import Any, Protocol
+
+Document = dict[str, Any]
+
+
+class WebServices(Protocol):
+    """Everything behind the HTTP endpoints."""
+
+    def authenticate(self, bearer: str | None) -> str | None:
+        """Return the tenant that a bearer token belongs to, or None to answer 401.
+
+        Args:
+            bearer: The token of the `Authorization` header, or None where there is none.
+
+        """
+
+    async def create_cluster(self, document: Document) -> Document:
+        """Store a new cluster document and return it."""
+
+    async def get_cluster(self, cluster_id: str) -> Document:
+        """Return a cluster document."""
+
+    async def update_cluster(self, cluster_id: str, change: Document) -> Document:
+        """Replace or update (`$set`, `$unset`) a cluster document and return the new one."""
+
+    async def delete_cluster(self, cluster_id: str) -> Document:
+        """Delete a cluster document and return it."""
+
+    async def query_clusters(self, query: Document) -> list[Document]:
+        """Return the cluster documents that match a filter."""
+
+    async def put_metrics(self, document: Document) -> tuple[Document, bool]:
+        """Store a metrics document; return it and whether the cluster had none before."""
+
+    async def get_metrics(self, cluster_id: str) -> Document:
+        """Return the metrics document of a cluster."""
+
+    async def update_metrics(self, cluster_id: str, change: Document) -> Document:
+        """Replace or update a metrics document and return the new one."""
+
+    async def delete_metrics(self, cluster_id: str) -> Document:
+        """Delete a metrics document and return it."""
+
+    async def query_metrics(self, query: Document | None = None) -> list[Document]:
+        """Return the metrics documents that match a filter; None: all."""
+
+    async def publish_policy(self, document: Document) -> str:
+        """Check and register a PolicyRule document; return its URI."""
+
+    async def get_policy(self, uri: str) -> Document:
+        """Return a PolicyRule document."""
+
+    async def update_policy(self, uri: str, change: Document) -> Document:
+        """Change descriptive fields of a PolicyRule document and return the new one."""
+
+    async def delete_policy(self, uri: str) -> Document:
+        """Delete a policy and return its document."""
+
+    async def query_policies(self, query: Document | None = None) -> list[Document]:
+        """Return the PolicyRule documents that match a filter; None: all."""
+
+    async def allocate(self, body: bytes, tenant: str) -> tuple[int, bytes]:
+        """Answer `POST /allocate`, the HTTP twin of an ad-hoc request.
+
+        Args:
+            body: The request as it came, at most `BODY_BYTES_MAX` bytes.
+            tenant: Who asks.
+
+        Returns:
+            The HTTP status and the JSON body.
+
+        """
+
+    async def readiness(self) -> tuple[bool, Document]:
+        """Return whether requests can be served, and what says so, by component."""
+
+    def metrics_text(self) -> bytes:
+        """Return the server's own metrics in the Prometheus text format."""

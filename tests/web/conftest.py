@@ -1,0 +1,80 @@
+"""A real HTTP server over a real catalog, on a free loopback port."""
+
+import asyncio
+import json
+
+import httpx
+import pytest
+
+from moorage.catalog.embedded import EmbeddedCatalog
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.web.server import WebServer
+
+
+class House:
+    """`WebServices` as the daemon would build it, with a rule of its own instead of a jail."""
+
+    def __init__(self, catalog, tokens):
+        self.catalog = catalog
+        self.tokens = tokens
+        self.ready = True
+        self.asked = asyncio.Event()
+        self.held = asyncio.Event()
+
+    def __getattr__(self, name):
+        return getattr(self.catalog, name)
+
+    def authenticate(self, bearer):
+        return self.tokens.get(bearer)
+
+    async def publish_policy(self, document):
+        prepared = await self.catalog.prepare_policy(document)
+        return (await self.catalog.register_policy(prepared)).ref.uri
+
+    async def allocate(self, body, tenant):
+        if body == b"hold":
+            self.asked.set()
+            await self.held.wait()
+        if body == b"break":
+            raise RuntimeError("a bug")
+        if body == b"busy":
+            raise ServiceError(Code.BUSY, "later", details={"waiting": 3})
+        return 200, json.dumps({"success": True, "data": [tenant, len(body)]}).encode()
+
+    async def readiness(self):
+        return self.ready, {"catalog": "open"}
+
+    def metrics_text(self):
+        return b"moorage_up 1\n"
+
+
+class Site:
+    """One running server, its services and a client of it."""
+
+    def __init__(self, server, house, client, port):
+        self.server, self.house, self.client, self.port = server, house, client, port
+
+
+@pytest.fixture
+def tokens():
+    return {None: "local"}
+
+
+@pytest.fixture
+async def site(tmp_path, tokens):
+    catalog = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
+    house = House(catalog, tokens)
+    server = WebServer(house)
+    port = await server.start("127.0.0.1", 0)
+    async with httpx.AsyncClient(
+        base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False
+    ) as client:
+        yield Site(server, house, client, port)
+    await server.close()
+    await catalog.close()
+
+
+@pytest.fixture
+def client(site):
+    return site.client

@@ -1,0 +1,169 @@
+"""What surrounds the endpoints: authentication, health, limits, and failures of every kind."""
+
+import asyncio
+import logging
+
+import httpx
+import msgspec
+import pytest
+
+from moorage.web.bodies import BODY_BYTES_MAX
+
+
+async def test_health_and_readiness(site):
+    assert (await site.client.get("/healthz")).json() == {"status": "ok"}
+    ready = await site.client.get("/readyz")
+    assert (ready.status_code, ready.json()) == (
+        200,
+        {"ready": True, "details": {"catalog": "open"}},
+    )
+    site.house.ready = False
+    assert (await site.client.get("/readyz")).status_code == 503
+
+
+async def test_metrics_text(client):
+    answer = await client.get("/metrics")
+    assert answer.text == "moorage_up 1\n"
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+
+
+async def test_the_interface_is_described(client):
+    described = (await client.get("/openapi.json")).json()
+    operations = {
+        (method, path): operation
+        for path, methods in described["paths"].items()
+        for method, operation in methods.items()
+    }
+    assert {
+        ("post", "/clusters"),
+        ("put", "/clusters/{cluster_id}"),
+        ("post", "/clusters/query"),
+        ("get", "/cluster/query"),
+        ("put", "/cluster"),
+        ("delete", "/policy/{uri}"),
+        ("post", "/allocate"),
+        ("get", "/readyz"),
+    } <= operations.keys()
+    for operation in operations.values():
+        assert operation["summary"]
+        assert operation["description"]
+    assert "201" in operations["post", "/policy"]["responses"]
+    assert "requestBody" in operations["post", "/policy"]
+
+
+PROTECTED = [
+    ("GET", "/metrics"),
+    ("GET", "/openapi.json"),
+    ("POST", "/allocate"),
+    ("GET", "/clusters/c1"),
+    ("POST", "/clusters/query"),
+    ("GET", "/cluster/query"),
+    ("GET", "/policy"),
+]
+
+
+class TestWithTokens:
+    @pytest.fixture
+    def tokens(self):
+        return {"secret": "team-a"}
+
+    async def test_without_a_token_nothing_but_health_is_served(self, client):
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": "Basic secret"}):
+            for method, path in PROTECTED:
+                answer = await client.request(method, path, headers=headers)
+                assert answer.status_code == 401
+                assert answer.headers["www-authenticate"] == "Bearer"
+                body = answer.json()
+                details = body["details"] if path.startswith("/clusters") else body["error"]
+                assert details["code"] == "unauthorized"
+        assert (await client.get("/healthz")).status_code == 200
+        assert (await client.get("/readyz")).status_code == 200
+
+    async def test_the_token_says_which_tenant_asks(self, client):
+        answer = await client.post(
+            "/allocate", content=b"{}", headers={"authorization": "bearer secret"}
+        )
+        assert answer.json()["data"] == ["team-a", 2]
+
+
+async def test_unknown_paths_and_methods(client):
+    for answer, status, code in (
+        (await client.get("/nothing"), 404, "not_found"),
+        (await client.post("/healthz"), 405, "unsupported"),
+        (await client.get("/cluster/..%2F..%2Fadmin"), 404, "not_found"),
+    ):
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert answer.json()["success"] is False
+    under = await client.delete("/clusters")
+    assert (under.status_code, under.json()["details"]["code"]) == (405, "unsupported")
+
+
+NO_JSON = {
+    "empty": b"",
+    "cut": b"{",
+    "quotes": b"{'id': 1}",
+    "not a number": b'{"a": NaN}',
+    "not utf-8": b'{"a": "\xff"}',
+    "deep": b"[" * 100_000,
+    "large": b"{" * 300_000,
+}
+
+
+async def test_what_is_no_json(client):
+    for name, body in NO_JSON.items():
+        answer = await client.post("/policy", content=body)
+        assert (name, answer.status_code) == (name, 400)
+        assert answer.json()["error"]["code"] == "bad_json"
+
+
+async def test_large_bodies_are_served(client):
+    document = {"clusterId": "c1", "note": "x" * 2_000_000}
+    stored = await client.post("/cluster", json=document)
+    assert stored.json()["data"] == document
+
+
+async def test_a_body_beyond_the_cap_is_refused_before_it_is_sent(site):
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(
+        b"POST /policy HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (BODY_BYTES_MAX + 1)
+    )
+    async with asyncio.timeout(10):
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readuntil(b"}}")
+    assert b" 413 " in head
+    assert msgspec.json.decode(body)["error"]["code"] == "too_large"
+    writer.close()
+    await writer.wait_closed()
+
+
+async def test_a_body_of_unknown_length_is_cut_off_at_the_cap(client):
+    async def chunks():
+        for _ in range(BODY_BYTES_MAX // (1024 * 1024) + 1):
+            yield bytes(1024 * 1024)
+
+    # The answer may come while the client still sends, which some clients see as a lost link.
+    try:
+        answer = await client.post("/policy", content=chunks())
+    except (httpx.WriteError, httpx.RemoteProtocolError, httpx.ReadError):
+        pass
+    else:
+        assert answer.status_code == 413
+    assert (await client.get("/policy")).json()["data"] == []
+
+
+async def test_a_client_that_leaves_in_the_middle_harms_nobody(site):
+    _, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(b"POST /policy HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    await writer.wait_closed()
+    assert (await site.client.get("/policy")).status_code == 200
+
+
+async def test_a_bug_is_a_500_in_the_usual_form_and_reaches_the_log(client, caplog):
+    with caplog.at_level(logging.ERROR):
+        answer = await client.post("/allocate", content=b"break")
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal"
+    assert "a bug" not in answer.text
+    assert "RuntimeError: a bug" in caplog.text

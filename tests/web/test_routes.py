@@ -1,0 +1,193 @@
+"""The documented endpoints over real HTTP: paths, statuses, envelopes and failure bodies."""
+
+import base64
+import io
+import tarfile
+
+import pytest
+
+RULE = "class AIOSv1PolicyRule:\n    pass\n"
+URI = "policies.first-fit:v0.0.01-beta"
+
+
+def cluster(name="c1", **more):
+    node = {"id": "node-0", "gpus": {"count": 2}, "vcpus": {"count": 4}, "memory": 1024}
+    return {"id": name, "status": "live", "nodes": {"nodeData": [node]}, **more}
+
+
+# Cluster database --------------------------------------------------------------------------
+
+
+async def test_clusters(client):
+    created = await client.post("/clusters", json=cluster())
+    assert created.status_code == 201
+    document = created.json()
+    assert (document["id"], document["gpus"]["count"]) == ("c1", 2)
+    read = await client.get("/clusters/c1")
+    assert (read.status_code, read.json()) == (200, document)
+    changed = await client.put("/clusters/c1", json={"$set": {"status": "down"}})
+    assert (changed.status_code, changed.json()["status"]) == (200, "down")
+    replaced = await client.put("/clusters/c1", json=cluster(region="eu"))
+    assert (replaced.json()["region"], replaced.json()["status"]) == ("eu", "live")
+    deleted = await client.delete("/clusters/c1")
+    assert (deleted.status_code, deleted.json()["id"]) == (200, "c1")
+    assert (await client.get("/clusters/c1")).status_code == 404
+
+
+async def test_both_forms_of_a_cluster_query(client):
+    for name in ("c1", "c2"):
+        await client.post("/clusters", json=cluster(name))
+    for body in ({"query": {"id": {"$in": ["c2", "c9"]}}}, {"id": "c2"}):
+        found = await client.post("/clusters/query", json=body)
+        assert found.status_code == 200
+        assert [document["id"] for document in found.json()] == ["c2"]
+    assert len((await client.post("/clusters/query", json={})).json()) == 2
+
+
+async def test_failures_of_the_cluster_database(client):
+    await client.post("/clusters", json=cluster())
+    answers = [
+        (await client.get("/clusters/c9"), 404, "not_found", "id"),
+        (await client.post("/clusters", json=cluster()), 409, "already_exists", "id"),
+        (await client.post("/clusters", json={"id": "a/b"}), 400, "bad_message", "id"),
+        (await client.post("/clusters", json=[1]), 400, "bad_message", "body"),
+        (
+            await client.post("/clusters/query", json={"$where": "1"}),
+            400,
+            "unsupported",
+            "$where",
+        ),
+        (await client.post("/clusters/query", json={"query": 3}), 400, "bad_message", "query"),
+        (await client.put("/clusters/c9", json=cluster("c9")), 404, "not_found", "id"),
+    ]
+    for answer, status, code, field in answers:
+        body = answer.json()
+        assert answer.status_code == status
+        assert body["success"] is False
+        assert body["error"] == body["message"] != ""
+        assert (body["details"]["code"], body["details"]["field"]) == (code, field)
+
+
+# Cluster metrics ---------------------------------------------------------------------------
+
+
+async def test_metrics(client):
+    report = {"clusterId": "c1", "nodes": [{"id": "n", "vcpu": {"load5m": 2}}]}
+    first = await client.post("/cluster", json=report)
+    assert (first.status_code, first.json()["success"]) == (201, True)
+    data = first.json()["data"]
+    assert data["cluster"]["vcpu"] == {"load5m": 2, "load_5m": 2}
+    assert data["node"] == data["nodes"]
+    assert (await client.post("/cluster", json=report)).status_code == 200
+    assert (await client.put("/cluster", json=report)).status_code == 200
+    assert (await client.put("/cluster/c2", json={"nodes": []})).status_code == 201
+    changed = await client.put("/cluster/c1", json={"$set": {"nodes.0.vcpu.load5m": 3}})
+    assert changed.json()["data"]["cluster"]["vcpu"]["load_5m"] == 3
+    read = await client.get("/cluster/c1")
+    assert (read.status_code, read.json()) == (200, changed.json())
+    for found in (
+        await client.post("/cluster/query", json={"clusterId": {"$in": ["c1"]}}),
+        await client.post("/cluster/query", json={"query": {"cluster.vcpu.load5m": 3}}),
+        await client.get("/cluster/query", params={"clusterId": "c1"}),
+        await client.get("/cluster/query", params={"cluster.vcpu.load_5m": "3"}),
+        await client.get("/cluster/query", params={"clusterId": ["c1", "c9"]}),
+    ):
+        assert [entry["clusterId"] for entry in found.json()["data"]] == ["c1"]
+    assert len((await client.get("/cluster/query")).json()["data"]) == 2
+    deleted = await client.delete("/cluster/c1")
+    assert deleted.json() == {"success": True, "data": changed.json()["data"]}
+
+
+async def test_failures_of_the_metrics(client):
+    answers = [
+        (await client.get("/cluster/c9"), 404, "not_found", "id"),
+        (await client.post("/cluster", json={}), 400, "bad_message", "clusterId"),
+        (
+            await client.put("/cluster/c1", json={"clusterId": "c2"}),
+            400,
+            "bad_message",
+            "clusterId",
+        ),
+        (await client.put("/cluster/c1", json={"$set": {"a": 1}}), 404, "not_found", "id"),
+        (await client.get("/cluster/query", params={"$where": "1"}), 400, "unsupported", "$where"),
+    ]
+    for answer, status, code, field in answers:
+        body = answer.json()
+        assert answer.status_code == status
+        assert body["success"] is False
+        assert body["message"] == body["error"]["reason"]
+        assert (body["error"]["code"], body["error"]["field"]) == (code, field)
+
+
+# Policies ----------------------------------------------------------------------------------
+
+
+def archive(*names):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = len(RULE)
+            tar.addfile(info, io.BytesIO(RULE.encode()))
+    return base64.b64encode(packed.getvalue()).decode()
+
+
+@pytest.mark.parametrize("code", [RULE, archive("code/function.py")], ids=["source", "archive"])
+async def test_policies(client, site, code):
+    document = {"policy_rule_uri": URI, "code": code, "policy_parameters": {"spread": True}}
+    for _ in range(2):
+        published = await client.post("/policy", json=document)
+        assert published.status_code == 201
+        assert published.json() == {"success": True, "data": {"policy_rule_uri": URI}}
+    assert site.house.catalog.policy(URI).files == {"function.py": RULE.encode()}
+    read = await client.get(f"/policy/{URI}")
+    assert (read.status_code, read.json()["data"]["name"]) == (200, "policies.first-fit")
+    assert (await client.get("/policy/" + URI.replace(":", "%3A"))).json() == read.json()
+    assert (await client.get("/policy")).json()["data"] == [read.json()["data"]]
+    found = await client.post("/policy/query", json={"policy_parameters.spread": True})
+    assert found.json()["data"] == [read.json()["data"]]
+    described = await client.put(f"/policy/{URI}", json={"$set": {"description": "spreads"}})
+    assert described.json()["data"]["description"] == "spreads"
+    assert (await client.delete(f"/policy/{URI}")).json()["success"] is True
+    missing = await client.get(f"/policy/{URI}")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_policy")
+
+
+async def test_failures_of_the_policies(client):
+    await client.post("/policy", json={"policy_rule_uri": URI, "code": RULE})
+    answers = [
+        ({"policy_rule_uri": URI, "code": RULE + "#"}, 409, "already_exists", "policy_rule_uri"),
+        ({"code": RULE}, 400, "missing_fields", "name"),
+        ({"policy_rule_uri": "x", "code": RULE}, 400, "bad_message", "policy_rule_uri"),
+        ({"policy_rule_uri": "a:1-b"}, 400, "bad_message", "code"),
+        ({"policy_rule_uri": "a:1-b", "code": "/etc/passwd"}, 400, "bad_policy", "code"),
+        (
+            {"policy_rule_uri": "a:1-b", "code": archive("code/function.py", "../evil")},
+            400,
+            "bad_policy",
+            "code",
+        ),
+    ]
+    for document, status, code, field in answers:
+        answer = await client.post("/policy", json=document)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+        assert answer.json()["error"]["field"] == field
+    changed = await client.put(f"/policy/{URI}", json={"$set": {"code": RULE + "#"}})
+    assert (changed.status_code, changed.json()["error"]["differing"]) == (409, ["code"])
+
+
+# Allocator twin ----------------------------------------------------------------------------
+
+
+async def test_allocate_hands_the_body_and_the_tenant_over(client):
+    answer = await client.post("/allocate", content=b'{"policy_rule_uri": "x"}')
+    assert (answer.status_code, answer.json()) == (200, {"success": True, "data": ["local", 24]})
+    busy = await client.post("/allocate", content=b"busy")
+    assert (busy.status_code, busy.json()) == (
+        503,
+        {
+            "success": False,
+            "message": "later",
+            "error": {"code": "busy", "reason": "later", "waiting": 3},
+        },
+    )

@@ -1,0 +1,62 @@
+"""The listener: ports, clean ends, and requests that are under way when it stops."""
+
+import asyncio
+import logging
+import signal
+
+import httpx
+import pytest
+
+from moorage.web.server import WebServer
+
+
+async def test_port_zero_takes_a_free_port(site):
+    assert site.port > 0
+    assert (await site.client.get("/healthz")).status_code == 200
+
+
+async def test_a_taken_port_is_said_to_be_taken(site):
+    with pytest.raises(OSError, match=rf"cannot listen on 127\.0\.0\.1:{site.port}"):
+        await WebServer(site.house).start("127.0.0.1", site.port)
+
+
+async def test_signals_stay_the_daemons(site):
+    server = WebServer(site.house)
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    assert signal.SIG_DFL in before
+    await server.start("127.0.0.1", 0)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    await server.close()
+
+
+async def test_close_lets_requests_finish_and_is_idempotent(site, caplog):
+    with caplog.at_level(logging.WARNING):
+        asking = asyncio.create_task(site.client.post("/allocate", content=b"hold"))
+        await asyncio.wait_for(site.house.asked.wait(), 10)
+        closing = asyncio.create_task(site.server.close())
+        site.house.held.set()
+        answer = await asking
+        await asyncio.wait_for(closing, 20)
+        await site.server.close()
+    assert answer.status_code == 200
+    with pytest.raises(httpx.ConnectError):
+        await site.client.get("/healthz")
+    assert "Traceback" not in caplog.text
+
+
+async def test_requests_that_outlast_the_drain_are_told_so(site, caplog):
+    server = WebServer(site.house, drain_seconds=1)
+    port = await server.start("127.0.0.1", 0)
+    with caplog.at_level(logging.WARNING):
+        asking = asyncio.create_task(
+            site.client.post(f"http://127.0.0.1:{port}/allocate", content=b"hold")
+        )
+        await asyncio.wait_for(site.house.asked.wait(), 10)
+        await asyncio.wait_for(server.close(), 20)
+        answer = await asking
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
+    assert "Traceback" not in caplog.text
+
+
+async def test_close_before_start_is_nothing(site):
+    await WebServer(site.house).close()
