@@ -44,7 +44,7 @@ def test_replay_answers_every_request_of_a_trace(tmp_path):
     told = json.loads(moored(*words, "--policy", "best_fit", "--json").stdout)
     (run,) = told["runs"]
     assert (run["requests"], run["answered"], run["granted"]) == (10, 10, 8)
-    assert run["allocated_percent"] == 100
+    assert run["allocation_percent"] == 100
     assert run["refusals"] == {"no_capacity": 2}
     shown = moored(*words, "--limit", "3", "--connections", "2")
     assert "fgd on pods.csv" in shown.stdout
@@ -74,9 +74,9 @@ def test_bench_knows_its_names():
 def test_openb_default_comes_out_as_published(policy, least, most):
     words = ["--nodes", str(OPENB / "nodes.csv"), "--pods", str(OPENB / "pods_default.csv")]
     done = moored("replay", *words, "--policy", policy, "--seeds", "5", "--json", timeout=900)
-    mean = json.loads(done.stdout)["mean"]
-    assert mean["answered_percent"] == 100
-    assert least <= mean["allocated_percent"] <= most
+    told = json.loads(done.stdout)
+    assert told["answered"] == told["requests"] > 50_000
+    assert least <= told["allocation_percent"] <= most
 
 
 @pytest.mark.heavy

@@ -54,8 +54,8 @@ class Run:
     requests: int
     answered: int
     granted: int
-    allocated_percent: float
-    allocated_percent_at_100: float
+    allocation_percent: float
+    allocation_percent_at_100: float
     grants_per_second: float
     requests_per_second: float
     p50_seconds: float
@@ -202,8 +202,8 @@ def _summary(
         requests=len(order),
         answered=answered,
         granted=granted,
-        allocated_percent=100 * held / capacity if capacity else math.nan,
-        allocated_percent_at_100=100 * held_at_100 / capacity if capacity else math.nan,
+        allocation_percent=100 * held / capacity if capacity else math.nan,
+        allocation_percent_at_100=100 * held_at_100 / capacity if capacity else math.nan,
         grants_per_second=granted / load.seconds,
         requests_per_second=load.per_second,
         p50_seconds=load.quantile(0.5),
@@ -213,22 +213,27 @@ def _summary(
 
 
 def report(options: Options, runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the outcome as JSON values: every seed, and the means."""
-    percents = [run.allocated_percent for run in runs]
+    """Return the outcome as JSON values: means and sums over all seeds, then every seed."""
+    percents = [run.allocation_percent for run in runs]
+    refusals: Counter[str] = Counter()
+    for run in runs:
+        refusals.update(run.refusals)
     return {
         "nodes": str(options.nodes),
         "pods": str(options.pods),
         "policy": options.policy,
         "arrive": options.arrive,
         "connections": options.connections,
+        "seeds": [run.seed for run in runs],
+        "requests": sum(run.requests for run in runs),
+        "answered": sum(run.answered for run in runs),
+        "granted": sum(run.granted for run in runs),
+        "allocation_percent": statistics.fmean(percents),
+        "allocation_percent_stdev": statistics.pstdev(percents),
+        "allocation_percent_at_100": statistics.fmean(r.allocation_percent_at_100 for r in runs),
+        "grants_per_second": statistics.fmean(run.grants_per_second for run in runs),
+        "p50_ms": 1e3 * statistics.fmean(run.p50_seconds for run in runs),
+        "p99_ms": 1e3 * statistics.fmean(run.p99_seconds for run in runs),
+        "refusals": dict(refusals.most_common()),
         "runs": [msgspec.to_builtins(run) for run in runs],
-        "mean": {
-            "allocated_percent": statistics.fmean(percents),
-            "allocated_percent_stdev": statistics.pstdev(percents),
-            "allocated_percent_at_100": statistics.fmean(r.allocated_percent_at_100 for r in runs),
-            "grants_per_second": statistics.fmean(run.grants_per_second for run in runs),
-            "answered_percent": 100
-            * sum(run.answered for run in runs)
-            / max(sum(run.requests for run in runs), 1),
-        },
     }

@@ -74,9 +74,9 @@ def replay(options: replaying.Options, *, as_json: bool) -> None:
     for heading in (
         "seed",
         "asked",
-        "answered",
-        "granted",
-        "allocated %",
+        "answers",
+        "grants",
+        "alloc. %",
         "at 100 %",
         "grants/s",
         "p50 ms",
@@ -89,24 +89,23 @@ def replay(options: replaying.Options, *, as_json: bool) -> None:
             str(run.requests),
             str(run.answered),
             str(run.granted),
-            f"{run.allocated_percent:.2f}",
-            f"{run.allocated_percent_at_100:.2f}",
+            f"{run.allocation_percent:.2f}",
+            f"{run.allocation_percent_at_100:.2f}",
             f"{run.grants_per_second:.0f}",
             f"{1e3 * run.p50_seconds:.2f}",
             f"{1e3 * run.p99_seconds:.2f}",
         )
-    mean = report["mean"]
     table.add_section()
     table.add_row(
         "mean",
-        "",
-        f"{mean['answered_percent']:.0f} %",
-        "",
-        f"{mean['allocated_percent']:.2f}",
-        f"{mean['allocated_percent_at_100']:.2f}",
-        f"{mean['grants_per_second']:.0f}",
-        "",
-        "",
+        f"{report['requests'] / len(runs):.0f}",
+        f"{report['answered'] / len(runs):.0f}",
+        f"{report['granted'] / len(runs):.0f}",
+        f"{report['allocation_percent']:.2f}",
+        f"{report['allocation_percent_at_100']:.2f}",
+        f"{report['grants_per_second']:.0f}",
+        f"{report['p50_ms']:.2f}",
+        f"{report['p99_ms']:.2f}",
     )
     console = _console()
     console.print(table)

@@ -181,7 +181,9 @@ def _lines(path: Path, columns: Sequence[str]) -> Iterator[_Line]:
         except UnicodeDecodeError:
             raise TraceError(path, 0, "", "text in UTF-8") from None
         except csv.Error as error:
-            raise TraceError(path, reader.line_num, "", f"valid CSV ({error})") from None
+            # The inner reader counts the line that failed; the outer one only those it returned.
+            line = reader.reader.line_num
+            raise TraceError(path, line, "", f"valid CSV ({error})") from None
 
 
 # The protocol ----------------------------------------------------------------------------------

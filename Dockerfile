@@ -1,0 +1,27 @@
+# The daemon alone, without root. The jail needs no privilege: it works under
+# Docker's default seccomp profile, with all capabilities dropped.
+FROM python:3.13-slim AS build
+WORKDIR /source
+COPY pyproject.toml README.md LICENSE ./
+COPY server server
+COPY policies policies
+COPY clients clients
+RUN python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir .
+
+FROM python:3.13-slim
+RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin moorage \
+    && install --directory --owner moorage --group moorage --mode 0700 /var/lib/moorage
+COPY --from=build /opt/moorage /opt/moorage
+ENV PATH=/opt/moorage/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    MOORAGE_DATA_DIR=/var/lib/moorage \
+    MOORAGE_HOST=0.0.0.0
+# Beyond loopback the daemon refuses to start until MOORAGE_TOKENS=tenant:token,... is set.
+USER moorage
+VOLUME /var/lib/moorage
+EXPOSE 8765 8080
+STOPSIGNAL SIGTERM
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
+    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=4)"]
+ENTRYPOINT ["moored"]
+CMD ["serve"]

@@ -1,0 +1,81 @@
+# `make demo` and `make test` work on a fresh clone with Python >= 3.11, make and a C compiler:
+# each makes .venv first, once. A second run costs nothing until pyproject.toml changes.
+
+VENV ?= .venv
+# The interpreter that .venv is made with; empty takes the newest that is fit for it.
+PYTHON ?=
+
+BIN := $(VENV)/bin
+SOURCES := server policies clients
+# Newest first, by the versions the tests have run on; a plain python3 may be newer still.
+PYTHONS := python3.13 python3.12 python3.11 python3 python
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+.PHONY: help
+help: ## Show what there is to make.
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "PYTHON=python3.12 chooses the interpreter of .venv; 'make clean' first if there is one."
+
+.PHONY: demo
+demo: $(VENV)/product ## Show the main job, end to end, on this machine.
+	@$(BIN)/moored demo
+
+.PHONY: test
+test: lint test-fast test-heavy ## Check everything: lint, then the fast tests, then the heavy ones.
+
+.PHONY: lint
+lint: $(VENV)/dev ## Check format, style, types and who imports whom.
+	$(BIN)/ruff format --check $(SOURCES) tests
+	$(BIN)/ruff check $(SOURCES) tests
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.PHONY: test-fast
+test-fast: $(VENV)/dev ## Run the tests that take seconds.
+	$(BIN)/pytest -m "not heavy"
+
+.PHONY: test-heavy
+test-heavy: $(VENV)/dev ## Run the tests that take minutes.
+	$(BIN)/pytest -m heavy
+
+.PHONY: format
+format: $(VENV)/dev ## Format the sources and mend what can be mended.
+	$(BIN)/ruff format $(SOURCES) tests
+	$(BIN)/ruff check --fix $(SOURCES) tests
+
+.PHONY: clean
+clean: ## Remove .venv and all caches.
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache build dist
+
+# The product itself, which is all that the demo needs.
+$(VENV)/product: pyproject.toml
+	@fit='import sys, ensurepip, venv; sys.exit(sys.version_info < (3, 11))'; \
+	if $(BIN)/python -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "Updating $(VENV)."; \
+	else \
+	    chosen=; \
+	    for each in $(or $(PYTHON),$(PYTHONS)); do \
+	        if "$$each" -c "$$fit" >/dev/null 2>&1; then chosen=$$each; break; fi; \
+	    done; \
+	    if [ -z "$$chosen" ]; then \
+	        echo "No fit Python among: $(or $(PYTHON),$(PYTHONS))." >&2; \
+	        echo "Moorage needs Python 3.11 or newer with venv and ensurepip." >&2; \
+	        echo "On Debian and Ubuntu: apt-get install python3-venv" >&2; \
+	        echo "One that lies elsewhere: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; \
+	        exit 1; \
+	    fi; \
+	    echo "Setting up $(VENV) with $$("$$chosen" --version), once."; \
+	    "$$chosen" -m venv --clear $(VENV); \
+	fi
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# What the checks need on top of it.
+$(VENV)/dev: $(VENV)/product
+	@$(BIN)/python -m pip install --quiet --group dev
+	@touch $@

@@ -1,0 +1,52 @@
+"""What a caller can catch: one tree per public package, drawn where its reader looks first."""
+
+import importlib
+import pkgutil
+import threading
+
+import pytest
+
+PUBLIC = ("moorage_client", "moorage_policies", "moorage.policy", "moorage.protocol")
+
+STANDS_APART = {
+    "APIError",  # The documents of the policy API show it by itself, and policies catch it so.
+}
+
+
+def exported(package: str) -> list[type[BaseException]]:
+    module = importlib.import_module(package)
+    names = getattr(module, "__all__", [])
+    values = [getattr(module, name) for name in names]
+    errors = [value for value in values if isinstance(value, type)]
+    errors = [error for error in errors if issubclass(error, BaseException)]
+    return [error for error in errors if error.__name__ not in STANDS_APART]
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_exceptions_of_a_public_package_are_one_tree(package: str) -> None:
+    errors = exported(package)
+    roots = [each for each in errors if all(each is o or not issubclass(each, o) for o in errors)]
+    assert len(roots) <= 1, [each.__name__ for each in roots]
+    if len(errors) > 1:
+        drawn = importlib.import_module(package).__doc__ or ""
+        assert [each.__name__ for each in errors if each.__name__ not in drawn] == []
+
+
+def test_the_client_has_such_a_tree() -> None:
+    assert exported("moorage_client")
+
+
+@pytest.mark.parametrize("name", STANDS_APART)
+def test_what_stands_apart_is_said_to(name: str) -> None:
+    assert name in (importlib.import_module("moorage_client").__doc__ or "")
+
+
+def test_the_packages_import_without_starting_anything() -> None:
+    """Importing a module has no effects: no warning, no thread, no file."""
+    before = threading.active_count()
+    for package in ("moorage", "moorage_policies", "moorage_client"):
+        path = importlib.import_module(package).__path__
+        for found in pkgutil.walk_packages(path, f"{package}."):
+            if not found.name.endswith("__main__"):
+                importlib.import_module(found.name)
+    assert threading.active_count() == before

@@ -1,0 +1,79 @@
+"""Imports go down and siblings do not meet; and the contracts that say so do bite."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+PLACES = ("server", "policies", "clients")
+
+FLOORS = "The house has floors, and siblings do not meet"
+PURE = "The pure rooms do no I/O, read no clock, roll no dice and write no log"
+WIRE = "The core knows no wire"
+MODEL = "The model needs the standard library only"
+CLIENTS = "Clients enter by the protocol door"
+RULES = "Shipped rules enter by the policy door"
+WINGS = "Below floor 6 the server knows neither wing"
+
+MUTANTS = [
+    ("server/moorage/core/words.py", "import moorage.protocol", WIRE),
+    ("server/moorage/core/words.py", "import moorage.ledger", FLOORS),
+    ("server/moorage/model.py", "import moorage.policy", FLOORS),
+    ("server/moorage/policy/proposal.py", "import moorage.protocol", FLOORS),
+    ("server/moorage/gateway/__init__.py", "import moorage.ledger", FLOORS),
+    ("server/moorage/sandbox/__init__.py", "import moorage.config", FLOORS),
+    ("server/moorage/config.py", "import moorage.daemon", FLOORS),
+    ("server/moorage/utils.py", "", FLOORS),
+    ("server/moorage/core/words.py", "import asyncio", PURE),
+    ("server/moorage/core/words.py", "from time import time", PURE),
+    ("server/moorage/policy/fleet.py", "import random", PURE),
+    ("server/moorage/model.py", "import logging", PURE),
+    ("server/moorage/model.py", "import numpy", MODEL),
+    ("clients/moorage_client/__init__.py", "import moorage.core.words", CLIENTS),
+    ("clients/moorage_client/__init__.py", "import moorage_policies", CLIENTS),
+    ("policies/moorage_policies/__init__.py", "import moorage.protocol", RULES),
+    ("policies/moorage_policies/__init__.py", "import moorage_client", RULES),
+    ("server/moorage/daemon/__init__.py", "import moorage_client", WINGS),
+    ("server/moorage/web/__init__.py", "import moorage_policies", WINGS),
+]
+
+
+def lint(tree: Path) -> subprocess.CompletedProcess[str]:
+    """Check the contracts of the packages that lie in `tree`."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / p) for p in PLACES)}
+    command = [LINT_IMPORTS, "--no-cache", "--config", tree / "pyproject.toml"]
+    return subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.fixture(scope="module")
+def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = tmp_path_factory.mktemp("tree")
+    for place in PLACES:
+        shutil.copytree(root / place, tree / place, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", tree)
+    return tree
+
+
+def test_the_contracts_are_kept(copy: Path) -> None:
+    report = lint(copy)
+    assert report.returncode == 0, report.stdout
+    assert f"{FLOORS} KEPT" in " ".join(report.stdout.split())
+
+
+@pytest.mark.parametrize(("name", "line", "contract"), MUTANTS)
+def test_a_bad_import_breaks_its_contract(copy: Path, name: str, line: str, contract: str) -> None:
+    path = copy / name
+    before = path.read_text() if path.exists() else None
+    path.write_text(f"{before or ''}\n{line}\n")
+    try:
+        report = lint(copy)
+    finally:
+        path.unlink() if before is None else path.write_text(before)
+    assert report.returncode == 1
+    assert f"{contract} BROKEN" in " ".join(report.stdout.split())

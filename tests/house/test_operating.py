@@ -1,0 +1,104 @@
+"""What operators are handed: the Makefile, the unit, the image, and the table of settings."""
+
+import configparser
+import re
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from moorage.config import OTHER_NAMES, Config, ConfigError, settings, settings_markdown
+from moorage.protocol.codes import CLOSE_CODES, CODES
+from moorage_client.cli.exits import MEANINGS
+
+
+def test_the_readme_has_the_settings_as_they_are(root: Path) -> None:
+    readme = (root / "README.md").read_text()
+    assert settings_markdown() in readme, "paste the output of moorage.config.settings_markdown()"
+
+
+def test_the_readme_has_every_code_as_it_is(root: Path) -> None:
+    readme = (root / "README.md").read_text()
+    missing = [
+        row
+        for row in (
+            *(f"| `{code}` | {text} |" for code, text in CODES.items()),
+            *(f"| {code} | {text} |" for code, text in CLOSE_CODES.items()),
+            *(f"| {int(code)} | {text} |" for code, text in MEANINGS.items()),
+        )
+        if row not in readme
+    ]
+    assert missing == []
+
+
+def test_every_setting_is_read_by_somebody(sources) -> None:
+    """A setting that nothing reads would be a promise that nothing keeps."""
+    text = "\n".join(each.text for each in sources if not each.name.endswith("/config.py"))
+    assert [name for name in settings() if not re.search(rf"config\.{name}\b", text)] == []
+
+
+def test_the_daemon_knows_every_name_that_the_clients_read(sources) -> None:
+    """It refuses what it does not know, and both often share one environment."""
+    clients = "\n".join(each.text for each in sources if each.name.startswith("clients/"))
+    names = set(re.findall(r"\bMOORAGE_[A-Z_]+\b", clients))
+    assert names
+    assert names <= OTHER_NAMES
+
+
+@pytest.mark.parametrize("target", ["help", "demo", "test", "lint", "test-fast", "test-heavy"])
+def test_the_makefile_has_its_targets_and_explains_them(root: Path, target: str) -> None:
+    command = ["make", "--no-print-directory", "help"]
+    shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
+    assert re.search(rf"^make {target} +\S", shown.stdout, re.MULTILINE)
+
+
+def test_without_a_fit_python_make_says_what_to_do(root: Path, tmp_path: Path) -> None:
+    command = ["make", "demo", f"VENV={tmp_path / 'venv'}", "PYTHON=/no/such/python"]
+    shown = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+    assert shown.returncode != 0
+    assert "Python 3.11 or newer" in shown.stderr
+    assert "PYTHON=/path/to/python3" in shown.stderr
+
+
+def test_ci_is_a_script_without_mistakes_of_grammar(root: Path) -> None:
+    script = root / ".ci" / "run"
+    assert script.stat().st_mode & 0o100
+    subprocess.run(["bash", "-n", script], check=True)
+
+
+def test_unit_and_image_use_settings_that_exist(root: Path) -> None:
+    known = {each.environment for each in settings().values()}
+    for name in ("deploy/systemd/moored.service", "deploy/compose.yaml", "Dockerfile"):
+        used = set(
+            re.findall(
+                r"^\s*(?:ENV |Environment=)?(MOORAGE_[A-Z_]+)[=:]",
+                (root / name).read_text(),
+                re.MULTILINE,
+            )
+        )
+        assert used, name
+        assert used <= known, name
+
+
+def test_the_unit_starts_what_the_package_installs(root: Path) -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str
+    unit.read(root / "deploy" / "systemd" / "moored.service")
+    command = unit["Service"]["ExecStart"].split()
+    scripts = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
+    assert Path(command[0]).name in scripts
+    assert command[1:] == ["serve"]
+
+
+def test_beyond_loopback_the_image_needs_tokens(root: Path) -> None:
+    image = (root / "Dockerfile").read_text()
+    environ = dict(re.findall(r"\b(MOORAGE_[A-Z_]+)=(\S+)", image.split("USER moorage")[0]))
+    environ.pop("MOORAGE_TOKENS", None)
+    with pytest.raises(ConfigError, match="MOORAGE_TOKENS"):
+        Config.load({}, environ)
+
+
+def test_the_changelog_names_the_version(root: Path) -> None:
+    version = tomllib.loads((root / "pyproject.toml").read_text())["project"]["version"]
+    assert version in (root / "CHANGELOG.md").read_text()

@@ -1,0 +1,52 @@
+"""What is shipped: a wheel with the whole product in it, and nothing else."""
+
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def wheel(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    (built,) = folder.glob("moorage-*.whl")
+    return built
+
+
+def test_the_wheel_has_every_source_and_nothing_else(wheel: Path, tree) -> None:
+    tops = ("server/", "policies/", "clients/")
+    expected = {
+        each.name.partition("/")[2]
+        for each in tree
+        if each.name.startswith(tops) and each.name.count("/") > 1
+    }
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    packed = {name for name in names if ".dist-info/" not in name}
+    assert packed == expected
+    assert any(name.endswith("licenses/LICENSE") for name in names)
+
+
+def test_the_wheel_runs_without_the_tree(wheel: Path, tmp_path: Path) -> None:
+    """Installed elsewhere, the rules are found although no checkout is near."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    code = (
+        "import moorage, moorage_client; from moorage_policies.catalog import shipped; "
+        "print(moorage.__file__, *shipped())"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    where, *rules = ran.stdout.split()
+    assert where.startswith(str(tmp_path))
+    assert "first_fit" in rules
