@@ -1,1 +1,11 @@
-"""The WebSocket front door: sessions, bounded outboxes, authentication."""
+"""The WebSocket front door: sessions, bounded outboxes, authentication.
+
+The daemon makes a `Gateway`, gives it its own `Deliver`, and answers through `Gateway.tell`.
+"""
+
+from moorage.gateway.deliver import Deliver, Request
+from moorage.gateway.handshake import SESSION_HEADER
+from moorage.gateway.server import Gateway, GatewayStats
+from moorage.gateway.settings import GatewaySettings
+
+__all__ = ["SESSION_HEADER", "Deliver", "Gateway", "GatewaySettings", "GatewayStats", "Request"]

@@ -1,1 +1,103 @@
-"""Every message on the socket, and every code a reply may carry."""
+"""Every message on the socket, and every code a reply may carry.
+
+The gateway, the web room and the daemon read requests and write replies with it; the client
+package does the reverse. `messages`: what clients say. `replies`: what the server says. `codes`:
+why not. `errors`: the exceptions of this package:
+
+    ProtocolError(ValueError)
+    ├── BadMessage    the server could not read a client's message
+    └── BadReply      a client could not read the server's
+
+`faults.ServiceError` is no part of that tree: services raise it, and no reading does.
+"""
+
+from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING, Close
+from moorage.protocol.errors import BadMessage, BadReply, ProtocolError
+from moorage.protocol.messages import (
+    OPERATIONS,
+    AllocationRequest,
+    BlockRequest,
+    Cancel,
+    Fleet,
+    LeaseRequest,
+    Leases,
+    Manage,
+    Message,
+    Operation,
+    ProvisionRequest,
+    Queue,
+    Release,
+    Renew,
+    Resources,
+    Resume,
+    Status,
+    Watch,
+    WhatIf,
+    Why,
+    decode,
+    decode_allocation,
+    encode,
+)
+from moorage.protocol.replies import (
+    ErrorObject,
+    Event,
+    LeaseObject,
+    Reply,
+    ShareObject,
+    decode_reply,
+    demand_object,
+    event,
+    failure,
+    failure_from,
+    lease_object,
+    raw,
+    share_object,
+    success,
+)
+
+__all__ = [
+    "CLOSE_CODES",
+    "CODES",
+    "OPERATIONS",
+    "WORTH_RETRYING",
+    "AllocationRequest",
+    "BadMessage",
+    "BadReply",
+    "BlockRequest",
+    "Cancel",
+    "Close",
+    "ErrorObject",
+    "Event",
+    "Fleet",
+    "LeaseObject",
+    "LeaseRequest",
+    "Leases",
+    "Manage",
+    "Message",
+    "Operation",
+    "ProtocolError",
+    "ProvisionRequest",
+    "Queue",
+    "Release",
+    "Renew",
+    "Reply",
+    "Resources",
+    "Resume",
+    "ShareObject",
+    "Status",
+    "Watch",
+    "WhatIf",
+    "Why",
+    "decode",
+    "decode_allocation",
+    "decode_reply",
+    "demand_object",
+    "encode",
+    "event",
+    "failure",
+    "failure_from",
+    "lease_object",
+    "raw",
+    "share_object",
+    "success",
+]

@@ -1,0 +1,113 @@
+"""The WebSocket library behind a thin adapter: one connection, written to without waiting.
+
+The library's `send` waits for the client inside the call, and its automatic pongs do not wait at
+all. `Session` wants the opposite of both: writes that return at once, word of when the client
+stops reading, and no reading from a client that does not read.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+from websockets.asyncio.server import ServerConnection
+from websockets.protocol import State
+
+from moorage.model import SessionId, Tenant
+
+
+class Connection(ServerConnection):
+    """One TCP connection, from its first byte to its last.
+
+    Attributes:
+        registry: All connections of the gateway; it enters and leaves by itself.
+        session_id, tenant: Set when the opening handshake lets it in.
+        on_writable: Called with False when the client has stopped reading, True when it reads
+            again.
+        on_lost: Called once, when the connection is gone.
+
+    """
+
+    def __init__(
+        self, *args: Any, registry: set["Connection"], connections_max: int, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.registry = registry
+        self.connections_max = connections_max
+        self.session_id = SessionId("")
+        self.tenant: Tenant | None = None
+        self.on_writable: Callable[[bool], None] = _ignore
+        self.on_lost: Callable[[], None] = _nothing
+
+    @property
+    def open(self) -> bool:
+        """Whether a write can still reach the client."""
+        return self.protocol.state is State.OPEN and not self.transport.is_closing()
+
+    def write(self, text: bytes) -> None:
+        """Send one text message without waiting; look at `paused` before the next.
+
+        Does nothing when the connection is closing: its client is not listening any more.
+        """
+        if self.open:
+            # What the library's own `broadcast` does for one connection.
+            self.protocol.send_text(text)
+            self.send_data()
+
+    async def drop(self, code: int, reason: str, seconds: float) -> None:
+        """Close, and cut the connection when that takes longer than `seconds`.
+
+        The library bounds the closing handshake, but not the wait for a full write buffer
+        before it, which is just where a client that does not read leaves us.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self.close(code, reason)
+        if self.protocol.state is not State.CLOSED:
+            self.transport.abort()
+        await self.wait_closed()
+
+    # What asyncio tells a protocol ---------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Enter the registry, or be cut when there are too many connections."""
+        super().connection_made(transport)
+        self.recv_messages.resume = self._read_on
+        if len(self.registry) >= self.connections_max:
+            self.transport.abort()
+        self.registry.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave the registry."""
+        super().connection_lost(exc)
+        self.registry.discard(self)
+        self.on_lost()
+
+    def pause_writing(self) -> None:
+        """Read no more from a client that does not read.
+
+        Pongs are written as pings arrive. Without this, a client that sends pings and reads
+        nothing would grow the write buffer for as long as it liked.
+        """
+        super().pause_writing()
+        self.transport.pause_reading()
+        self.on_writable(False)  # noqa: FBT003  # The callback's one argument is its meaning.
+
+    def resume_writing(self) -> None:
+        """Read again, unless the receive queue is full."""
+        super().resume_writing()
+        if not self.recv_messages.paused:
+            self.transport.resume_reading()
+        self.on_writable(True)  # noqa: FBT003  # As above.
+
+    def _read_on(self) -> None:
+        if not self.paused:
+            self.transport.resume_reading()
+
+
+def _ignore(_: bool) -> None:  # The shape of `on_writable`.
+    """Stand in before a session exists."""
+
+
+def _nothing() -> None:
+    """Stand in before a session exists."""

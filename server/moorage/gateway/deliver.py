@@ -1,0 +1,53 @@
+"""The two sides of the front door: what the gateway needs from the daemon.
+
+The daemon implements `Deliver` and is handed to `Gateway`; it answers through `Gateway.tell`.
+"""
+
+from typing import Protocol
+
+from moorage.core.words import Address
+from moorage.model import SessionId, Tenant
+from moorage.protocol.messages import AllocationRequest, BlockRequest, Operation
+
+Request = AllocationRequest | BlockRequest | Operation
+
+
+class Deliver(Protocol):
+    """Where requests go. All calls come from the gateway's event loop.
+
+    Every request that was handed over, by either method, must be answered with exactly one
+    `Gateway.tell`; from within the call, or at any time after it. Neither method may raise: an
+    exception is a defect, which the gateway passes to `failed`.
+    """
+
+    def opened(self, session: SessionId, tenant: Tenant) -> None:
+        """Note that a session exists. It comes before its first request."""
+
+    def request_nowait(self, to: Address, tenant: Tenant, message: Request) -> bool:
+        """Take a request without waiting: the hot path.
+
+        Args:
+            to: Where its answer goes.
+            tenant: Who asks.
+            message: What it is.
+
+        Returns:
+            True when it was taken. False when taking it has to wait; it is then handed to
+            `request`.
+
+        """
+
+    async def request(self, to: Address, tenant: Tenant, message: Request) -> None:
+        """Take a request, waiting for room where needed.
+
+        A session's requests without `id` come strictly in order, each after the one before was
+        taken. Requests with `id` may come concurrently with them and with one another. It
+        must return in bounded time, also when the session is gone: what a client sent before it
+        left still counts. It is cancelled only when the gateway stops and has waited in vain.
+        """
+
+    def lost(self, session: SessionId) -> None:
+        """Note that a session is over. Nothing of it comes after this."""
+
+    def failed(self, error: BaseException) -> None:
+        """Learn of a defect: an exception where none may be. The daemon ends the process."""

@@ -1,0 +1,110 @@
+"""Who is let in: the HTTP side of the port, before a connection is a WebSocket.
+
+The gateway consults `Doorman` for every request. `/healthz` is answered to anybody; everything
+else must be an opening handshake with a valid token, from a place that may connect.
+"""
+
+import http
+import re
+import secrets
+from collections.abc import Callable
+from typing import Final
+
+from websockets.asyncio.server import ServerConnection
+from websockets.http11 import Request, Response
+from websockets.typing import Origin
+
+from moorage.gateway.connection import Connection
+from moorage.gateway.session import Counts
+from moorage.gateway.settings import GatewaySettings
+from moorage.model import SessionId, Tenant
+
+SESSION_HEADER: Final = "Moorage-Session"
+"""Header of the handshake's response: the session's id, for `resume`. Nobody can guess it."""
+_LOOPBACK: Final = re.compile(r"https?://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
+
+
+class Doorman:
+    """Answers the HTTP requests of the port.
+
+    Args:
+        settings: Limits, and the web origins that may connect.
+        authenticate: Given the bearer token, or None where there was none, returns whose it is,
+            or None to refuse.
+        counts: Where refusals are counted.
+        sessions: Returns how many sessions there are.
+
+    """
+
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        authenticate: Callable[[str | None], Tenant | None],
+        counts: Counts,
+        sessions: Callable[[], int],
+    ) -> None:
+        self.draining = False
+        self._settings = settings
+        self._authenticate = authenticate
+        self._counts = counts
+        self._sessions = sessions
+
+    def origins(self) -> list[Origin | re.Pattern[str] | None]:
+        """Return the web origins that may connect.
+
+        A page of any site can make its visitor's browser open a socket to this machine. Browsers
+        say which site it was, so the others are refused; programs that are no browsers say none.
+        """
+        return [None, _LOOPBACK, *map(Origin, self._settings.origins)]
+
+    def request(self, connection: ServerConnection, request: Request) -> Response | None:
+        """Answer a request over HTTP, or return None to let the handshake go on."""
+        if not isinstance(connection, Connection):
+            raise TypeError("the gateway's server makes connections of its own class")
+        if request.method != "GET":
+            answer = connection.respond(
+                http.HTTPStatus.METHOD_NOT_ALLOWED, "This port takes GET requests only.\n"
+            )
+            answer.headers["Allow"] = "GET"
+            return answer
+        if request.path.partition("?")[0] == "/healthz":
+            if self.draining:
+                return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
+            return connection.respond(http.HTTPStatus.OK, "ok\n")
+        tenant = self._tenant(request.headers.get_all("Authorization"))
+        if tenant is None:
+            self._counts.refused_unauthorized += 1
+            answer = connection.respond(
+                http.HTTPStatus.UNAUTHORIZED,
+                "Send a valid token: `Authorization: Bearer <token>`.\n",
+            )
+            answer.headers["WWW-Authenticate"] = "Bearer"
+            return answer
+        if self._sessions() >= self._settings.sessions_max:
+            self._counts.refused_full += 1
+            answer = connection.respond(
+                http.HTTPStatus.SERVICE_UNAVAILABLE,
+                f"All {self._settings.sessions_max} sessions are taken; try again later.\n",
+            )
+            answer.headers["Retry-After"] = "1"
+            return answer
+        connection.tenant = tenant
+        return None
+
+    def response(
+        self, connection: ServerConnection, _: Request, response: Response
+    ) -> Response | None:
+        """Tell the client the id of its session."""
+        switching = response.status_code == http.HTTPStatus.SWITCHING_PROTOCOLS
+        if isinstance(connection, Connection) and switching:
+            connection.session_id = SessionId(secrets.token_hex(16))
+            response.headers[SESSION_HEADER] = connection.session_id
+        return None
+
+    def _tenant(self, headers: list[str]) -> Tenant | None:
+        if not headers:
+            return self._authenticate(None)
+        scheme, _, token = headers[0].partition(" ")
+        if len(headers) > 1 or scheme.lower() != "bearer" or not token.strip():
+            return None
+        return self._authenticate(token.strip())

@@ -1,0 +1,234 @@
+"""The WebSocket server: keeps the sessions, finds the one an answer belongs to, stops cleanly.
+
+The daemon makes one, starts it, answers through `tell` and closes it. It runs on whatever event
+loop runs; all of its methods are called from that loop.
+"""
+
+import asyncio
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from websockets.asyncio.server import Server, ServerConnection, serve
+
+from moorage.core.words import Address
+from moorage.gateway.connection import Connection
+from moorage.gateway.deliver import Deliver
+from moorage.gateway.handshake import Doorman
+from moorage.gateway.session import Counts, Session
+from moorage.gateway.settings import GatewaySettings
+from moorage.model import SessionId, Tenant
+from moorage.protocol.codes import Close
+
+__all__ = ["Gateway", "GatewaySettings", "GatewayStats"]
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayStats:
+    """The gateway in numbers. Those ending in `_total` only grow.
+
+    Args:
+        connections: TCP connections, those without a session included.
+        sessions: Open sessions.
+        in_flight: Messages whose replies are not yet written.
+        parked: Messages that wait in the queue.
+        sessions_total: Sessions opened.
+        messages_total: Messages read.
+        malformed_total: Messages among them that could not be read.
+        replies_total: Replies given, to clients that had left meanwhile too.
+        events_total: Pushed messages.
+        slow_readers_total: Sessions dropped because they did not read.
+        refused_full_total: Handshakes refused because all sessions were taken.
+        refused_unauthorized_total: Handshakes refused for want of a valid token.
+
+    """
+
+    connections: int
+    sessions: int
+    in_flight: int
+    parked: int
+    sessions_total: int
+    messages_total: int
+    malformed_total: int
+    replies_total: int
+    events_total: int
+    slow_readers_total: int
+    refused_full_total: int
+    refused_unauthorized_total: int
+
+
+class Gateway:
+    """The front door.
+
+    Args:
+        deliver: The daemon's side.
+        settings: Limits.
+        authenticate: Given the bearer token of a handshake, or None where there was none,
+            returns whose it is, or None to refuse with 401.
+
+    """
+
+    def __init__(
+        self,
+        deliver: Deliver,
+        settings: GatewaySettings,
+        authenticate: Callable[[str | None], Tenant | None],
+    ) -> None:
+        self._deliver = deliver
+        self._settings = settings
+        self._counts = Counts()
+        self._connections: set[Connection] = set()
+        self._sessions: dict[SessionId, Session] = {}
+        self._dropping: set[asyncio.Task[None]] = set()
+        self._doorman = Doorman(settings, authenticate, self._counts, self._sessions.__len__)
+        self._server: Server | None = None
+        self._draining = False
+
+    async def start(self, host: str, port: int) -> int:
+        """Listen.
+
+        Args:
+            host: Address or name to bind to.
+            port: Port, 0 for a free one.
+
+        Returns:
+            The port that was bound.
+
+        Raises:
+            OSError: The address cannot be bound.
+
+        """
+        settings = self._settings
+        self._server = await serve(
+            self._handle,
+            host,
+            port,
+            backlog=settings.handshakes_max,
+            origins=self._doorman.origins(),
+            compression="deflate" if settings.deflate else None,
+            process_request=self._doorman.request,
+            process_response=self._doorman.response,
+            server_header=None,
+            open_timeout=settings.open_seconds_max,
+            ping_interval=settings.ping_interval_seconds,
+            ping_timeout=settings.ping_timeout_seconds,
+            close_timeout=settings.close_seconds_max,
+            max_size=settings.message_bytes_max,
+            max_queue=settings.frames_queued_max,
+            write_limit=settings.write_buffer_bytes_max,
+            create_connection=functools.partial(  # type: ignore[arg-type]  # Any factory will do.
+                Connection,
+                registry=self._connections,
+                connections_max=settings.sessions_max + settings.handshakes_max,
+            ),
+        )
+        port_bound: int = self._server.sockets[0].getsockname()[1]
+        return port_bound
+
+    async def close(self) -> None:
+        """Stop: no new sessions, no new requests, all replies that are due, then close 1012.
+
+        Messages that still come are answered `shutting_down`. It takes at most
+        `drain_seconds_max` and twice `close_seconds_max`. Closing again does nothing.
+        """
+        server, self._server = self._server, None
+        if server is None:
+            return
+        self._draining = self._doorman.draining = True
+        server.close(close_connections=False)
+        for session in self._sessions.values():
+            session.draining = True
+        if waiting := [session.idle() for session in self._sessions.values()]:
+            await asyncio.wait(waiting, timeout=self._settings.drain_seconds_max)
+        for session in self._sessions.values():
+            self._drop(session, Close.RESTART, "the server is stopping")
+        if self._dropping:
+            await asyncio.wait(self._dropping, timeout=2 * self._settings.close_seconds_max)
+        for session in self._sessions.values():
+            session.abandon()
+        for connection in tuple(self._connections):  # Those that never became sessions.
+            connection.transport.abort()
+        await server.wait_closed()
+
+    def tell(self, to: Address, reply: bytes) -> None:
+        """Answer a message. Exactly once for each; a session that is gone is not told.
+
+        Args:
+            to: The address that came with the message.
+            reply: JSON text, as made by `protocol.replies`.
+
+        Raises:
+            AssertionError: The message has been answered, or there never was one.
+
+        """
+        session = self._sessions.get(to.session)
+        if session is not None:
+            session.tell(to.number, reply)
+
+    def park(self, to: Address) -> None:
+        """Note that a message waits in the queue, and does not count as in flight any more.
+
+        Without this a session with `inflight_max` waiters could not even cancel one of them.
+        """
+        session = self._sessions.get(to.session)
+        if session is not None:
+            session.park(to.number)
+
+    def push(self, session: SessionId, frame: bytes) -> None:
+        """Send news to a session, if it is still there.
+
+        Args:
+            session: Which.
+            frame: JSON text, as made by `protocol.replies.event`.
+
+        """
+        found = self._sessions.get(session)
+        if found is not None:
+            found.push(frame)
+
+    def expel(self, tenant: Tenant) -> None:
+        """Close all sessions of a tenant whose token is no longer valid (4401)."""
+        for session in self._sessions.values():
+            if session.tenant == tenant:
+                self._drop(session, Close.UNAUTHORIZED, "the token is no longer valid")
+
+    def stats(self) -> GatewayStats:
+        """Return the gateway in numbers."""
+        counts = self._counts
+        return GatewayStats(
+            connections=len(self._connections),
+            sessions=len(self._sessions),
+            in_flight=sum(session.in_flight for session in self._sessions.values()),
+            parked=sum(session.parked for session in self._sessions.values()),
+            sessions_total=counts.sessions,
+            messages_total=counts.messages,
+            malformed_total=counts.malformed,
+            replies_total=counts.replies,
+            events_total=counts.events,
+            slow_readers_total=counts.slow_readers,
+            refused_full_total=counts.refused_full,
+            refused_unauthorized_total=counts.refused_unauthorized,
+        )
+
+    async def _handle(self, connection: ServerConnection) -> None:
+        """Live through one session. The library closes the connection afterwards."""
+        if not isinstance(connection, Connection) or connection.tenant is None:
+            raise TypeError("a session without a tenant")
+        session = Session(
+            connection, connection.tenant, self._deliver, self._settings, self._counts, self._drop
+        )
+        session.draining = self._draining
+        self._counts.sessions += 1
+        self._sessions[session.id] = session
+        self._deliver.opened(session.id, session.tenant)
+        try:
+            await session.serve()
+        finally:
+            del self._sessions[session.id]
+            self._deliver.lost(session.id)
+
+    def _drop(self, session: Session, code: int, reason: str) -> None:
+        closing = session.connection.drop(code, reason, self._settings.close_seconds_max)
+        task = asyncio.get_running_loop().create_task(closing)
+        self._dropping.add(task)
+        task.add_done_callback(self._dropping.discard)

@@ -1,0 +1,283 @@
+"""One client's session: its messages in order, its replies where they belong.
+
+The gateway makes one per connection. Every message gets a number; a message without `id` is also
+given the next place in the line of replies, and its reply waits there for those before it. A reply
+to a message with `id` goes out as soon as it is known.
+
+Nothing here is dropped and nothing grows without bound: what is unanswered or unwritten counts
+against `inflight_max`, and at that limit the session stops reading until some of it is gone.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from websockets.exceptions import ConnectionClosed
+
+from moorage.core.words import Address
+from moorage.gateway.connection import Connection
+from moorage.gateway.deliver import Deliver, Request
+from moorage.gateway.settings import GatewaySettings
+from moorage.model import Code, SessionId, Tenant
+from moorage.protocol.codes import Close
+from moorage.protocol.errors import BadMessage
+from moorage.protocol.messages import decode
+from moorage.protocol.replies import failure, failure_from
+
+
+@dataclass(slots=True)
+class Counts:
+    """What the gateway has counted since it started."""
+
+    sessions: int = 0
+    messages: int = 0
+    malformed: int = 0
+    replies: int = 0
+    events: int = 0
+    slow_readers: int = 0
+    refused_full: int = 0
+    refused_unauthorized: int = 0
+
+
+_BINARY = failure(
+    Code.BAD_MESSAGE,
+    "The message came as binary; send JSON as a text message.",
+    expected="a text message",
+)
+
+
+class Session:
+    """A session, from the opening handshake until nothing of it can arrive any more.
+
+    Args:
+        connection: Its connection, already open.
+        deliver: Where its requests go.
+        settings: Its limits.
+        counts: Shared with all sessions.
+        drop: Starts closing the connection with a code and a reason.
+
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        tenant: Tenant,
+        deliver: Deliver,
+        settings: GatewaySettings,
+        counts: Counts,
+        drop: Callable[["Session", int, str], None],
+    ) -> None:
+        self.id: SessionId = connection.session_id
+        self.tenant = tenant
+        self.connection = connection
+        self.draining = False
+        self._deliver = deliver
+        self._settings = settings
+        self._counts = counts
+        self._drop = drop
+        self._loop = asyncio.get_running_loop()
+        self._number = 0
+        self._unanswered: dict[int, bool] = {}
+        """Number of each unanswered message, and whether it has a place in the line."""
+        self._line: deque[int] = deque()
+        self._early: dict[int, bytes] = {}
+        """Replies that wait in the line for those before them."""
+        self._parked: set[int] = set()
+        self._outbox: deque[bytes] = deque()
+        self._events: deque[bytes] = deque()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._flush_due = False
+        self._gone = False
+        self._slow: asyncio.TimerHandle | None = None
+        self._room: asyncio.Future[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
+        connection.on_writable = self._writable
+        connection.on_lost = self._lost
+
+    @property
+    def in_flight(self) -> int:
+        """Messages whose replies are not yet written, those parked in the queue aside."""
+        waiting = len(self._unanswered) - len(self._parked)
+        return waiting + len(self._early) + len(self._outbox)
+
+    @property
+    def parked(self) -> int:
+        """Messages parked in the queue."""
+        return len(self._parked)
+
+    # In ------------------------------------------------------------------------------------
+
+    async def serve(self) -> None:
+        """Read messages until the client is gone; those that it sent before it left included."""
+        receive = self.connection.recv
+        limit = self._settings.inflight_max
+        try:
+            while True:
+                taking = self._take(await receive())
+                if taking is not None:
+                    await asyncio.wait([taking])
+                while self.in_flight >= limit and not self._gone:
+                    self._room = self._loop.create_future()
+                    await self._room
+        except ConnectionClosed:
+            if self._tasks:
+                await asyncio.wait(self._tasks)
+
+    def _take(self, frame: str | bytes) -> asyncio.Task[None] | None:
+        """Hand over one message; the task returned must be done before the next one is read."""
+        self._number += 1
+        number = self._number
+        self._counts.messages += 1
+        if isinstance(frame, bytes):
+            self._refuse(number, None, _BINARY)
+            return None
+        try:
+            message = decode(frame)
+        except BadMessage as error:
+            self._refuse(number, error.id, failure_from(error))
+            return None
+        self._expect(number, in_line=message.id is None)
+        if self.draining:
+            text = "The server is stopping; connect again in a moment."
+            self.tell(number, failure(Code.SHUTTING_DOWN, text, id=message.id))
+            return None
+        to = Address(self.id, number)
+        try:
+            if self._deliver.request_nowait(to, self.tenant, message):
+                return None
+        except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `failed`.
+            self._defect(error)
+            return None
+        task = self._loop.create_task(self._hand_gone(to, message))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task if message.id is None else None
+
+    async def _hand_gone(self, to: Address, message: Request) -> None:
+        try:
+            await self._deliver.request(to, self.tenant, message)
+        except Exception as error:  # noqa: BLE001  # As in `_take`.
+            self._defect(error)
+
+    def _expect(self, number: int, *, in_line: bool) -> None:
+        self._unanswered[number] = in_line
+        if in_line:
+            self._line.append(number)
+
+    def _refuse(self, number: int, identity: str | int | None, reply: bytes) -> None:
+        self._counts.malformed += 1
+        self._expect(number, in_line=identity is None)
+        self.tell(number, reply)
+
+    def _defect(self, error: Exception) -> None:
+        self._deliver.failed(error)
+        self._drop(self, Close.DEFECT, "the server met a defect")
+
+    # Out -----------------------------------------------------------------------------------
+
+    def tell(self, number: int, reply: bytes) -> None:
+        """Answer a message.
+
+        Raises:
+            AssertionError: The message has been answered, or there never was one.
+
+        """
+        in_line = self._unanswered.pop(number, None)
+        if in_line is None:
+            raise AssertionError(f"message {number} of session {self.id} has no open question")
+        self._parked.discard(number)
+        self._counts.replies += 1
+        if not in_line:
+            self._outbox.append(reply)
+        elif self._line[0] != number:
+            self._early[number] = reply
+            return
+        else:
+            self._line.popleft()
+            self._outbox.append(reply)
+            while self._line and self._line[0] in self._early:
+                self._outbox.append(self._early.pop(self._line.popleft()))
+        self._flush_soon()
+
+    def park(self, number: int) -> None:
+        """Stop counting a message as in flight: it waits in the queue, which has its own bound."""
+        if number in self._unanswered and len(self._parked) < self._settings.parked_max:
+            self._parked.add(number)
+            self._settle()
+
+    def push(self, event: bytes) -> None:
+        """Send news. A client that leaves too many unread is dropped."""
+        if self._gone:
+            return
+        if len(self._events) >= self._settings.events_max:
+            self._counts.slow_readers += 1
+            self._drop(self, Close.TRY_LATER, f"{len(self._events)} events were left unread")
+            return
+        self._counts.events += 1
+        self._events.append(event)
+        self._flush_soon()
+
+    def idle(self) -> asyncio.Future[None]:
+        """Return a future that is done once all replies due are written and mostly on their way."""
+        idle = self._idle = self._loop.create_future()
+        self._settle()
+        return idle
+
+    def abandon(self) -> None:
+        """Cancel what still waits to be taken: the gateway stops, and its patience is over."""
+        for task in self._tasks:
+            task.cancel()
+
+    def _flush_soon(self) -> None:
+        # Once per turn of the loop: replies that become known together leave together.
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._flush_due = False
+        connection = self.connection
+        if self._gone:
+            self._outbox.clear()
+            self._events.clear()
+        while self._outbox and not connection.paused:
+            connection.write(self._outbox.popleft())
+        while self._events and not connection.paused:
+            connection.write(self._events.popleft())
+        self._settle()
+
+    def _settle(self) -> None:
+        """Wake whoever waits for less to be in flight."""
+        if self._room is not None and (self._gone or self.in_flight < self._settings.inflight_max):
+            if not self._room.done():
+                self._room.set_result(None)
+            self._room = None
+        written = self._gone or not (self.in_flight or self.connection.paused)
+        if self._idle is not None and written:
+            if not self._idle.done():
+                self._idle.set_result(None)
+            self._idle = None
+
+    def _writable(self, writable: bool) -> None:  # The shape of `on_writable`.
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        if writable:
+            self._flush_soon()
+        else:
+            self._slow = self._loop.call_later(self._settings.slow_seconds_max, self._too_slow)
+
+    def _too_slow(self) -> None:
+        self._slow = None
+        self._counts.slow_readers += 1
+        limit = self._settings.slow_seconds_max
+        self._drop(self, Close.TRY_LATER, f"replies were left unread for {limit:g} seconds")
+
+    def _lost(self) -> None:
+        """Note that nobody is there to be answered any more."""
+        self._gone = True
+        if self._slow is not None:
+            self._slow.cancel()
+            self._slow = None
+        self._flush_soon()

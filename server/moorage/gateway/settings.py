@@ -1,0 +1,65 @@
+"""Every limit of the front door, with the answer that a client gets when it is reached.
+
+`config` fills it in; `Gateway` obeys it. Sources of the defaults: sandbox reference §8.5.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+MESSAGE_BYTES_MAX: Final = 2**20
+SESSIONS_MAX: Final = 10_000
+HANDSHAKES_MAX: Final = 1_024
+INFLIGHT_MAX: Final = 256
+PARKED_MAX: Final = 4_096
+EVENTS_MAX: Final = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """What the gateway allows.
+
+    Args:
+        message_bytes_max: Size of one message, after decompression. Beyond it: close 1009.
+        frames_queued_max: Frames read ahead per connection. Beyond it the socket is not read, so
+            the client is held back by TCP. Receive memory is at most this times
+            `message_bytes_max`.
+        write_buffer_bytes_max: Unsent bytes per connection; beyond it replies stay in the outbox
+            and the socket is not read either.
+        sessions_max: Open sessions. Beyond it: HTTP 503.
+        handshakes_max: Connections without a session yet, and as many again that the kernel
+            keeps for us. Beyond it: the connection is cut, or not accepted.
+        inflight_max: Messages of a session whose replies are not yet written. Beyond it the
+            socket is not read; nothing is dropped.
+        parked_max: Messages of a session that wait in the queue and so do not count as in
+            flight. Beyond it they count.
+        events_max: Pushed messages that a session may have unread. Beyond it: close 1013.
+        slow_seconds_max: How long a client may leave a full write buffer unread. Then: close
+            1013, and the connection is cut `close_seconds_max` later.
+        ping_interval_seconds: Pause between keepalive pings.
+        ping_timeout_seconds: How long a pong may take. Then: close 1011.
+        open_seconds_max: How long an opening handshake may take. Then the connection is cut.
+        close_seconds_max: How long a closing handshake may take. Then the connection is cut.
+        drain_seconds_max: How long `Gateway.close` waits for replies to be written.
+        deflate: Whether permessage-deflate is offered. Costs 40 KiB per session.
+        origins: Web origins that may connect, besides those on this machine's loopback names;
+            e.g. `https://console.example.org`. Any other: HTTP 403. Clients that are no browsers
+            send none and are let in.
+
+    """
+
+    message_bytes_max: int = MESSAGE_BYTES_MAX
+    frames_queued_max: int = 16
+    write_buffer_bytes_max: int = 32_768
+    sessions_max: int = SESSIONS_MAX
+    handshakes_max: int = HANDSHAKES_MAX
+    inflight_max: int = INFLIGHT_MAX
+    parked_max: int = PARKED_MAX
+    events_max: int = EVENTS_MAX
+    slow_seconds_max: float = 30.0
+    ping_interval_seconds: float = 20.0
+    ping_timeout_seconds: float = 20.0
+    open_seconds_max: float = 10.0
+    close_seconds_max: float = 2.0
+    drain_seconds_max: float = 10.0
+    deflate: bool = False
+    origins: tuple[str, ...] = ()

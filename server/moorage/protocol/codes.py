@@ -1,0 +1,88 @@
+"""The codes of the wire: why an answer is no, and why a socket was closed.
+
+The gateway closes with these, the client package and the READMEs explain with these.
+"""
+
+from typing import Final
+
+from moorage.model import Code
+
+__all__ = ["CLOSE_CODES", "CODES", "WORTH_RETRYING", "Close", "Code"]
+
+CODES: Final[dict[Code, str]] = {
+    Code.BAD_JSON: "The message is not JSON; the reason gives the byte where it stops being so.",
+    Code.BAD_MESSAGE: "A field has the wrong type or value; `field` and `expected` say which.",
+    Code.MISSING_FIELDS: "Required fields are missing or empty; `missing` names all of them.",
+    Code.UNKNOWN_OP: "There is no such `op`; `known` lists those that there are.",
+    Code.UNSUPPORTED: "The message is well formed, but this server does not do that.",
+    Code.TOO_LARGE: "The message, or something in it, is larger than the stated limit.",
+    Code.UNAUTHORIZED: "The token is missing, unknown, or not allowed to do this.",
+    Code.UNKNOWN_POLICY: "No policy has this `policy_rule_uri`.",
+    Code.UNKNOWN_CLUSTERS: "None of the named clusters is in the registry.",
+    Code.UNKNOWN_LEASE: "There is no such lease, or it ended too long ago to be remembered.",
+    Code.UNKNOWN_REQUEST: "There is no such request, or it ended too long ago to be remembered.",
+    Code.WRONG_TOKEN: "The token does not own this lease.",
+    Code.LEASE_ENDED: "The lease has ended and cannot be renewed; ask for a new one.",
+    Code.IDEMPOTENCY_MISMATCH: "The idempotency key was used before, for a different request.",
+    Code.ALREADY_EXISTS: "Something else is registered under this name.",
+    Code.NOT_FOUND: "There is nothing under this name.",
+    Code.NEVER_FITS: "No candidate could hold this even if it were empty.",
+    Code.NO_CAPACITY: "It would fit, but not beside what is running now.",
+    Code.WAIT_TIMEOUT: "It waited `wait_seconds` and there was no room for it in that time.",
+    Code.CONFLICT: "What the rule proposed was taken meanwhile, as often as it was asked again.",
+    Code.BAD_POLICY: "The policy cannot be loaded; the reason says where it is wrong.",
+    Code.POLICY_ERROR: "The rule raised an exception.",
+    Code.POLICY_TIMEOUT: "The rule took longer than it may.",
+    Code.POLICY_CRASHED: "The rule's process died, or did what the sandbox does not allow.",
+    Code.POLICY_MEMORY: "The rule used more memory than it may.",
+    Code.POLICY_BAD_OUTPUT: "What the rule returned is not a placement and not plain JSON.",
+    Code.POLICY_UNSOUND: "The rule proposed something that is not there or does not fit.",
+    Code.POLICY_DECLINED: "The rule returned no placement, so there is nothing to lease.",
+    Code.CANCELLED: "The request was cancelled while it waited.",
+    Code.ENGINE_FAILED: "The placement was granted, but the workload could not be started on it.",
+    Code.BUSY: "A stated limit of requests or waiters is reached; try again later.",
+    Code.SHUTTING_DOWN: "The server is stopping; connect again in a moment.",
+    Code.UNAVAILABLE: "A service that this needs does not answer.",
+    Code.INTERNAL: "The server met a defect of its own; its log says which.",
+}
+"""One sentence for each code."""
+
+WORTH_RETRYING: Final = frozenset(
+    {
+        Code.NO_CAPACITY,
+        Code.WAIT_TIMEOUT,
+        Code.CONFLICT,
+        Code.BUSY,
+        Code.SHUTTING_DOWN,
+        Code.UNAVAILABLE,
+    }
+)
+"""Codes after which the same request may succeed later, without being changed."""
+
+
+class Close:
+    """Why a socket was closed (RFC 6455 §7.4, IANA's registry)."""
+
+    NORMAL: Final = 1000
+    GOING_AWAY: Final = 1001
+    PROTOCOL_ERROR: Final = 1002
+    NOT_TEXT: Final = 1007
+    TOO_LARGE: Final = 1009
+    DEFECT: Final = 1011
+    RESTART: Final = 1012
+    TRY_LATER: Final = 1013
+    UNAUTHORIZED: Final = 4401
+
+
+CLOSE_CODES: Final[dict[int, str]] = {
+    Close.NORMAL: "Both sides are done.",
+    Close.GOING_AWAY: "The client leaves.",
+    Close.PROTOCOL_ERROR: "A frame broke the WebSocket protocol.",
+    Close.NOT_TEXT: "A text message was not UTF-8.",
+    Close.TOO_LARGE: "A message was larger than the limit, or came in too many fragments.",
+    Close.DEFECT: "The server met a defect of its own, or the client answered no ping in time.",
+    Close.RESTART: "The server stops or restarts; connect again, leases are kept.",
+    Close.TRY_LATER: "The client read its replies too slowly; connect again and read faster.",
+    Close.UNAUTHORIZED: "The token that opened the session is no longer valid.",
+}
+"""One sentence for each close code that the server or the library under it uses."""

@@ -1,0 +1,256 @@
+"""Why a message could not be read, said so that its author can mend it.
+
+`messages` calls `diagnose` where typed decoding said no. Reading the message a second time costs
+nothing that matters there, and keeps every word of explanation off the fast path.
+"""
+
+import difflib
+import functools
+import re
+import types
+from itertools import accumulate
+from typing import Annotated, Any, Final, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct
+
+from moorage.model import Code
+from moorage.protocol import fields as f
+from moorage.protocol.errors import BadMessage
+
+QUOTED_CHARS_MAX: Final = 64
+"""Characters of a client's own words that a failure reply repeats."""
+_INTEGERS: Final = "numbers that fit 64 bits"
+_PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
+_UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
+_MISSING: Final = re.compile(r"Object missing required field `(?P<name>.*)`")
+_BYTE: Final = re.compile(r"\(byte (\d+)\)")
+_LONE_SURROGATE: Final = re.compile(
+    r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]"
+)
+_STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STEP: Final = {"{": 1, "[": 1, "}": -1, "]": -1}
+
+
+class _Identified(Struct):
+    id: f.MessageId = None
+
+
+_identified: Final = msgspec.json.Decoder(_Identified).decode
+
+
+def check_depth(frame: str) -> None:
+    """Refuse a message whose arrays and objects lie too deep in one another.
+
+    Raises:
+        BadMessage: They are deeper than `DEPTH_MAX`.
+
+    """
+    if frame.count("{") + frame.count("[") <= f.DEPTH_MAX:
+        return
+    brackets = re.findall(r"[\[\]{}]", _STRING.sub("", frame))
+    if max(accumulate(map(_STEP.__getitem__, brackets)), default=0) > f.DEPTH_MAX:
+        raise _too_deep()
+
+
+def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, ...]) -> BadMessage:
+    """Say what is wrong with a message.
+
+    Args:
+        frame: The message.
+        kind: What it was read as.
+        error: What typed decoding said.
+        also: Required fields that `kind` does not show, named before its own.
+
+    Returns:
+        The one error to answer with; the first of those that there are.
+
+    """
+    try:
+        raw = msgspec.json.decode(frame)
+    except msgspec.ValidationError as unreadable:  # Numbers out of range, where nobody can tell.
+        known = error if isinstance(error, msgspec.ValidationError) else unreadable
+        return _invalid(kind, known, message_id(frame))
+    except (msgspec.DecodeError, UnicodeError) as unreadable:
+        return _not_json(frame, unreadable)
+    except RecursionError:
+        return _too_deep()
+    if not isinstance(raw, dict):
+        return BadMessage(
+            Code.BAD_MESSAGE,
+            "The message must be a JSON object, such as "
+            '{"adhoc": true, "policy_rule_uri": "name:version-tag", "inputs": {}}.',
+            expected="a JSON object",
+        )
+    identity = message_id(frame)
+    missing = [*also, *(name for name in required(kind) if raw.get(name) in (None, ""))]
+    if missing:
+        return missing_fields(missing, expectations(kind).get(missing[0], ""), identity)
+    if isinstance(error, OverflowError | UnicodeError):
+        path = _unencodable(raw)
+        return _wrong(path, _INTEGERS if isinstance(error, OverflowError) else "text", identity)
+    return _invalid(kind, error, identity)
+
+
+def message_id(frame: str) -> str | int | None:
+    """Return the `id` of a message whose other parts may be wrong, or None."""
+    try:
+        return _identified(frame).id
+    except (ValueError, RecursionError):
+        return None
+
+
+def missing_fields(names: list[str], expected: str, identity: str | int | None) -> BadMessage:
+    """Return the error that names all fields that are missing."""
+    return BadMessage(
+        Code.MISSING_FIELDS,
+        f"Missing required fields: {', '.join(names)}",
+        names[0],
+        expected,
+        identity,
+        {"missing": names},
+    )
+
+
+def unknown_op(op: Any, known: list[str], identity: str | int | None) -> BadMessage:
+    """Return the error that lists the operations there are."""
+    reason = f"op: expected one of {', '.join(known)}{_meant(op, known)}"
+    return BadMessage(
+        Code.UNKNOWN_OP, reason, "op", "one of " + ", ".join(known), identity, {"known": known}
+    )
+
+
+@functools.cache
+def required(kind: type[Struct]) -> tuple[str, ...]:
+    """Return the fields that a message of this kind must have."""
+    return tuple(field.name for field in msgspec.structs.fields(kind) if field.required)
+
+
+@functools.cache
+def expectations(kind: type[Struct]) -> dict[str, str]:
+    """Return what is expected in each field, by dotted path, from the descriptions in `fields`."""
+    expected: dict[str, str] = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        description, nested = _describe(hint)
+        if nested is not None:
+            expected[name] = description or f"an object with {', '.join(nested.__struct_fields__)}"
+            for path, what in expectations(nested).items():
+                expected[f"{name}.{path}"] = what
+        elif description:
+            expected[name] = description
+    return expected
+
+
+def _describe(hint: Any) -> tuple[str, type[Struct] | None]:
+    """Return the description and the message type that a type hint holds, if any."""
+    if isinstance(hint, type) and issubclass(hint, Struct):
+        return "", hint
+    if get_origin(hint) is Annotated:
+        inner, *notes = get_args(hint)
+        for note in notes:
+            if isinstance(note, Meta) and note.description:
+                return note.description, None
+        return _describe(inner)
+    if get_origin(hint) in (Union, types.UnionType):
+        for part in get_args(hint):
+            description, nested = _describe(part)
+            if description or nested:
+                return description, nested
+    return "", None
+
+
+def _invalid(kind: type[Struct], error: Exception, identity: str | int | None) -> BadMessage:
+    """Translate what msgspec says about a value into our fields and expectations."""
+    place = _PLACE.match(str(error))
+    what, path = (place["what"], place["path"] or "") if place else (str(error), "")
+    plain = re.sub(r"\[[^\]]*\]", "", path)
+    prefix = f"{plain}." if plain else ""
+    expected = expectations(kind)
+    if unknown := _UNKNOWN.match(what):
+        known = [
+            name.removeprefix(prefix)
+            for name in expected
+            if name.startswith(prefix) and "." not in name.removeprefix(prefix)
+        ]
+        name = _short(unknown["name"])
+        return BadMessage(
+            Code.BAD_MESSAGE,
+            f"{prefix}{name}: unknown field; expected one of {', '.join(known)}"
+            f"{_meant(unknown['name'], known)}",
+            prefix + name,
+            "one of " + ", ".join(known),
+            identity,
+        )
+    if missing := _MISSING.match(what):
+        name = prefix + missing["name"]
+        return missing_fields([name], expected.get(name, ""), identity)
+    if "out of range" in what:
+        return _wrong(plain or "(message)", _INTEGERS, identity)
+    if not path:
+        return BadMessage(Code.BAD_MESSAGE, _short(what), id=identity)
+    wanted = expected.get(plain) or _short(what)
+    if path.endswith("]") and plain in expected:
+        wanted = f"an item of {wanted}"
+    return _wrong(path.replace("[...]", ""), wanted, identity)
+
+
+def _wrong(field: str, expected: str, identity: str | int | None) -> BadMessage:
+    return BadMessage(Code.BAD_MESSAGE, f"{field}: expected {expected}", field, expected, identity)
+
+
+def _not_json(frame: str, error: Exception) -> BadMessage:
+    said = str(error).removeprefix("JSON is malformed: ")
+    position = _BYTE.search(said)
+    if isinstance(error, UnicodeError):
+        said = "it holds characters that are not Unicode text"
+    elif not frame.strip():
+        said = "it is empty"
+    elif _LONE_SURROGATE.search(frame):
+        said = "it holds half of a surrogate pair"
+    elif position:
+        # The parser counts some bytes from 0 and some from 1.
+        said = _BYTE.sub(f"near byte {position[1]}", said)
+        rest = frame.encode(errors="replace")[int(position[1]) :].lstrip(b"-")
+        if rest.startswith((b"NaN", b"Infinity")):
+            said += "; NaN and Infinity are not JSON"
+    return BadMessage(
+        Code.BAD_JSON, f"The message is not valid JSON: {_short(said)}.", expected="JSON (RFC 8259)"
+    )
+
+
+def _too_deep() -> BadMessage:
+    expected = f"at most {f.DEPTH_MAX} arrays and objects within one another"
+    return BadMessage(
+        Code.BAD_MESSAGE, f"The message is nested too deep; expected {expected}.", expected=expected
+    )
+
+
+def _unencodable(raw: dict[str, Any]) -> str:
+    """Return the path of the first value that cannot be carried any further."""
+    todo: list[tuple[str, Any]] = [("", raw)]
+    while todo:
+        path, value = todo.pop()
+        if isinstance(value, dict):
+            prefix = f"{path}." if path else ""
+            todo.extend((prefix + _short(key), part) for key, part in value.items())
+        elif isinstance(value, list):
+            todo.extend((f"{path}[{number}]", part) for number, part in enumerate(value))
+        else:
+            try:
+                msgspec.msgpack.encode(value)
+            except (OverflowError, UnicodeError):
+                return path
+    return "(message)"
+
+
+def _meant(word: Any, known: list[str]) -> str:
+    """Return ` (did you mean x?)` where a known word is close."""
+    if not isinstance(word, str) or len(word) > QUOTED_CHARS_MAX:
+        return ""
+    close = difflib.get_close_matches(word, known, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= QUOTED_CHARS_MAX else text[: QUOTED_CHARS_MAX - 1] + "…"

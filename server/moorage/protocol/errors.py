@@ -1,0 +1,52 @@
+"""What reading the socket can end in.
+
+    ProtocolError(ValueError)
+    ├── BadMessage    the server could not read a client's message
+    └── BadReply      a client could not read the server's
+
+The gateway, the HTTP twin and the client package catch them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.model import Code
+
+
+class ProtocolError(ValueError):
+    """A text that is not what the protocol says."""
+
+
+class BadMessage(ProtocolError):  # noqa: N818  # The term of the wire, as in the code `bad_message`.
+    """A message that cannot be read; everything its failure reply needs.
+
+    Args:
+        code: Machine-readable.
+        reason: One sentence for a person, naming the field.
+        field: Path of the wrong field, e.g. `resources.gpus`; empty for the whole message.
+        expected: What was expected there.
+        id: The message's own `id`, where that much could be read.
+        details: More data for the `error` object, e.g. `missing`.
+
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        reason: str,
+        field: str = "",
+        expected: str = "",
+        id: str | int | None = None,  # noqa: A002  # The name of the field on the wire.
+        details: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.field = field
+        self.expected = expected
+        self.id = id
+        self.details: Mapping[str, Any] = details or {}
+
+
+class BadReply(ProtocolError):  # noqa: N818  # The counterpart of BadMessage.
+    """A text from the server that is neither a reply nor an event."""

@@ -1,0 +1,158 @@
+"""The fields of the messages: their types, their bounds, and how each is described to a person.
+
+`messages` is made of these. A bound is written once: msgspec enforces it, and the description
+beside it becomes the `expected` of the failure reply that a client gets.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta
+
+ID_CHARS_MAX: Final = 128
+"""Characters of a message's `id`, of a lease or request id, of a token, key or cursor."""
+URI_CHARS_MAX: Final = 512
+"""Characters of a policy's URI."""
+NAME_CHARS_MAX: Final = 256
+"""Characters of a cluster id, of a GPU model, of a backend, action or topic."""
+CLUSTERS_MAX: Final = 4096
+"""Candidate clusters in one request."""
+MODELS_MAX: Final = 64
+"""GPU models in one request."""
+TOPICS_MAX: Final = 64
+"""Topics in one `watch`."""
+GPUS_MAX: Final = 1024
+"""GPUs of one node in one request."""
+NODES_MAX: Final = 1024
+"""Nodes of one gang."""
+CPU_MILLI_MAX: Final = 1_000_000_000
+MEMORY_MIB_MAX: Final = 1_000_000_000_000
+PRIORITY_MAX: Final = 1_000_000
+"""Priorities run from minus this to this."""
+TTL_SECONDS_MAX: Final = 604_800
+"""A lease lasts at most seven days from its grant or last renewal."""
+WAIT_SECONDS_MAX: Final = 604_800
+"""A request waits at most seven days."""
+PAGE_MAX: Final = 1000
+"""Objects on one page of a list."""
+DEPTH_MAX: Final = 128
+"""Arrays and objects within one another in one message."""
+
+_INT64_MAX: Final = 2**63 - 1
+_NAMED = Annotated[str, Meta(min_length=1, max_length=NAME_CHARS_MAX)]
+_IDENTIFIER = f"a string of 1 to {ID_CHARS_MAX} characters"
+_OBJECT = Meta(description="an object")
+
+MessageId = Annotated[
+    Annotated[str, Meta(max_length=ID_CHARS_MAX)]
+    | Annotated[int, Meta(ge=-_INT64_MAX - 1, le=_INT64_MAX)]
+    | None,
+    Meta(description=f"a string of at most {ID_CHARS_MAX} characters, or a 64-bit whole number"),
+]
+Uri = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=URI_CHARS_MAX,
+        description=f"a policy's URI, `name:version-tag`, of at most {URI_CHARS_MAX} characters",
+    ),
+]
+Identifier = Annotated[str, Meta(min_length=1, max_length=ID_CHARS_MAX, description=_IDENTIFIER)]
+OptionalIdentifier = Annotated[str, Meta(max_length=ID_CHARS_MAX, description=_IDENTIFIER)]
+Name = Annotated[
+    str,
+    Meta(
+        min_length=1,
+        max_length=NAME_CHARS_MAX,
+        description=f"a string of 1 to {NAME_CHARS_MAX} characters",
+    ),
+]
+OptionalName = Annotated[
+    str,
+    Meta(max_length=NAME_CHARS_MAX, description=f"a string of at most {NAME_CHARS_MAX} characters"),
+]
+Document = Annotated[dict[str, Any], _OBJECT]
+OptionalDocument = Annotated[dict[str, Any] | None, _OBJECT]
+Flag = Annotated[bool, Meta(description="true or false")]
+Clusters = Annotated[
+    Annotated[tuple[_NAMED | int, ...], Meta(max_length=CLUSTERS_MAX)] | None,
+    Meta(description=f"a list of at most {CLUSTERS_MAX} cluster ids (strings or whole numbers)"),
+]
+Models = Annotated[
+    tuple[_NAMED, ...],
+    Meta(max_length=MODELS_MAX, description=f"a list of at most {MODELS_MAX} GPU models"),
+]
+Topics = Annotated[
+    tuple[_NAMED, ...],
+    Meta(
+        min_length=1,
+        max_length=TOPICS_MAX,
+        description=f"a list of 1 to {TOPICS_MAX} topics",
+    ),
+]
+Filters = Annotated[
+    dict[str, str | int | float | bool],
+    Meta(description="an object whose values are strings, numbers or booleans"),
+]
+Gpus = Annotated[
+    int,
+    Meta(ge=0, le=GPUS_MAX, description=f"a whole number of GPUs between 0 and {GPUS_MAX}"),
+]
+GpuMilli = Annotated[
+    int,
+    Meta(ge=1, le=1000, description="a whole number between 1 and 1000 (thousandths of each GPU)"),
+]
+CpuMilli = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=CPU_MILLI_MAX,
+        description=f"a whole number between 0 and {CPU_MILLI_MAX} (thousandths of a core)",
+    ),
+]
+MemoryMib = Annotated[
+    int,
+    Meta(
+        ge=0,
+        le=MEMORY_MIB_MAX,
+        description=f"a whole number of MiB between 0 and {MEMORY_MIB_MAX}",
+    ),
+]
+Nodes = Annotated[
+    int,
+    Meta(ge=1, le=NODES_MAX, description=f"a whole number of nodes between 1 and {NODES_MAX}"),
+]
+Topology = Annotated[
+    Literal["", "nvlink", "numa", "rack"],
+    Meta(description='"nvlink", "numa", "rack" or ""'),
+]
+TtlSeconds = Annotated[
+    float,
+    Meta(
+        ge=1,
+        le=TTL_SECONDS_MAX,
+        description=f"a number of seconds between 1 and {TTL_SECONDS_MAX}",
+    ),
+]
+WaitSeconds = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=WAIT_SECONDS_MAX,
+        description=f"a number of seconds between 0 and {WAIT_SECONDS_MAX}",
+    ),
+]
+Priority = Annotated[
+    int,
+    Meta(
+        ge=-PRIORITY_MAX,
+        le=PRIORITY_MAX,
+        description=f"a whole number between {-PRIORITY_MAX} and {PRIORITY_MAX}",
+    ),
+]
+Mode = Annotated[
+    Literal["dry_run", "select_clusters"],
+    Meta(description='"dry_run" or "select_clusters"'),
+]
+PageLimit = Annotated[
+    int, Meta(ge=1, le=PAGE_MAX, description=f"a whole number between 1 and {PAGE_MAX}")
+]

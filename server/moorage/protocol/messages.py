@@ -1,0 +1,384 @@
+"""Every message that a client may send.
+
+The gateway reads them with `decode`, `POST /allocate` with `decode_allocation`; the client
+package makes them and writes them with `encode`. The shapes are those of `allocation-server`
+§1 (existing clients) and of the `op` messages beside them.
+
+Reading has one fast path, typed decoding in C. Only where that says no does `diagnosis` read the
+message again, to name the field and what was expected there.
+"""
+
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, get_args
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import force_setattr
+
+from moorage import model
+from moorage.model import Code
+from moorage.protocol import fields as f
+from moorage.protocol.diagnosis import (
+    check_depth,
+    diagnose,
+    message_id,
+    missing_fields,
+    unknown_op,
+)
+from moorage.protocol.errors import BadMessage
+
+_NOTHING: Final = msgspec.Raw(b"")
+_ABSENT: Final = (_NOTHING, msgspec.Raw(b"null"))
+
+
+class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`resources` of a request: what must fit. Units as in `model.Demand`."""
+
+    gpus: f.Gpus = 0
+    gpu_milli: f.GpuMilli = model.GPU_MILLI
+    models: f.Models = ()
+    gpu_memory_mib: f.MemoryMib = 0
+    cpu_milli: f.CpuMilli = 0
+    memory_mib: f.MemoryMib = 0
+    nodes: f.Nodes = 1
+    topology: f.Topology = ""
+
+
+class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`."""
+
+    ttl_seconds: f.TtlSeconds = 300.0
+    wait_seconds: f.WaitSeconds = 0.0
+    priority: f.Priority = 0
+    preemptible: f.Flag = False
+    idempotency_key: f.OptionalIdentifier = ""
+
+
+class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """`provision` of a request: which engine starts what on the granted resources."""
+
+    backend: f.Name
+    spec: f.Document = {}
+
+
+class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A request for a placement (`adhoc: true`).
+
+    Empty or null `clusters`, `filter`, `search`, `parameters` and `settings` mean the same as
+    leaving them out, and read as None here. Cluster ids that came as numbers read as
+    strings, each id once. Unknown keys are ignored: existing clients may send them.
+    """
+
+    policy_rule_uri: f.Uri
+    inputs: f.Document
+    id: f.MessageId = None
+    clusters: f.Clusters = None
+    filter: f.OptionalDocument = None
+    search: f.OptionalDocument = None
+    parameters: f.OptionalDocument = None
+    settings: f.OptionalDocument = None
+    resources: Resources | None = None
+    lease: LeaseRequest | None = None
+    provision: ProvisionRequest | None = None
+    explain: f.Flag = False
+    dry_run: f.Flag = False
+    stream: f.Flag = False
+
+    def __post_init__(self) -> None:
+        """Give every spelling of "absent" one form."""
+        if self.clusters is not None:
+            names = tuple(dict.fromkeys(map(str, self.clusters)))
+            force_setattr(self, "clusters", names or None)
+        if not self.filter:
+            force_setattr(self, "filter", None)
+        if not self.search:
+            force_setattr(self, "search", None)
+        if not self.parameters:
+            force_setattr(self, "parameters", None)
+        if not self.settings:
+            force_setattr(self, "settings", None)
+
+    def candidates(self) -> tuple[model.ClusterId, ...] | None:
+        """Return the clusters it may go to, or None where it names none."""
+        return (
+            None if self.clusters is None else tuple(map(model.ClusterId, map(str, self.clusters)))
+        )
+
+    def demand(self) -> model.Demand | None:
+        """Return `resources` as the core knows it, or None."""
+        wanted = self.resources
+        if wanted is None:
+            return None
+        return model.Demand(
+            gpus=wanted.gpus,
+            gpu_milli=wanted.gpu_milli,
+            models=wanted.models,
+            gpu_memory_mib=wanted.gpu_memory_mib,
+            cpu_milli=wanted.cpu_milli,
+            memory_mib=wanted.memory_mib,
+            nodes=wanted.nodes,
+            topology=wanted.topology,
+        )
+
+    def terms(self) -> model.LeaseTerms | None:
+        """Return `lease` as the core knows it, or None for advice."""
+        wanted = self.lease
+        if wanted is None:
+            return None
+        return model.LeaseTerms(
+            ttl_seconds=wanted.ttl_seconds,
+            wait_seconds=wanted.wait_seconds,
+            priority=wanted.priority,
+            preemptible=wanted.preemptible,
+            idempotency_key=wanted.idempotency_key,
+        )
+
+    def provisioning(self) -> model.Provision | None:
+        """Return `provision` as the core knows it, or None."""
+        wanted = self.provision
+        return None if wanted is None else model.Provision(wanted.backend, wanted.spec)
+
+
+class BlockRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A block-level request: no `adhoc`, but an `input` (allocation-server §1.2, §10)."""
+
+    input: f.Document
+    id: f.MessageId = None
+    mode: f.Mode = "dry_run"
+
+
+class _Operation(
+    Struct,
+    frozen=True,
+    kw_only=True,
+    omit_defaults=True,
+    forbid_unknown_fields=True,
+    tag_field="op",
+):
+    """What all `op` messages share."""
+
+    id: f.MessageId = None
+
+
+class Release(_Operation, frozen=True, kw_only=True, tag="release"):
+    """End a lease."""
+
+    lease: f.Identifier
+    token: f.Identifier
+
+
+class Renew(_Operation, frozen=True, kw_only=True, tag="renew"):
+    """Let a lease last longer: `ttl_seconds` from now, by default as long as it asked for."""
+
+    lease: f.Identifier
+    token: f.Identifier
+    ttl_seconds: f.TtlSeconds | None = None
+
+
+class _Inquiry(_Operation, frozen=True, kw_only=True):
+    """About one lease or one request; the two share their ids."""
+
+    lease: f.OptionalIdentifier = ""
+    request: f.OptionalIdentifier = ""
+
+    @property
+    def subject(self) -> str:
+        """The id asked about."""
+        return self.lease or self.request
+
+
+class Status(_Inquiry, frozen=True, kw_only=True, tag="status"):
+    """How a lease or request stands."""
+
+
+class Why(_Inquiry, frozen=True, kw_only=True, tag="why"):
+    """The reasons for what became of a lease or request."""
+
+
+class Cancel(_Operation, frozen=True, kw_only=True, tag="cancel"):
+    """Give up waiting."""
+
+    request: f.Identifier
+
+
+class _Listing(_Operation, frozen=True, kw_only=True):
+    """One page of a list: `filters` are equalities, `after` is the `next` of the page before."""
+
+    filters: f.Filters = {}
+    cluster: f.OptionalName = ""
+    after: f.OptionalName = ""
+    next: f.OptionalName = ""
+    limit: f.PageLimit = 100
+
+    @property
+    def cursor(self) -> str:
+        """Where the page starts; `next` is accepted as another name of `after`."""
+        return self.after or self.next
+
+    def equalities(self) -> dict[str, str | int | float | bool]:
+        """Return all filters, `cluster` among them where it was given."""
+        return {**self.filters, "cluster": self.cluster} if self.cluster else dict(self.filters)
+
+
+class Queue(_Listing, frozen=True, kw_only=True, tag="queue"):
+    """Who waits."""
+
+
+class Leases(_Listing, frozen=True, kw_only=True, tag="leases"):
+    """Who holds what."""
+
+    state: f.OptionalName = ""
+
+    def equalities(self) -> dict[str, str | int | float | bool]:
+        """Return all filters, `cluster` and `state` among them where they were given."""
+        filters = super().equalities()
+        return {**filters, "state": self.state} if self.state else filters
+
+
+class Fleet(_Listing, frozen=True, kw_only=True, tag="fleet"):
+    """What there is and what of it is free: the clusters, or the nodes of `cluster`."""
+
+
+class Manage(_Operation, frozen=True, kw_only=True, tag="manage"):
+    """Call `management` of a policy."""
+
+    policy_rule_uri: f.Uri
+    action: f.Name
+    data: f.Document = {}
+
+
+class WhatIf(_Operation, frozen=True, kw_only=True, tag="whatif"):
+    """The answer that `request` would get if `change` had happened."""
+
+    request: AllocationRequest
+    change: f.Document = {}
+
+
+class Watch(_Operation, frozen=True, kw_only=True, tag="watch"):
+    """Be told about these topics from now on."""
+
+    topics: f.Topics
+
+
+class Resume(_Operation, frozen=True, kw_only=True, tag="resume"):
+    """Take over what a lost session left behind."""
+
+    session: f.Identifier
+
+
+Operation = (
+    Release
+    | Renew
+    | Status
+    | Why
+    | Cancel
+    | Queue
+    | Leases
+    | Fleet
+    | Manage
+    | WhatIf
+    | Watch
+    | Resume
+)
+Message = AllocationRequest | BlockRequest | Operation
+M = TypeVar("M", bound=Message)
+
+OPERATIONS: Final[dict[str, type[Operation]]] = {
+    str(kind.__struct_config__.tag): kind for kind in get_args(Operation)
+}
+"""Every `op`, by name."""
+
+
+class _Head(Struct):
+    """As much of a message as decides what kind it is; the rest is skipped, not built."""
+
+    adhoc: Any = None
+    op: Any = None
+    input: msgspec.Raw = _NOTHING
+
+
+_head: Final = msgspec.json.Decoder(_Head).decode
+_readers: Final[dict[type[Any], Callable[[str], Any]]] = {
+    kind: msgspec.json.Decoder(kind).decode for kind in get_args(Message)
+}
+_carry: Final = msgspec.msgpack.Encoder().encode
+
+
+def decode(frame: str | bytes) -> Message:
+    """Read one message.
+
+    `adhoc` (any truthy value) makes it an `AllocationRequest`, else `op` an operation, else
+    `input` a `BlockRequest`.
+
+    Args:
+        frame: The text of the message.
+
+    Raises:
+        BadMessage: It is not JSON, not an object, or no message of the protocol. The one error
+            names the field and what was expected there. Nothing else is ever raised.
+
+    """
+    text = _text(frame)
+    try:
+        head = _head(text)
+    except (ValueError, RecursionError) as error:
+        raise diagnose(text, _Head, error, ()) from None
+    if head.adhoc:
+        return _read(text, AllocationRequest)
+    if head.op is not None:
+        kind = OPERATIONS.get(head.op) if isinstance(head.op, str) else None
+        if kind is None:
+            raise unknown_op(head.op, list(OPERATIONS), message_id(text))
+        return _read(text, kind)
+    if head.input not in _ABSENT:
+        return _read(text, BlockRequest)
+    raise diagnose(text, AllocationRequest, ValueError(), ("adhoc",))
+
+
+def decode_allocation(body: str | bytes) -> AllocationRequest:
+    """Read the body of `POST /allocate`: as `decode`, but `adhoc` need not be said.
+
+    Raises:
+        BadMessage: As in `decode`.
+
+    """
+    return _read(_text(body), AllocationRequest)
+
+
+def encode(message: Message) -> str:
+    """Write one message, for a client to send.
+
+    Args:
+        message: What to say. Defaults are left out.
+
+    """
+    if isinstance(message, AllocationRequest):
+        fields = msgspec.to_builtins(message)
+        return msgspec.json.encode({"adhoc": True, **fields}).decode()
+    return msgspec.json.encode(message).decode()
+
+
+def _text(frame: str | bytes) -> str:
+    try:
+        text = frame if isinstance(frame, str) else frame.decode()
+    except UnicodeDecodeError as error:
+        raise BadMessage(
+            Code.BAD_JSON,
+            f"The message is not valid JSON: byte {error.start} is not UTF-8.",
+            expected="JSON (RFC 8259), in UTF-8",
+        ) from None
+    check_depth(text)
+    return text
+
+
+def _read(text: str, kind: type[M]) -> M:
+    try:
+        message: M = _readers[kind](text)
+        # What cannot be packed here could not be carried to a rule either: integers beyond 64
+        # bits inside free-form objects, which typed decoding lets pass.
+        _carry(message)
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise diagnose(text, kind, error, ()) from None
+    if isinstance(message, Status | Why) and bool(message.lease) == bool(message.request):
+        raise missing_fields(["lease or request"], "the id of one of the two", message.id)
+    return message

@@ -1,0 +1,342 @@
+"""What the server says: writing it, and reading it on the other side.
+
+The daemon and the web room write with `success`, `failure`, `raw` and `event`; the client package
+reads with `decode_reply`. Shapes: allocation-server §1 and §13, with `lease`, `warnings`,
+`reasons`, `request` and `error` beside what existing clients look for.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import fields as dataclass_fields
+from typing import Any, Final
+
+import msgspec
+from msgspec import Struct
+
+from moorage import model
+from moorage.model import Code
+from moorage.protocol.errors import BadMessage, BadReply
+
+MessageId = str | int | None
+
+_encode: Final = msgspec.json.Encoder().encode
+_UNENCODABLE: Final = (TypeError, ValueError, RecursionError, OverflowError)
+_DEMAND_FIELDS: Final = tuple(field.name for field in dataclass_fields(model.Demand))
+
+
+class _Success(Struct, omit_defaults=True):
+    success: bool
+    data: Any
+    id: MessageId = None
+    request: str = ""
+    lease: Mapping[str, Any] | None = None
+    warnings: Sequence[str] = ()
+    reasons: Mapping[str, Any] | None = None
+
+
+def success(
+    data: Any,
+    *,
+    id: MessageId = None,  # noqa: A002  # The name of the field on the wire.
+    request: str = "",
+    lease: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+    reasons: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Write a success reply.
+
+    Args:
+        data: What the rule returned, or what the operation answers; plain JSON values.
+        id: The message's own `id`, echoed.
+        request: The server's id of the request.
+        lease: As made by `lease_object`.
+        warnings: Sentences for a person.
+        reasons: Why it was decided so.
+
+    Returns:
+        JSON. Where `data` or `reasons` hold what JSON cannot say (NaN, infinity, objects), a
+        failure reply with `policy_bad_output` instead; it then still carries the lease.
+
+    """
+    try:
+        text = _encode(_Success(True, data, id, request, lease, tuple(warnings), reasons))  # noqa: FBT003  # Positional is faster.
+        if b"null" in text:  # What NaN and infinity become, silently.
+            _check_finite([data, reasons])
+    except _UNENCODABLE as error:
+        return failure(
+            Code.POLICY_BAD_OUTPUT,
+            f"The result cannot be written as JSON: {_sayable(error)}.",
+            id=id,
+            request=request,
+            field="data",
+            expected="null, booleans, finite numbers, strings, lists, and objects with string keys",
+            lease=lease,
+        )
+    return text
+
+
+def failure(
+    code: Code,
+    reason: str,
+    *,
+    id: MessageId = None,  # noqa: A002  # The name of the field on the wire.
+    request: str = "",
+    field: str = "",
+    expected: str = "",
+    details: Mapping[str, Any] | None = None,
+    lease: Mapping[str, Any] | None = None,
+    warnings: Sequence[str] = (),
+    reasons: Mapping[str, Any] | None = None,
+) -> bytes:
+    """Write a failure reply: `message` for existing clients, `error` for machines.
+
+    Args:
+        code: Machine-readable.
+        reason: One sentence for a person.
+        id: The message's own `id`, echoed.
+        request: The server's id of the request.
+        field: The field that was wrong, or empty.
+        expected: What was expected there, or empty.
+        details: More data for `error`; `code`, `reason`, `field` and `expected` win over it.
+        lease: A lease that exists all the same, so that its owner can release it.
+        warnings: Sentences for a person.
+        reasons: Why it was decided so.
+
+    """
+    error: dict[str, Any] = {**(details or {}), "code": code, "reason": reason}
+    for name, value in (("field", field), ("expected", expected)):
+        if value:
+            error[name] = value
+        else:
+            error.pop(name, None)
+    extras = {
+        "id": id,
+        "request": request or None,
+        "lease": lease,
+        "warnings": list(warnings) or None,
+        "reasons": reasons,
+    }
+    reply = {"success": False, "message": reason, "error": error}
+    reply |= {name: extra for name, extra in extras.items() if extra is not None}
+    try:
+        return _encode(reply)
+    except _UNENCODABLE:
+        # Details of a refusal may quote a rule's own text. The refusal must arrive all the same.
+        plain = {"code": code, "reason": _sayable(reason)}
+        return _encode({"success": False, "message": plain["reason"], "error": plain, "id": id})
+
+
+def failure_from(error: BadMessage) -> bytes:
+    """Write the failure reply to a message that could not be read."""
+    return failure(
+        error.code,
+        error.reason,
+        id=error.id,
+        field=error.field,
+        expected=error.expected,
+        details=error.details,
+    )
+
+
+def raw(data: Any) -> bytes:
+    """Write the success reply to a block-level request: the result without envelope."""
+    try:
+        text = _encode(data)
+        if b"null" in text:
+            _check_finite(data)
+    except _UNENCODABLE as error:
+        return failure(
+            Code.POLICY_BAD_OUTPUT, f"The result cannot be written as JSON: {_sayable(error)}."
+        )
+    return text
+
+
+def event(name: str, data: Any) -> bytes:
+    """Write a pushed message: news for a session that watches."""
+    return _encode({"event": name, "data": data})
+
+
+def lease_object(lease: model.Lease, *, with_token: bool) -> dict[str, Any]:
+    """Return a lease as clients see it.
+
+    Args:
+        lease: The lease; times in seconds since the epoch.
+        with_token: Whether the receiver owns it.
+
+    """
+    seen: dict[str, Any] = {
+        "id": lease.id,
+        "state": lease.state,
+        "tenant": lease.tenant,
+        "placement": [share_object(share) for share in lease.placement],
+        "granted_at": lease.granted_at,
+        "expires_at": lease.expires_at,
+        "fencing": lease.fencing,
+        "ttl_seconds": lease.terms.ttl_seconds,
+        "policy_rule_uri": lease.policy.uri,
+    }
+    if with_token:
+        seen["token"] = lease.token
+    if lease.reason:
+        seen["reason"] = lease.reason
+    return seen
+
+
+def share_object(share: model.Share) -> dict[str, Any]:
+    """Return one node's part of a placement as clients see it."""
+    return {
+        "cluster_id": share.cluster_id,
+        "node_id": share.node_id,
+        "gpus": share.gpus,
+        "gpu_milli": share.gpu_milli,
+        "cpu_milli": share.cpu_milli,
+        "memory_mib": share.memory_mib,
+    }
+
+
+def demand_object(demand: model.Demand | None) -> dict[str, Any] | None:
+    """Return a demand as `resources` of a request: what a rule sees, and `queue` shows."""
+    if demand is None:
+        return None
+    seen = {name: getattr(demand, name) for name in _DEMAND_FIELDS}
+    seen["models"] = list(demand.models)
+    return seen
+
+
+def _check_finite(value: Any) -> None:
+    """Raise ValueError where a float is no number."""
+    todo = [value]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, float):
+            if not math.isfinite(part):
+                raise ValueError(f"{part} is not a JSON number")
+        elif isinstance(part, Mapping):
+            todo.extend(part.values())
+        elif isinstance(part, list | tuple | set | frozenset):
+            todo.extend(part)
+
+
+def _sayable(words: object) -> str:
+    """Return text that any reply can carry, whatever an exception or a rule put into it."""
+    return str(words).encode(errors="replace").decode()[:512]
+
+
+# The other side -----------------------------------------------------------------------------
+
+
+class ErrorObject(Struct, frozen=True):
+    """`error` of a failure reply. Codes that this client does not know stay readable."""
+
+    code: str = Code.INTERNAL
+    reason: str = ""
+    field: str = ""
+    expected: str = ""
+
+
+class ShareObject(Struct, frozen=True):
+    """One node's part of a placement."""
+
+    cluster_id: str
+    node_id: str
+    gpus: tuple[str, ...] = ()
+    gpu_milli: int = model.GPU_MILLI
+    cpu_milli: int = 0
+    memory_mib: int = 0
+
+
+class LeaseObject(Struct, frozen=True):
+    """A lease as clients see it; times in seconds since the epoch."""
+
+    id: str
+    state: str
+    tenant: str = ""
+    placement: tuple[ShareObject, ...] = ()
+    granted_at: float = 0.0
+    expires_at: float = 0.0
+    fencing: int = 0
+    ttl_seconds: float = 0.0
+    policy_rule_uri: str = ""
+    token: str = ""
+    reason: str = ""
+
+
+class Reply(Struct, frozen=True):
+    """A reply, of either kind. `error` is set exactly where `success` is false."""
+
+    success: bool
+    data: Any = None
+    message: str = ""
+    error: ErrorObject | None = None
+    lease: LeaseObject | None = None
+    warnings: tuple[str, ...] = ()
+    reasons: dict[str, Any] | None = None
+    id: MessageId = None
+    request: str = ""
+    details: dict[str, Any] = {}
+    """All of `error`, its further data included."""
+
+
+class Event(Struct, frozen=True):
+    """A pushed message."""
+
+    event: str
+    data: Any = None
+
+
+class _Incoming(Struct, frozen=True):
+    success: bool | None = None
+    data: Any = None
+    message: str = ""
+    error: dict[str, Any] | None = None
+    lease: LeaseObject | None = None
+    warnings: tuple[str, ...] = ()
+    reasons: dict[str, Any] | None = None
+    id: MessageId = None
+    request: str = ""
+    event: str = ""
+
+
+_incoming: Final = msgspec.json.Decoder(_Incoming).decode
+
+
+def decode_reply(frame: str | bytes) -> Reply | Event:
+    """Read what the server sent.
+
+    Args:
+        frame: The text of the message. The raw result that answers a block-level request is
+            not one of these; read it as plain JSON.
+
+    Raises:
+        BadReply: It is neither a reply nor an event.
+
+    """
+    try:
+        came = _incoming(frame)
+    except (ValueError, RecursionError) as error:
+        raise BadReply(f"the server sent what is not a reply: {error}") from error
+    if came.success is None:
+        if came.event:
+            return Event(came.event, came.data)
+        raise BadReply("the server sent neither `success` nor `event`")
+    return Reply(
+        success=came.success,
+        data=came.data,
+        message=came.message,
+        error=None if came.success else _error(came),
+        lease=came.lease,
+        warnings=came.warnings,
+        reasons=came.reasons,
+        id=came.id,
+        request=came.request,
+        details=came.error or {},
+    )
+
+
+def _error(came: _Incoming) -> ErrorObject:
+    """Return the error of a failure; servers older than `error` say only `message`."""
+    try:
+        found = msgspec.convert(came.error or {}, ErrorObject)
+    except msgspec.ValidationError as error:
+        raise BadReply(f"the server sent an `error` that cannot be read: {error}") from error
+    return found if found.reason else msgspec.structs.replace(found, reason=came.message)

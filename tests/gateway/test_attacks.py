@@ -1,0 +1,304 @@
+"""The front door under attack: classes 91 to 96 of the sandbox reference, and their kin."""
+
+import asyncio
+import json
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from moorage.protocol import Close, event
+
+TEXT, CONTINUATION, CLOSE, PING = 1, 0, 8, 9
+MIB = 2**20
+ON_UVLOOP = pytest.mark.asyncio(loop_factories=["uvloop"])
+"""The longest attacks run on the loop of production only."""
+
+
+@pytest.fixture
+def held_mib() -> Iterator[Callable[[], float]]:
+    """Trace memory. Each call tells the most MiB held since the call before, above what was."""
+    tracemalloc.start()
+    base = 0
+
+    def held() -> float:
+        nonlocal base
+        now, peak = tracemalloc.get_traced_memory()
+        above, base = peak - base, now
+        tracemalloc.reset_peak()
+        return above / MIB
+
+    yield held
+    tracemalloc.stop()
+
+
+async def still_serves(port) -> None:
+    client = await port.client()
+    await client.ask("still there")
+    assert await client.data() == {"n": "still there"}
+
+
+def asks(attacker, count: int, size: int = 0) -> bytes:
+    """Return frames of asks whose replies hold `size` bytes each."""
+    inputs = {"n": "x" * size}
+    message = json.dumps({"adhoc": True, "policy_rule_uri": "p", "inputs": inputs}).encode()
+    return attacker.frame(TEXT, message) * count
+
+
+# 91: fragments -------------------------------------------------------------------------------
+
+
+async def test_a_fragment_flood_is_closed(port):
+    attacker = await port.attacker()
+    await attacker.write(attacker.frame(TEXT, b'"', fin=False))
+    await attacker.write(attacker.frame(CONTINUATION, b"x", fin=False) * 5_000)
+    assert await attacker.close_code() == Close.TOO_LARGE
+    await still_serves(port)
+
+
+async def test_a_flood_of_empty_fragments_is_closed(port):
+    attacker = await port.attacker()
+    await attacker.write(attacker.frame(TEXT, fin=False))
+    await attacker.write(attacker.frame(CONTINUATION, fin=False) * 5_000)
+    assert await attacker.close_code() == Close.TOO_LARGE
+    await still_serves(port)
+
+
+async def test_fragments_do_not_add_up_beyond_the_limit(port):
+    attacker = await port.attacker()
+    await attacker.write(attacker.frame(TEXT, b'"', fin=False))
+    for _ in range(20):
+        await attacker.write(attacker.frame(CONTINUATION, b"x" * 65_536, fin=False))
+    assert await attacker.close_code() == Close.TOO_LARGE
+    await still_serves(port)
+
+
+async def test_a_message_in_fragments_is_a_message(port):
+    client = await port.client()
+    message = json.dumps({"adhoc": True, "policy_rule_uri": "p", "inputs": {"n": 1}})
+    await client.socket.send(iter(message))
+    assert await client.data() == {"n": 1}
+
+
+# Oversized frames ----------------------------------------------------------------------------
+
+
+async def test_the_largest_message_is_read_and_one_byte_more_is_not(open_port):
+    port = await open_port(message_bytes_max=10_000)
+    client = await port.client()
+    empty = len('{"adhoc": true, "policy_rule_uri": "p:1-a", "inputs": {"n": ""}}')
+    await client.ask("x" * (10_000 - empty))
+    assert (await client.reply())["success"] is True
+    await client.ask("x" * (10_001 - empty))
+    assert await client.close_code() == Close.TOO_LARGE
+    await still_serves(port)
+
+
+async def test_a_frame_that_only_claims_to_be_huge_is_closed_at_once(port):
+    attacker = await port.attacker()
+    await attacker.write(b"\x81\xff" + (2**62).to_bytes(8) + bytes(4))
+    assert await attacker.close_code() == Close.TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (b"\x81\x01x", Close.PROTOCOL_ERROR),  # Not masked.
+        (b"\x83\x80" + bytes(4), Close.PROTOCOL_ERROR),  # No such opcode.
+        (b"\x80\x80" + bytes(4), Close.PROTOCOL_ERROR),  # Continues nothing.
+        (b"\x09\x80" + bytes(4), Close.PROTOCOL_ERROR),  # A fragmented ping.
+        (b"\x81\x82" + bytes(4) + b"\xff\xff", Close.NOT_TEXT),
+        (b"GET / HTTP/1.1\r\n\r\n" * 99, Close.PROTOCOL_ERROR),
+    ],
+)
+async def test_what_is_not_the_protocol_is_closed(port, data, code):
+    attacker = await port.attacker()
+    await attacker.write(data)
+    assert await attacker.close_code() == code
+    await still_serves(port)
+
+
+# 92: compression -----------------------------------------------------------------------------
+
+
+def bomb(mib: int) -> bytes:
+    """Return a message that inflates to `mib` MiB."""
+    press = zlib.compressobj(9, zlib.DEFLATED, -15)
+    pressed = b"".join(press.compress(b" " * MIB) for _ in range(mib))
+    return pressed + press.flush(zlib.Z_SYNC_FLUSH)[:-4]
+
+
+async def test_a_compression_bomb_is_a_protocol_error_without_compression(port):
+    attacker = await port.attacker()
+    await attacker.write(attacker.frame(TEXT, bomb(2), rsv1=True))
+    assert await attacker.close_code() == Close.PROTOCOL_ERROR
+    await still_serves(port)
+
+
+@ON_UVLOOP
+async def test_a_compression_bomb_does_not_go_off_with_it(open_port, held_mib):
+    port = await open_port(deflate=True)
+    attacker = await port.attacker("permessage-deflate")
+    charge = attacker.frame(TEXT, bomb(64), rsv1=True)
+    held_mib()
+    await attacker.write(charge)
+    assert await attacker.close_code() == Close.TOO_LARGE
+    assert held_mib() < 16
+    await still_serves(port)
+
+
+async def test_compression_works_where_it_is_configured(open_port):
+    port = await open_port(deflate=True)
+    client = await port.client(compression="deflate")
+    assert client.socket.response.headers["Sec-WebSocket-Extensions"]
+    await client.ask("x" * 10_000)
+    assert await client.data() == {"n": "x" * 10_000}
+
+
+# 93: slow readers ----------------------------------------------------------------------------
+
+
+async def test_a_client_that_never_reads_is_held_back_and_dropped(open_port, held_mib):
+    port = await open_port(slow_seconds_max=0.3, close_seconds_max=0.1)
+    attacker = await port.attacker(receive_bytes=4_096)
+    load = asks(attacker, 2_000, size=10_000)
+    held_mib()
+    assert await attacker.write(load) is False
+    await port.harbour.until(lambda: not port.harbour.sessions)
+    # 20 MB were sent; at most the in-flight replies and the frames read ahead are held.
+    assert held_mib() < 12
+    assert len(port.harbour.seen) < 2_000
+    assert port.gateway.stats().slow_readers_total == 1
+    await still_serves(port)
+
+
+async def test_a_slow_client_that_reads_after_all_sees_why_it_was_closed(open_port):
+    port = await open_port(slow_seconds_max=0.1, close_seconds_max=10)
+    attacker = await port.attacker(receive_bytes=4_096)
+    writing = asyncio.create_task(attacker.write(asks(attacker, 2_000, size=10_000)))
+    other = await port.client()
+    async with asyncio.timeout(20):
+        while not port.gateway.stats().slow_readers_total:
+            await other.ask("meanwhile")
+            await other.reply()
+    assert await attacker.close_code() == Close.TRY_LATER
+    await attacker.write(attacker.frame(CLOSE))
+    await writing
+
+
+async def test_a_client_that_pauses_loses_nothing(open_port):
+    port = await open_port(inflight_max=8, write_buffer_bytes_max=1_024)
+    client = await port.client(max_queue=1)
+    client.socket.transport.pause_reading()
+    for n in range(200):
+        await client.ask(["x" * 5_000, n])
+    client.socket.transport.resume_reading()
+    assert [(await client.data())["n"][1] for _ in range(200)] == list(range(200))
+    assert port.gateway.stats().slow_readers_total == 0
+
+
+async def test_news_that_nobody_reads_are_bounded(open_port):
+    port = await open_port(events_max=16)
+    attacker = await port.attacker(receive_bytes=4_096)
+    await port.harbour.until(lambda: bool(port.harbour.ever))
+    news = event("news", "x" * 60_000)
+    for _ in range(1_000):
+        port.gateway.push(port.harbour.ever[0], news)
+        if port.gateway.stats().slow_readers_total:
+            break
+        await asyncio.sleep(0)
+    assert port.gateway.stats().events_total < 1_000
+    assert await attacker.close_code() == Close.TRY_LATER
+    await port.harbour.until(lambda: not port.harbour.sessions)
+
+
+# 94: pings -----------------------------------------------------------------------------------
+
+
+@ON_UVLOOP
+async def test_a_ping_flood_without_reading_is_held_back_and_dropped(open_port):
+    port = await open_port(slow_seconds_max=1, close_seconds_max=0.1)
+    attacker = await port.attacker(receive_bytes=4_096)
+    (attacked,) = port.gateway._connections
+    other = await port.client()
+    flood = asyncio.create_task(attacker.write(attacker.frame(PING, b"x" * 125) * 250_000))
+    unsent = 0
+    while not flood.done():
+        unsent = max(unsent, attacked.transport.get_write_buffer_size())
+        await other.ask("meanwhile")
+        await other.reply()
+    assert flood.result() is False, "the server read all of it"
+    # The pongs to one read of the socket, on top of a full write buffer.
+    assert unsent < MIB
+    await port.harbour.until(lambda: len(port.harbour.sessions) == 1)
+    assert port.gateway.stats().slow_readers_total == 1
+
+
+async def test_a_ping_flood_does_not_keep_others_from_their_answers(port):
+    attacker = await port.attacker()
+    flood = asyncio.create_task(attacker.write(attacker.frame(PING, b"x") * 20_000))
+    pongs = asyncio.create_task(attacker.close_code())
+    await still_serves(port)
+    assert await flood
+    await attacker.write(attacker.frame(CLOSE, b"\x03\xe8"))
+    assert await pongs == Close.NORMAL
+
+
+# 95: storms ----------------------------------------------------------------------------------
+
+
+@ON_UVLOOP
+async def test_after_a_storm_of_vanishing_clients_the_next_one_is_served(port):
+    storm = []
+    for _ in range(20):
+        storm += await asyncio.gather(*(port.attacker() for _ in range(100)))
+    await port.harbour.until(lambda: len(port.harbour.sessions) == 2_000)
+    for attacker in storm:
+        attacker.vanish()
+    await still_serves(port)
+    await port.harbour.until(lambda: len(port.harbour.sessions) <= 1)
+    assert port.gateway.stats().in_flight == 0
+
+
+@ON_UVLOOP
+async def test_clients_that_vanish_in_the_middle_of_a_request_leave_nothing(port):
+    storm = await asyncio.gather(*(port.attacker() for _ in range(100)))
+    for number, attacker in enumerate(storm):
+        await attacker.write(asks(attacker, 50) + asks(attacker, 1)[: number % 40])
+        attacker.vanish()
+    await still_serves(port)
+    await port.harbour.until(lambda: len(port.harbour.sessions) <= 1)
+
+
+async def test_half_a_handshake_is_cut(open_port):
+    port = await open_port(open_seconds_max=0.2)
+    answers = await asyncio.gather(
+        *(port.http(b"GET / HTTP/1.1\r\nHost: x\r\nUpgra"[: 2 + n % 30]) for n in range(200))
+    )
+    assert not any(b" 101 " in answer for answer in answers)
+    await still_serves(port)
+    assert port.gateway.stats().connections == 1
+
+
+# 96: headers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET / HTTP/1.1\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"X: x\r\n" * 1_000 + b"\r\n",
+        b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+        b"x" * 1_000_000,
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500) + b"\r\n",
+        b"GET / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"GET / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"\r\n" * 1_000,
+    ],
+)
+async def test_what_is_no_decent_handshake_is_refused(port, request_bytes):
+    answer = await port.http(request_bytes)
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 4")
+    await still_serves(port)
+    assert port.gateway.stats().connections == 1

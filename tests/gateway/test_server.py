@@ -1,0 +1,234 @@
+"""The front door as the daemon sees it: its sessions, its limits, a clean stop."""
+
+import asyncio
+import contextlib
+import json
+import logging
+
+import pytest
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from moorage.core.words import Address
+from moorage.gateway import SESSION_HEADER
+from moorage.model import SessionId, Tenant
+from moorage.protocol import Close, event
+
+
+async def test_a_session_is_announced_and_taken_back(port):
+    client = await port.client()
+    await client.ask(1)
+    assert await client.reply() == {"success": True, "data": {"n": 1}}
+    session = client.socket.response.headers[SESSION_HEADER]
+    assert port.harbour.sessions == {session: "local"}
+    assert port.harbour.seen[0][0] == Address(SessionId(session), 1)
+    await client.socket.close()
+    await port.harbour.until(lambda: not port.harbour.sessions)
+    assert port.gateway.stats().sessions == 0
+
+
+async def test_sessions_have_ids_of_their_own(port):
+    ids = {(await port.client()).socket.response.headers[SESSION_HEADER] for _ in range(20)}
+    assert len(ids) == 20
+    assert all(len(name) == 32 for name in ids)
+
+
+async def test_a_session_has_the_tenant_of_its_token(port):
+    client = await port.client(additional_headers={"Authorization": "Bearer token-a"})
+    await client.ask(1)
+    await client.reply()
+    assert port.harbour.seen[0][1] == "a"
+
+
+async def test_a_session_that_is_gone_is_not_told(port):
+    client = await port.client()
+    await client.ask(1, "hold")
+    await port.harbour.until(lambda: 1 in port.harbour.held)
+    await client.socket.close()
+    await port.harbour.until(lambda: not port.harbour.sessions)
+    port.harbour.answer(1)
+    port.gateway.push(port.harbour.ever[0], event("news", 1))
+    port.gateway.park(Address(port.harbour.ever[0], 1))
+
+
+async def test_one_message_has_one_reply(port):
+    client = await port.client()
+    await client.ask(1)
+    await client.reply()
+    session = port.harbour.ever[0]
+    for number in (1, 2, -1):
+        with pytest.raises(AssertionError, match=f"message {number} of session {session}"):
+            port.gateway.tell(Address(session, number), b"{}")
+
+
+async def test_news_are_pushed_after_the_reply_that_announced_them(port):
+    client = await port.client()
+    await client.ask(1, "hold")
+    await port.harbour.until(lambda: 1 in port.harbour.held)
+    port.gateway.push(port.harbour.ever[0], event("lease", {"id": "r"}))
+    port.harbour.answer(1)
+    assert await client.data() == 1
+    assert await client.reply() == {"event": "lease", "data": {"id": "r"}}
+    assert port.gateway.stats().events_total == 1
+
+
+async def test_all_sessions_taken_is_said_and_passes(open_port):
+    port = await open_port(sessions_max=2)
+    first, _ = await port.client(), await port.client()
+    with pytest.raises(InvalidStatus) as refused:
+        await port.client()
+    assert refused.value.response.status_code == 503
+    assert b"All 2 sessions are taken" in refused.value.response.body
+    await first.socket.close()
+    await port.harbour.until(lambda: len(port.harbour.sessions) == 1)
+    again = await port.client()
+    await again.ask(1)
+    assert await again.data() == {"n": 1}
+    assert port.gateway.stats().refused_full_total == 1
+
+
+async def test_connections_that_say_nothing_are_bounded_and_cut(open_port):
+    port = await open_port(sessions_max=1, handshakes_max=3, open_seconds_max=0.2)
+    idle = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(8)]
+    async with asyncio.timeout(20):
+        for reader, writer in idle:
+            with contextlib.suppress(ConnectionError):  # Cut is cut, however the kernel tells it.
+                assert b"101" not in await reader.read()
+            writer.close()
+    client = await port.client()
+    await client.ask(1)
+    assert await client.data() == {"n": 1}
+    assert port.gateway.stats().connections == 1
+
+
+async def test_a_tenant_can_be_expelled(port):
+    mine = await port.client(additional_headers={"Authorization": "Bearer token-a"})
+    other = await port.client(additional_headers={"Authorization": "Bearer token-b"})
+    port.gateway.expel(Tenant("a"))
+    assert await mine.close_code() == Close.UNAUTHORIZED
+    await other.ask(1)
+    assert await other.data() == {"n": 1}
+
+
+async def test_a_defect_behind_the_door_is_reported_and_closes_the_session(port):
+    client = await port.client()
+    await client.ask(1, "raise")
+    assert await client.close_code() == Close.DEFECT
+    assert [str(error) for error in port.harbour.defects] == ["a defect"]
+
+
+@pytest.mark.parametrize("fields", [{}, {"id": "x"}])
+async def test_a_defect_on_the_slow_path_is_reported_too(port, fields):
+    client = await port.client()
+    await client.ask(1, "wait", **fields)
+    await client.ask(2, "raise", **fields)
+    port.harbour.room.set()
+    assert await client.close_code() == Close.DEFECT
+    assert len(port.harbour.defects) == 1
+
+
+# Stopping ------------------------------------------------------------------------------------
+
+
+async def test_a_stop_closes_everybody_with_1012_and_logs_nothing(open_port, caplog):
+    port = await open_port()
+    clients = [await port.client() for _ in range(50)]
+    with caplog.at_level(logging.WARNING):
+        await port.gateway.close()
+    assert [await client.close_code() for client in clients] == [Close.RESTART] * 50
+    assert caplog.records == []
+    assert port.harbour.sessions == {}
+    with pytest.raises(OSError, match=r".*"):
+        await asyncio.open_connection("127.0.0.1", port.number)
+
+
+async def test_a_stop_waits_for_replies_that_are_due(open_port):
+    port = await open_port(drain_seconds_max=20)
+    client = await port.client()
+    await client.ask(1, "hold")
+    await port.harbour.until(lambda: 1 in port.harbour.held)
+    closing = asyncio.create_task(port.gateway.close())
+    await client.ask(2, id="late")
+    refused = await client.reply()
+    assert (refused["error"]["code"], refused["id"]) == ("shutting_down", "late")
+    assert not closing.done()
+    port.harbour.answer(1)
+    assert await client.data() == 1
+    assert await client.close_code() == Close.RESTART
+    await closing
+
+
+async def test_a_stop_does_not_wait_for_the_queue(open_port):
+    port = await open_port(drain_seconds_max=1_000)
+    client = await port.client()
+    await client.ask(1, "park")
+    await port.harbour.until(lambda: 1 in port.harbour.held)
+    async with asyncio.timeout(20):
+        await port.gateway.close()
+    assert await client.close_code() == Close.RESTART
+
+
+async def test_a_stop_is_bounded_whoever_does_not_answer(open_port):
+    port = await open_port(drain_seconds_max=0.1)
+    silent = await asyncio.open_connection("127.0.0.1", port.number)
+    waiting = await port.client()
+    await waiting.ask(1, "hold")
+    deaf = await port.client(close_timeout=0.1)
+    deaf.socket.transport.pause_reading()
+    await port.harbour.until(lambda: 1 in port.harbour.held)
+    async with asyncio.timeout(20):
+        await port.gateway.close()
+        await port.gateway.close()
+    silent[1].close()
+
+
+@pytest.mark.parametrize("fields", [{}, {"id": 1}])
+async def test_a_stop_does_not_wait_for_a_daemon_that_takes_nothing(open_port, fields):
+    port = await open_port(drain_seconds_max=0.1)
+    client = await port.client()
+    await client.ask(1, "wait", **fields)
+    await port.harbour.until(lambda: port.harbour.waiting == 1)
+    async with asyncio.timeout(20):
+        await port.gateway.close()
+    assert port.harbour.sessions == {}
+    assert port.harbour.seen == []
+
+
+async def test_messages_sent_before_a_client_leaves_count(port):
+    client = await port.client(max_queue=None)
+    for n in range(100):
+        await client.ask(n)
+    await client.socket.close()
+    await port.harbour.until(lambda: not port.harbour.sessions)
+    assert port.harbour.asked == list(range(100))
+
+
+async def test_a_port_that_is_taken_is_an_error_of_the_system(port, open_port):
+    with pytest.raises(OSError, match=r".*"):
+        await port.gateway.__class__(port.harbour, port.gateway._settings, lambda _: None).start(
+            "127.0.0.1", port.number
+        )
+
+
+async def test_the_numbers_add_up(port):
+    client = await port.client()
+    await client.ask(1)
+    await client.ask(2, "hold", id=2)
+    await client.ask(3, "park", id=3)
+    await client.say("nonsense")
+    await client.reply()
+    await client.reply()
+    await port.harbour.until(lambda: len(port.harbour.held) == 2)
+    stats = port.gateway.stats()
+    assert (stats.connections, stats.sessions, stats.sessions_total) == (1, 1, 1)
+    assert (stats.messages_total, stats.malformed_total, stats.replies_total) == (4, 1, 2)
+    assert (stats.in_flight, stats.parked) == (1, 1)
+
+
+async def test_a_closed_client_gets_an_exception_and_no_half_reply(port):
+    client = await port.client()
+    await client.socket.close()
+    with pytest.raises(ConnectionClosed):
+        await client.reply()
+    other = await port.client()
+    await other.ask(json.dumps({"still": "serving"}))
+    assert (await other.data())["n"] == '{"still": "serving"}'

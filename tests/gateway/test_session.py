@@ -1,0 +1,217 @@
+"""One session: replies in their places, and nothing dropped when there is too much."""
+
+import asyncio
+import random
+
+import pytest
+
+
+async def test_replies_without_ids_come_in_the_order_of_the_requests(port):
+    client = await port.client()
+    for n in range(5):
+        await client.ask(n, "hold")
+    await port.harbour.until(lambda: len(port.harbour.held) == 5)
+    for n in (3, 1, 4, 0, 2):
+        port.harbour.answer(n)
+    assert [await client.data() for _ in range(5)] == [0, 1, 2, 3, 4]
+
+
+async def test_replies_with_ids_come_as_they_are_ready(port):
+    client = await port.client()
+    for n in range(5):
+        await client.ask(n, "hold", id=f"id-{n}")
+    await port.harbour.until(lambda: len(port.harbour.held) == 5)
+    for n in (3, 1, 4, 0, 2):
+        port.harbour.answer(n)
+        reply = await client.reply()
+        assert (reply["id"], reply["data"]) == (f"id-{n}", n)
+
+
+async def test_a_reply_with_an_id_overtakes_the_line(port):
+    client = await port.client()
+    await client.ask("in line", "hold")
+    await client.ask("beside it", id=7)
+    assert (await client.reply())["id"] == 7
+    port.harbour.answer("in line")
+    assert await client.data() == "in line"
+
+
+async def test_a_malformed_message_is_answered_in_its_place(port):
+    client = await port.client()
+    await client.ask(1, "hold")
+    await client.say("{")
+    await client.say('{"adhoc": true, "id": "x"}')
+    await client.ask(2)
+    by_id = await client.reply()
+    assert (by_id["id"], by_id["error"]["code"]) == ("x", "missing_fields")
+    port.harbour.answer(1)
+    assert await client.data() == 1
+    refused = await client.reply()
+    assert (refused["success"], refused["error"]["code"]) == (False, "bad_json")
+    assert await client.data() == {"n": 2}
+
+
+@pytest.mark.parametrize("frame", [b'{"adhoc": true}', b"", b"\xff\x00"])
+async def test_a_binary_message_is_answered_and_the_socket_stays_open(port, frame):
+    client = await port.client()
+    await client.say(frame)
+    refused = await client.reply()
+    assert refused["error"]["code"] == "bad_message"
+    assert "send JSON as a text message" in refused["message"]
+    await client.ask(1)
+    assert await client.data() == {"n": 1}
+
+
+async def test_any_mix_keeps_the_line_and_answers_each_once(port):
+    dice = random.Random(7)
+    client = await port.client()
+    kinds = [
+        dice.choice(["hold", "hold with id", "", "with id", "bad", "binary"]) for _ in range(200)
+    ]
+    for n, kind in enumerate(kinds):
+        if kind == "bad":
+            await client.say("[]")
+        elif kind == "binary":
+            await client.say(b"{}")
+        elif "id" in kind:
+            await client.ask(n, "hold" if "hold" in kind else "", id=n)
+        else:
+            await client.ask(n, kind)
+    held = sum("hold" in kind for kind in kinds)
+    await port.harbour.until(lambda: len(port.harbour.held) == held)
+    for n in dice.sample(list(port.harbour.held), held):
+        port.harbour.answer(n)
+    replies = [await client.reply() for _ in kinds]
+    with_id = {reply["id"] for reply in replies if "id" in reply}
+    assert with_id == {n for n, kind in enumerate(kinds) if "id" in kind}
+    line = [reply.get("data", "refused") for reply in replies if "id" not in reply]
+    expected = {"hold": lambda n: n, "": lambda n: {"n": n}}
+    assert line == [
+        expected.get(kind, lambda _: "refused")(n)
+        for n, kind in enumerate(kinds)
+        if "id" not in kind
+    ]
+    assert port.gateway.stats().in_flight == 0
+
+
+async def test_the_slow_path_keeps_the_line(port):
+    client = await port.client()
+    await client.ask(0, "wait")
+    await client.ask(1, "wait")
+    await client.ask(2)
+    await client.say("{}")
+    # The first ask has to wait for room, so nothing behind it was taken.
+    other = await port.client()
+    await other.ask("other")
+    assert await other.data() == {"n": "other"}
+    assert port.harbour.asked == ["other"]
+    port.harbour.room.set()
+    assert [(await client.data())["n"] for _ in range(3)] == [0, 1, 2]
+    assert (await client.reply())["success"] is False
+    assert port.harbour.asked == ["other", 0, 1, 2]
+
+
+async def test_the_slow_path_with_ids_holds_nobody_up(port):
+    client = await port.client()
+    await client.ask(0, "wait", id="slow")
+    await client.ask(1, id="quick")
+    await client.ask(2)
+    assert (await client.reply())["id"] == "quick"
+    assert await client.data() == {"n": 2}
+    port.harbour.room.set()
+    assert (await client.reply())["id"] == "slow"
+
+
+async def test_what_was_sent_before_leaving_counts_on_the_slow_path_too(port):
+    client = await port.client()
+    for n in range(5):
+        await client.ask(n, "wait", **({"id": n} if n % 2 else {}))
+    client.socket.transport.abort()
+    port.harbour.room.set()
+    await port.harbour.until(lambda: bool(port.harbour.ever) and not port.harbour.sessions)
+    assert sorted(port.harbour.asked) == list(range(5))
+
+
+# Back-pressure -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{}, {"id": 1}])
+async def test_at_the_limit_the_session_stops_reading_and_drops_nothing(open_port, fields):
+    port = await open_port(inflight_max=4)
+    client = await port.client()
+    for n in range(50):
+        await client.ask(n, "hold", **fields)
+    for n in range(50):
+        await port.harbour.until(lambda n=n: n in port.harbour.held)
+        assert len(port.harbour.held) <= 4
+        assert port.gateway.stats().in_flight <= 4
+        port.harbour.answer(n)
+    assert [await client.data() for _ in range(50)] == list(range(50))
+
+
+async def test_replies_that_wait_in_the_line_count_too(open_port):
+    port = await open_port(inflight_max=4)
+    client = await port.client()
+    await client.ask("first", "hold")
+    for n in range(20):
+        await client.ask(n)
+    await port.harbour.until(lambda: port.harbour.asked == ["first", 0, 1, 2])
+    other = await port.client()
+    await other.ask("other")
+    await other.reply()
+    assert port.harbour.asked == ["first", 0, 1, 2, "other"]
+    port.harbour.answer("first")
+    assert await client.data() == "first"
+    assert [(await client.data())["n"] for _ in range(20)] == list(range(20))
+
+
+async def test_one_session_at_its_limit_does_not_hold_up_another(open_port):
+    port = await open_port(inflight_max=1)
+    full, free = await port.client(), await port.client()
+    for n in range(3):
+        await full.ask(n, "hold")
+    for n in range(10, 20):
+        await free.ask(n)
+        assert await free.data() == {"n": n}
+
+
+async def test_parked_messages_leave_room_for_a_cancel(open_port):
+    port = await open_port(inflight_max=2, parked_max=10)
+    client = await port.client()
+    for n in range(10):
+        await client.ask(n, "park", id=n)
+    await client.ask("cancel", id="c")
+    assert (await client.reply())["id"] == "c"
+    assert port.gateway.stats().parked == 10
+    port.harbour.answer(4)
+    assert (await client.reply())["id"] == 4
+    assert port.gateway.stats().parked == 9
+
+
+async def test_parked_messages_beyond_their_limit_count_again(open_port):
+    port = await open_port(inflight_max=2, parked_max=3)
+    client = await port.client()
+    for n in range(20):
+        await client.ask(n, "park", id=n)
+    await port.harbour.until(lambda: len(port.harbour.held) == 5)
+    other = await port.client()
+    await other.ask("other")
+    await other.reply()
+    assert len(port.harbour.held) == 5
+    for n in range(20):
+        await port.harbour.until(lambda n=n: n in port.harbour.held)
+        port.harbour.answer(n)
+    assert {(await client.reply())["id"] for _ in range(20)} == set(range(20))
+
+
+async def test_many_clients_at_once_get_their_own_answers(port):
+    async def one(name: int) -> None:
+        client = await port.client()
+        for n in range(20):
+            await client.ask([name, n])
+        assert [(await client.data())["n"] for _ in range(20)] == [[name, n] for n in range(20)]
+
+    async with asyncio.TaskGroup() as group:
+        for name in range(32):
+            group.create_task(one(name))
+    assert port.gateway.stats().replies_total == 640

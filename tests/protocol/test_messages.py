@@ -1,0 +1,423 @@
+"""Reading messages: what is accepted, and the one clear error for everything else."""
+
+import json
+from typing import Any
+
+import pytest
+
+from moorage import model
+from moorage.model import Code
+from moorage.protocol import fields
+from moorage.protocol.diagnosis import expectations
+from moorage.protocol.errors import BadMessage
+from moorage.protocol.messages import (
+    OPERATIONS,
+    AllocationRequest,
+    BlockRequest,
+    Fleet,
+    Leases,
+    Release,
+    WhatIf,
+    Why,
+    decode,
+    decode_allocation,
+)
+
+SAMPLE = {
+    "adhoc": True,
+    "policy_rule_uri": "",
+    "clusters": [],
+    "inputs": {},
+    "filter": {},
+    "search": {},
+    "parameters": {},
+    "settings": {},
+}
+"""The payload of the documents' own example client."""
+
+
+def text(**changes: Any) -> str:
+    return json.dumps({"adhoc": True, "policy_rule_uri": "p:1-a", "inputs": {}, **changes})
+
+
+def refused(frame: str | bytes) -> BadMessage:
+    with pytest.raises(BadMessage) as caught:
+        decode(frame)
+    return caught.value
+
+
+def ask(frame: str | bytes) -> AllocationRequest:
+    message = decode(frame)
+    assert isinstance(message, AllocationRequest)
+    return message
+
+
+# What kind of message ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("adhoc", [True, 1, "yes", [0], {"a": 1}, 0.5])
+def test_any_truthy_adhoc_is_an_allocation_request(adhoc: Any) -> None:
+    assert ask(text(adhoc=adhoc)).policy_rule_uri == "p:1-a"
+
+
+@pytest.mark.parametrize("adhoc", [False, 0, "", None, [], {}])
+def test_a_falsy_adhoc_is_as_good_as_none(adhoc: Any) -> None:
+    error = refused(text(adhoc=adhoc))
+    assert error.code is Code.MISSING_FIELDS
+    assert error.reason == "Missing required fields: adhoc"
+    assert decode(text(adhoc=adhoc, input={"b": 1})) == BlockRequest(input={"b": 1})
+
+
+def test_a_block_request_is_read() -> None:
+    assert decode('{"input": {"a": 1}}') == BlockRequest(input={"a": 1}, mode="dry_run")
+    assert decode('{"input": {}, "mode": "select_clusters", "x": 0}') == BlockRequest(
+        input={}, mode="select_clusters"
+    )
+    assert refused('{"input": {}, "mode": "other"}').field == "mode"
+    assert refused('{"input": 5}').reason == "input: expected an object"
+
+
+def test_every_operation_has_its_name() -> None:
+    names = "release renew status why cancel queue leases fleet manage whatif watch resume"
+    assert sorted(OPERATIONS) == sorted(names.split())
+
+
+@pytest.mark.parametrize("op", ["releas", "", 5, {}, "RELEASE", "x" * 100_000])
+def test_an_unknown_op_is_told_the_known_ones(op: Any) -> None:
+    error = refused(json.dumps({"op": op, "id": 3}))
+    assert (error.code, error.field, error.id) == (Code.UNKNOWN_OP, "op", 3)
+    assert error.details["known"] == list(OPERATIONS)
+    assert all(name in error.expected for name in OPERATIONS)
+
+
+def test_a_near_miss_is_told_what_it_may_have_meant() -> None:
+    assert refused('{"op": "relase"}').reason.endswith("(did you mean release?)")
+    assert refused(text(resources={"gpu": 1})).reason.endswith("(did you mean gpus?)")
+
+
+# Missing fields ------------------------------------------------------------------------------
+
+
+def test_all_missing_fields_are_named_at_once() -> None:
+    error = refused("{}")
+    assert error.reason == "Missing required fields: adhoc, policy_rule_uri, inputs"
+    assert error.details["missing"] == ["adhoc", "policy_rule_uri", "inputs"]
+    assert refused('{"adhoc": true}').reason == "Missing required fields: policy_rule_uri, inputs"
+
+
+def test_the_documented_sample_lacks_only_its_policy() -> None:
+    error = refused(json.dumps(SAMPLE))
+    assert error.code is Code.MISSING_FIELDS
+    assert error.reason == "Missing required fields: policy_rule_uri"
+
+
+def test_the_documented_sample_with_a_policy_is_read() -> None:
+    message = ask(json.dumps({**SAMPLE, "policy_rule_uri": "p:1-a"}))
+    assert message == AllocationRequest(policy_rule_uri="p:1-a", inputs={})
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_null_and_empty_count_as_missing_where_a_value_is_required(value: Any) -> None:
+    error = refused(text(policy_rule_uri=value, id="a"))
+    assert (error.code, error.field, error.id) == (Code.MISSING_FIELDS, "policy_rule_uri", "a")
+    assert refused(text(inputs=None)).details["missing"] == ["inputs"]
+    assert refused(json.dumps({"op": "release", "lease": value})).details["missing"] == [
+        "lease",
+        "token",
+    ]
+
+
+def test_what_is_missing_inside_is_named_with_its_path() -> None:
+    error = refused('{"op": "whatif", "request": {"policy_rule_uri": "p"}}')
+    assert (error.code, error.field) == (Code.MISSING_FIELDS, "request.inputs")
+    assert refused(text(provision={"spec": {}})).field == "provision.backend"
+
+
+def test_the_http_twin_need_not_say_adhoc() -> None:
+    body = b'{"policy_rule_uri": "p:1-a", "inputs": {"a": 1}}'
+    assert decode_allocation(body).inputs == {"a": 1}
+    with pytest.raises(BadMessage, match=r"^Missing required fields: policy_rule_uri$"):
+        decode_allocation('{"inputs": {}}')
+
+
+# Absent, empty and null ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("empty", [None, {}])
+def test_empty_and_null_are_absent(empty: Any) -> None:
+    message = ask(text(filter=empty, search=empty, parameters=empty, settings=empty))
+    assert message == ask(text())
+    assert (message.filter, message.search) == (None, None)
+    assert (message.parameters, message.settings) == (None, None)
+
+
+@pytest.mark.parametrize("empty", [None, []])
+def test_no_clusters_are_no_candidates_named(empty: Any) -> None:
+    assert ask(text(clusters=empty)).candidates() is None
+
+
+def test_clusters_are_names_each_once_in_order() -> None:
+    assert ask(text(clusters=["b", 7, "a", "7", "b"])).candidates() == ("b", "7", "a")
+
+
+def test_filter_and_search_are_kept_as_they_came() -> None:
+    wild = {"header": {}, "body": {"values": {"matchType": "cluster"}}}
+    message = ask(text(filter=wild, search=wild))
+    assert message.filter == wild
+    assert message.search == wild
+
+
+def test_unknown_keys_of_an_existing_client_are_ignored() -> None:
+    assert ask(text(block_id="b-1", whatever=[1, {}])) == ask(text())
+
+
+# What is asked for ---------------------------------------------------------------------------
+
+
+def test_resources_and_lease_reach_the_core_as_they_were_written() -> None:
+    resources = {
+        "gpus": 2,
+        "gpu_milli": 500,
+        "models": ["A100", "H100"],
+        "gpu_memory_mib": 1,
+        "cpu_milli": 2,
+        "memory_mib": 3,
+        "nodes": 4,
+        "topology": "rack",
+    }
+    lease = {
+        "ttl_seconds": 60,
+        "wait_seconds": 5.5,
+        "priority": -3,
+        "preemptible": True,
+        "idempotency_key": "k",
+    }
+    message = ask(text(resources=resources, lease=lease))
+    assert message.demand() == model.Demand(
+        gpus=2,
+        gpu_milli=500,
+        models=("A100", "H100"),
+        gpu_memory_mib=1,
+        cpu_milli=2,
+        memory_mib=3,
+        nodes=4,
+        topology="rack",
+    )
+    assert message.terms() == model.LeaseTerms(
+        ttl_seconds=60.0, wait_seconds=5.5, priority=-3, preemptible=True, idempotency_key="k"
+    )
+
+
+def test_defaults_are_those_of_the_wire() -> None:
+    message = ask(text(resources={}, lease={}))
+    assert message.demand() == model.Demand()
+    assert message.terms() == model.LeaseTerms(ttl_seconds=300.0)
+    assert ask(text()).demand() is None
+    assert ask(text(resources=None, lease=None, provision=None)).terms() is None
+
+
+def test_provision_reaches_the_core() -> None:
+    message = ask(text(provision={"backend": "local", "spec": {"command": ["true"]}}))
+    assert message.provisioning() == model.Provision("local", {"command": ["true"]})
+    assert ask(text()).provisioning() is None
+
+
+WRONG = [
+    ({"resources": 5}, "resources", "an object with gpus, gpu_milli"),
+    ({"resources": {"gpus": -1}}, "resources.gpus", "between 0 and 1024"),
+    ({"resources": {"gpus": 1025}}, "resources.gpus", "between 0 and 1024"),
+    ({"resources": {"gpus": 1.5}}, "resources.gpus", "a whole number"),
+    ({"resources": {"gpus": True}}, "resources.gpus", "a whole number"),
+    ({"resources": {"gpus": 10**30}}, "resources.gpus", "between 0 and 1024"),
+    ({"resources": {"gpu_milli": 0}}, "resources.gpu_milli", "between 1 and 1000"),
+    ({"resources": {"gpu_milli": 1001}}, "resources.gpu_milli", "between 1 and 1000"),
+    ({"resources": {"nodes": 0}}, "resources.nodes", "between 1 and 1024"),
+    ({"resources": {"nodes": 1025}}, "resources.nodes", "between 1 and 1024"),
+    ({"resources": {"models": "A100"}}, "resources.models", "a list of at most 64 GPU models"),
+    ({"resources": {"models": ["a", 5]}}, "resources.models[1]", "an item of a list"),
+    ({"resources": {"cpu_milli": "8"}}, "resources.cpu_milli", "thousandths of a core"),
+    ({"resources": {"memory_mib": -1}}, "resources.memory_mib", "whole number of MiB"),
+    ({"resources": {"topology": "ring"}}, "resources.topology", '"nvlink"'),
+    ({"resources": {"gpus ": 1}}, "resources.gpus ", "one of gpus, gpu_milli"),
+    ({"lease": True}, "lease", "an object with ttl_seconds"),
+    ({"lease": {"ttl_seconds": 0}}, "lease.ttl_seconds", "between 1 and 604800"),
+    ({"lease": {"ttl_seconds": 604_801}}, "lease.ttl_seconds", "between 1 and 604800"),
+    ({"lease": {"ttl_seconds": "60"}}, "lease.ttl_seconds", "a number of seconds"),
+    ({"lease": {"wait_seconds": -1}}, "lease.wait_seconds", "between 0 and 604800"),
+    ({"lease": {"priority": 0.5}}, "lease.priority", "a whole number"),
+    ({"lease": {"preemptible": 1}}, "lease.preemptible", "true or false"),
+    ({"lease": {"idempotency_key": "k" * 129}}, "lease.idempotency_key", "128 characters"),
+    ({"lease": {"ttl": 60}}, "lease.ttl", "one of ttl_seconds"),
+    ({"provision": {"backend": "local", "specs": {}}}, "provision.specs", "one of backend, spec"),
+    ({"policy_rule_uri": 5}, "policy_rule_uri", "name:version-tag"),
+    ({"policy_rule_uri": "u" * 513}, "policy_rule_uri", "512 characters"),
+    ({"inputs": []}, "inputs", "an object"),
+    ({"clusters": "c"}, "clusters", "a list of at most 4096 cluster ids"),
+    ({"clusters": ["c", {}]}, "clusters[1]", "cluster ids"),
+    ({"clusters": ["c", ""]}, "clusters[1]", "cluster ids"),
+    ({"clusters": list(range(4097))}, "clusters", "at most 4096"),
+    ({"filter": []}, "filter", "an object"),
+    ({"search": "x"}, "search", "an object"),
+    ({"parameters": 1}, "parameters", "an object"),
+    ({"settings": 1}, "settings", "an object"),
+    ({"explain": "yes"}, "explain", "true or false"),
+    ({"dry_run": 1}, "dry_run", "true or false"),
+    ({"id": 1.5}, "id", "at most 128 characters"),
+    ({"id": True}, "id", "at most 128 characters"),
+    ({"id": "i" * 129}, "id", "at most 128 characters"),
+    ({"id": 2**63}, "id", "64-bit"),
+    ({"inputs": {"a": [0, {"b": 2**64}]}}, "inputs.a[1].b", "64 bits"),
+    ({"settings": {"a": -(2**63) - 1}}, "settings.a", "64 bits"),
+]
+
+
+@pytest.mark.parametrize(("changes", "field", "expected"), WRONG)
+def test_a_wrong_field_is_named_with_what_was_expected(
+    changes: dict[str, Any], field: str, expected: str
+) -> None:
+    error = refused(text(**{"id": 9, **changes}))
+    assert error.code is Code.BAD_MESSAGE
+    assert error.field == field
+    assert expected in error.expected
+    assert error.field in error.reason
+    assert error.id == (None if "id" in changes else 9)
+
+
+def test_the_reason_is_the_sentence_of_the_documents() -> None:
+    error = refused(text(lease={"ttl_seconds": 0}))
+    assert error.reason == "lease.ttl_seconds: expected a number of seconds between 1 and 604800"
+
+
+@pytest.mark.parametrize("number", [0, -1, 2**63 - 1, -(2**63), "", "x" * 128, None])
+def test_an_id_is_a_string_or_a_whole_number(number: Any) -> None:
+    assert ask(text(id=number)).id == number
+
+
+# Operations ----------------------------------------------------------------------------------
+
+
+def test_operations_are_read() -> None:
+    assert decode('{"op": "release", "id": 1, "lease": "l", "token": "t"}') == Release(
+        id=1,
+        lease="l",
+        token="t",  # noqa: S106  # The letter of the message above.
+    )
+    leases = decode('{"op": "leases", "filters": {"tenant": "a"}, "state": "active", "next": "z"}')
+    assert isinstance(leases, Leases)
+    assert (leases.equalities(), leases.cursor) == ({"tenant": "a", "state": "active"}, "z")
+    fleet = decode('{"op": "fleet", "cluster": "c", "after": "n", "limit": 5}')
+    assert isinstance(fleet, Fleet)
+    assert (fleet.equalities(), fleet.cursor, fleet.limit) == ({"cluster": "c"}, "n", 5)
+    whatif = decode('{"op": "whatif", "request": {"policy_rule_uri": "p", "inputs": {}}}')
+    assert isinstance(whatif, WhatIf)
+    assert whatif.request.policy_rule_uri == "p"
+
+
+def test_an_operation_refuses_keys_it_does_not_know() -> None:
+    error = refused('{"op": "renew", "id": 1, "lease": "l", "token": "t", "ttl": 5}')
+    assert (error.code, error.field, error.id) == (Code.BAD_MESSAGE, "ttl", 1)
+
+
+@pytest.mark.parametrize("op", ["status", "why"])
+def test_a_question_is_about_one_thing(op: str) -> None:
+    message = decode(json.dumps({"op": op, "request": "r"}))
+    assert isinstance(message, OPERATIONS[op])
+    assert decode(json.dumps({"op": "why", "lease": "l"})) == Why(lease="l")
+    for both in ({}, {"lease": "l", "request": "r"}):
+        error = refused(json.dumps({"op": op, "id": 4, **both}))
+        assert (error.code, error.id) == (Code.MISSING_FIELDS, 4)
+
+
+@pytest.mark.parametrize("limit", [0, 1001, "5"])
+def test_a_page_has_a_bound(limit: Any) -> None:
+    error = refused(json.dumps({"op": "queue", "limit": limit}))
+    assert error.reason == "limit: expected a whole number between 1 and 1000"
+
+
+# Not a message at all ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("frame", ["[]", "5", "null", '"adhoc"', "true", "[[[]]]"])
+def test_only_objects_are_messages(frame: str) -> None:
+    error = refused(frame)
+    assert (error.code, error.expected) == (Code.BAD_MESSAGE, "a JSON object")
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        ("", "empty"),
+        ("  ", "empty"),
+        ("{", "truncated"),
+        ('{"adhoc": tru}', "near byte 14"),
+        ('{"adhoc": true,}', "near byte 15"),
+        ("{} {}", "near byte 4"),
+        (text()[:-1] + ', "x": NaN}', "NaN and Infinity are not JSON"),
+        (text()[:-1] + ', "x": -Infinity}', "NaN and Infinity are not JSON"),
+        ('{"adhoc": "\\ud800"}', "half of a surrogate pair"),
+        ('{"adhoc": "\ud800"}', "not Unicode"),
+        (b'{"adhoc": "\xff"}', "byte 11 is not UTF-8"),
+        ("{'adhoc': true}", "near byte 1"),
+    ],
+)
+def test_what_is_not_json_is_told_where(frame: str | bytes, says: str) -> None:
+    error = refused(frame)
+    assert error.code is Code.BAD_JSON
+    assert says in error.reason
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        text(inputs={"a": 0})[:-1].replace("0", "1e999") + "}",
+        text(lease={"ttl_seconds": 0}).replace("0", "1e400"),
+        text(inputs={"a": 0}).replace("0", "9" * 10_000),
+    ],
+)
+def test_numbers_beyond_64_bits_are_refused_and_keep_the_id(frame: str) -> None:
+    error = refused(frame[:-1] + ', "id": "n"}')
+    assert (error.code, error.id) == (Code.BAD_MESSAGE, "n")
+    assert "64 bits" in error.expected
+
+
+@pytest.mark.parametrize("nest", ["[", '{"a":', '[{"b":'])
+@pytest.mark.parametrize("levels", [200, 5_000, 150_000])
+def test_a_depth_bomb_is_refused(nest: str, levels: int) -> None:
+    for frame in (nest * levels, text()[:-1] + ', "inputs": ' + nest * levels):
+        error = refused(frame)
+        assert error.code is Code.BAD_MESSAGE
+        assert "128" in error.expected
+
+
+def test_the_deepest_message_allowed_is_read() -> None:
+    inner = fields.DEPTH_MAX - 2
+    allowed = text(inputs={"a": 0}).replace("0", "[" * inner + "]" * inner)
+    assert ask(allowed).inputs["a"]
+    assert refused(allowed.replace("[]", "[[]]")).code is Code.BAD_MESSAGE
+
+
+def test_brackets_in_strings_are_not_depth() -> None:
+    words = '[{"' * 1_000 + "\\"
+    assert ask(text(inputs={"a": words})).inputs == {"a": words}
+    assert len(ask(text(inputs={"a": [{}] * 1_000})).inputs["a"]) == 1_000
+
+
+def test_a_mebibyte_of_one_word_is_answered_briefly() -> None:
+    huge = "x" * 2**20
+    assert ask(text(inputs={"a": huge})).inputs == {"a": huge}
+    for frame in (
+        text(id=huge),
+        text(policy_rule_uri=huge),
+        text(resources={huge: 1}),
+        text(inputs={huge: 2**70}),
+        text(resources={"topology": huge}),
+        json.dumps({"op": "release", huge: 1}),
+        huge,
+    ):
+        assert len(refused(frame).reason) < 500
+
+
+def test_every_bound_of_a_field_is_described() -> None:
+    for kind in (AllocationRequest, BlockRequest, *OPERATIONS.values()):
+        expected = expectations(kind)
+        assert [name for name in kind.__struct_fields__ if not expected.get(name)] == []
