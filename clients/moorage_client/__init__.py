@@ -1,1 +1,97 @@
-"""Clients of a Moorage server."""
+"""Clients of a Moorage server, for programs and for people.
+
+`Client` is for programs with an event loop, `BlockingClient` for all others; `ClusterClient` and
+`GlobalClusterMetricsClient` let a policy run outside the server; `moorage` is the command line.
+
+What can go wrong is one tree:
+
+    MoorageError
+    ├── ConnectionFailed       nothing answers at the URL, or the socket broke
+    │   └── ProtocolViolated   something answers, but does not speak Moorage's protocol
+    ├── Timeout                no reply in time (also a TimeoutError)
+    ├── LeaseLost              the lease of this block is over: stop using the GPUs
+    └── RequestRefused         the server said no: code, reason, field, expected, details, request
+        ├── NoCapacity         not now, or not within the time it was ready to wait
+        ├── NeverFits          never, in this fleet
+        ├── Unauthorized       unknown token, or not the token of that lease
+        ├── NotFound           no such policy, cluster, lease or request
+        ├── LeaseEnded         the lease that was named is over
+        └── RuleFailed         the policy raised, overran, died, or returned what it may not
+
+`APIError` of the documented `GlobalClusterMetricsClient` stands apart, as documented.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moorage_client.answers import Answer, Lease
+    from moorage_client.blocking import BlockingClient
+    from moorage_client.client import Client
+    from moorage_client.errors import (
+        ConnectionFailed,
+        LeaseEnded,
+        LeaseLost,
+        MoorageError,
+        NeverFits,
+        NoCapacity,
+        NotFound,
+        ProtocolViolated,
+        RequestRefused,
+        RuleFailed,
+        Timeout,
+        Unauthorized,
+    )
+    from moorage_client.holding import HeldLease
+    from moorage_client.services import (
+        APIError,
+        ClusterClient,
+        GlobalClusterMetricsClient,
+        Services,
+    )
+
+__all__ = [
+    "APIError",
+    "Answer",
+    "BlockingClient",
+    "Client",
+    "ClusterClient",
+    "ConnectionFailed",
+    "GlobalClusterMetricsClient",
+    "HeldLease",
+    "Lease",
+    "LeaseEnded",
+    "LeaseLost",
+    "MoorageError",
+    "NeverFits",
+    "NoCapacity",
+    "NotFound",
+    "ProtocolViolated",
+    "RequestRefused",
+    "RuleFailed",
+    "Services",
+    "Timeout",
+    "Unauthorized",
+]
+
+_HOMES = {
+    "Answer": "answers",
+    "BlockingClient": "blocking",
+    "Client": "client",
+    "HeldLease": "holding",
+    "Lease": "answers",
+    "APIError": "services",
+    "ClusterClient": "services",
+    "GlobalClusterMetricsClient": "services",
+    "Services": "services",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used: the command line must start quickly."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module  # noqa: PLC0415  # As the rest of this function.
+
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'errors')}"), name)
+    globals()[name] = value
+    return value

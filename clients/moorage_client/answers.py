@@ -1,0 +1,152 @@
+"""What a server's replies mean: answers and leases, read from the JSON of the socket.
+
+Called by the clients and the command line. Unknown keys are ignored, so that a newer server can
+say more; a key of the wrong kind is an error that names it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+
+from moorage.model import ClusterId, NodeId, Placement, Share
+from moorage.protocol.replies import ErrorObject, LeaseObject, Reply, ShareObject
+from moorage_client.errors import RequestRefused, refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease, as its holder sees it.
+
+    Args:
+        id: Its id, also that of the request it was granted to.
+        state: `granted`, `starting`, `active`, `ending` or `ended`.
+        tenant: Whose it is.
+        placement: What is held: one share per node.
+        expires_at: When it ends unless it is renewed, in seconds since the epoch, by the
+            server's clock.
+        fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
+        token: Whoever shows it may renew and release; empty in lists and to strangers.
+        granted_at: When it was granted, in seconds since the epoch.
+        ttl_seconds: It ends this long after its grant or last renewal.
+        policy_rule_uri: The rule that placed it.
+        reason: Why it is ending or ended; empty before that.
+
+    """
+
+    id: str
+    state: str
+    tenant: str
+    placement: Placement
+    expires_at: float
+    fencing: int
+    token: str = field(default="", repr=False)
+    granted_at: float = 0.0
+    ttl_seconds: float = 0.0
+    policy_rule_uri: str = ""
+    reason: str = ""
+
+    def document(self) -> dict[str, Any]:
+        """Return it as plain JSON values, without its token."""
+        document = asdict(self)
+        del document["token"]
+        return document
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A yes.
+
+    Args:
+        data: What the policy returned, as plain JSON values.
+        lease: The lease, if one was asked for.
+        warnings: What the server did differently from what the request may have meant.
+        reasons: Why this placement, if `explain` was asked for.
+        request: The server's id of the request, for `why`.
+
+    """
+
+    data: Any
+    lease: Lease | None = None
+    warnings: tuple[str, ...] = ()
+    reasons: Mapping[str, Any] | None = None
+    request: str = ""
+
+
+class UnreadableError(ValueError):
+    """A reply is JSON, but not what the protocol promises. Stops at the client's edge."""
+
+
+def read_answer(reply: Reply) -> Answer:
+    """Return the answer in a success reply."""
+    return Answer(
+        data=reply.data,
+        lease=None if reply.lease is None else read_lease(reply.lease),
+        warnings=reply.warnings,
+        reasons=reply.reasons,
+        request=reply.request,
+    )
+
+
+def read_refusal(reply: Reply) -> RequestRefused:
+    """Return the error that a failure reply stands for."""
+    error = reply.error or ErrorObject()
+    known = {"code", "reason", "field", "expected"}
+    return refusal(
+        error.code,
+        error.reason or "the server gave no reason",
+        field=error.field,
+        expected=error.expected,
+        details={name: value for name, value in reply.details.items() if name not in known},
+        request=reply.request,
+    )
+
+
+def read_lease(document: Any) -> Lease:
+    """Return the lease that a reply or a JSON object describes.
+
+    Raises:
+        UnreadableError: The object is not what the protocol promises.
+
+    """
+    try:
+        found = msgspec.convert(document, LeaseObject)
+    except msgspec.ValidationError as error:
+        raise UnreadableError(f"this is not a lease ({error}): {str(document)[:200]}") from error
+    return Lease(
+        id=found.id,
+        state=found.state,
+        tenant=found.tenant,
+        placement=tuple(_share(share) for share in found.placement),
+        expires_at=found.expires_at,
+        fencing=found.fencing,
+        token=found.token,
+        granted_at=found.granted_at,
+        ttl_seconds=found.ttl_seconds,
+        policy_rule_uri=found.policy_rule_uri,
+        reason=found.reason,
+    )
+
+
+def read_object(value: Any) -> dict[str, Any]:
+    """Return a JSON object.
+
+    Raises:
+        UnreadableError: It is not one.
+
+    """
+    if not isinstance(value, dict):
+        raise UnreadableError(f"expected an object, got {str(value)[:200]}")
+    return value
+
+
+def _share(share: ShareObject) -> Share:
+    return Share(
+        cluster_id=ClusterId(share.cluster_id),
+        node_id=NodeId(share.node_id),
+        gpus=share.gpus,
+        gpu_milli=share.gpu_milli,
+        cpu_milli=share.cpu_milli,
+        memory_mib=share.memory_mib,
+    )

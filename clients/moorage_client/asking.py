@@ -1,0 +1,59 @@
+"""The message of a request, from the arguments of `ask`. Used by all clients."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypedDict, Unpack
+
+from moorage.model import Demand, LeaseTerms, Provision
+
+Document = Mapping[str, Any]
+
+
+class Request(TypedDict, total=False):
+    """What can be asked of a policy, beside its name and the lease.
+
+    Args:
+        inputs: What the policy itself wants to know; `{}` if it wants nothing.
+        clusters: Ids of the clusters to choose from; default: all live ones.
+        filter: Query that selects the clusters to choose from.
+        search: Similarity query that selects them.
+        parameters: Overrides of the policy's default parameters.
+        settings: Overrides of the policy's default settings.
+        resources: What must fit; fields and units as in `moorage.model.Demand`.
+        provision: What to start on the placement, as in `moorage.model.Provision`.
+        explain: Also give the reasons.
+        dry_run: Decide, but hold nothing.
+
+    """
+
+    inputs: Any
+    clusters: Sequence[str] | None
+    filter: Document | None
+    search: Document | None
+    parameters: Document | None
+    settings: Document | None
+    resources: Demand | Document | None
+    provision: Provision | Document | None
+    explain: bool
+    dry_run: bool
+
+
+def request_message(
+    policy_rule_uri: str, lease: LeaseTerms | Document | None, **request: Unpack[Request]
+) -> dict[str, Any]:
+    """Return the message, without what was not given.
+
+    Raises:
+        TypeError: An argument that no request has.
+
+    """
+    if unknown := request.keys() - Request.__annotations__.keys():
+        raise TypeError(f"a request has no {', '.join(sorted(unknown))}")
+    given = {"lease": lease, **request}
+    message: dict[str, Any] = {"adhoc": True, "policy_rule_uri": policy_rule_uri, "inputs": {}}
+    for name, value in given.items():
+        if isinstance(value, Demand | LeaseTerms | Provision):
+            message[name] = asdict(value)
+        elif value is not None and value is not False:
+            message[name] = value
+    return message

@@ -1,0 +1,191 @@
+"""The blocking client: `Client` for programs without an event loop.
+
+It lives on a thread of its own, and so do its renewals: a lease outlives any computation of the
+program's threads, which may all share one client.
+"""
+
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+from moorage.model import LeaseTerms
+from moorage_client.answers import Answer, Lease
+from moorage_client.asking import Document, Request, request_message
+from moorage_client.client import RECONNECT_SECONDS, TIMEOUT_SECONDS, Client
+from moorage_client.errors import MoorageError
+from moorage_client.guard import BlockingGuard
+from moorage_client.listing import Listing
+from moorage_client.loops import LoopThread
+
+T = TypeVar("T")
+
+
+def _nothing() -> None:
+    """Nobody can interrupt a thread; its block looks at `held.lost`."""
+
+
+class BlockingClient:
+    """A client of one server, for any number of threads.
+
+        with BlockingClient() as client:
+            answer = client.ask("first-fit:1-stable", resources={"gpus": 1})
+
+    Methods and errors are those of `Client`, where they are documented; lists are complete. A
+    client does not survive `fork`: make it in the process that uses it.
+
+    Args:
+        url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
+        token: Who we are; default `MOORAGE_TOKEN`, else nobody in particular.
+        timeout: Seconds that a reply may take, beyond `wait_seconds`.
+        reconnect_seconds: How long to try to replace a broken socket.
+
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        reconnect_seconds: float = RECONNECT_SECONDS,
+    ) -> None:
+        self._client_options = (url, token, timeout, reconnect_seconds)
+        self._thread: LoopThread | None = None
+        self._client: Client | None = None
+
+    def __enter__(self) -> Self:
+        if self._thread is not None:
+            raise RuntimeError("this client is open already, or was closed; make a new one")
+        url, token, timeout, reconnect_seconds = self._client_options
+        self._thread = LoopThread("moorage-client")
+        self._client = Client(
+            url,
+            token,
+            timeout=timeout,
+            reconnect_seconds=reconnect_seconds,
+            renewals_on=self._thread,
+        )
+        try:
+            self._thread.run(self._client.__aenter__())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the socket and end the thread; leases still held live until their TTL."""
+        client, self._client = self._client, None
+        if client is not None and self._thread is not None:
+            try:
+                self._thread.run(client.close())
+            finally:
+                self._thread.stop()
+
+    def ask(
+        self,
+        policy_rule_uri: str,
+        *,
+        lease: LeaseTerms | Document | None = None,
+        timeout: float | None = None,
+        **request: Unpack[Request],
+    ) -> Answer:
+        """Ask a policy for a placement; see `Client.ask`."""
+        client = self._open()
+        return self._run(client.ask(policy_rule_uri, lease=lease, timeout=timeout, **request))
+
+    def lease(
+        self,
+        policy_rule_uri: str,
+        *,
+        ttl_seconds: float = 60.0,
+        wait_seconds: float = 0.0,
+        priority: int = 0,
+        preemptible: bool = False,
+        idempotency_key: str = "",
+        timeout: float | None = None,
+        **request: Unpack[Request],
+    ) -> BlockingGuard:
+        """Hold a lease while a block runs: `with client.lease(…) as held:`.
+
+        As `Client.lease`, except that a thread cannot be interrupted: when the lease is lost,
+        `held.lost` becomes true, `held.check()` raises `LeaseLost`, and so does the end of the
+        block. Long work calls `held.check()` between its steps.
+        """
+        client = self._open()
+        terms = LeaseTerms(ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
+        message = request_message(policy_rule_uri, terms, **request)
+        return BlockingGuard(
+            lambda: self._run(client.acquire(message, timeout)),
+            lambda held: client.keep(held, _nothing),
+            lambda held: self._run(client.hand_back(held)),
+        )
+
+    def renew(
+        self,
+        lease: str,
+        token: str,
+        ttl_seconds: float | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> Lease:
+        """Make a lease last longer; see `Client.renew`."""
+        return self._run(self._open().renew(lease, token, ttl_seconds, timeout=timeout))
+
+    def release(self, lease: str, token: str) -> Lease:
+        """End a lease; see `Client.release`."""
+        return self._run(self._open().release(lease, token))
+
+    def status(self, subject: str) -> dict[str, Any]:
+        """Return a lease or waiter; see `Client.status`."""
+        return self._run(self._open().status(subject))
+
+    def why(self, subject: str) -> dict[str, Any]:
+        """Return the reasons of an answer; see `Client.why`."""
+        return self._run(self._open().why(subject))
+
+    def cancel(self, request: str) -> dict[str, Any]:
+        """Give up a place in the queue; see `Client.cancel`."""
+        return self._run(self._open().cancel(request))
+
+    def leases(self, **filters: Any) -> list[Lease]:
+        """Return the leases that equal the filters; see `Client.leases`."""
+        return self._list(self._open().leases(**filters))
+
+    def queue(self, **filters: Any) -> list[dict[str, Any]]:
+        """Return the requests that wait; see `Client.queue`."""
+        return self._list(self._open().queue(**filters))
+
+    def fleet(self, cluster: str | None = None) -> list[dict[str, Any]]:
+        """Return the clusters, or the nodes of one; see `Client.fleet`."""
+        return self._list(self._open().fleet(cluster))
+
+    def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
+        """Call the `management` of a policy; see `Client.manage`."""
+        return self._run(self._open().manage(policy_rule_uri, action, data))
+
+    def call(self, message: Document, *, idempotent: bool = True) -> Any:
+        """Send any message of the protocol; see `Client.call`."""
+        return self._run(self._open().call(message, idempotent=idempotent))
+
+    def _list(self, listing: Listing[T]) -> list[T]:
+        return self._run(listing.all())
+
+    def _open(self) -> Client:
+        if self._client is None:
+            raise MoorageError("this client is not open; use it as `with BlockingClient() as …`")
+        return self._client
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        thread = self._thread
+        if thread is None:
+            work.close()
+            raise MoorageError("this client is not open")
+        return thread.run(work)

@@ -1,0 +1,304 @@
+"""The commands that change something: ask, renew, release, cancel."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from moorage.model import LeaseTerms
+from moorage_client.answers import Answer, Lease
+from moorage_client.cli.exits import TokenMissing
+from moorage_client.cli.output import ends_in, fields, note, print_json, say, where
+from moorage_client.cli.session import Session
+from moorage_client.cli.tokens import StateUnusable, TokenFile, state_path
+
+TTL_SECONDS: Final = 300.0
+
+_RESOURCES: Final = "What must fit"
+_LEASE: Final = "Lease"
+_POLICY: Final = "For the policy"
+
+
+def json_object(text: str | None, option: str) -> Any:
+    """Return the JSON object that an option gives as text, `@file` or `@-` (stdin).
+
+    Raises:
+        typer.BadParameter: It is not one.
+
+    """
+    if text is None:
+        return None
+    try:
+        if text == "@-":
+            text = sys.stdin.read()
+        elif text.startswith("@"):
+            text = Path(text[1:]).read_text(encoding="utf-8")
+        value = json.loads(text)
+    except OSError as error:
+        raise typer.BadParameter(f"{option}: cannot read {text[1:]}: {error.strerror}") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise typer.BadParameter(f"{option}: expected a JSON object, got {text[:50]}")
+    return value
+
+
+def ask(
+    session: Session,
+    policy: Annotated[str, typer.Argument(help="URI of the policy, name:version-tag")],
+    gpus: Annotated[
+        int | None, typer.Option(min=0, help="GPUs on each node", rich_help_panel=_RESOURCES)
+    ] = None,
+    gpu_milli: Annotated[
+        int | None,
+        typer.Option(min=1, max=1000, help="Thousandths of each", rich_help_panel=_RESOURCES),
+    ] = None,
+    model: Annotated[
+        list[str] | None, typer.Option(help="Accepted GPU model", rich_help_panel=_RESOURCES)
+    ] = None,
+    gpu_memory_mib: Annotated[
+        int | None, typer.Option(min=0, help="Memory of each GPU", rich_help_panel=_RESOURCES)
+    ] = None,
+    cpu_milli: Annotated[
+        int | None,
+        typer.Option(min=0, help="Thousandths of CPU cores", rich_help_panel=_RESOURCES),
+    ] = None,
+    memory_mib: Annotated[
+        int | None, typer.Option(min=0, help="Memory of each node", rich_help_panel=_RESOURCES)
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(min=1, help="Nodes of a gang", rich_help_panel=_RESOURCES)
+    ] = None,
+    topology: Annotated[
+        str | None, typer.Option(help="nvlink, numa or rack", rich_help_panel=_RESOURCES)
+    ] = None,
+    cluster: Annotated[
+        list[str] | None, typer.Option(help="Candidate cluster", rich_help_panel=_RESOURCES)
+    ] = None,
+    inputs: Annotated[
+        str | None, typer.Option(help="JSON, @file or @-", rich_help_panel=_POLICY)
+    ] = None,
+    parameters: Annotated[
+        str | None, typer.Option(help="JSON, @file or @-", rich_help_panel=_POLICY)
+    ] = None,
+    settings: Annotated[
+        str | None, typer.Option(help="JSON, @file or @-", rich_help_panel=_POLICY)
+    ] = None,
+    filter: Annotated[  # noqa: A002  # The wire's name.
+        str | None, typer.Option(help="Query that selects clusters", rich_help_panel=_POLICY)
+    ] = None,
+    search: Annotated[
+        str | None, typer.Option(help="Similarity query", rich_help_panel=_POLICY)
+    ] = None,
+    lease: Annotated[
+        bool, typer.Option("--lease", help="Hold it; else advice", rich_help_panel=_LEASE)
+    ] = False,
+    ttl: Annotated[
+        float | None,
+        typer.Option(min=1, help="Hold it for seconds (else 300)", rich_help_panel=_LEASE),
+    ] = None,
+    wait: Annotated[
+        float | None, typer.Option(min=0, help="Wait for seconds", rich_help_panel=_LEASE)
+    ] = None,
+    priority: Annotated[
+        int | None, typer.Option(help="Higher goes first", rich_help_panel=_LEASE)
+    ] = None,
+    preemptible: Annotated[
+        bool, typer.Option("--preemptible", help="May be ended early", rich_help_panel=_LEASE)
+    ] = False,
+    key: Annotated[
+        str | None,
+        typer.Option(help="Idempotency key: same key, same lease", rich_help_panel=_LEASE),
+    ] = None,
+    provision: Annotated[
+        str | None, typer.Option(help="What to start: JSON, @file", rich_help_panel=_LEASE)
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show the reasons")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Decide, but hold nothing")] = False,
+) -> None:
+    """Ask a policy for a placement, and with --lease or --ttl for a lease on it."""
+    terms = _terms(lease, ttl, wait, priority, preemptible, key, provision)
+    resources = {
+        "gpus": gpus,
+        "gpu_milli": gpu_milli,
+        "models": model or None,
+        "gpu_memory_mib": gpu_memory_mib,
+        "cpu_milli": cpu_milli,
+        "memory_mib": memory_mib,
+        "nodes": nodes,
+        "topology": topology,
+    }
+    request = {
+        "inputs": json_object(inputs, "--inputs"),
+        "parameters": json_object(parameters, "--parameters"),
+        "settings": json_object(settings, "--settings"),
+        "filter": json_object(filter, "--filter"),
+        "search": json_object(search, "--search"),
+        "provision": json_object(provision, "--provision"),
+        "clusters": cluster or None,
+        "resources": {k: v for k, v in resources.items() if v is not None} or None,
+        "explain": explain,
+        "dry_run": dry_run,
+    }
+
+    async def work(client: Any) -> tuple[Answer, str]:
+        return await client.ask(policy, lease=terms, **request), client.url
+
+    answer, url = session.run(work)
+    kept = _keep(answer.lease, url)
+    _show(session, answer, kept)
+
+
+def renew(
+    session: Session,
+    lease: Annotated[str, typer.Argument(help="Id of the lease")],
+    ttl: Annotated[
+        float | None, typer.Option(min=1, help="Seconds from now (else the lease's own)")
+    ] = None,
+    lease_token: Annotated[
+        str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask`)")
+    ] = None,
+) -> None:
+    """Make a lease last longer."""
+    tokens = TokenFile(state_path())
+    token = _token(tokens, lease, lease_token)
+
+    async def work(client: Any) -> Lease:
+        renewed: Lease = await client.renew(lease, token, ttl)
+        return renewed
+
+    renewed = session.run(work)
+    if lease_token is None:
+        tokens.renewed(renewed)
+    if session.json:
+        print_json(renewed.document())
+    else:
+        say(f"lease {lease} now ends in {ends_in(renewed.expires_at)}")
+
+
+def release(
+    session: Session,
+    lease: Annotated[str, typer.Argument(help="Id of the lease")],
+    lease_token: Annotated[
+        str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask`)")
+    ] = None,
+) -> None:
+    """End a lease; a second release answers the same."""
+    tokens = TokenFile(state_path())
+    token = _token(tokens, lease, lease_token)
+
+    async def work(client: Any) -> Lease:
+        released: Lease = await client.release(lease, token)
+        return released
+
+    released = session.run(work)
+    # The token stays, so that the second release answers the same; it is forgotten with time.
+    if session.json:
+        print_json(released.document())
+    else:
+        say(f"lease {lease} is {released.state}")
+
+
+def cancel(
+    session: Session, request: Annotated[str, typer.Argument(help="Id of the request")]
+) -> None:
+    """Give up a place in the queue."""
+    ended = session.run(lambda client: client.cancel(request))
+    if session.json:
+        print_json(ended)
+    else:
+        fields(ended)
+
+
+def _terms(
+    lease: bool,
+    ttl: float | None,
+    wait: float | None,
+    priority: int | None,
+    preemptible: bool,
+    key: str | None,
+    provision: str | None,
+) -> LeaseTerms | None:
+    wanted = {
+        "--wait": wait is not None,
+        "--priority": priority is not None,
+        "--preemptible": preemptible,
+        "--key": key is not None,
+        "--provision": provision is not None,
+    }
+    if not lease and ttl is None:
+        for option, given in wanted.items():
+            if given:
+                raise typer.BadParameter(f"{option} is about a lease; add --lease or --ttl SECONDS")
+        return None
+    return LeaseTerms(
+        ttl_seconds=TTL_SECONDS if ttl is None else ttl,
+        wait_seconds=wait or 0.0,
+        priority=priority or 0,
+        preemptible=preemptible,
+        idempotency_key=key or "",
+    )
+
+
+def _keep(lease: Lease | None, url: str) -> bool:
+    """Keep the token of a new lease; return whether that worked, or was not needed."""
+    if lease is None or not lease.token:
+        return True
+    try:
+        TokenFile(state_path()).keep(lease, url)
+    except StateUnusable as problem:
+        # The lease is there, so the command has not failed; but its token must not be lost.
+        note(f"moorage: {problem}")
+        return False
+    return True
+
+
+def _show(session: Session, answer: Answer, kept: bool) -> None:
+    if session.json:
+        print_json(_envelope(answer))
+        return
+    for warning in answer.warnings:
+        note(f"warning: {warning}")
+    lease = answer.lease
+    if lease is None:
+        say(json.dumps(answer.data, ensure_ascii=False))
+    else:
+        say(f"{lease.id}  {where(lease.placement)}")
+        note(
+            f"{lease.state}; ends in {ends_in(lease.expires_at)} unless renewed; fencing number "
+            f"{lease.fencing}. Release it with: moorage release {lease.id}"
+        )
+        if not kept:
+            note(f"Note its token, it was not kept: {lease.token}")
+    if answer.reasons:
+        fields(answer.reasons)
+
+
+def _envelope(answer: Answer) -> dict[str, Any]:
+    """Return the answer as the protocol's success reply."""
+    document: dict[str, Any] = {"success": True, "data": answer.data}
+    if answer.lease is not None:
+        document["lease"] = asdict(answer.lease)
+    if answer.warnings:
+        document["warnings"] = list(answer.warnings)
+    if answer.reasons is not None:
+        document["reasons"] = answer.reasons
+    return document | ({"request": answer.request} if answer.request else {})
+
+
+def _token(tokens: TokenFile, lease: str, given: str | None) -> str:
+    """Return the token of a lease, from the option or from the file.
+
+    Raises:
+        TokenMissing: Neither has it.
+
+    """
+    token = given or tokens.token(lease)
+    if token is None:
+        raise TokenMissing(
+            f"the token of lease {lease} is not in {tokens.path}; pass it with --lease-token"
+        )
+    return token

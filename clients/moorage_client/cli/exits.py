@@ -1,0 +1,75 @@
+"""What the exit codes mean, and which error ends in which. Scripts rely on them."""
+
+from enum import IntEnum
+from typing import Final
+
+from moorage.model import Code
+from moorage.protocol.codes import WORTH_RETRYING
+from moorage_client.errors import (
+    ConnectionFailed,
+    LeaseEnded,
+    LeaseLost,
+    MoorageError,
+    NotFound,
+    RequestRefused,
+    RuleFailed,
+    Timeout,
+    Unauthorized,
+)
+
+
+class Exit(IntEnum):
+    """The exit codes of `moorage`."""
+
+    OK = 0
+    NOT_NOW = 1
+    USAGE = 2
+    NEVER = 3
+    UNREACHABLE = 4
+    UNKNOWN = 5
+    RULE_FAILED = 6
+    LEASE_LOST = 7
+    INTERNAL = 70
+    INTERRUPTED = 130
+
+
+MEANINGS: Final = {
+    Exit.OK: "done",
+    Exit.NOT_NOW: "refused, but may succeed later: no capacity, waited too long, server busy",
+    Exit.USAGE: "the command line is wrong",
+    Exit.NEVER: "refused for good: it never fits, or the request itself is wrong",
+    Exit.UNREACHABLE: "no Moorage server answers (in time) at the URL",
+    Exit.UNKNOWN: "no such lease, request, policy or cluster; or wrong or missing token",
+    Exit.RULE_FAILED: "the policy itself failed",
+    Exit.LEASE_LOST: "the lease is over",
+    Exit.INTERNAL: "a defect, of the server or of this program",
+    Exit.INTERRUPTED: "interrupted with Ctrl-C",
+}
+
+
+class TokenMissing(MoorageError):  # noqa: N818  # As the rest of the tree.
+    """The token of a lease is not known here."""
+
+
+class ReaderGone(Exception):  # noqa: N818  # No error: whoever read stdout has seen enough.
+    """Nobody reads stdout any more."""
+
+
+def exit_of(error: MoorageError) -> Exit:
+    """Return the exit code that an error ends in."""
+    match error:
+        case ConnectionFailed() | Timeout():
+            return Exit.UNREACHABLE
+        case LeaseLost() | LeaseEnded():
+            return Exit.LEASE_LOST
+        case NotFound() | Unauthorized() | TokenMissing():
+            return Exit.UNKNOWN
+        case RuleFailed():
+            return Exit.RULE_FAILED
+        case RequestRefused(code=Code.INTERNAL):
+            return Exit.INTERNAL
+        case RequestRefused(code=code):
+            later = code in WORTH_RETRYING or code in {Code.CANCELLED, Code.ENGINE_FAILED}
+            return Exit.NOT_NOW if later else Exit.NEVER
+        case _:
+            return Exit.INTERNAL

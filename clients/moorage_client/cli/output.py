@@ -1,0 +1,170 @@
+"""What the commands print: one JSON document, or tables and sentences for a person.
+
+Results go to stdout, everything else to stderr. Text from the server is shown without control
+characters: a policy's words must not drive anybody's terminal.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from moorage.model import Placement
+from moorage_client.cli.exits import TokenMissing
+from moorage_client.errors import (
+    ConnectionFailed,
+    LeaseLost,
+    MoorageError,
+    ProtocolViolated,
+    RequestRefused,
+    Timeout,
+)
+
+_TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at"})
+"""Fields that are seconds since the epoch, shown as local time."""
+
+_PIPE_COLUMNS: Final = 160
+"""Width of tables that go to a pipe, where nobody can say how wide the reader is."""
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on stdout."""
+    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+
+
+def say(text: str) -> None:
+    """Print a result on stdout for a person."""
+    sys.stdout.write(plain(text) + "\n")
+
+
+def note(text: str) -> None:
+    """Print something beside the result, on stderr."""
+    sys.stderr.write(plain(text) + "\n")
+
+
+def plain(text: str) -> str:
+    """Return text without control characters, line ends and tabs excepted."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
+    """Print a table, or the sentence `empty` where there are no rows.
+
+    Args:
+        columns: Headings; one that ends in `>` is set to the right.
+        rows: Cells by row.
+        empty: What to say instead of an empty table.
+
+    """
+    from rich import box  # noqa: PLC0415  # Slow to import; --json never needs it.
+    from rich.console import Console  # noqa: PLC0415  # As above.
+    from rich.table import Table  # noqa: PLC0415  # As above.
+    from rich.text import Text  # noqa: PLC0415  # As above.
+
+    shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        right = column.endswith(">")
+        shown.add_column(column.rstrip(">"), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        shown.add_row(*(Text(plain(str(cell))) for cell in row))
+    if not shown.rows:
+        note(empty)
+        return
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    Console(width=None if known else _PIPE_COLUMNS, highlight=False).print(shown)
+
+
+def fields(document: Mapping[str, Any]) -> None:
+    """Print a document as `name: value` lines, without what is empty; nested values as JSON."""
+    shown = {name: _value(name, value) for name, value in document.items() if name != "lease"}
+    width = max(map(len, shown), default=0)
+    for name, text in shown.items():
+        if text:
+            say(f"{name:<{width}}  {text}")
+
+
+def _value(name: str, value: Any) -> str:
+    if name in _TIMES and isinstance(value, int | float):
+        return (
+            datetime.fromtimestamp(value, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
+        )
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def where(placement: Placement) -> str:
+    """Return a placement in one line: `c0/n1 gpus 0,1`, one part for each node."""
+    parts = []
+    for share in placement:
+        gpus = f" gpus {','.join(share.gpus)}" if share.gpus else ""
+        part = f" ({share.gpu_milli} milli)" if share.gpus and share.gpu_milli != 1000 else ""  # noqa: PLR2004  # A whole GPU.
+        parts.append(f"{share.cluster_id}/{share.node_id}{gpus}{part}")
+    return "; ".join(parts)
+
+
+def ends_in(expires_at: float) -> str:
+    """Return how far away a time of the server is, for a person."""
+    seconds = round(expires_at - time.time())
+    if seconds <= 0:
+        return "now"
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
+
+
+def failure_document(error: MoorageError) -> dict[str, Any]:
+    """Return an error in the shape of the protocol's failure reply."""
+    if isinstance(error, RequestRefused):
+        said: dict[str, Any] = {**error.details, "code": error.code, "reason": error.reason}
+        said |= {"field": error.field} if error.field else {}
+        said |= {"expected": error.expected} if error.expected else {}
+        document = {"success": False, "message": error.reason, "error": said}
+        return document | ({"request": error.request} if error.request else {})
+    return failure(_code(error), str(error))
+
+
+def failure(code: str, message: str) -> dict[str, Any]:
+    """Return a failure that did not come from the server, in the same shape."""
+    error = {"code": code, "reason": message}
+    return {"success": False, "message": message, "error": error}
+
+
+def explain_failure(error: MoorageError) -> None:
+    """Tell a person on stderr what went wrong and what to do."""
+    note(f"moorage: {error}")
+    match error:
+        case ProtocolViolated(url=url):
+            note(f"What answers at {url} is no Moorage server of this version; check the URL.")
+        case ConnectionFailed(url=url) if url.startswith("http"):
+            note("Start a server with `moored serve`, or name one with --http-url.")
+            note("(--http-url defaults to MOORAGE_HTTP_URL, else http://127.0.0.1:8080)")
+        case ConnectionFailed():
+            note("Start a server with `moored serve`, or name one with --url.")
+            note("(--url defaults to MOORAGE_URL, else ws://127.0.0.1:8765)")
+        case RequestRefused():
+            for name, value in error.details.items():
+                note(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
+            if error.request:
+                note(f"More: moorage why {error.request}")
+        case _:
+            pass
+
+
+def _code(error: MoorageError) -> str:
+    match error:
+        case ProtocolViolated():
+            return "protocol_violated"
+        case ConnectionFailed():
+            return "connection_failed"
+        case Timeout():
+            return "timeout"
+        case LeaseLost():
+            return "lease_lost"
+        case TokenMissing():
+            return "token_missing"
+        case _:
+            return "internal"

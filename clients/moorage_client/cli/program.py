@@ -1,0 +1,108 @@
+"""The commands together, and the one place where their errors become output and exit codes."""
+
+import traceback
+from collections.abc import Sequence
+from importlib.metadata import version as installed_version
+from typing import Any
+
+import typer
+
+from moorage_client.cli import asking, looking, policies
+from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
+from moorage_client.cli.output import (
+    explain_failure,
+    failure,
+    failure_document,
+    note,
+    print_json,
+    say,
+)
+from moorage_client.cli.session import HttpUrl, Json, Session, Timeout, Token, Url, command
+from moorage_client.errors import MoorageError
+
+_EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {said}" for code, said in MEANINGS.items()) + "."
+
+app = typer.Typer(
+    name="moorage",
+    help="Ask a Moorage server where a workload should run, and hold the GPUs it names.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _shared(
+    context: typer.Context,
+    url: Url = None,
+    http_url: HttpUrl = None,
+    token: Token = None,
+    json: Json = False,
+    timeout: Timeout = None,
+) -> None:
+    context.obj = Session(url, http_url, token, json, timeout)
+
+
+policy = typer.Typer(help="Register policies and look at them.", no_args_is_help=True)
+app.add_typer(policy, name="policy")
+
+command(app, "ask")(asking.ask)
+command(app, "renew")(asking.renew)
+command(app, "release")(asking.release)
+command(app, "cancel")(asking.cancel)
+command(app, "leases")(looking.leases)
+command(app, "status")(looking.status)
+command(app, "why")(looking.why)
+command(app, "queue")(looking.queue)
+command(app, "fleet")(looking.fleet)
+command(policy, "push")(policies.push)
+command(policy, "list")(policies.list_policies)
+command(policy, "show")(policies.show)
+
+
+def version(session: Session) -> None:
+    """Print the version of this program."""
+    known = installed_version("moorage")
+    if session.json:
+        print_json({"version": known})
+    else:
+        say(f"moorage {known}")
+
+
+command(app, "version")(version)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run one command line; print its result or its failure; return the exit code."""
+    # The parser may fail before it has understood --json; scripts rely on it even then.
+    as_json = "--json" in arguments
+    try:
+        code = app(list(arguments), prog_name="moorage", standalone_mode=False)
+    except typer.TyperException as error:
+        message = f"{error.format_message()} (try --help)"
+        _fail(as_json, failure("usage", message))
+        return error.exit_code
+    except MoorageError as error:
+        if as_json:
+            print_json(failure_document(error))
+        else:
+            explain_failure(error)
+        return exit_of(error)
+    except ReaderGone:
+        return Exit.OK
+    except Exception as error:  # noqa: BLE001  # The last stop: a defect becomes an exit code.
+        traceback.print_exc()
+        _fail(as_json, failure("internal", f"a defect of moorage: {error!r}"))
+        return Exit.INTERNAL
+    if code == Exit.INTERRUPTED:
+        _fail(as_json, failure("interrupted", "interrupted"))
+    return code if isinstance(code, int) else Exit.OK
+
+
+def _fail(as_json: bool, document: dict[str, Any]) -> None:
+    """Say that the command failed, without help from the server."""
+    if as_json:
+        print_json(document)
+    else:
+        note(f"moorage: {document['message']}")

@@ -1,0 +1,149 @@
+"""What all commands share: where the server is, who we are, how to print; and how they are made.
+
+Every command of `program` is a function of a `Session` and its own options; `command` adds the
+shared options to it, so that they can stand before and after the command's name.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, TypeVar
+
+import typer
+
+from moorage_client.cli.exits import ReaderGone
+
+T = TypeVar("T")
+
+PANEL = "Server and output"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The shared options, as given; the clients know the environment and the defaults.
+
+    Args:
+        url: WebSocket URL of the server.
+        http_url: HTTP URL of the server.
+        token: Who we are.
+        json: Print exactly one JSON document on stdout.
+        timeout: Seconds until an answer must be here, beyond `--wait`.
+
+    """
+
+    url: str | None = None
+    http_url: str | None = None
+    token: str | None = None
+    json: bool = False
+    timeout: float | None = None
+
+    def run(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+        """Connect, do `work` with the client, and return its result."""
+        from moorage_client.client import TIMEOUT_SECONDS, Client  # noqa: PLC0415  # Slow to import.
+
+        async def connected() -> T:
+            async with Client(
+                self.url, self.token, timeout=self.timeout or TIMEOUT_SECONDS
+            ) as client:
+                return await work(client)
+
+        return asyncio.run(connected())
+
+    def services(self) -> Any:
+        """Return a client of the HTTP side, to be used in a `with`."""
+        from moorage_client.services import SECONDS_MAX, Services  # noqa: PLC0415  # Slow to import.
+
+        return Services(self.http_url, self.token, timeout=self.timeout or SECONDS_MAX)
+
+
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="WebSocket of the server (MOORAGE_URL, else ws://127.0.0.1:8765)",
+        rich_help_panel=PANEL,
+        metavar="URL",
+    ),
+]
+HttpUrl = Annotated[
+    str | None,
+    typer.Option(
+        help="HTTP of the server (MOORAGE_HTTP_URL, else http://127.0.0.1:8080)",
+        rich_help_panel=PANEL,
+        metavar="URL",
+    ),
+]
+Token = Annotated[
+    str | None,
+    typer.Option(
+        help="Who you are, where the server asks (MOORAGE_TOKEN)",
+        rich_help_panel=PANEL,
+        metavar="TOKEN",
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print exactly one JSON document on stdout", rich_help_panel=PANEL),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        help="Seconds until an answer must be here, beyond --wait (else 30)",
+        min=0.001,
+        rich_help_panel=PANEL,
+        metavar="SECONDS",
+    ),
+]
+
+
+def _shared(
+    url: Url = None,
+    http_url: HttpUrl = None,
+    token: Token = None,
+    json: Json = False,
+    timeout: Timeout = None,
+) -> Session:
+    return Session(url, http_url, token, json, timeout)
+
+
+_SHARED = inspect.signature(_shared).parameters
+
+
+def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Register a function as a command, with the shared options after its own.
+
+    Args:
+        app: Where.
+        name: The command's name.
+
+    Returns:
+        A decorator; the function's first parameter is the session.
+
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        def invoke(context: typer.Context, **options: Any) -> None:
+            given = {name: options.pop(name) for name in _SHARED}
+            said = {name: value for name, value in given.items() if value not in (None, False)}
+            before: Session = context.find_object(Session) or Session()
+            try:
+                function(replace(before, **said), **options)
+            except BrokenPipeError as error:
+                raise ReaderGone from error  # The parser would turn this one into its own exit.
+
+        own = list(inspect.signature(function, eval_str=True).parameters.values())[1:]
+        context = inspect.Parameter(
+            "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
+        )
+        by_name = [
+            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+            for parameter in (*own, *_SHARED.values())
+        ]
+        parameters = [context, *by_name]
+        invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Functions may have one.
+        invoke.__annotations__ = {p.name: p.annotation for p in parameters}
+        invoke.__doc__ = function.__doc__
+        app.command(name)(invoke)
+        return function
+
+    return register

@@ -1,0 +1,435 @@
+"""The async client: ask for placements and leases, hold them, and look around.
+
+Used by programs that run an event loop, by the blocking client and by the command line.
+"""
+
+import asyncio
+import contextlib
+import os
+import uuid
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar, Unpack
+
+from moorage.model import Code, Demand, LeaseTerms, Provision
+from moorage.protocol.replies import Reply
+from moorage_client.answers import (
+    Answer,
+    Lease,
+    UnreadableError,
+    read_answer,
+    read_lease,
+    read_object,
+)
+from moorage_client.asking import Document, Request, request_message
+from moorage_client.errors import (
+    LeaseEnded,
+    LeaseLost,
+    MoorageError,
+    NotFound,
+    ProtocolViolated,
+    RuleFailed,
+)
+from moorage_client.guard import LeaseGuard
+from moorage_client.holding import OVER, HeldLease, Keeper, Keeping
+from moorage_client.link import Link
+from moorage_client.listing import Listing
+from moorage_client.loops import LoopThread
+
+URL_DEFAULT: Final = "ws://127.0.0.1:8765"
+TIMEOUT_SECONDS: Final = 30.0
+"""How long a reply may take, beyond the time that a request is ready to wait in the queue."""
+
+RECONNECT_SECONDS: Final = 30.0
+"""How long to try to reach a server again that was there a moment ago."""
+
+GIVING_BACK_MAX: Final = 256
+"""Leases that came too late for their asker and are given back at once; more end by their TTL."""
+
+T = TypeVar("T")
+
+
+class Renewals:
+    """Renews leases over a link: what a keeper needs of a client, and `Client` itself too."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def renew(
+        self,
+        lease: str,
+        token: str,
+        ttl_seconds: float | None = None,
+        *,
+        seconds_max: float,
+    ) -> Lease:
+        """Renew a lease; arguments and errors as in `Client.renew`."""
+        message: dict[str, Any] = {"op": "renew", "lease": lease, "token": token}
+        if ttl_seconds is not None:
+            message["ttl_seconds"] = ttl_seconds
+        reply, _ = await self._link.call(message, seconds_max=seconds_max, idempotent=True)
+        return _read(self._link.url, read_lease, reply.lease or reply.data)
+
+    async def disconnect(self) -> None:
+        """Drop the socket; the next renewal opens another."""
+        await self._link.disconnect()
+
+    async def close(self) -> None:
+        """Drop the socket for good."""
+        await self._link.close()
+
+
+class Client:
+    """A client of one server. Requests of many tasks share its socket.
+
+    Use it as a context manager, in one event loop:
+
+        async with Client() as client:
+            answer = await client.ask("first-fit:1-stable", resources={"gpus": 1})
+
+    A broken socket is replaced, and what was asked is repeated where that is safe: everything
+    but `manage`. An ask for a lease carries an idempotency key, so its repetition returns the
+    lease of the first one. A cancelled or timed-out ask that is granted later is given back.
+
+    Args:
+        url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
+        token: Who we are; default `MOORAGE_TOKEN`, else nobody in particular.
+        timeout: Seconds that a reply may take, beyond `wait_seconds`.
+        reconnect_seconds: How long to try to replace a broken socket.
+        renewals_on: Thread that renews leases; None starts one with the first `lease()`.
+
+    """
+
+    def __init__(
+        self,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        reconnect_seconds: float = RECONNECT_SECONDS,
+        renewals_on: LoopThread | None = None,
+    ) -> None:
+        self.url = url or os.environ.get("MOORAGE_URL") or URL_DEFAULT
+        self._timeout = timeout
+        token = token or os.environ.get("MOORAGE_TOKEN") or None
+        self._link = Link(self.url, token, reconnect_seconds)
+        self._renewals = Renewals(self._link)
+        self._keeper = Keeper(Renewals(Link(self.url, token, reconnect_seconds)), renewals_on)
+        self._giving_back: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        await self._link.open()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the socket and stop renewing; leases then live until their TTL."""
+        if self._giving_back:
+            await asyncio.wait(self._giving_back)
+        await self._keeper.stop()
+        await self._link.close()
+
+    async def ask(
+        self,
+        policy_rule_uri: str,
+        *,
+        inputs: Any = None,
+        clusters: Sequence[str] | None = None,
+        filter: Document | None = None,  # noqa: A002  # The wire's name.
+        search: Document | None = None,
+        parameters: Document | None = None,
+        settings: Document | None = None,
+        resources: Demand | Document | None = None,
+        lease: LeaseTerms | Document | None = None,
+        provision: Provision | Document | None = None,
+        explain: bool = False,
+        dry_run: bool = False,
+        timeout: float | None = None,  # noqa: ASYNC109  # The error must say what ran out.
+    ) -> Answer:
+        """Ask a policy for a placement, and for a lease on it if `lease` is given.
+
+        Args:
+            policy_rule_uri: The policy, `name:version-tag`.
+            inputs: What the policy itself wants to know; `{}` if it wants nothing.
+            clusters: Ids of the clusters to choose from; default: all live ones.
+            filter: Query that selects the clusters to choose from.
+            search: Similarity query that selects them.
+            parameters: Overrides of the policy's default parameters.
+            settings: Overrides of the policy's default settings.
+            resources: What must fit; units as in `moorage.model.Demand`.
+            lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None asks for advice.
+            provision: What to start on the placement, as in `moorage.model.Provision`.
+            explain: Also give the reasons.
+            dry_run: Decide, but hold nothing.
+            timeout: Seconds until the answer must be here, beyond the `wait_seconds` of the lease;
+                default: the client's.
+
+        Raises:
+            RequestRefused: The answer is no; `NoCapacity`, `NeverFits` and others say which no.
+            ConnectionFailed: The server could not be reached, or not again.
+            Timeout: No answer in time.
+
+        """
+        message = request_message(
+            policy_rule_uri,
+            lease,
+            inputs=inputs,
+            clusters=clusters,
+            filter=filter,
+            search=search,
+            parameters=parameters,
+            settings=settings,
+            resources=resources,
+            provision=provision,
+            explain=explain,
+            dry_run=dry_run,
+        )
+        answer, _ = await self._asked(message, timeout)
+        return answer
+
+    def lease(
+        self,
+        policy_rule_uri: str,
+        *,
+        ttl_seconds: float = 60.0,
+        wait_seconds: float = 0.0,
+        priority: int = 0,
+        preemptible: bool = False,
+        idempotency_key: str = "",
+        cancel_when_lost: bool = True,
+        timeout: float | None = None,
+        **request: Unpack[Request],
+    ) -> LeaseGuard:
+        """Hold a lease while a block runs: `async with client.lease(…) as held:`.
+
+        The lease is asked for at the start, renewed every third of its TTL while the block runs,
+        also while the block blocks the event loop, and released at the end. When it is lost (it
+        was ended, or could not be renewed before it ran out), `held.lost` becomes true, the block
+        is cancelled at its next `await`, and `LeaseLost` comes out of the `async with`. An error
+        that the block raises itself is left as it is, with a note.
+
+        Args:
+            policy_rule_uri: The policy, `name:version-tag`.
+            ttl_seconds: The GPUs are free this long after this process died.
+            wait_seconds: How long to wait for it in the queue.
+            priority: Higher goes first.
+            preemptible: It may be ended early for a request of higher priority.
+            idempotency_key: Take over the lease that this key was granted earlier, if any.
+            cancel_when_lost: Cancel the block when the lease is lost; False only sets `held.lost`,
+                for blocks that call `held.check()` themselves.
+            timeout: As `ask`.
+            **request: The other arguments of `ask`.
+
+        Raises:
+            LeaseLost: From the end of the block.
+            RequestRefused: As `ask`, from the start of the block.
+            ConnectionFailed: As `ask`; from the end of the block: it could not be released, and
+                holds its GPUs until it runs out.
+            Timeout: As `ask`, or as `ConnectionFailed`.
+
+        """
+        terms = LeaseTerms(ttl_seconds, wait_seconds, priority, preemptible, idempotency_key)
+        message = request_message(policy_rule_uri, terms, **request)
+        return LeaseGuard(
+            lambda: self.acquire(message, timeout),
+            self._keeper.keep,
+            self.hand_back,
+            cancel_when_lost=cancel_when_lost,
+        )
+
+    async def acquire(self, message: dict[str, Any], seconds_max: float | None) -> HeldLease:
+        """Ask for a lease. For the guards of `lease`, here and in the blocking client.
+
+        Raises:
+            RuleFailed: The policy answered, but named no place to hold.
+            LeaseLost: The lease was granted and ended before its answer could be had.
+            MoorageError: As `ask`.
+
+        """
+        answer, replayed = await self._asked(message, seconds_max)
+        if answer.lease is None:
+            reason = f"the policy named no place to hold, but said {str(answer.data)[:500]}"
+            raise RuleFailed(Code.POLICY_DECLINED, reason, request=answer.request)
+        if answer.lease.state in OVER:
+            raise LeaseLost(answer.lease.id, answer.lease.reason or "it ended before it was used")
+        return HeldLease(answer.lease, answer.data, answer.warnings, replayed=replayed)
+
+    def keep(self, held: HeldLease, on_lost: Callable[[], None]) -> Keeping:
+        """Renew a lease in the background. For the guard of the blocking client."""
+        return self._keeper.keep(held, on_lost)
+
+    async def hand_back(self, held: HeldLease) -> None:
+        """Release a lease at the end of its block. For the guards.
+
+        Raises:
+            LeaseLost: It had ended already.
+            MoorageError: As `release`.
+
+        """
+        try:
+            await self.release(held.id, held.token)
+        except (NotFound, LeaseEnded) as gone:
+            raise held.lose(gone.reason) from gone
+
+    async def renew(
+        self,
+        lease: str,
+        token: str,
+        ttl_seconds: float | None = None,
+        *,
+        timeout: float | None = None,  # noqa: ASYNC109  # As `ask`.
+    ) -> Lease:
+        """Make a lease last longer, from now on.
+
+        Args:
+            lease: Its id.
+            token: Its token.
+            ttl_seconds: How long from now, and at later renewals; None keeps the lease's own.
+            timeout: Seconds until the reply must be here; default: the client's.
+
+        Raises:
+            NotFound: No such lease.
+            LeaseEnded: It is over.
+            Unauthorized: The token is not that of the lease.
+            MoorageError: As `ask`.
+
+        """
+        return await self._renewals.renew(
+            lease, token, ttl_seconds, seconds_max=self._timeout if timeout is None else timeout
+        )
+
+    async def release(self, lease: str, token: str) -> Lease:
+        """End a lease; a second release answers the same. Errors as `renew`."""
+        reply = await self._called({"op": "release", "lease": lease, "token": token})
+        return _read(self.url, read_lease, reply.lease or reply.data)
+
+    async def status(self, subject: str) -> dict[str, Any]:
+        """Return the lease or the waiter with this id, as the server tells it.
+
+        Raises:
+            NotFound: Neither has this id.
+
+        """
+        reply = await self._called({"op": "status", "request": subject})
+        if reply.lease is not None:
+            return read_lease(reply.lease).document()
+        return _read(self.url, read_object, reply.data)
+
+    async def why(self, subject: str) -> dict[str, Any]:
+        """Return why the request or lease with this id was answered as it was.
+
+        Raises:
+            NotFound: The server knows no such id, or has forgotten it.
+
+        """
+        return _read(self.url, read_object, await self.call({"op": "why", "request": subject}))
+
+    async def cancel(self, request: str) -> dict[str, Any]:
+        """Give up a place in the queue; return the waiter as it ended.
+
+        Raises:
+            NotFound: Nothing with this id waits.
+
+        """
+        return _read(self.url, read_object, await self.call({"op": "cancel", "request": request}))
+
+    def leases(self, **filters: Any) -> Listing[Lease]:
+        """Return the leases whose fields equal the filters, e.g. `state="active"`."""
+        return self._listing("leases", "leases", read_lease, {"filters": filters})
+
+    def queue(self, **filters: Any) -> Listing[dict[str, Any]]:
+        """Return the requests that wait, in the order in which they are served."""
+        return self._listing("queue", "waiting", read_object, {"filters": filters})
+
+    def fleet(self, cluster: str | None = None) -> Listing[dict[str, Any]]:
+        """Return the clusters with their totals, or the nodes of one cluster."""
+        if cluster is None:
+            return self._listing("fleet", "clusters", read_object, {})
+        return self._listing("fleet", "nodes", read_object, {"cluster": cluster})
+
+    async def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
+        """Call the `management` of a policy and return what it returned. Never repeated."""
+        return await self.call(
+            {
+                "op": "manage",
+                "policy_rule_uri": policy_rule_uri,
+                "action": action,
+                "data": data or {},
+            },
+            idempotent=False,
+        )
+
+    async def call(self, message: Document, *, idempotent: bool = True) -> Any:
+        """Send any message of the protocol and return the `data` of its reply.
+
+        Args:
+            message: With its `op`, without an `id`.
+            idempotent: It may be sent again when a socket broke before its reply came.
+
+        Raises:
+            MoorageError: As `ask`.
+
+        """
+        return (await self._called(message, idempotent=idempotent)).data
+
+    async def _called(self, message: Document, *, idempotent: bool = True) -> Reply:
+        reply, _ = await self._link.call(message, seconds_max=self._timeout, idempotent=idempotent)
+        return reply
+
+    async def _asked(
+        self, message: dict[str, Any], seconds_max: float | None
+    ) -> tuple[Answer, bool]:
+        """Ask; return the answer, and whether it may be older than this call."""
+        seconds = self._timeout if seconds_max is None else seconds_max
+        terms = message.get("lease")
+        give_back = None
+        replayed = False
+        if terms is not None:
+            wait = terms.get("wait_seconds")
+            seconds += wait if isinstance(wait, int | float) else 0.0
+            if terms.get("idempotency_key"):
+                replayed = True  # Whoever draws keys may come back for the lease, and keeps it.
+            else:
+                message = {**message, "lease": {**terms, "idempotency_key": uuid.uuid4().hex}}
+                give_back = self._give_back
+        reply, sent = await self._link.call(
+            message, seconds_max=seconds, idempotent=True, orphaned=give_back
+        )
+        return read_answer(reply), replayed or sent > 1
+
+    def _give_back(self, reply: Reply) -> None:
+        """Release the lease of an answer that nobody waits for any more."""
+        lease = reply.lease
+        if lease is None or len(self._giving_back) >= GIVING_BACK_MAX:
+            return
+        task = asyncio.create_task(self._release_late(lease.id, lease.token))
+        self._giving_back.add(task)
+        task.add_done_callback(self._giving_back.discard)
+
+    async def _release_late(self, lease: str, token: str) -> None:
+        # Nobody is left to tell when this fails; the lease then ends with its TTL.
+        with contextlib.suppress(MoorageError):
+            await self.release(lease, token)
+
+    def _listing(self, op: str, key: str, read: Callable[[Any], T], fields: Document) -> Listing[T]:
+        async def fetch(after: str | None) -> tuple[list[T], str | None]:
+            page = {"op": op, **fields} if after is None else {"op": op, **fields, "after": after}
+            data = _read(self.url, read_object, await self.call(page))
+            items = [_read(self.url, read, item) for item in data.get(key) or ()]
+            return items, data.get("next") or None
+
+        return Listing(fetch)
+
+
+def _read(url: str, read: Callable[[Any], T], document: Any) -> T:
+    try:
+        return read(document)
+    except UnreadableError as error:
+        raise ProtocolViolated(url, f"sent what the protocol does not know: {error}") from error

@@ -1,0 +1,228 @@
+"""One open socket to a server, with many requests in flight, told apart by their `id`.
+
+Used by `Client`, which opens a new one when this one ends. A `Connection` never retries.
+"""
+
+import asyncio
+import itertools
+import json
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import (
+    ConnectionClosed,
+    InvalidHandshake,
+    InvalidStatus,
+    InvalidURI,
+)
+
+from moorage.model import Code
+from moorage.protocol.codes import CLOSE_CODES, Close
+from moorage.protocol.errors import BadReply
+from moorage.protocol.replies import Event, Reply, decode_reply
+from moorage_client.answers import read_refusal
+from moorage_client.errors import ConnectionFailed, MoorageError, ProtocolViolated, refusal
+
+REPLY_BYTES_MAX: Final = 16 * 1024 * 1024
+"""A longer reply closes the socket: ask for fewer things at once, lists have pages."""
+
+IN_FLIGHT_MAX: Final = 4096
+"""Requests of one socket that wait for their replies; one more is refused with `busy`."""
+
+CLOSE_SECONDS_MAX: Final = 2.0
+"""How long a close waits for the server's goodbye."""
+
+_UNAUTHORIZED_STATUS: Final = frozenset({401, 403})
+_BUSY_STATUS: Final = frozenset({429, 500, 502, 503, 504})  # Of a server that may be back soon.
+_LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+class Connection:
+    """One socket.
+
+    Args:
+        socket: Open.
+        url: Where it leads, for messages.
+
+    """
+
+    def __init__(self, socket: ClientConnection, url: str) -> None:
+        self._socket = socket
+        self._url = url
+        self._numbers = itertools.count(1)
+        self._waiting: dict[str, asyncio.Future[Reply]] = {}
+        self._orphans: dict[str, Callable[[Reply], None]] = {}
+        self._issued = 0
+        self._end: MoorageError | None = None
+        self._reader = asyncio.create_task(self._read(), name="moorage-client-reader")
+
+    @classmethod
+    async def open(cls, url: str, token: str | None, open_seconds_max: float) -> "Connection":
+        """Open a socket.
+
+        Args:
+            url: `ws://` or `wss://`.
+            token: Shown as `Authorization: Bearer …`; None shows nothing.
+            open_seconds_max: How long connecting and the handshake may take together.
+
+        Raises:
+            ConnectionFailed: Nothing answers there.
+            ProtocolViolated: Something answers, but not a WebSocket server.
+            RequestRefused: The server refused the token.
+
+        """
+        local = urlsplit(url).hostname in _LOOPBACK
+        try:
+            socket = await connect(
+                url,
+                additional_headers={"Authorization": f"Bearer {token}"} if token else None,
+                compression=None,  # Requests are short, and the latency counts.
+                open_timeout=open_seconds_max,
+                close_timeout=CLOSE_SECONDS_MAX,
+                max_size=REPLY_BYTES_MAX,
+                proxy=None if local else True,  # A proxy cannot reach this machine's loopback.
+            )
+        except InvalidURI as error:
+            raise ConnectionFailed(url, "is not a ws:// or wss:// URL") from error
+        except InvalidStatus as error:
+            status = error.response.status_code
+            body = (error.response.body or b"").decode(errors="replace").strip()[:500]
+            if status in _UNAUTHORIZED_STATUS:
+                reason = body or f"the server at {url} refused the token"
+                raise refusal(Code.UNAUTHORIZED, reason) from error
+            if status in _BUSY_STATUS:
+                raise ConnectionFailed(url, f"answers HTTP {status}: {body}") from error
+            raise ProtocolViolated(url, f"answers HTTP {status}, no WebSocket") from error
+        except TimeoutError as error:
+            raise ConnectionFailed(url, f"no answer within {open_seconds_max:g} s") from error
+        except InvalidHandshake as error:
+            if isinstance(error.__cause__, EOFError):
+                raise ConnectionFailed(url, "closed during the handshake") from error
+            raise ProtocolViolated(url, f"does not answer as a WebSocket: {error}") from error
+        except OSError as error:
+            # The event loop words a refused connection in its own way; the system's is clearer.
+            number = error.errno or 0  # Negative where a name was not found.
+            said = os.strerror(number) if number > 0 else error.strerror or str(error)
+            raise ConnectionFailed(url, said) from error
+        return cls(socket, url)
+
+    @property
+    def ended(self) -> bool:
+        """Whether no further request can be sent."""
+        return self._end is not None
+
+    async def ask(
+        self, message: Mapping[str, Any], orphaned: Callable[[Reply], None] | None = None
+    ) -> Reply:
+        """Send a message and return the reply to it, success or failure.
+
+        Args:
+            message: Without an `id`; the connection draws its own.
+            orphaned: Called with the reply if it comes after this call was cancelled.
+
+        Raises:
+            ConnectionFailed: The socket ended before the reply came.
+            RequestRefused: Too many requests wait already.
+            TypeError: The message holds something that JSON cannot say.
+            ValueError: The message holds a number that JSON cannot say.
+
+        """
+        if self._end is not None:
+            raise self._end
+        if len(self._waiting) >= IN_FLIGHT_MAX:
+            reason = f"{IN_FLIGHT_MAX} requests of this client wait; await some, or open another"
+            raise refusal(Code.BUSY, reason)
+        number = str(next(self._numbers))
+        text = json.dumps({"id": number, **message}, allow_nan=False)
+        self._issued = int(number)
+        future = asyncio.get_running_loop().create_future()
+        self._waiting[number] = future
+        try:
+            await self._socket.send(text)
+            reply: Reply = await future
+        except ConnectionClosed as error:
+            await self._reader  # It has seen the close, or is about to, and knows the reason.
+            raise self._ended_by() from error
+        except asyncio.CancelledError:
+            if orphaned is not None and self._end is None:
+                self._orphans[number] = orphaned
+            raise
+        finally:
+            self._waiting.pop(number, None)
+            if future.done() and not future.cancelled():
+                future.exception()  # Seen, also where the send met the closed socket first.
+        return reply
+
+    async def close(self) -> None:
+        """Close the socket; whoever still waits gets `ConnectionFailed`."""
+        self._finish(ConnectionFailed(self._url, "the client closed the socket"))
+        await self._socket.close()
+        await self._reader
+
+    def _ended_by(self) -> MoorageError:
+        return self._end or ConnectionFailed(self._url, "the socket closed")
+
+    async def _read(self) -> None:
+        end: MoorageError
+        try:
+            async for text in self._socket:
+                self._hear(text)
+            end = ConnectionFailed(self._url, "the server closed the socket")
+        except ConnectionClosed as error:
+            end = self._why_closed(error)
+        except ProtocolViolated as error:
+            end = error
+        self._finish(end)
+        await self._socket.close()
+
+    def _why_closed(self, error: ConnectionClosed) -> MoorageError:
+        frame = error.rcvd
+        if frame is None:
+            if error.sent is not None and error.sent.code == Close.TOO_LARGE:
+                return ProtocolViolated(
+                    self._url, f"sent more than {REPLY_BYTES_MAX} bytes at once"
+                )
+            return ConnectionFailed(self._url, "the connection was lost")
+        said = frame.reason or CLOSE_CODES.get(frame.code, "")
+        if frame.code == Close.TOO_LARGE:
+            return refusal(Code.TOO_LARGE, said)
+        if frame.code == Close.UNAUTHORIZED:
+            return refusal(Code.UNAUTHORIZED, said)
+        return ConnectionFailed(self._url, f"the server closed the socket: {frame.code} {said}")
+
+    def _hear(self, text: str | bytes) -> None:
+        """Hand one message to whoever waits for it.
+
+        Raises:
+            ProtocolViolated: The message is not one of the protocol.
+
+        """
+        try:
+            reply = decode_reply(text)
+        except BadReply as error:
+            said = f"{error}; it begins {text[:100]!r}"
+            raise ProtocolViolated(self._url, said) from error
+        if isinstance(reply, Event):
+            return  # News that nobody here watches.
+        number = "" if reply.id is None else str(reply.id)
+        if future := self._waiting.get(number):
+            if not future.done():
+                future.set_result(reply)
+        elif orphaned := self._orphans.pop(number, None):
+            orphaned(reply)
+        elif not number and not reply.success:
+            # A refusal that answers no message is about the connection: everybody's answer.
+            self._finish(read_refusal(reply))
+        elif not (number.isdecimal() and int(number) <= self._issued):
+            raise ProtocolViolated(self._url, f"answered what nobody asked: {text[:100]!r}")
+
+    def _finish(self, end: MoorageError) -> None:
+        if self._end is None:
+            self._end = end
+        self._orphans.clear()  # Their leases, if any, end with their TTL.
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(self._end)

@@ -1,0 +1,147 @@
+"""Everything that can go wrong between a client and its server, as one tree.
+
+The tree is drawn in the package docstring (`moorage_client/__init__.py`). Programming mistakes
+(a message that is not JSON, a lease id without its token) stay `TypeError` and `ValueError`.
+"""
+# ruff: noqa: N818  # The names say what happened; that they are errors, the root of the tree says.
+
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.model import Code
+
+
+class MoorageError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+
+class ConnectionFailed(MoorageError):
+    """Nothing answered at the URL, or the socket broke before the reply came.
+
+    What had been asked may or may not have happened; what is safe to repeat has been repeated.
+
+    Args:
+        url: The URL that was tried.
+        reason: What went wrong, for a person.
+
+    """
+
+    def __init__(self, url: str, reason: str) -> None:
+        super().__init__(f"{url}: {reason}")
+        self.url = url
+        self.reason = reason
+
+
+class ProtocolViolated(ConnectionFailed):
+    """Something answered at the URL, but it does not speak Moorage's protocol."""
+
+
+class Timeout(MoorageError, TimeoutError):
+    """No reply came in time. What had been asked may still happen; a late lease is given back."""
+
+
+class LeaseLost(MoorageError):
+    """A lease ended while its holder still used it: stop using the GPUs.
+
+    Args:
+        lease: Id of the lease.
+        reason: Why it is lost, for a person.
+
+    """
+
+    def __init__(self, lease: str, reason: str) -> None:
+        super().__init__(f"lease {lease} is lost: {reason}")
+        self.lease = lease
+        self.reason = reason
+
+
+class RequestRefused(MoorageError):
+    """The server answered, and the answer is no.
+
+    Args:
+        code: Machine-readable; one of `moorage.model.Code`, or a newer server's own.
+        reason: One sentence for a person.
+        field: The field of the request that was wrong, or empty.
+        expected: What was expected there, or empty.
+        details: All other data of the refusal.
+        request: The server's id of the request, for `moorage why`; empty when it gave none.
+
+    """
+
+    def __init__(
+        self,
+        code: str,
+        reason: str,
+        *,
+        field: str = "",
+        expected: str = "",
+        details: Mapping[str, Any] | None = None,
+        request: str = "",
+    ) -> None:
+        super().__init__(reason)
+        self.code = code
+        self.reason = reason
+        self.field = field
+        self.expected = expected
+        self.details: Mapping[str, Any] = details or {}
+        self.request = request
+
+    def __str__(self) -> str:
+        text = f"{self.reason} [{self.code}]"
+        if self.field and self.field not in self.reason:
+            text += f"; field: {self.field}"
+        if self.expected and self.expected not in self.reason:
+            text += f"; expected: {self.expected}"
+        return text
+
+
+class NoCapacity(RequestRefused):
+    """It would fit, but not now, or not within the time it was ready to wait."""
+
+
+class NeverFits(RequestRefused):
+    """It fits nowhere in this fleet, even were it empty: waiting does not help."""
+
+
+class Unauthorized(RequestRefused):
+    """The server does not know this client's token, or the token is not that of the lease."""
+
+
+class NotFound(RequestRefused):
+    """The policy, cluster, lease or request that was named does not exist."""
+
+
+class LeaseEnded(RequestRefused):
+    """The lease that was named existed, and is over."""
+
+
+class RuleFailed(RequestRefused):
+    """The policy itself failed: it raised, overran, died, or returned what it may not."""
+
+
+_KINDS: Mapping[str, type[RequestRefused]] = {
+    Code.NO_CAPACITY: NoCapacity,
+    Code.WAIT_TIMEOUT: NoCapacity,
+    Code.NEVER_FITS: NeverFits,
+    Code.UNAUTHORIZED: Unauthorized,
+    Code.WRONG_TOKEN: Unauthorized,
+    Code.UNKNOWN_POLICY: NotFound,
+    Code.UNKNOWN_CLUSTERS: NotFound,
+    Code.UNKNOWN_LEASE: NotFound,
+    Code.UNKNOWN_REQUEST: NotFound,
+    Code.NOT_FOUND: NotFound,
+    Code.LEASE_ENDED: LeaseEnded,
+    Code.BAD_POLICY: RuleFailed,
+    Code.POLICY_ERROR: RuleFailed,
+    Code.POLICY_TIMEOUT: RuleFailed,
+    Code.POLICY_CRASHED: RuleFailed,
+    Code.POLICY_MEMORY: RuleFailed,
+    Code.POLICY_BAD_OUTPUT: RuleFailed,
+    Code.POLICY_UNSOUND: RuleFailed,
+    Code.POLICY_DECLINED: RuleFailed,
+}
+
+
+def refusal(code: str, reason: str, **rest: Any) -> RequestRefused:
+    """Return the error that a code stands for; arguments as those of `RequestRefused`."""
+    return _KINDS.get(code, RequestRefused)(code, reason, **rest)

@@ -1,0 +1,229 @@
+"""Holding a lease: renewing it in the background, and noticing when it is lost.
+
+`Client.lease` and `BlockingClient.lease` hand out a `HeldLease`; a `Keeper` renews it.
+
+Renewals have a thread and a socket of their own. A body that blocks its event loop, and a socket
+that is busy or half dead, must not cost a lease.
+"""
+
+import asyncio
+import concurrent.futures
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from moorage.model import Code, Placement
+from moorage_client.answers import Lease
+from moorage_client.errors import LeaseLost, MoorageError, RequestRefused
+from moorage_client.loops import LoopThread
+
+RENEWALS_PER_TTL: Final = 3
+"""A lease is renewed every third of its TTL, so that two renewals may fail."""
+
+RETRY_SECONDS_MAX: Final = 5.0
+"""Longest pause after a renewal that failed; shorter for short leases."""
+
+Keeping = concurrent.futures.Future[None]
+"""Cancel it to stop renewing."""
+
+_LOST_CODES: Final = frozenset(
+    {Code.UNKNOWN_LEASE, Code.LEASE_ENDED, Code.WRONG_TOKEN, Code.NOT_FOUND}
+)
+OVER: Final = frozenset({"ending", "ended"})
+
+
+class Renewer(Protocol):
+    """What a keeper needs of a client."""
+
+    async def renew(
+        self,
+        lease: str,
+        token: str,
+        ttl_seconds: float | None = None,
+        *,
+        seconds_max: float,
+    ) -> Lease:
+        """Renew a lease."""
+
+    async def disconnect(self) -> None:
+        """Drop the socket; the next request opens another."""
+
+    async def close(self) -> None:
+        """Drop the socket for good."""
+
+
+class HeldLease:
+    """A lease in use. Safe to read from any thread.
+
+    Args:
+        lease: As granted.
+        data: What the policy returned.
+        warnings: Of the answer.
+        replayed: It may have been granted long before its answer came.
+
+    """
+
+    def __init__(
+        self, lease: Lease, data: Any, warnings: tuple[str, ...], *, replayed: bool
+    ) -> None:
+        self.data = data
+        self.warnings = warnings
+        self._lease = lease
+        self.replayed = replayed
+        self._deadline = time.monotonic() + lease.ttl_seconds
+        self._lost = threading.Event()
+        self._reason = ""
+
+    @property
+    def lease(self) -> Lease:
+        """The lease as of its last renewal."""
+        return self._lease
+
+    @property
+    def id(self) -> str:
+        """Its id."""
+        return self._lease.id
+
+    @property
+    def token(self) -> str:
+        """Whoever shows it may renew and release."""
+        return self._lease.token
+
+    @property
+    def placement(self) -> Placement:
+        """What is held: one share per node."""
+        return self._lease.placement
+
+    @property
+    def fencing(self) -> int:
+        """Grows with every grant; hand it to storage that must refuse earlier holders."""
+        return self._lease.fencing
+
+    @property
+    def expires_at(self) -> float:
+        """When it ends unless it is renewed again, by the server's clock."""
+        return self._lease.expires_at
+
+    @property
+    def lost(self) -> bool:
+        """Whether the lease is over although nobody here released it."""
+        return self._lost.is_set()
+
+    def check(self) -> None:
+        """Do nothing while the lease holds; call it between steps of long work.
+
+        Raises:
+            LeaseLost: It is over: stop using the GPUs.
+
+        """
+        if self.lost:
+            raise LeaseLost(self.id, self._reason)
+
+    def wait_lost(self, timeout: float) -> bool:
+        """Block for at most `timeout` seconds; return whether the lease is lost."""
+        return self._lost.wait(timeout)
+
+    def renewed(self, lease: Lease, deadline: float) -> None:
+        """Take note of a renewal. For the keeper."""
+        self._lease = lease
+        self._deadline = deadline
+
+    def lose(self, reason: str) -> LeaseLost:
+        """Take note of the loss. For the keeper. The first reason stays."""
+        if not self.lost:
+            self._reason = reason
+            self._lost.set()
+        return LeaseLost(self.id, self._reason)
+
+    @property
+    def seconds_left(self) -> float:
+        """How long it surely lasts without another renewal."""
+        return self._deadline - time.monotonic()
+
+
+async def keep_renewed(renewer: Renewer, held: HeldLease, on_lost: Callable[[], None]) -> None:
+    """Renew a lease until it is lost; cancel this when it is not needed any more.
+
+    Args:
+        renewer: Renews.
+        held: The lease.
+        on_lost: Called once, on this loop, after `held` knows that it is lost.
+
+    """
+    period = held.lease.ttl_seconds / RENEWALS_PER_TTL
+    # How long ago a replayed lease was granted is unknown; the first renewal tells.
+    pause = 0.0 if held.replayed else period
+    problem = "no renewal was sent in time"
+    while True:
+        await asyncio.sleep(max(0.0, min(pause, held.seconds_left)))
+        if held.seconds_left <= 0.0:
+            held.lose(f"it could not be renewed before it ran out: {problem}")
+            break
+        # The new deadline counts from before the sending: the server cannot have begun earlier.
+        sent = time.monotonic()
+        try:
+            lease = await renewer.renew(
+                held.id, held.token, seconds_max=min(period, max(held.seconds_left, 0.001))
+            )
+        except RequestRefused as refused:
+            if refused.code in _LOST_CODES:
+                held.lose(refused.reason)
+                break
+            problem = str(refused)
+        except MoorageError as error:
+            problem = str(error)
+            # The socket may be half dead, and a short lease cannot wait for the pings to tell.
+            await renewer.disconnect()
+        else:
+            if lease.state in OVER:
+                held.lose(lease.reason or f"the server says that it is {lease.state}")
+                break
+            held.renewed(lease, sent + lease.ttl_seconds)
+            pause = period
+            continue
+        pause = random.uniform(0.5, 1.0) * min(period / 4, RETRY_SECONDS_MAX)  # noqa: S311  # Jitter.
+    on_lost()
+
+
+class Keeper:
+    """Renews the leases of one client on a thread and a socket of their own.
+
+    Args:
+        renewer: Makes its requests; used on the thread only.
+        thread: Where it works; None starts one of its own at the first lease.
+
+    """
+
+    def __init__(self, renewer: Renewer, thread: LoopThread | None = None) -> None:
+        self._renewer = renewer
+        self._thread = thread
+        self._own = thread is None
+        self._starting = threading.Lock()
+
+    def keep(self, held: HeldLease, on_lost: Callable[[], None]) -> Keeping:
+        """Keep a lease until the returned future is cancelled or the lease is lost.
+
+        Args:
+            held: The lease.
+            on_lost: Called once, on the keeper's thread, when the lease is lost.
+
+        """
+        with self._starting:
+            if self._thread is None:
+                self._thread = LoopThread("moorage-renewals")
+        return self._thread.submit(keep_renewed(self._renewer, held, on_lost))
+
+    async def stop(self) -> None:
+        """Close the socket, and end the thread if it was started for this keeper.
+
+        A keeper on a shared thread is stopped from that thread.
+        """
+        with self._starting:
+            thread, self._thread = self._thread, None
+        if not self._own:
+            await self._renewer.close()
+        elif thread is not None:
+            await asyncio.wrap_future(thread.submit(self._renewer.close()))
+            await asyncio.to_thread(thread.stop)

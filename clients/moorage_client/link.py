@@ -1,0 +1,144 @@
+"""A lasting link to one server: opens sockets as needed and repeats what is safe to repeat.
+
+`Client` sends everything through its link; so does the keeper that renews leases.
+"""
+
+import asyncio
+import itertools
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from moorage.model import Code
+from moorage.protocol.replies import Reply
+from moorage_client.answers import read_refusal
+from moorage_client.connection import Connection
+from moorage_client.errors import ConnectionFailed, MoorageError, ProtocolViolated, Timeout
+
+OPEN_SECONDS_MAX: Final = 10.0
+"""How long one attempt to connect may take."""
+
+_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.0)
+"""Seconds before each further attempt, times 0.5 to 1 by chance; the last one repeats."""
+
+
+class Link:
+    """One server, whichever socket leads there at the moment.
+
+    Args:
+        url: Where it is.
+        token: Who we are, or None.
+        reconnect_seconds: After a socket broke, how long to try to open another and repeat.
+
+    """
+
+    def __init__(self, url: str, token: str | None, reconnect_seconds: float) -> None:
+        self.url = url
+        self._token = token
+        self._reconnect_seconds = reconnect_seconds
+        self._connection: Connection | None = None
+        self._opening = asyncio.Lock()
+        self._farewells: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Connect now, in one attempt, so that a missing server is noticed at once.
+
+        Raises:
+            ConnectionFailed: Nothing answers.
+            RequestRefused: The server refused the token.
+
+        """
+        await self._connected()
+
+    async def call(
+        self,
+        message: Mapping[str, Any],
+        *,
+        seconds_max: float,
+        idempotent: bool,
+        orphaned: Callable[[Reply], None] | None = None,
+    ) -> tuple[Reply, int]:
+        """Send a message; return the success reply and how often it was sent.
+
+        Args:
+            message: What to send.
+            seconds_max: Seconds until the reply must be here, repetitions included.
+            idempotent: It may be sent again when a socket broke before its reply came.
+            orphaned: Called with a reply that comes after this call ended without it.
+
+        Raises:
+            RequestRefused: The server said no.
+            ConnectionFailed: The server could not be reached, or not again.
+            Timeout: No reply within `seconds_max`.
+
+        """
+        problem: ConnectionFailed | None = None
+        give_up_at = float("inf")
+        sent = 0
+        try:
+            async with asyncio.timeout(seconds_max):
+                for pause in _pauses():
+                    before = sent
+                    try:
+                        connection = await self._connected()
+                        problem = None
+                        sent += 1
+                        reply = await connection.ask(message, orphaned)
+                        if reply.success:
+                            return reply, sent
+                        if reply.lease is not None and orphaned is not None:
+                            orphaned(reply)  # The answer was lost on the way, the lease is there.
+                        raise self._refusal(reply, idempotent)
+                    except ProtocolViolated:
+                        raise
+                    except ConnectionFailed as error:
+                        if sent > before and not idempotent:
+                            raise
+                        now = time.monotonic()
+                        if problem is None:
+                            give_up_at = now + self._reconnect_seconds
+                        if now >= give_up_at:
+                            raise
+                        problem = error
+                    await asyncio.sleep(pause)
+        except TimeoutError as error:
+            last = f"; last problem: {problem.reason}" if problem else ""
+            raise Timeout(f"{self.url}: no reply within {seconds_max:g} s{last}") from error
+        raise AssertionError("the pauses never end")
+
+    async def disconnect(self) -> None:
+        """Drop the socket without waiting for the server; the next call opens another."""
+        if self._connection is not None:
+            farewell = asyncio.create_task(self._connection.close())
+            self._connection = None
+            self._farewells.add(farewell)
+            farewell.add_done_callback(self._farewells.discard)
+
+    async def close(self) -> None:
+        """Drop the socket for good; a second close does nothing."""
+        self._closed = True
+        await self.disconnect()
+        if self._farewells:
+            await asyncio.wait(self._farewells)
+
+    def _refusal(self, reply: Reply, idempotent: bool) -> MoorageError:
+        refused = read_refusal(reply)
+        if refused.code == Code.SHUTTING_DOWN and idempotent:
+            return ConnectionFailed(self.url, refused.reason)
+        return refused
+
+    async def _connected(self) -> Connection:
+        async with self._opening:
+            if self._closed:
+                raise MoorageError("this client is closed; make a new one")
+            if self._connection is None or self._connection.ended:
+                await self.disconnect()
+                self._connection = await Connection.open(self.url, self._token, OPEN_SECONDS_MAX)
+            return self._connection
+
+
+def _pauses() -> Iterator[float]:
+    for pause in itertools.chain(_PAUSES, itertools.repeat(_PAUSES[-1])):
+        yield pause * random.uniform(0.5, 1.0)  # noqa: S311  # Jitter.

@@ -1,0 +1,45 @@
+"""A list on the server, fetched page by page as it is read."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Final, Generic, TypeVar
+
+from moorage_client.errors import MoorageError
+
+T = TypeVar("T")
+
+PAGES_MAX: Final = 10_000
+"""Pages of one listing; more is an error, since it means that the server turns in circles."""
+
+
+class Listing(Generic[T]):
+    """A list on the server: `async for item in listing`, or `await listing.all()`.
+
+    Args:
+        fetch: Returns the page that follows the given mark, and the mark after that page; None
+            stands for the first page, and for the end.
+
+    """
+
+    def __init__(
+        self, fetch: Callable[[str | None], Awaitable[tuple[list[T], str | None]]]
+    ) -> None:
+        self._fetch = fetch
+
+    async def pages(self) -> AsyncIterator[list[T]]:
+        """Yield one page after the other."""
+        mark: str | None = None
+        for _ in range(PAGES_MAX):
+            page, mark = await self._fetch(mark)
+            yield page
+            if mark is None:
+                return
+        raise MoorageError(f"the list did not end within {PAGES_MAX} pages; filter it")
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        async for page in self.pages():
+            for item in page:
+                yield item
+
+    async def all(self) -> list[T]:
+        """Return the whole list."""
+        return [item async for item in self]

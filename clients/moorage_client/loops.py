@@ -1,0 +1,72 @@
+"""An event loop on a thread of its own, where nothing of the caller's can delay it.
+
+The blocking client lives on one; the async client renews its leases on one, so that a body that
+computes for a minute without awaiting does not lose its lease for want of a renewal.
+"""
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+STOP_SECONDS_MAX: Final = 10.0
+"""How long `stop` waits for the thread; it is a daemon thread, so the process ends regardless."""
+
+
+class LoopThread:
+    """A running event loop on a daemon thread.
+
+    Args:
+        name: Name of the thread.
+
+    """
+
+    def __init__(self, name: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Start a coroutine on the loop; cancelling the future cancels it there.
+
+        Raises:
+            RuntimeError: The loop has been stopped.
+
+        """
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine on the loop and wait for its result.
+
+        Ctrl-C while waiting cancels the coroutine. The coroutine bounds its own time.
+        """
+        future = self.submit(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        """Cancel what still runs and end the thread. A second stop does nothing."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(STOP_SECONDS_MAX)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        finally:
+            self._loop.close()

@@ -1,0 +1,254 @@
+"""HTTP clients: the two that policies know, and the one that the command line uses.
+
+`ClusterClient` and `GlobalClusterMetricsClient` are the documented ones
+(`allocation-server.txt`), name by name and message by message, for running a policy outside the
+server. `Services` reaches the policy and cluster registries of a Moorage server.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Final, Self
+from urllib.parse import quote
+
+import requests
+
+from moorage.model import Code
+from moorage_client.errors import (
+    ConnectionFailed,
+    ProtocolViolated,
+    RequestRefused,
+    Timeout,
+    refusal,
+)
+
+HTTP_URL_DEFAULT: Final = "http://127.0.0.1:8080"
+"""Where `moored serve` answers HTTP; it stands in for the documents' `http://<server-url>:3000`
+and `:8888`, since one Moorage server embeds both services."""
+
+SECONDS_MAX: Final = 30.0
+"""How long connecting may take, and each wait for more of a reply."""
+
+_CODES: Final[Mapping[int, Code]] = {
+    400: Code.BAD_MESSAGE,
+    401: Code.UNAUTHORIZED,
+    403: Code.UNAUTHORIZED,
+    404: Code.NOT_FOUND,
+    409: Code.ALREADY_EXISTS,
+    413: Code.TOO_LARGE,
+    422: Code.BAD_MESSAGE,
+    429: Code.BUSY,
+    503: Code.UNAVAILABLE,
+}
+
+Document = Mapping[str, Any]
+
+logger = logging.getLogger(__name__)
+
+
+class APIError(Exception):
+    """A metrics service said no.
+
+    Args:
+        error: What it said.
+        status_code: HTTP status of its reply.
+
+    """
+
+    def __init__(self, error: str, status_code: int | None = None) -> None:
+        super().__init__(error, status_code)
+        self.error = error
+        self.status_code = status_code
+
+    def __str__(self) -> str:
+        return f"{self.error} (HTTP {self.status_code})"
+
+
+class ClusterClient:
+    """Reads cluster documents at `CLUSTER_SERVICE_URL`; no method raises."""
+
+    def __init__(self) -> None:
+        self.base_url = os.getenv("CLUSTER_SERVICE_URL", HTTP_URL_DEFAULT)
+
+    def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
+        """Return `(True, document)`, or `(False, message)`."""
+        try:
+            response = requests.get(
+                f"{self.base_url}/clusters/{quote(cluster_id, safe='')}", timeout=SECONDS_MAX
+            )
+            response.raise_for_status()
+            return True, response.json()
+        except requests.exceptions.HTTPError as http_err:
+            return False, f"HTTP error occurred: {http_err}"
+        except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
+            return False, f"Error occurred: {err}"
+
+    def execute_query(self, query: Mapping[str, Any]) -> tuple[bool, Any]:
+        """Return `(True, documents)` of the clusters that match, or `(False, message)`."""
+        try:
+            response = requests.post(
+                f"{self.base_url}/clusters/query", json={"query": query}, timeout=SECONDS_MAX
+            )
+            response.raise_for_status()
+            return True, response.json()
+        except requests.exceptions.HTTPError as http_err:
+            return False, f"HTTP error occurred: {http_err}"
+        except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
+            return False, f"Error occurred: {err}"
+
+
+class GlobalClusterMetricsClient:
+    """Reads metrics documents at `GLOBAL_CLUSTER_METRICS_URL`.
+
+    Its methods raise `requests.RequestException` for transport and HTTP errors, `ValueError` for
+    what is not JSON, and `APIError` where the service says `success: false`.
+    """
+
+    def __init__(self) -> None:
+        self.base_url = os.getenv("GLOBAL_CLUSTER_METRICS_URL", HTTP_URL_DEFAULT).rstrip("/")
+        logger.info("GlobalClusterMetricsClient initialized with base URL: %s", self.base_url)
+
+    def _handle_response(self, response: requests.Response) -> Any:
+        try:
+            response.raise_for_status()
+            json_data = response.json()
+            if not json_data.get("success", False):
+                raise APIError(json_data.get("error", "Unknown error"), response.status_code)
+            return json_data.get("data")
+        except requests.RequestException as e:
+            logger.error("HTTP error: %s", e)  # noqa: TRY400  # Documented: text, no trace.
+            raise
+        except ValueError as e:
+            logger.error("Invalid JSON response: %s", e)  # noqa: TRY400  # As above.
+            raise
+
+    def get_cluster(self, cluster_id: str) -> Any:
+        """Return the metrics document of a cluster."""
+        url = f"{self.base_url}/cluster/{quote(cluster_id, safe='')}"
+        response = requests.get(url, timeout=SECONDS_MAX)
+        return self._handle_response(response)
+
+    def query_clusters(self, query_params: Mapping[str, Any] | None = None) -> Any:
+        """Return the metrics documents that match."""
+        url = f"{self.base_url}/cluster/query"
+        response = requests.get(url, params=query_params, timeout=SECONDS_MAX)
+        return self._handle_response(response)
+
+
+class Services:
+    """The policy and cluster registries of a Moorage server.
+
+    Every method raises `ConnectionFailed` where nothing answers, `Timeout` where the answer does
+    not come, and `RequestRefused` where the server says no.
+
+    Args:
+        url: Of the server's HTTP side; default `MOORAGE_HTTP_URL`, else `http://127.0.0.1:8080`.
+        token: Who we are; default `MOORAGE_TOKEN`, else nobody in particular.
+        timeout: Seconds that connecting and each wait for more of a reply may take.
+
+    """
+
+    def __init__(
+        self, url: str | None = None, token: str | None = None, *, timeout: float = SECONDS_MAX
+    ) -> None:
+        url = url or os.environ.get("MOORAGE_HTTP_URL") or HTTP_URL_DEFAULT
+        self.url = url.rstrip("/")
+        self._timeout = timeout
+        self._session = requests.Session()
+        if token := token or os.environ.get("MOORAGE_TOKEN"):
+            self._session.headers["Authorization"] = f"Bearer {token}"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._session.close()
+
+    def publish_policy(self, document: Document) -> str:
+        """Register a policy; return its URI. The same content again is answered the same."""
+        return str(self._enveloped("POST", "/policy", document)["policy_rule_uri"])
+
+    def policy(self, uri: str) -> Any:
+        """Return the PolicyRule document of a policy."""
+        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}")
+
+    def policies(self, query: Document | None = None) -> Any:
+        """Return the PolicyRule documents that match a Mongo-style filter; None: all."""
+        return self._enveloped("POST", "/policy/query", query or {})
+
+    def delete_policy(self, uri: str) -> None:
+        """Delete a policy."""
+        self._enveloped("DELETE", f"/policy/{quote(uri, safe='')}")
+
+    def clusters(self, query: Document | None = None) -> Any:
+        """Return the cluster documents that match a Mongo-style filter; None: all."""
+        return self._call("POST", "/clusters/query", {"query": query or {}})
+
+    def put_cluster(self, document: Document) -> Any:
+        """Register a cluster, or replace its document; return the document as stored."""
+        try:
+            return self._call("POST", "/clusters", document)
+        except RequestRefused as refused:
+            if refused.code != Code.ALREADY_EXISTS:
+                raise
+        return self._call("PUT", f"/clusters/{quote(str(document['id']), safe='')}", document)
+
+    def _enveloped(self, method: str, path: str, body: Document | None = None) -> Any:
+        """Return the `data` of a reply in the envelope of the policy service."""
+        reply = self._call(method, path, body)
+        if not isinstance(reply, dict) or "success" not in reply:
+            raise ProtocolViolated(self.url, f"{method} {path} answered no envelope")
+        if reply["success"] is not True:
+            raise _refusal(reply, Code.INTERNAL, "the server gave no reason")
+        return reply.get("data")
+
+    def _call(self, method: str, path: str, body: Document | None = None) -> Any:
+        try:
+            response = self._session.request(
+                method, self.url + path, json=body, timeout=self._timeout
+            )
+            reply = response.json()
+        except requests.Timeout as error:
+            raise Timeout(f"{self.url}: no reply within {self._timeout:g} s") from error
+        except requests.exceptions.JSONDecodeError as error:
+            said = f"{method} {path} answered HTTP {response.status_code}, and no JSON"
+            raise ProtocolViolated(self.url, said) from error
+        except requests.RequestException as error:
+            raise ConnectionFailed(self.url, _cause(error)) from error
+        if not response.ok:
+            code = _CODES.get(response.status_code, Code.INTERNAL)
+            raise _refusal(reply, code, response.reason)
+        return reply
+
+
+def _refusal(reply: Any, code: Code, reason: str) -> RequestRefused:
+    """Return what a failure body says; the documented services send a bare text as `error`."""
+    body: dict[str, Any] = reply if isinstance(reply, dict) else {}
+    error = body.get("error")
+    said: dict[str, Any] = dict(error) if isinstance(error, dict) else {"reason": error}
+    return refusal(
+        str(said.pop("code", code)),
+        str(said.pop("reason", None) or body.get("message") or reason),
+        field=str(said.pop("field", "")),
+        expected=str(said.pop("expected", "")),
+        details=said,
+    )
+
+
+def _cause(error: BaseException) -> str:
+    """Return what the operating system said, not the layers around it."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.strerror:
+            return seen.strerror
+        inner = seen.args[0] if seen.args and isinstance(seen.args[0], BaseException) else None
+        reason = getattr(inner, "reason", None)
+        seen = seen.__cause__ or (reason if isinstance(reason, BaseException) else inner)
+        seen = seen or None
+    return str(error)

@@ -1,0 +1,316 @@
+"""A harbour: a small server that speaks the protocol over real sockets, on a thread of its own.
+
+It grants GPUs from a pile, keeps leases across its own restarts, and misbehaves on request.
+"""
+
+import asyncio
+import io
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.asyncio.server import Server, ServerConnection, serve
+
+from moorage_client.cli.program import run
+from moorage_client.loops import LoopThread
+
+REFUSALS = {
+    "full:1-x": {"code": "no_capacity", "reason": "It does not fit now.", "nodes": {"busy": 3}},
+    "huge:1-x": {"code": "never_fits", "reason": "It fits nowhere."},
+    "broken:1-x": {"code": "policy_error", "reason": "KeyError: 'x'"},
+    "badly:1-x": {
+        "code": "bad_message",
+        "reason": "resources.gpus: expected a number",
+        "field": "resources.gpus",
+        "expected": "a number",
+    },
+    "defect:1-x": {"code": "internal", "reason": "A defect."},
+    "unknown:1-x": {
+        "code": "unknown_policy",
+        "reason": "There is no policy unknown:1-x.",
+        "similar": ["first:1-x"],
+    },
+}
+
+
+class Gate(threading.Event):
+    """An event that both a thread and a coroutine can wait for."""
+
+    async def opened(self) -> None:
+        await asyncio.to_thread(self.wait, 30)
+
+
+class Harbour:
+    """The server; all its state survives `stop` and `start`."""
+
+    def __init__(self) -> None:
+        self.leases: dict[str, dict[str, Any]] = {}
+        self.keys: dict[str, str] = {}
+        self.heard: list[dict[str, Any]] = []
+        self.headers: list[str | None] = []
+        self.mute: set[str] = set()
+        self.garbage: str | bytes | None = None
+        self.drop_after_grant = False
+        self.gate = Gate()
+        self.token: str | None = None
+        self.port = 0
+        self._thread = LoopThread("harbour")
+        self._server: Server | None = None
+        self._fencing = itertools.count(1)
+        self._changed = threading.Condition()
+
+    @property
+    def url(self) -> str:
+        return f"ws://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        async def begin() -> Server:
+            return await serve(self._talk, "127.0.0.1", self.port, process_request=self._door)
+
+        self._server = self._thread.run(begin())
+        self.port = next(iter(self._server.sockets)).getsockname()[1]
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._thread.run(self._close(self._server))
+            self._server = None
+
+    def end(self) -> None:
+        self.stop()
+        self._thread.stop()
+
+    def lose_sockets(self) -> None:
+        """Break every socket without a goodbye; the server stays."""
+
+        async def break_them() -> None:
+            assert self._server is not None
+            for connection in self._server.connections:
+                connection.transport.abort()
+
+        self._thread.run(break_them())
+
+    def wait_for(self, what: Any, seconds: float = 10.0) -> None:
+        """Return once `what()` holds; it is looked at whenever a message has been handled."""
+        with self._changed:
+            assert self._changed.wait_for(what, seconds), f"never came: {self.heard}"
+
+    def count(self, op: str) -> int:
+        return sum(message.get("op", "ask") == op for message in self.heard)
+
+    async def _close(self, server: Server) -> None:
+        server.close(code=1012)
+        await server.wait_closed()
+
+    def _door(self, connection: ServerConnection, request: Any) -> Any:
+        shown = request.headers.get("Authorization")
+        self.headers.append(shown)
+        if self.token is not None and shown != f"Bearer {self.token}":
+            return connection.respond(401, "Send a valid token.\n")
+        return None
+
+    async def _talk(self, connection: ServerConnection) -> None:
+        tasks = set()
+        async for text in connection:
+            message = json.loads(text)
+            with self._changed:
+                self.heard.append(message)
+                self._changed.notify_all()
+            tasks.add(asyncio.create_task(self._answer(connection, message)))
+
+    async def _answer(self, connection: ServerConnection, message: dict[str, Any]) -> None:
+        op = message.get("op", "ask")
+        if op in self.mute:
+            return
+        if self.garbage is not None:
+            await connection.send(self.garbage)
+            return
+        handler = getattr(self, f"_{op}")
+        reply = handler(message)
+        if asyncio.iscoroutine(reply):
+            reply = await reply
+        if op == "ask" and self.drop_after_grant and reply["success"]:
+            self.drop_after_grant = False
+            connection.transport.abort()
+            return
+        await connection.send(json.dumps({"id": message["id"], **reply}))
+        with self._changed:
+            self._changed.notify_all()
+
+    async def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        policy = message["policy_rule_uri"]
+        if policy in REFUSALS:
+            return no(**REFUSALS[policy])
+        if policy == "slow:1-x":
+            await self.gate.opened()
+        place = {"cluster_id": "c0", "node_id": "n1", "gpus": ["0", "1"]}
+        if policy == "shy:1-x":
+            return {"success": True, "data": {"error": "not today"}, "request": "r-shy"}
+        if "lease" not in message:
+            data = message["inputs"].get("say", place)
+            return {"success": True, "data": data, "request": "r-0", "warnings": ["three clusters"]}
+        key = message["lease"].get("idempotency_key", "")
+        lease = self.leases.get(self.keys.get(key, ""))
+        if lease is None:
+            lease = self._grant(message["lease"]["ttl_seconds"], policy)
+            self.keys[key] = lease["id"]
+        return {"success": True, "data": place, "lease": lease, "request": lease["id"]}
+
+    def _grant(self, ttl: float, policy: str) -> dict[str, Any]:
+        number = next(self._fencing)
+        now = time.time()
+        share = {"cluster_id": "c0", "node_id": "n1", "gpus": ["0", "1"], "gpu_milli": 1000}
+        lease = {
+            "id": f"l-{number}",
+            "token": f"t-{number}",
+            "state": "active",
+            "tenant": "local",
+            "placement": [share],
+            "granted_at": now,
+            "expires_at": now + ttl,
+            "fencing": number,
+            "ttl_seconds": ttl,
+            "policy_rule_uri": policy,
+        }
+        self.leases[lease["id"]] = lease
+        return lease
+
+    def _owned(self, message: dict[str, Any]) -> dict[str, Any]:
+        lease = self.leases.get(message["lease"])
+        if lease is None:
+            return no("unknown_lease", f"There is no lease {message['lease']}.")
+        if lease["token"] != message["token"]:
+            return no("wrong_token", "The token is not that of the lease.")
+        return lease
+
+    def _renew(self, message: dict[str, Any]) -> dict[str, Any]:
+        lease = self._owned(message)
+        if "success" in lease:
+            return lease
+        if lease["state"] == "ended":
+            return no("lease_ended", f"Lease {lease['id']} ended: {lease['reason']}.")
+        ttl = message.get("ttl_seconds", lease["ttl_seconds"])
+        lease |= {"expires_at": time.time() + ttl, "ttl_seconds": ttl}
+        return {"success": True, "data": lease["placement"], "lease": lease}
+
+    def _release(self, message: dict[str, Any]) -> dict[str, Any]:
+        lease = self._owned(message)
+        if "success" in lease:
+            return lease
+        lease |= {"state": "ended", "reason": "released"}
+        return {"success": True, "data": lease["placement"], "lease": lease}
+
+    def _status(self, message: dict[str, Any]) -> dict[str, Any]:
+        lease = self.leases.get(message["request"])
+        if lease is None:
+            return no("unknown_lease", "There is no such lease.")
+        seen = {name: value for name, value in lease.items() if name != "token"}
+        return {"success": True, "data": lease["placement"], "lease": seen}
+
+    def _why(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"success": True, "data": {"request": message["request"], "reason": "\x1b[31mred"}}
+
+    def _leases(self, message: dict[str, Any]) -> dict[str, Any]:
+        wanted = message.get("filters", {}).get("state")
+        rows = [
+            {name: value for name, value in lease.items() if name != "token"}
+            for lease in self.leases.values()
+            if wanted in (None, lease["state"])
+        ]
+        start = int(message.get("after", 0))
+        page = rows[start : start + 2]
+        following = str(start + 2) if len(rows) > start + 2 else None
+        return {"success": True, "data": {"leases": page, "next": following}}
+
+    def _queue(self, message: dict[str, Any]) -> dict[str, Any]:
+        waiter = {"position": 1, "request": "r-9", "priority": 5, "deadline": time.time() + 60}
+        return {"success": True, "data": {"waiting": [waiter], "next": None}}
+
+    def _fleet(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "cluster" in message:
+            node = {"node_id": "n1", "models": ["A100"], "gpus": {"0": 1000, "1": 250}}
+            return {"success": True, "data": {"nodes": [node], "next": None}}
+        cluster = {"cluster_id": "c0", "nodes": 1, "gpus": 2, "gpu_milli_free": 1250}
+        data = {"clusters": [cluster | {"gpu_milli_total": 2000}], "next": None}
+        return {"success": True, "data": data}
+
+    def _cancel(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"success": True, "data": {"request": message["request"], "state": "cancelled"}}
+
+    def _manage(self, message: dict[str, Any]) -> dict[str, Any]:
+        return {"success": True, "data": {"did": message["action"]}}
+
+
+def no(code: str, reason: str, **more: Any) -> dict[str, Any]:
+    error = {"code": code, "reason": reason, **more}
+    return {"success": False, "message": reason, "error": error, "request": "r-no"}
+
+
+@pytest.fixture
+def harbour() -> Iterator[Harbour]:
+    """A harbour that is open."""
+    harbour = Harbour()
+    harbour.start()
+    yield harbour
+    harbour.gate.set()
+    harbour.end()
+
+
+@pytest.fixture
+def nowhere() -> Iterator[str]:
+    """A URL where nothing answers: the port is taken, but nobody listens."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield f"ws://127.0.0.1:{taken.getsockname()[1]}"
+
+
+class Shell:
+    """Runs command lines: within this process when called, which is quick, or as processes."""
+
+    program = Path(sys.executable).with_name("moorage")
+
+    def __init__(self, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        self.environment = environment
+        self._monkeypatch = monkeypatch
+
+    def __call__(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        out, err = io.StringIO(), io.StringIO()
+        with self._monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            for name, value in self.environment.items():
+                patch.setenv(name, value)
+            code = run(arguments)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [self.program, *arguments],
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def process(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=30)
+        return subprocess.CompletedProcess(arguments, process.returncode, out, err)
+
+
+@pytest.fixture
+def shell(harbour: Harbour, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """The command line, pointed at the harbour, with a state file of its own."""
+    for name in tuple(os.environ):
+        if name.startswith("MOORAGE_"):
+            monkeypatch.delenv(name)
+    ours = {"MOORAGE_URL": harbour.url, "XDG_STATE_HOME": str(tmp_path), "COLUMNS": "100"}
+    return Shell({**os.environ, **ours}, monkeypatch)

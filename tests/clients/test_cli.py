@@ -1,0 +1,302 @@
+# ruff: noqa: S105  # The tokens of a harbour that lives for one test.
+import json
+import os
+import pty
+import signal
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+
+def only_json(done):
+    """Return the one JSON document on stdout; nothing else may be there, nor on stderr."""
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def state(shell):
+    return Path(shell.environment["XDG_STATE_HOME"]) / "moorage" / "leases.json"
+
+
+def test_advice_is_what_the_policy_said(shell, harbour):
+    done = shell("ask", "first:1-x", "--inputs", '{"say": {"hello": 1}}', "--gpus", "2")
+    assert (done.returncode, done.stdout) == (0, '{"hello": 1}\n')
+    assert done.stderr == "warning: three clusters\n"
+    assert harbour.heard[0]["resources"] == {"gpus": 2}
+
+
+def test_every_option_of_ask_reaches_the_server(shell, harbour, tmp_path):
+    (tmp_path / "parameters.json").write_text('{"spread": true}')
+    done = shell(
+        *("ask", "first:1-x", "--gpus=1", "--gpu-milli=500", "--model=A100", "--model=H100"),
+        *("--gpu-memory-mib=1", "--cpu-milli=2", "--memory-mib=3", "--nodes=4"),
+        *("--topology=nvlink", "--cluster=c0", "--cluster=c1", "--explain", "--dry-run"),
+        *(f"--parameters=@{tmp_path}/parameters.json", '--settings={"a": 1}'),
+        *('--filter={"b": 2}', '--search={"c": 3}', '--provision={"backend": "local"}'),
+        *("--ttl=60", "--wait=1", "--priority=5", "--preemptible", "--key=k"),
+    )
+    assert done.returncode == 0
+    [heard] = harbour.heard
+    assert heard["resources"] == {
+        "gpus": 1,
+        "gpu_milli": 500,
+        "models": ["A100", "H100"],
+        "gpu_memory_mib": 1,
+        "cpu_milli": 2,
+        "memory_mib": 3,
+        "nodes": 4,
+        "topology": "nvlink",
+    }
+    assert heard["lease"] == {
+        "ttl_seconds": 60,
+        "wait_seconds": 1,
+        "priority": 5,
+        "preemptible": True,
+        "idempotency_key": "k",
+    }
+    assert heard["clusters"] == ["c0", "c1"]
+    assert heard["parameters"] == {"spread": True}
+    assert heard["settings"] == {"a": 1}
+    assert heard["filter"] == {"b": 2}
+    assert heard["search"] == {"c": 3}
+    assert heard["provision"] == {"backend": "local"}
+    assert heard["explain"] is True
+    assert heard["dry_run"] is True
+
+
+def test_the_life_of_a_lease_without_pasting_a_token(shell, harbour):
+    asked = only_json(shell.process("ask", "first:1-x", "--ttl", "60", "--json"))
+    lease = asked["lease"]
+    assert asked["success"] is True
+    assert lease["token"] == "t-1"
+    assert lease["placement"][0]["gpus"] == ["0", "1"]
+    [listed] = only_json(shell.process("leases", "--json"))
+    shown = ("id", "state", "tenant", "placement", "expires_at", "fencing")
+    assert {name: listed[name] for name in shown} == {name: lease[name] for name in shown}
+    assert "token" not in listed
+    assert only_json(shell("renew", lease["id"], "--ttl", "90", "--json"))["ttl_seconds"] == 90
+    assert only_json(shell("release", lease["id"], "--json"))["state"] == "ended"
+    assert only_json(shell("release", lease["id"], "--json"))["state"] == "ended"
+    assert only_json(shell("leases", "--state", "active", "--json")) == []
+    over = shell("renew", lease["id"], "--json")
+    assert over.returncode == 7
+    assert only_json(over)["error"]["code"] == "lease_ended"
+
+
+def test_the_life_of_a_lease_for_a_person(shell, harbour):
+    asked = shell("ask", "first:1-x", "--lease")
+    assert asked.returncode == 0
+    assert asked.stdout == "l-1  c0/n1 gpus 0,1\n"
+    assert "moorage release l-1" in asked.stderr
+    assert "t-1" not in asked.stdout + asked.stderr
+    assert "l-1" in shell("leases").stdout
+    assert "now ends in 5 min 00 s" in shell("renew", "l-1").stdout
+    assert "fencing" in shell("status", "l-1").stdout
+    assert shell("release", "l-1").stdout == "lease l-1 is ended\n"
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "exit_code"),
+    [
+        ("full:1-x", "no_capacity", 1),
+        ("badly:1-x", "bad_message", 3),
+        ("huge:1-x", "never_fits", 3),
+        ("unknown:1-x", "unknown_policy", 5),
+        ("broken:1-x", "policy_error", 6),
+        ("defect:1-x", "internal", 70),
+    ],
+)
+def test_each_no_has_its_exit_code(shell, policy, code, exit_code):
+    done = shell("ask", policy, "--json")
+    document = only_json(done)
+    assert done.returncode == exit_code
+    assert document["success"] is False
+    assert document["error"]["code"] == code
+    spoken = shell("ask", policy)
+    assert (spoken.returncode, spoken.stdout) == (exit_code, "")
+    assert document["message"] in spoken.stderr
+    assert "moorage why r-no" in spoken.stderr
+
+
+def test_a_refusal_shows_its_details(shell):
+    assert 'similar: ["first:1-x"]' in shell("ask", "unknown:1-x").stderr
+
+
+def test_a_missing_server_is_named_with_the_way_out(shell, nowhere):
+    done = shell.process("leases", "--url", nowhere)
+    assert (done.returncode, done.stdout) == (4, "")
+    assert nowhere in done.stderr
+    assert "moored serve" in done.stderr
+    silent = shell.process("--url", nowhere, "--json", "leases")
+    assert silent.returncode == 4
+    assert only_json(silent)["error"]["code"] == "connection_failed"
+    over_http = shell("policy", "list", "--http-url", nowhere.replace("ws", "http"))
+    assert over_http.returncode == 4
+    assert "Connection refused" in over_http.stderr
+
+
+def test_garbage_and_silence_are_unreachable_too(shell, harbour):
+    harbour.mute.add("why")
+    silence = shell("why", "r-0", "--timeout", "0.2", "--json")
+    assert silence.returncode == 4
+    assert only_json(silence)["error"]["code"] == "timeout"
+    harbour.garbage = "hello"
+    garbage = shell("leases", "--json")
+    assert garbage.returncode == 4
+    assert only_json(garbage)["error"]["code"] == "protocol_violated"
+
+
+def test_tokens_of_leases_and_of_people(shell, harbour):
+    foreign = shell("release", "l-9", "--json")
+    assert foreign.returncode == 5
+    assert only_json(foreign)["error"]["code"] == "token_missing"
+    assert "--lease-token" in shell("release", "l-9").stderr
+    shell("ask", "first:1-x", "--lease")
+    wrong = shell("release", "l-1", "--lease-token", "t-2", "--json")
+    assert wrong.returncode == 5
+    assert only_json(wrong)["error"]["code"] == "wrong_token"
+    assert shell("release", "l-9", "--lease-token", "t-1").returncode == 5
+    harbour.token = "secret"
+    assert shell("leases").returncode == 5
+    assert shell("leases", "--token", "secret").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ask"],
+        ["ask", "first:1-x", "--gpus", "many"],
+        ["ask", "first:1-x", "--inputs", "{"],
+        ["ask", "first:1-x", "--inputs", "[1]"],
+        ["ask", "first:1-x", "--inputs", "@/nowhere.json"],
+        ["ask", "first:1-x", "--wait", "5"],
+        ["nothing"],
+        ["leases", "--nothing"],
+        ["policy", "push", "/nowhere.py", "--uri", "a:1-x"],
+        ["policy", "push", "/nowhere.py"],
+    ],
+)
+def test_wrong_command_lines(shell, harbour, arguments):
+    done = shell(*arguments, "--json")
+    assert done.returncode == 2
+    assert only_json(done)["error"]["code"] == "usage"
+    spoken = shell(*arguments)
+    assert (spoken.returncode, spoken.stdout) == (2, "")
+    assert spoken.stderr.startswith("moorage: ")
+    assert harbour.heard == []
+
+
+def test_help_names_every_command_and_exit_code(shell):
+    done = shell.process("--help")
+    assert done.returncode == 0
+    for word in ("ask", "renew", "release", "leases", "why", "status", "queue", "fleet", "policy"):
+        assert word in done.stdout
+    for code in (0, 1, 2, 3, 4, 5, 6, 7, 70):
+        assert f"{code} " in done.stdout.partition("Exit codes:")[2]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["queue"], ["fleet"], ["fleet", "c0"], ["why", "r-1"], ["status", "l-1"], ["version"]],
+)
+def test_looking_in_both_voices(shell, arguments):
+    shell("ask", "first:1-x", "--lease")
+    assert only_json(shell(*arguments, "--json"))
+    spoken = shell(*arguments)
+    assert spoken.returncode == 0
+    assert spoken.stdout
+    assert "\x1b" not in spoken.stdout  # Neither our colours nor a policy's.
+
+
+def test_a_narrow_terminal_cuts_nothing_off(shell):
+    shell("ask", "first:1-x", "--lease")
+    shell.environment["COLUMNS"] = "40"
+    letters = "".join(shell("leases").stdout.split())
+    shell.environment["COLUMNS"] = "200"
+    assert "c0/n1gpus0,1" in "".join(shell("leases").stdout.split())
+    assert "l-1" in letters
+    assert "…" not in letters
+
+
+def test_on_a_terminal_the_table_is_drawn(shell):
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(
+        [shell.program, "fleet"], env=shell.environment, stdout=theirs, stderr=theirs
+    ) as drawn:
+        assert drawn.wait(30) == 0
+    os.close(theirs)
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        assert b"c0" in screen.read(4096)
+
+
+def test_tokens_are_private_and_survive_many_writers(shell):
+    asking = [shell.start("ask", "first:1-x", "--lease", "--json") for _ in range(3)]
+    for process in asking:
+        with process:
+            process.communicate(timeout=60)
+        assert process.returncode == 0
+    path = state(shell)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    kept = json.loads(path.read_text())["leases"]
+    assert kept.keys() == {f"l-{number}" for number in range(1, 4)}
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [
+        "leases.json",
+        "leases.json.lock",
+    ]
+
+
+def test_a_token_that_cannot_be_kept_is_shown(shell):
+    path = state(shell)
+    path.parent.mkdir(parents=True)
+    path.write_text("not json")
+    asked = shell("ask", "first:1-x", "--lease")
+    assert asked.returncode == 0
+    assert "t-1" in asked.stderr
+    assert str(path) in asked.stderr
+    assert path.read_text() == "not json"
+    assert shell("release", "l-1").returncode == 5
+    assert shell("release", "l-1", "--lease-token", "t-1").returncode == 0
+
+
+def test_another_state_file_can_be_named(shell, tmp_path):
+    shell.environment["MOORAGE_STATE"] = str(tmp_path / "mine.json")
+    shell("ask", "first:1-x", "--lease")
+    assert "l-1" in json.loads((tmp_path / "mine.json").read_text())["leases"]
+
+
+def test_ctrl_c_ends_quietly(shell, harbour):
+    with shell.start("ask", "slow:1-x", "--lease", "--wait", "600") as process:
+        harbour.wait_for(lambda: harbour.count("ask") == 1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out, err) == (130, "", "moorage: interrupted\n")
+
+
+def test_a_reader_that_goes_away_is_no_error(shell):
+    reading, writing = os.pipe()
+    os.close(reading)
+    with subprocess.Popen(
+        [shell.program, "fleet", "--json"],
+        env=shell.environment,
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        os.close(writing)
+        _, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+
+
+def test_an_ask_survives_a_server_that_restarts(shell, harbour):
+    with shell.start("ask", "slow:1-x", "--lease", "--wait", "60", "--json") as process:
+        harbour.wait_for(lambda: harbour.count("ask") == 1)
+        harbour.stop()
+        harbour.start()
+        harbour.wait_for(lambda: harbour.count("ask") == 2)
+        harbour.gate.set()
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert json.loads(out)["lease"]["id"] == "l-1"

@@ -1,0 +1,238 @@
+import base64
+import io
+import json
+import tarfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote
+
+import pytest
+import requests
+
+from moorage_client import (
+    APIError,
+    ClusterClient,
+    ConnectionFailed,
+    GlobalClusterMetricsClient,
+    NotFound,
+    ProtocolViolated,
+    RequestRefused,
+    Services,
+    Timeout,
+)
+
+
+class Registry(ThreadingHTTPServer):
+    """Answers each request with what the test laid out for it, and remembers the request."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: dict[str, tuple[int, object]] = {}
+        self.heard: list[tuple[str, str, object]] = []
+        self.open = threading.Event()
+        self.open.set()
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Registry
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        path = unquote(self.path)
+        self.server.heard.append((self.command, self.path, json.loads(body) if body else None))
+        self.server.open.wait(10)
+        missing = (404, {"error": "Cluster not found"})
+        status, document = self.server.answers.get(f"{self.command} {path}", missing)
+        text = document if isinstance(document, bytes) else json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815  # The names http.server looks for.
+
+    def log_message(self, *arguments: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def registry(monkeypatch) -> Iterator[Registry]:
+    with Registry() as registry:
+        serving = threading.Thread(target=registry.serve_forever, args=(0.02,))
+        serving.start()
+        monkeypatch.setenv("CLUSTER_SERVICE_URL", registry.url)
+        monkeypatch.setenv("GLOBAL_CLUSTER_METRICS_URL", registry.url + "/")
+        yield registry
+        registry.open.set()
+        registry.shutdown()
+        serving.join()
+
+
+def test_the_cluster_client_answers_in_tuples(registry):
+    registry.answers["GET /clusters/c0"] = (200, {"id": "c0"})
+    registry.answers["POST /clusters/query"] = (200, [{"id": "c0"}])
+    client = ClusterClient()
+    assert client.read_cluster("c0") == (True, {"id": "c0"})
+    assert client.execute_query({"id": {"$in": ["c0"]}}) == (True, [{"id": "c0"}])
+    assert registry.heard[-1][2] == {"query": {"id": {"$in": ["c0"]}}}
+    found, message = client.read_cluster("c9")
+    assert not found
+    assert message.startswith("HTTP error occurred: 404 Client Error")
+
+
+def test_the_cluster_client_never_raises(registry, monkeypatch):
+    registry.answers["GET /clusters/c0"] = (200, b"not json")
+    found, message = ClusterClient().read_cluster("c0")
+    assert (found, message.startswith("Error occurred: ")) == (False, True)
+    monkeypatch.setenv("CLUSTER_SERVICE_URL", "http://127.0.0.1:1")
+    found, message = ClusterClient().execute_query({})
+    assert (found, message.startswith("Error occurred: ")) == (False, True)
+
+
+def test_an_id_cannot_leave_its_place_in_the_url(registry):
+    assert ClusterClient().read_cluster("../../admin?x=1#y")[0] is False
+    assert registry.heard[-1][1] == "/clusters/..%2F..%2Fadmin%3Fx%3D1%23y"
+
+
+def test_the_metrics_client_returns_data_and_raises(registry):
+    registry.answers["GET /cluster/c0"] = (200, {"success": True, "data": {"clusterId": "c0"}})
+    registry.answers["GET /cluster/query?clusterId=c0"] = (200, {"success": True, "data": []})
+    registry.answers["GET /cluster/c1"] = (200, {"success": False, "error": "gone"})
+    registry.answers["GET /cluster/c2"] = (200, {"success": False})
+    registry.answers["GET /cluster/c3"] = (200, b"not json")
+    client = GlobalClusterMetricsClient()
+    assert client.base_url == registry.url
+    assert client.get_cluster("c0") == {"clusterId": "c0"}
+    assert client.query_clusters({"clusterId": "c0"}) == []
+    with pytest.raises(APIError, match="gone") as caught:
+        client.get_cluster("c1")
+    assert caught.value.status_code == 200
+    with pytest.raises(APIError, match="Unknown error"):
+        client.get_cluster("c2")
+    with pytest.raises(ValueError, match="Expecting value"):
+        client.get_cluster("c3")
+    with pytest.raises(requests.HTTPError):
+        client.get_cluster("c4")
+
+
+def test_without_an_environment_the_embedded_services_are_meant(monkeypatch):
+    monkeypatch.delenv("CLUSTER_SERVICE_URL", raising=False)
+    monkeypatch.delenv("GLOBAL_CLUSTER_METRICS_URL", raising=False)
+    assert ClusterClient().base_url == "http://127.0.0.1:8080"
+    assert GlobalClusterMetricsClient().base_url == "http://127.0.0.1:8080"
+
+
+def test_services_speak_for_policies(registry):
+    uri = {"policy_rule_uri": "a:1-x"}
+    registry.answers["POST /policy"] = (201, {"success": True, "data": uri})
+    registry.answers["GET /policy/a:1-x"] = (200, {"success": True, "data": uri})
+    registry.answers["POST /policy/query"] = (200, {"success": True, "data": [uri]})
+    registry.answers["DELETE /policy/a:1-x"] = (200, {"success": True, "data": uri})
+    with Services(registry.url) as services:
+        assert services.publish_policy({"name": "a"}) == "a:1-x"
+        assert services.policy("a:1-x") == uri
+        assert services.policies() == [uri]
+        services.delete_policy("a:1-x")
+        with pytest.raises(NotFound, match="Cluster not found"):
+            services.policy("b:1-x")
+
+
+def test_services_put_clusters(registry):
+    taken = {"success": False, "message": "taken", "error": {"code": "already_exists"}}
+    registry.answers["POST /clusters"] = (409, taken)
+    registry.answers["PUT /clusters/c0"] = (200, {"id": "c0"})
+    registry.answers["POST /clusters/query"] = (200, [{"id": "c0"}])
+    with Services(registry.url) as services:
+        assert services.put_cluster({"id": "c0"}) == {"id": "c0"}
+        assert services.clusters() == [{"id": "c0"}]
+        registry.answers["POST /clusters"] = (400, {"message": "id: expected a string"})
+        with pytest.raises(RequestRefused, match="expected a string"):
+            services.put_cluster({"id": 1})
+
+
+def test_services_that_fail(registry):
+    registry.answers["POST /policy/query"] = (200, b"<html>")
+    registry.answers["POST /policy"] = (200, [1])
+    with Services(registry.url, timeout=0.2) as services:
+        with pytest.raises(ProtocolViolated):
+            services.policies()
+        with pytest.raises(ProtocolViolated):
+            services.publish_policy({})
+        registry.open.clear()
+        with pytest.raises(Timeout):
+            services.policies()
+    with Services("http://127.0.0.1:1") as services, pytest.raises(ConnectionFailed) as caught:
+        services.policies()
+    assert caught.value.reason == "Connection refused"
+
+
+def pushed(registry):
+    return next(body for _, path, body in registry.heard if path == "/policy")
+
+
+def test_push_sends_source_as_it_is(registry, shell, tmp_path):
+    registry.answers["POST /policy"] = (201, {"success": True, "data": {"policy_rule_uri": "U"}})
+    (tmp_path / "rule.py").write_text("class AIOSv1PolicyRule: ...")
+    done = shell(
+        *("policy", "push", str(tmp_path / "rule.py"), "--uri", "a.b:v1.0-beta-2"),
+        *("--parameters", '{"x": 1}', "--http-url", registry.url),
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "U\n", "")
+    document = pushed(registry)
+    assert document["code"] == "class AIOSv1PolicyRule: ..."
+    assert (document["name"], document["version"]) == ("a.b", "v1.0")
+    assert document["release_tag"] == "beta-2"
+    assert document["policy_parameters"] == {"x": 1}
+
+
+def test_push_packs_a_directory(registry, shell, tmp_path):
+    registry.answers["POST /policy"] = (201, {"success": True, "data": {"policy_rule_uri": "U"}})
+    (tmp_path / "rule" / "code" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "rule" / "code" / "function.py").write_text("import helper")
+    (tmp_path / "rule" / "code" / "helper.py").write_text("x = 1")
+    (tmp_path / "rule" / "code" / "__pycache__" / "x.pyc").write_text("")
+    done = shell(
+        *("policy", "push", str(tmp_path / "rule"), "--name=a", "--version=1", "--tag=x"),
+        *("--http-url", registry.url, "--json"),
+    )
+    assert json.loads(done.stdout) == {"policy_rule_uri": "U"}
+    content = base64.b64decode(pushed(registry)["code"])
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        assert archive.getnames() == ["code/function.py", "code/helper.py"]
+
+
+def test_push_passes_an_archive_on(registry, shell, tmp_path):
+    registry.answers["POST /policy"] = (201, {"success": True, "data": {"policy_rule_uri": "U"}})
+    (tmp_path / "rule.zip").write_bytes(b"PK\x03\x04 and so on")
+    shell("policy", "push", f"{tmp_path}/rule.zip", "--uri=a:1-x", "--http-url", registry.url)
+    assert base64.b64decode(pushed(registry)["code"]) == b"PK\x03\x04 and so on"
+
+
+def test_a_policy_that_is_refused_says_where(registry, shell, tmp_path):
+    error = {"code": "bad_policy", "reason": "line 1: invalid syntax", "line": 1}
+    refusal = {"success": False, "message": "no", "error": error}
+    registry.answers["POST /policy"] = (400, refusal)
+    (tmp_path / "rule.py").write_text("class")
+    done = shell(
+        *("policy", "push", f"{tmp_path}/rule.py", "--uri=a:1-x", "--http-url", registry.url)
+    )
+    assert done.returncode == 6
+    assert "line 1: invalid syntax" in done.stderr
+    assert "line: 1" in done.stderr
+
+
+def test_policies_are_listed_and_shown(registry, shell):
+    policy = {"policy_rule_uri": "a:1-x", "description": "First that fits."}
+    registry.answers["POST /policy/query"] = (200, {"success": True, "data": [policy]})
+    registry.answers["GET /policy/a:1-x"] = (200, {"success": True, "data": policy})
+    at = ("--http-url", registry.url)
+    assert "First that fits." in shell("policy", "list", *at).stdout
+    assert json.loads(shell("policy", "list", "--json", *at).stdout) == [policy]
+    assert json.loads(shell("policy", "show", "a:1-x", "--json", *at).stdout) == policy
+    missing = shell("policy", "show", "b:1-x", "--json", *at)
+    assert missing.returncode == 5
+    assert json.loads(missing.stdout)["error"]["code"] == "not_found"
