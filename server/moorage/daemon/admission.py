@@ -8,6 +8,7 @@ import asyncio
 import difflib
 import secrets
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
 
 from moorage.catalog.base import Catalog
@@ -34,6 +35,25 @@ WARNED_MAX: Final = 20
 """Unknown clusters named one by one in a warning; the rest are counted."""
 NEAREST: Final = 3
 """Registered names offered where an unknown one was given."""
+_NONE: Final = RequestId("")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What the reply to a message needs beside the answer.
+
+    Args:
+        message_id: The message's own `id`.
+        request: The ask it became; empty for an operation.
+        shown: The reply names the ask.
+        warnings: For the reply.
+
+    """
+
+    message_id: MessageId
+    request: RequestId = _NONE
+    shown: bool = False
+    warnings: list[str] = field(default_factory=list[str])
 
 
 class Admission:
@@ -68,7 +88,8 @@ class Admission:
         self._reply = reply
         self._manage = manage
         self._failed = failed
-        self._open: dict[Address, tuple[MessageId, str, list[str]]] = {}
+        self._open: dict[Address, Context] = {}
+        self._askers: dict[RequestId, Address] = {}
         self._numbers: dict[SessionId, set[Address]] = {}
 
     # Deliver (see gateway.deliver) -----------------------------------------------------------
@@ -80,8 +101,8 @@ class Admission:
 
     def lost(self, session: SessionId) -> None:
         """Note that a session is over: nobody reads its answers any more."""
-        for to in self._numbers.pop(session, ()):
-            self._open.pop(to, None)
+        for to in tuple(self._numbers.pop(session, ())):
+            self.forget(to)
         self._post(SessionLost(session))
 
     def failed(self, error: BaseException) -> None:
@@ -101,8 +122,8 @@ class Admission:
                 self._reply(to, refuse(verdict, message_id=message.id, warnings=warnings))
                 return True
             # Existing clients get the two documented keys; whoever asks for more gets the id.
-            wants_id = message.id is not None or message.explain or message.lease is not None
-            self._remember(to, message.id, verdict.id if wants_id else "", warnings)
+            shown = message.id is not None or message.explain or message.lease is not None
+            self._remember(to, Context(message.id, verdict.id, shown, warnings))
             self._post(Asked(to, verdict))
             return True
         if isinstance(message, BlockRequest):
@@ -116,27 +137,41 @@ class Admission:
 
     def answer(self, to: Address, answer: Answer) -> bytes | None:
         """Write the reply for an address, or return None where nobody listens any more."""
-        context = self._open.pop(to, None)
+        context = self._open.get(to)
         if context is None:
             return None
-        numbers = self._numbers.get(to.session)
-        if numbers is not None:
-            numbers.discard(to)
-        message_id, request, warnings = context
-        return encode(answer, message_id=message_id, request=request, warnings=warnings)
+        self.forget(to)
+        return encode(
+            answer,
+            message_id=context.message_id,
+            request=context.request if context.shown else "",
+            warnings=context.warnings,
+        )
 
     def forget(self, to: Address) -> None:
-        """Note that an address was answered by other means."""
-        self._open.pop(to, None)
+        """Note that an address was answered, or that nobody listens there any more."""
+        context = self._open.pop(to, None)
+        if context is not None:
+            self._askers.pop(context.request, None)
         self._numbers.get(to.session, set()).discard(to)
 
-    def _remember(
-        self, to: Address, message_id: MessageId, request: str, warnings: list[str]
-    ) -> None:
-        self._open[to] = (message_id, request, warnings)
-        numbers = self._numbers.get(to.session)
-        if numbers is not None:
-            numbers.add(to)
+    def asker(self, request: RequestId) -> Address | None:
+        """Return where the answer to `request` is awaited, if anywhere."""
+        return self._askers.get(request)
+
+    def _remember(self, to: Address, context: "Context") -> None:
+        self._open[to] = context
+        if context.request:
+            self._askers[context.request] = to
+        self._numbers.get(to.session, set()).add(to)
+
+    def _named(self, to: Address, name: str) -> RequestId:
+        """Return the request that `name` means: its server's id, or its message's own `id`."""
+        for other in self._numbers.get(to.session, ()):
+            context = self._open[other]
+            if context.request and str(context.message_id) == name:
+                return context.request
+        return RequestId(name)
 
     def _ask(
         self, tenant: Tenant, message: AllocationRequest, warnings: list[str]
@@ -231,7 +266,7 @@ class Admission:
     def _operation(  # noqa: C901, PLR0912  # One case per operation.
         self, to: Address, tenant: Tenant, message: wire.Operation
     ) -> None:
-        self._remember(to, message.id, "", [])
+        self._remember(to, Context(message.id))
         match message:
             case wire.Release():
                 self._post(ReleaseAsked(to, RequestId(message.lease), message.token))
@@ -246,7 +281,7 @@ class Admission:
                 else:
                     self._post(RenewAsked(to, RequestId(message.lease), message.token, ttl))
             case wire.Cancel():
-                self._post(CancelAsked(to, RequestId(message.request), tenant))
+                self._post(CancelAsked(to, self._named(to, message.request), tenant))
             case wire.Status():
                 self._post(Inquired(to, "status", tenant, message.subject))
             case wire.Why():

@@ -33,11 +33,11 @@ async def _serve(config: Config) -> int:
     daemon = Daemon(config)
     try:
         port, http_port = await daemon.start()
-    except (LedgerError, JailError, OSError) as error:
+    except (LedgerError, JailError, OSError) as failure:
         advice = " (exit code 3: mend this, then start again)"
-        if isinstance(error, LedgerLocked):
+        if isinstance(failure, LedgerLocked):
             advice = ""
-        sys.stderr.write(f"moored: cannot start: {error}{advice}\n")
+        sys.stderr.write(f"moored: cannot start: {failure}{advice}\n")
         return EXIT_CANNOT_START
     ready = {
         "event": "ready",
