@@ -30,6 +30,10 @@ def serve(config: Config) -> int:
 
 
 async def _serve(config: Config) -> int:
+    # First of all: who asks for a stop while the daemon starts gets a clean one.
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     daemon = Daemon(config)
     try:
         port, http_port = await daemon.start()
@@ -46,10 +50,6 @@ async def _serve(config: Config) -> int:
     }
     sys.stdout.write(json.dumps(ready) + "\n")
     sys.stdout.flush()
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
     running = asyncio.ensure_future(daemon.run())
     waiting = asyncio.ensure_future(stopping.wait())
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
