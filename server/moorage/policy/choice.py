@@ -52,6 +52,7 @@ def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
         and nodes <= SHARES_MAX
         and isinstance(models, list | tuple)
         and all(isinstance(model, str) for model in models)
+        and isinstance(topology, str)
         and topology in {"", "nvlink", "numa", "rack"}
     )
     if not sane:

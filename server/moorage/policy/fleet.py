@@ -102,10 +102,10 @@ class Fleet:
         ]
         self.models: list[str] = sorted({gpu.model for _, _, node in pairs for gpu in node.gpus})
         model_code = {model: code for code, model in enumerate(self.models)}
-        racks = {
-            name: code for code, name in enumerate(sorted({n.rack for _, _, n in pairs} - {""}))
-        }
-        self.rack: Ints = np.array([racks.get(n.rack, -1) for _, _, n in pairs], np.int64)
+        # A rack's name is its cluster's own: two clusters may each have a "rack-1".
+        named = sorted({(number, node.rack) for number, _, node in pairs if node.rack})
+        racks = {rack: code for code, rack in enumerate(named)}
+        self.rack: Ints = np.array([racks.get((c, n.rack), -1) for c, _, n in pairs], np.int64)
         self.cluster: Ints = np.array([number for number, _, _ in pairs], np.int64)
         self.cpu_total: Ints = np.array([node.cpu_milli for _, _, node in pairs], np.int64)
         self.memory_total: Ints = np.array([node.memory_mib for _, _, node in pairs], np.int64)
@@ -120,12 +120,13 @@ class Fleet:
                 name: code
                 for code, name in enumerate(sorted({g.link_group for g in node.gpus} - {""}))
             }
+            domains = sorted({gpu.numa for gpu in node.gpus if gpu.numa >= 0})
             for column, gpu in enumerate(node.gpus):
                 self.gpu_total[row, column] = GPU_MILLI
                 self.gpu_model[row, column] = model_code[gpu.model]
                 self.gpu_memory[row, column] = gpu.memory_mib
                 self.gpu_link[row, column] = links.get(gpu.link_group, -1)
-                self.gpu_numa[row, column] = gpu.numa
+                self.gpu_numa[row, column] = domains.index(gpu.numa) if gpu.numa >= 0 else -1
                 self.gpu_exclusive[row, column] = gpu.exclusive
         self.cpu_free: Ints = self.cpu_total.copy()
         self.memory_free: Ints = self.memory_total.copy()

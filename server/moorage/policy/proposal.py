@@ -4,7 +4,6 @@ The cell reads it to remember its own proposal, the server reads it again to ver
 word counts for nothing), and the author's offline checks read it with the same function.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,6 +14,8 @@ SHARES_MAX: Final = 1024
 """Nodes in one proposal."""
 GPUS_MAX: Final = 1024
 """Devices in one share."""
+AMOUNT_MAX: Final = 2**53
+"""Any whole number of a proposal: what every JSON reader and every column holds exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ def _name(value: Any, field: str) -> str:
     """Return an id as text: strings as they are, whole numbers as their digits."""
     if isinstance(value, str) and value:
         return value
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= AMOUNT_MAX:
         return str(value)
     raise ProposalError(field, "a non-empty string or a whole number")
 
@@ -131,8 +132,8 @@ def _amount(value: Mapping[str, Any], key: str, default: int, path: str) -> int:
         return default
     if isinstance(amount, bool) or not isinstance(amount, int | float):
         raise ProposalError(f"{path}{key}", "a number")
-    if not math.isfinite(amount) or amount < 0 or amount != int(amount):
-        raise ProposalError(f"{path}{key}", "a whole number, 0 or more")
+    if not 0 <= amount <= AMOUNT_MAX or amount != int(amount):
+        raise ProposalError(f"{path}{key}", f"a whole number, 0 to {AMOUNT_MAX}")
     if key == "gpu_milli" and not 1 <= amount <= GPU_MILLI:
         raise ProposalError(f"{path}{key}", f"1 to {GPU_MILLI}, per GPU")
     return int(amount)

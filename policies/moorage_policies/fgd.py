@@ -1,0 +1,336 @@
+"""FGD, fragmentation gradient descent: keep the free GPUs useful to the requests that will come.
+
+The rule of "Beware of Fragmentation" (USENIX ATC'23). The free GPU capacity of a node is
+*fragmented* as far as a typical request cannot use it: because the node lacks CPU, or GPUs of an
+accepted model, or because what is left on a GPU is too small. With F(node) = the fragmented GPU
+milli, averaged over the typical requests, the score of a placement is
+
+    int(100 * sigmoid((F before - F after) / 1000))
+
+and the highest score wins. A share of one GPU tries every GPU; whole GPUs are the lowest-numbered
+free ones. Scores are whole numbers on purpose: the ties they make, broken by the stable order of
+the nodes, are what keeps nodes empty for large requests.
+
+It is fast because it re-scores only the nodes that changed since the same demand was last seen,
+and because the usable part of a node is a sum of table look-ups, one per GPU. All of that is a
+cache: a fresh instance gives the same answers.
+
+Parameters:
+    typical: list of {cpu_milli, gpus (or num_gpu), gpu_milli, models, weight}: what requests
+        look like and how frequent each kind is (`weight`, any unit). At most 128. A typical
+        request of several GPUs is taken to need whole ones. Empty (the default): learnt from
+        the requests seen, starting from a guess.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.model import GPU_MILLI, Demand
+from moorage.policy import FleetView, Misfit, best_rows, decline, propose, read_demand
+
+TYPICAL_MAX: Final = 128
+"""Typical requests; of a longer list, the heaviest count."""
+DEMANDS_MAX: Final = 512
+"""Demands whose scores are kept; the one judged least recently makes room."""
+KINDS_MAX: Final = 64
+"""Sorts of GPU told apart by the typical requests they serve; further ones count as the first."""
+KIND_CHARACTERS_MAX: Final = 200
+"""A request whose description is longer (a long list of models) is not learnt from."""
+PARTS_MAX: Final = 10**9
+"""Weights that are not whole numbers, or sum up to more, are counted in this many parts: sums of
+whole numbers do not depend on their order, so that equal scores are equal."""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Typical:
+    """A kind of request, and how frequent it is."""
+
+    cpu_milli: int
+    gpus: int
+    gpu_milli: int
+    models: tuple[str, ...]
+    weight: float
+
+
+def read_typical(raw: list[dict[str, Any]]) -> list[Typical]:
+    """Return the parameter `typical` as values."""
+    kinds = [
+        Typical(
+            cpu_milli=int(kind.get("cpu_milli", 0)),
+            gpus=int(kind.get("gpus", kind.get("num_gpu", 0))),
+            gpu_milli=int(kind.get("gpu_milli") or GPU_MILLI),
+            models=tuple(kind.get("models", ())),
+            weight=float(kind.get("weight", 1)),
+        )
+        for kind in raw
+        if kind.get("weight", 1) > 0
+    ]
+    return sorted(kinds, key=lambda kind: -kind.weight)[:TYPICAL_MAX]
+
+
+class Learner:
+    """The typical requests of a fleet that nobody described: those seen, after a guess.
+
+    What was seen is kept in the rule's `context`, which outlives this instance: a count per
+    kind. It is brought up to date once per `BATCH` requests, since the server has to carry a
+    changed context; the fleet is valued anew each time the count has doubled.
+    """
+
+    BATCH: Final = 64
+    COUNT_MAX: Final = 16_384
+    """Requests counted; then all counts are halved, so that the old fade."""
+
+    def __init__(self) -> None:
+        self._fresh: dict[str, int] = {}
+        self._fresh_count = 0
+        self._learnt_at = 0
+
+    def observe(self, demand: Demand, context: dict[str, Any]) -> bool:
+        """Count a request; return whether the typical requests should be read anew."""
+        models = "|".join(demand.models)
+        kind = f"{demand.cpu_milli} {demand.gpus} {demand.gpu_milli} {models}"
+        if len(kind) <= KIND_CHARACTERS_MAX:
+            self._fresh[kind] = self._fresh.get(kind, 0) + demand.nodes
+        self._fresh_count += 1
+        if self._fresh_count < self.BATCH:
+            return False
+        seen = dict(context.get("seen", {}))
+        for kind, count in self._fresh.items():
+            seen[kind] = seen.get(kind, 0) + count
+        self._fresh, self._fresh_count = {}, 0
+        if sum(seen.values()) > self.COUNT_MAX:
+            seen = {kind: (count + 1) // 2 for kind, count in seen.items()}
+            self._learnt_at //= 2
+        frequent = sorted(seen, key=lambda kind: (-seen[kind], kind))[:TYPICAL_MAX]
+        context["seen"] = {kind: seen[kind] for kind in frequent}
+        return sum(seen.values()) >= 2 * self._learnt_at
+
+    def typical(self, fleet: FleetView, context: dict[str, Any]) -> list[Typical]:
+        """Return what was seen, and the guess."""
+        seen = context.get("seen", {})
+        self._learnt_at = sum(seen.values())
+        kinds = self._guess(fleet)
+        for kind, count in seen.items():
+            cpu_milli, gpus, gpu_milli, models = kind.split(" ", 3)
+            accepted = tuple(models.split("|")) if models else ()
+            kinds.append(Typical(int(cpu_milli), int(gpus), int(gpu_milli), accepted, float(count)))
+        return sorted(kinds, key=lambda kind: -kind.weight)[:TYPICAL_MAX]
+
+    def _guess(self, fleet: FleetView) -> list[Typical]:
+        """Return mostly one GPU with half of its CPU, some shares, some CPU: 30 requests' worth.
+
+        No whole nodes: guessing them fragments the start (measured), and ties keep nodes whole.
+        """
+        gpus = fleet.gpu_total.sum() // GPU_MILLI
+        cpu_each = int(fleet.cpu_total.sum() // max(1, 2 * gpus))
+        return [
+            Typical(cpu_each, 1, GPU_MILLI, (), 18.0),
+            Typical(cpu_each // 2, 1, GPU_MILLI // 2, (), 6.0),
+            Typical(cpu_each // 4, 1, GPU_MILLI // 4, (), 3.0),
+            Typical(cpu_each, 0, GPU_MILLI, (), 3.0),
+        ]
+
+
+class Usable:
+    """The GPU milli of a node that typical requests can use, in parts, by table look-up.
+
+    For a typical request c the usable milli are the sum of the free milli of its GPUs that are
+    large enough for c, if the node has the CPU and enough such GPUs, else 0. So, for requests of
+    one GPU, a GPU contributes `single[kind, free, step]`, whatever its neighbours hold; and for
+    those of several whole GPUs, a node with `n` free ones contributes `several[kind, n, step]`.
+    `step` says how many of the sorted CPU demands the free CPU covers; `kind` tells GPUs apart
+    that serve different typical requests. F = all free milli - the usable ones.
+    """
+
+    def __init__(self, typical: list[Typical], fleet: FleetView) -> None:
+        total = sum(kind.weight for kind in typical)
+        counts = total <= PARTS_MAX and all(kind.weight.is_integer() for kind in typical)
+        scale = 1.0 if counts else PARTS_MAX / total
+        parts = [round(scale * kind.weight) for kind in typical]
+        self.all_parts = sum(parts)
+        wants = [(kind, part) for kind, part in zip(typical, parts, strict=True) if kind.gpus]
+        self._cpu_steps = np.unique([kind.cpu_milli for kind, _ in wants])
+        self._width = fleet.gpu_total.shape[1]
+        self._steps = steps = len(self._cpu_steps) + 1
+
+        kinds: dict[tuple[bool, ...], int] = {}
+        kind_of = np.zeros(fleet.gpu_total.shape, np.int64)
+        exclusive = fleet.gpu_exclusive
+        for code, model in enumerate(fleet.models):
+            for alone in (False, True):
+                these = (fleet.gpu_model == code) & (exclusive == alone)
+                if not these.any():
+                    continue
+                serves = tuple(
+                    (not kind.models or model in kind.models)
+                    and not (alone and kind.gpus == 1 and kind.gpu_milli < GPU_MILLI)
+                    for kind, _ in wants
+                )
+                if len(kinds) < KINDS_MAX:
+                    kinds.setdefault(serves, len(kinds))
+                kind_of[these] = kinds.get(serves, 0)
+        single = np.zeros((max(1, len(kinds)), GPU_MILLI + 1, steps), np.int64)
+        several = np.zeros((max(1, len(kinds)), self._width + 1, steps), np.int64)
+        free, count = np.arange(GPU_MILLI + 1), np.arange(self._width + 1)
+        for serves, number in kinds.items():
+            for (kind, part), served in zip(wants, serves, strict=True):
+                step = int(self._steps_at(np.array([kind.cpu_milli]))[0])
+                if served and kind.gpus == 1:
+                    enough = free * (free >= kind.gpu_milli) * part
+                    single[number, :, step:] += enough[:, None]
+                elif served:
+                    enough = count * GPU_MILLI * (count >= kind.gpus) * part
+                    several[number, :, step:] += enough[:, None]
+        self._single = single.ravel()
+        self._several = several.ravel() if several.any() else None
+        # Where the table of a GPU's kind begins. A node of mixed GPUs counts its whole ones by
+        # the kind of its first.
+        self._gpu_base = kind_of * (GPU_MILLI + 1) * steps
+        first = kind_of[:, 0] if self._width else np.zeros(len(fleet), np.int64)
+        self._node_base = first * (self._width + 1) * steps
+
+    def _steps_at(self, cpu: Ints) -> Ints:
+        return np.searchsorted(self._cpu_steps, cpu, side="right")
+
+    def gains(self, demand: Demand, rows: Ints, cpu: Ints, gpus: Ints, able: Bools) -> Ints:
+        """Return F before - F after, in parts of a milli, for placing `demand` on `rows`.
+
+        Args:
+            demand: What each row would take.
+            rows: Nodes it fits on.
+            cpu: Their free CPU, milli.
+            gpus: Their free GPU milli, `[rows, devices]`.
+            able: Which of these GPUs could serve the demand.
+
+        Returns:
+            `[rows, devices]` for one GPU: a column per GPU that could take it, nonsense where it
+            could not. Else `[rows, 1]`.
+
+        """
+        steps, milli = self._steps, demand.gpu_milli
+        before = self._steps_at(cpu)[:, None]
+        after = self._steps_at(cpu - demand.cpu_milli)[:, None]
+        # For a moment a replica may count a grant twice, and show less than nothing as free.
+        gpu_at = self._gpu_base[rows] + gpus.clip(0, GPU_MILLI) * steps
+        was = self._single[gpu_at + before].sum(1)[:, None]
+        gpu_at += after
+        kept = self._single[gpu_at]
+        will_be = kept.sum(1)[:, None]
+        whole = gpus == GPU_MILLI
+        lost: Any = 0  # Whole GPUs that would be whole no more.
+        if demand.gpus == 1:
+            will_be = will_be - kept + self._single[gpu_at - milli * steps]
+            lost = whole
+        elif demand.gpus:
+            taken = tightest(demand, gpus, able)
+            will_be = self._single[gpu_at - taken * (milli * steps)].sum(1)[:, None]
+            lost = (whole & taken).sum(1)[:, None]
+        if self._several is not None:
+            node_at = (self._node_base[rows] + whole.sum(1) * steps)[:, None]
+            was = was + self._several[node_at + before]
+            will_be = will_be + self._several[node_at - lost * steps + after]
+        gains: Ints = self.all_parts * demand.gpus * milli - was + will_be
+        return gains
+
+
+def tightest(demand: Demand, gpus: Ints, able: Bools) -> Bools:
+    """Return which GPUs the demand takes, as `pick_gpus` would: the least left that fit."""
+    free = np.where(able, gpus, GPU_MILLI + 1)
+    order = np.argsort(free, axis=1, kind="stable")[:, : demand.gpus]
+    taken = np.zeros(gpus.shape, np.bool_)
+    np.put_along_axis(taken, order, values=True, axis=1)
+    return taken
+
+
+class Judged:
+    """The scores of one demand on every node, and the GPU they were reached on."""
+
+    def __init__(self, nodes: int) -> None:
+        self.version = -1
+        self.scores = np.full(nodes, -1, np.int8)
+        self.columns = np.zeros(nodes, np.int16)
+
+
+class AIOSv1PolicyRule:
+    """Proposes the node and GPU that lose the least usable capacity."""
+
+    def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:  # noqa: ARG002  # The contract's signature.
+        self._learner = Learner()
+        self._typical: list[dict[str, Any]] | None = None
+        self._nodes: list[tuple[str, str]] | None = None
+        self._layout = -1
+        self._judged: dict[Demand, Judged] = {}
+
+    def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
+        """Return the placement, or `{"declined": reason}`."""
+        fleet, demand = input_data["fleet"], read_demand(input_data)
+        if demand is None:
+            return decline(None)
+        self._prepare(fleet, demand, parameters.get("typical") or [], context)
+        judged = self._judge(fleet, demand)
+        scores = judged.scores
+        if fleet.allowed is not None:
+            scores = np.where(fleet.allowed, scores, np.int8(-1))
+        rows = best_rows(fleet, demand, scores)
+        if demand.gpus == 1:
+            return propose(fleet, demand, rows, lambda row: [int(judged.columns[row])])
+        return propose(fleet, demand, rows)
+
+    def _prepare(
+        self,
+        fleet: FleetView,
+        demand: Demand,
+        typical: list[dict[str, Any]],
+        context: dict[str, Any],
+    ) -> None:
+        """Value the fleet anew where it, or what is typical, is no longer what it was."""
+        learnt = not typical and self._learner.observe(demand, context)
+        same_fleet = self._nodes is fleet.node_ids and self._layout == fleet.layout
+        if same_fleet and not learnt and (typical is self._typical or typical == self._typical):
+            return
+        kinds = read_typical(typical) if typical else self._learner.typical(fleet, context)
+        self._usable = Usable(kinds, fleet)
+        self._typical, self._nodes, self._layout = typical, fleet.node_ids, fleet.layout
+        self._judged.clear()
+
+    def _judge(self, fleet: FleetView, demand: Demand) -> Judged:
+        """Return the demand's scores, after judging the nodes that changed since the last time."""
+        judged = self._judged.pop(demand, None)
+        changed = None if judged is None else fleet.changed_since(judged.version)
+        if judged is None or changed is None:
+            judged, rows = Judged(len(fleet)), np.arange(len(fleet))
+            if len(self._judged) >= DEMANDS_MAX:
+                del self._judged[next(iter(self._judged))]
+        else:
+            rows = np.array(changed, np.int64)
+        self._judged[demand] = judged  # Last in the order: judged most recently.
+        judged.version = fleet.version
+        if len(rows):
+            self._score(fleet, demand, rows, judged)
+        return judged
+
+    def _score(self, fleet: FleetView, demand: Demand, rows: Ints, judged: Judged) -> None:
+        judged.scores[rows] = -1
+        cpu, gpus = fleet.cpu_free[rows], fleet.gpu_free[rows]
+        able = (gpus >= demand.gpu_milli) & fleet.eligible_gpus(demand)[rows]
+        fits = able.sum(1) >= demand.gpus
+        fits &= cpu >= demand.cpu_milli
+        fits &= fleet.memory_free[rows] >= demand.memory_mib
+        if demand.gpus > 1 and demand.topology in {"nvlink", "numa"}:
+            fits &= fleet.misfits(demand, rows) == Misfit.FITS
+        if not fits.any():
+            return
+        rows, able = rows[fits], able[fits]
+        gains = self._usable.gains(demand, rows, cpu[fits], gpus[fits], able)
+        fragmented_less = gains / (self._usable.all_parts * GPU_MILLI)
+        scores = (100 / (1 + np.exp(-fragmented_less))).astype(np.int8)
+        if demand.gpus == 1:
+            scores = np.where(able, scores, np.int8(-1))
+            judged.columns[rows] = scores.argmax(1)
+        judged.scores[rows] = scores.max(1)

@@ -1,0 +1,351 @@
+"""FGD against its definition, written out slowly; and its caches against having none."""
+
+from math import exp
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage.model import Cluster, Demand, Gpu, Node
+from moorage.policy import Fleet, FleetView, parse_proposal
+from moorage_policies import fgd
+
+
+def fleet_of(nodes):
+    """Build a fleet of (cores, [model of each GPU]) nodes."""
+    fleet = Fleet()
+    members = tuple(
+        Node(f"n{number}", 1000 * cores, 1 << 20, tuple(Gpu(str(i), m) for i, m in enumerate(gpus)))
+        for number, (cores, gpus) in enumerate(nodes)
+    )
+    fleet.install([Cluster("c", members)])
+    return fleet
+
+
+def ask(rule, fleet, demand, typical=(), context=None):
+    data = {"fleet": FleetView(fleet, demand), "inputs": {}, "seed": 0}
+    context = {} if context is None else context
+    return rule.eval({"typical": list(typical)}, data, context)
+
+
+def new_rule():
+    return fgd.AIOSv1PolicyRule("fgd:1.0-stable", {}, {})
+
+
+def take(fleet, value, demand):
+    shares = [wish.share() for wish in parse_proposal(value, demand)]
+    for share in shares:
+        fleet.take(share)
+    return shares
+
+
+# The definition --------------------------------------------------------------------------------
+
+
+def fragmented(typical, model, cpu, gpus):
+    """Return F(node) times the sum of the weights, in whole numbers."""
+    result = 0
+    for kind in typical:
+        large = [free for free in gpus if free >= kind["gpu_milli"]]
+        cannot = (
+            not kind["gpus"]
+            or cpu < kind["cpu_milli"]
+            or len(large) < kind["gpus"]
+            or (kind["models"] and model not in kind["models"])
+        )
+        useless = sum(gpus) if cannot else sum(gpus) - sum(large)
+        result += kind["weight"] * useless
+    return result
+
+
+def choose(typical, fleet, demand):
+    """Return the (row, device columns) that the protocol's steps 4 to 6 name, or None."""
+    best, chosen = -1, None
+    weights = sum(kind["weight"] for kind in typical)
+    for row in range(len(fleet)):
+        cpu, memory, gpus = fleet.capacity(row)
+        gpus = gpus[: len(fleet.gpu_ids[row])]
+        model = fleet.models[fleet.gpu_model[row, 0]] if gpus else ""
+        fitting = [column for column, free in enumerate(gpus) if free >= demand.gpu_milli]
+        if (
+            cpu < demand.cpu_milli
+            or memory < demand.memory_mib
+            or len(fitting) < demand.gpus
+            or (demand.gpus and demand.models and model not in demand.models)
+        ):
+            continue
+        # Whole GPUs are the lowest free ones; several shares, which the protocol does not know,
+        # take the tightest.
+        tightest = sorted(sorted(fitting, key=gpus.__getitem__)[: demand.gpus])
+        options = [[column] for column in fitting] if demand.gpus == 1 else [tightest]
+        for columns in options:
+            after = [
+                free - demand.gpu_milli if column in columns else free
+                for column, free in enumerate(gpus)
+            ]
+            gain = fragmented(typical, model, cpu, gpus) - fragmented(
+                typical, model, cpu - demand.cpu_milli, after
+            )
+            score = int(100 / (1 + exp(-gain / (weights * 1000))))
+            if score > best:
+                best, chosen = score, (row, columns)
+    return chosen
+
+
+MILLI = st.sampled_from([100, 300, 500, 700, 1000])
+TYPICAL = st.builds(
+    lambda cores, gpus, milli, models, weight: {
+        "cpu_milli": 1000 * cores,
+        "gpus": gpus,
+        "gpu_milli": milli if gpus == 1 else 1000,
+        "models": models,
+        "weight": weight,
+    },
+    st.integers(0, 6),
+    st.sampled_from([0, 1, 1, 1, 2, 4]),
+    MILLI,
+    st.sampled_from([[], [], ["A"], ["A", "B"]]),
+    st.integers(1, 9),
+)
+DEMANDS = st.builds(
+    lambda cores, gpus, milli, models: Demand(gpus, milli, models, cpu_milli=1000 * cores),
+    st.integers(0, 6),
+    st.sampled_from([0, 1, 1, 1, 2, 4]),
+    MILLI,
+    st.sampled_from([(), (), ("B",)]),
+)
+# The protocol's nodes have GPUs of one model.
+NODES = st.tuples(st.integers(0, 16), st.integers(0, 4), st.sampled_from("AB")).map(
+    lambda node: (node[0], [node[2]] * node[1])
+)
+
+
+@settings(max_examples=200)
+@given(
+    typical=st.lists(TYPICAL, min_size=1, max_size=6),
+    nodes=st.lists(NODES, min_size=1, max_size=5),
+    demands=st.lists(DEMANDS, min_size=1, max_size=14),
+)
+def test_it_decides_as_the_definition_does(typical, nodes, demands):
+    fleet, rule = fleet_of(nodes), new_rule()
+    for demand in demands:
+        chosen, value = choose(typical, fleet, demand), ask(rule, fleet, demand, typical)
+        if chosen is None:
+            assert "declined" in value
+            continue
+        row, columns = chosen
+        assert value["node_id"] == fleet.node_ids[row][1]
+        assert value["gpus"] == [str(column) for column in columns]
+        take(fleet, value, demand)
+
+
+# The caches ------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), DEMANDS),
+        st.tuples(st.just("release"), st.integers(0, 5)),
+        st.tuples(st.just("install"), st.integers(0, 4)),
+    ),
+    min_size=1,
+    max_size=20,
+)
+
+
+@settings(max_examples=200)
+@given(
+    typical=st.lists(TYPICAL, min_size=1, max_size=3),
+    nodes=st.lists(NODES, min_size=2, max_size=5),
+    steps=STEPS,
+)
+def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
+    fleet, rule, held = fleet_of(nodes), new_rule(), []
+    for what, value in steps:
+        if what == "ask":
+            warm, cold = ask(rule, fleet, value, typical), ask(new_rule(), fleet, value, typical)
+            assert warm == cold
+            held.extend(take(fleet, warm, value))
+        elif what == "release" and held:
+            fleet.give(held.pop(value % len(held)))
+        elif what == "install":  # The rows mean other nodes from now on.
+            nodes = nodes[value % len(nodes) :] + nodes[: value % len(nodes)]
+            replica = fleet_of(nodes)
+            fleet.restore(replica.snapshot())
+            held.clear()
+
+
+def test_only_what_changed_is_judged_again():
+    rule, fleet, demand = new_rule(), fleet_of([(8, "A"), (8, "A")]), Demand(1)
+    for _ in range(2):
+        take(fleet, ask(rule, fleet, demand), demand)
+        assert len(fleet.changed_since(rule._judged[demand].version)) == 1
+
+
+def test_another_fleet_of_the_same_size_is_noticed():
+    rule, demand = new_rule(), Demand(1)
+    typical = [{"cpu_milli": 0, "gpus": 1, "gpu_milli": 1000, "models": [], "weight": 1}]
+    first, second = fleet_of([(4, "A"), (4, "A")]), fleet_of([(4, "A"), (4, "A")])
+    assert ask(rule, first, demand, typical)["node_id"] == "n0"
+    take(second, ask(rule, second, demand, typical), demand)
+    assert ask(rule, second, demand, typical)["node_id"] == "n1"
+    assert ask(rule, first, demand, typical)["node_id"] == "n0"
+
+
+def test_other_typical_requests_are_noticed():
+    rule, demand = new_rule(), Demand(1, gpu_milli=500)
+    # n0 has half a GPU left and n1 a whole one: who expects halves keeps neither useless.
+    fleet = fleet_of([(4, "A"), (4, "A")])
+    take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, demand)
+    whole = [{"gpus": 1, "gpu_milli": 1000, "weight": 1}]
+    assert ask(rule, fleet, demand, whole)["node_id"] == "n1"
+    halves = [{"gpus": 1, "gpu_milli": 500, "weight": 1}]
+    assert ask(rule, fleet, demand, halves)["node_id"] == "n0"
+
+
+def test_the_caches_are_bounded():
+    rule, fleet = new_rule(), fleet_of([(1000, "A" * 4)])
+    for cpu in range(fgd.DEMANDS_MAX + 10):
+        ask(rule, fleet, Demand(1, cpu_milli=cpu), [{"gpus": 1}])
+    assert len(rule._judged) == fgd.DEMANDS_MAX
+
+
+def test_gpus_that_a_replica_counts_twice_are_full_and_harm_nobody():
+    fleet = fleet_of([(8, "AAA"), (8, "AAA")])
+    fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
+    fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])
+    typical = [{"gpus": 1, "gpu_milli": milli, "weight": 1} for milli in (300, 700, 1000)]
+    value = ask(new_rule(), fleet, Demand(1, gpu_milli=700), typical)
+    assert (value["node_id"], value["gpus"]) == ("n1", ["2"])
+    assert "declined" in ask(new_rule(), fleet, Demand(2, gpu_milli=100), typical)
+
+
+def test_more_sorts_of_gpu_than_are_told_apart_are_still_served():
+    models = [f"M{number}" for number in range(fgd.KINDS_MAX + 6)]
+    fleet, rule = fleet_of([(8, [model]) for model in models]), new_rule()
+    typical = [{"gpus": 1, "models": [model]} for model in models]
+    for model in models:
+        demand = Demand(1, models=(model,))
+        assert len(take(fleet, ask(rule, fleet, demand, typical), demand)) == 1
+
+
+def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
+    fleet = Fleet()
+    fleet.install(
+        [
+            Cluster(
+                "c",
+                (
+                    Node("n0", 8000, 0, (Gpu("0", "A"),)),
+                    Node("n1", 8000, 0, (Gpu("0", "A", exclusive=True),)),
+                ),
+            )
+        ]
+    )
+    halves = [{"gpus": 1, "gpu_milli": 500}]
+    assert ask(new_rule(), fleet, Demand(1), halves)["node_id"] == "n1"
+    assert ask(new_rule(), fleet, Demand(1, gpu_milli=500), halves)["node_id"] == "n0"
+
+
+def test_several_shares_are_valued_on_the_tightest_gpus_as_they_are_taken():
+    fleet = fleet_of([(8, "AA"), (8, "AAA")])
+    fleet.set_capacity(0, 8000, 0, [1000, 400, 0])
+    fleet.set_capacity(1, 8000, 0, [1000, 400, 300])
+    value = ask(new_rule(), fleet, Demand(2, gpu_milli=300), [{"gpus": 1}])
+    assert (value["node_id"], value["gpus"]) == ("n1", ["1", "2"])
+
+
+# Parameters and learning -----------------------------------------------------------------------
+
+
+def test_typical_may_call_its_gpus_num_gpu_and_leave_out_what_is_plain():
+    (kind,) = fgd.read_typical([{"num_gpu": 2}])
+    assert kind == fgd.Typical(0, 2, 1000, (), 1.0)
+    assert fgd.read_typical([{"gpus": 1, "weight": 0}]) == []
+
+
+def test_of_too_many_typical_requests_the_heaviest_count():
+    kinds = fgd.read_typical([{"cpu_milli": n, "gpus": 1, "weight": n} for n in range(1, 400)])
+    assert len(kinds) == fgd.TYPICAL_MAX
+    assert kinds[0].cpu_milli == 399
+
+
+@pytest.mark.parametrize("weights", [(1, 2), (0.1, 0.2), (10**12, 2 * 10**12)])
+def test_only_the_ratio_of_weights_matters(weights):
+    typical = [
+        {"gpus": 1, "gpu_milli": milli, "weight": weight}
+        for milli, weight in zip((400, 1000), weights, strict=True)
+    ]
+    fleet, rule, chosen = fleet_of([(9, "AA"), (9, "A")]), new_rule(), []
+    for milli in (600, 400, 300, 1000):
+        demand = Demand(1, gpu_milli=milli)
+        value = ask(rule, fleet, demand, typical)
+        chosen.append((value["node_id"], value["gpus"]))
+        take(fleet, value, demand)
+    assert chosen == [("n0", ["0"]), ("n0", ["0"]), ("n0", ["1"]), ("n1", ["0"])]
+
+
+def test_without_typical_it_learns_from_the_requests_and_remembers_in_its_context():
+    fleet, context, rule = fleet_of([(64, "A" * 8)]), {}, new_rule()
+    demand = Demand(1, gpu_milli=700, models=("A", "B"), cpu_milli=3000)
+    for _ in range(fgd.Learner.BATCH):
+        ask(rule, fleet, demand, context=context)
+    assert context == {"seen": {"3000 1 700 A|B": fgd.Learner.BATCH}}
+    kinds = fgd.Learner().typical(FleetView(fleet), context)
+    assert kinds[0] == fgd.Typical(3000, 1, 700, ("A", "B"), float(fgd.Learner.BATCH))
+
+
+def test_the_fleet_is_valued_anew_each_time_the_count_has_doubled():
+    learner, context, view, anew = fgd.Learner(), {}, FleetView(fleet_of([(8, "A")])), []
+    for number in range(1, 9 * fgd.Learner.BATCH):
+        if learner.observe(Demand(1), context):
+            anew.append(number / fgd.Learner.BATCH)
+            learner.typical(view, context)
+    assert anew == [1, 2, 4, 8]
+
+
+def test_learning_goes_on_when_the_counts_are_halved():
+    learner, context, view = fgd.Learner(), {}, FleetView(fleet_of([(8, "A")]))
+    anew = 0
+    for _ in range(4 * fgd.Learner.COUNT_MAX):
+        if learner.observe(Demand(1), context):
+            anew += 1
+            learner.typical(view, context)
+    # log2(COUNT_MAX / BATCH) doublings to the first halving, then one per COUNT_MAX / 2.
+    assert anew >= 8 + 5
+
+
+def test_what_was_learnt_decides():
+    fleet, rule, context = fleet_of([(4, "A"), (4, "A")]), new_rule(), {}
+    take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, Demand(1, gpu_milli=500))
+    small, usual = Demand(1, gpu_milli=300), Demand(1, gpu_milli=400)
+    assert ask(rule, fleet, small, context=context)["node_id"] == "n1"  # The guess: whole GPUs.
+    for _ in range(8 * fgd.Learner.BATCH):
+        ask(rule, fleet, usual, context=context)
+    # What n1 would have left is of no use to the usual request.
+    assert ask(rule, fleet, small, context=context)["node_id"] == "n0"
+
+
+def test_given_typical_requests_leave_the_context_alone():
+    context, rule, fleet = {}, new_rule(), fleet_of([(64, "A" * 8)])
+    for _ in range(2 * fgd.Learner.BATCH):
+        ask(rule, fleet, Demand(1), [{"gpus": 1}], context)
+    assert context == {}
+
+
+def test_a_request_with_an_endless_list_of_models_is_served_and_not_learnt():
+    rule, context, fleet = new_rule(), {}, fleet_of([(64, "A" * 8)])
+    demand = Demand(1, models=("A", *(f"model-{number}" for number in range(100))))
+    for _ in range(fgd.Learner.BATCH):
+        assert "node_id" in ask(rule, fleet, demand, context=context)
+    assert context == {"seen": {}}
+
+
+def test_what_is_learnt_is_bounded_and_fades():
+    learner, context = fgd.Learner(), {}
+    for cpu in range(4 * fgd.TYPICAL_MAX):
+        learner.observe(Demand(1, cpu_milli=cpu), context)
+    assert len(context["seen"]) == fgd.TYPICAL_MAX
+    for _ in range(2 * fgd.Learner.COUNT_MAX):
+        learner.observe(Demand(1, cpu_milli=5), context)
+    assert sum(context["seen"].values()) <= fgd.Learner.COUNT_MAX + fgd.Learner.BATCH
+    assert max(context["seen"], key=context["seen"].get) == "5 1 1000 "

@@ -1,0 +1,61 @@
+"""The shipped rules under the published protocol reach the published figures."""
+
+import csv
+from importlib import import_module
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from moorage.trials.packing import Packing, fleet_of, pack
+from moorage.trials.trace import arrivals, capacity_milli, read_nodes, read_pods, typical_classes
+
+DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
+pytestmark = [
+    pytest.mark.trace,
+    pytest.mark.skipif(not DATA.is_dir(), reason=f"the production traces are not at {DATA}"),
+]
+PUBLISHED_AS = {"fgd": "FGD", "best_fit": "BestFit", "random": "Random"}
+# One run scatters: about four published standard deviations.
+ONE_RUN_POINTS = {"fgd": 0.35, "best_fit": 0.6, "random": 1.3}
+
+
+def published(trace: str, rule: str) -> float:
+    with (DATA / "published_allocation.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            if (row["trace"], row["policy"]) == (trace, PUBLISHED_AS[rule]):
+                return float(row["allocated_percent_at_130_mean"])
+    raise LookupError((trace, rule))
+
+
+def run(trace: str, rule: str, seed: int, *, learn: bool = False) -> Packing:
+    nodes, pods = read_nodes(DATA / "nodes.csv"), read_pods(DATA / f"pods_{trace}.csv")
+    parameters = {"typical": typical_classes(pods)} if rule == "fgd" and not learn else {}
+    policy = import_module(f"moorage_policies.{rule}").AIOSv1PolicyRule("", {}, parameters)
+    order = arrivals(pods, capacity_milli(nodes), 1.3, seed)
+    return pack(policy, fleet_of(nodes, seed), order, parameters, seed)
+
+
+@pytest.mark.parametrize("rule", PUBLISHED_AS)
+def test_one_run_is_near_the_published_mean(rule):
+    reached = run("default", rule, 42).allocated_percent
+    assert reached == pytest.approx(published("default", rule), abs=ONE_RUN_POINTS[rule])
+
+
+def test_fgd_that_learns_what_is_typical_packs_better_than_best_fit_ever_did():
+    assert run("default", "fgd", 42, learn=True).allocated_percent > 94.5
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("rule", PUBLISHED_AS)
+def test_the_mean_of_five_runs_is_the_published_mean(rule):
+    reached = mean(run("default", rule, seed).allocated_percent for seed in range(42, 47))
+    assert reached == pytest.approx(published("default", rule), abs=0.3)
+    assert rule != "fgd" or reached >= 95.2
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("trace", ["cpu200", "gpushare40", "gpuspec33", "multigpu20"])
+def test_fgd_reaches_the_published_mean_on_the_other_traces(trace):
+    reached = run(trace, "fgd", 42).allocated_percent
+    assert reached == pytest.approx(published(trace, "fgd"), abs=0.6)
