@@ -1,7 +1,8 @@
 """Random: any node with room, and any GPU that fits, each as likely as the next.
 
 The baseline of the ATC'23 comparison, and a fair choice where placement does not matter. The
-draw comes from the request's seed alone: the same fleet and seed give the same answer.
+draw comes from a seed alone: the same fleet and seed give the same answer. The seed is
+`inputs["seed"]` where the request gives one (any JSON value), else the server's own for it.
 Whole GPUs are the lowest-numbered free ones.
 
 Parameters: none.
@@ -26,7 +27,8 @@ class AIOSv1PolicyRule:
         fleet, demand = input_data["fleet"], read_demand(input_data)
         if demand is None:
             return decline(None)
-        rng = Random(input_data["seed"])  # noqa: S311  # A reproducible choice, not a secret.
+        seed = (input_data["inputs"] or {}).get("seed", input_data["seed"])
+        rng = Random(str(seed))  # noqa: S311  # A reproducible choice, not a secret.
         rows = np.flatnonzero(fleet.feasible(demand))
         scores = np.full(len(fleet), -1)
         if demand.nodes > 1:

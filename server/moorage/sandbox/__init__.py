@@ -1,1 +1,5 @@
-"""Where rules run: host, zygote, jail and cell."""
+"""Where rules run: host · zygote · jail · cell. The daemon enters by `moorage.sandbox.host`.
+
+This file imports nothing on purpose: the zygote imports the package too, and must not load the
+server's half of it (asyncio, sockets, the core).
+"""

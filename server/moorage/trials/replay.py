@@ -123,7 +123,7 @@ def _one_seed(
     document = trace.cluster_document(nodes, names=names)
     with daemon(options=options.daemon_options) as running:
         uri = prepare(running, document, options.policy, pods)
-        messages = [ask(uri, pod) for pod in order]
+        messages = [ask(uri, pod, f"{seed}/{number}") for number, pod in enumerate(order)]
         load = uvloop.run(
             drive(
                 running.ws,
@@ -156,13 +156,20 @@ def prepare(
     return uri
 
 
-def ask(uri: str, pod: trace.TracePod) -> str:
-    """Return the message that asks for one request of a trace, with a lease."""
+def ask(uri: str, pod: trace.TracePod, seed: str = "") -> str:
+    """Return the message that asks for one request of a trace, with a lease.
+
+    Args:
+        uri: The rule.
+        pod: The request.
+        seed: Of what the rule draws at random for it, so that a replay can be repeated.
+
+    """
     return json.dumps(
         {
             "adhoc": True,
             "policy_rule_uri": uri,
-            "inputs": {},
+            "inputs": {"seed": seed} if seed else {},
             "resources": pod.resources(),
             "lease": {"ttl_seconds": LEASE_SECONDS},
         }

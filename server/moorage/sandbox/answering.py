@@ -1,0 +1,96 @@
+"""How the host answers a cell's calls: a literal list of what may be asked, and of whom.
+
+Used by `channel`. The cell is not believed: a name that is not on the list means that the rule
+speaks on the channel itself, and its cell is killed.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from moorage.policy import Fleet
+from moorage.sandbox import frames
+from moorage.sandbox.contract import ServiceError, Services
+from moorage.sandbox.limits import CALL_ANSWER_BYTES_MAX, DOCUMENTS_BYTES_MAX
+
+CALL_BYTES_MAX: Final = 64 << 10
+"""Packed arguments of one call."""
+_ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:-]|\.(?!\.)){0,252}")
+_METHODS: Final = {
+    ("cluster_client", "read_cluster"): "id",
+    ("cluster_client", "execute_query"): "query",
+    ("cluster_metrics_client", "get_cluster"): "id",
+    ("cluster_metrics_client", "query_clusters"): "query or None",
+}
+_encoder: Final = msgspec.msgpack.Encoder()
+
+
+class BreachError(Exception):
+    """A cell said something that no honest cell says."""
+
+
+def read_call(frame: frames.Call) -> tuple[Any, ...] | str:
+    """Return the validated arguments of a call, or what is wrong with them.
+
+    Raises:
+        BreachError: The method is not on the list, or the arguments are no array of one.
+
+    """
+    kind = _METHODS.get((frame.client, frame.method))
+    if kind is None:
+        raise BreachError(f"it called {frame.client[:40]!r}.{frame.method[:40]!r}")
+    if len(frame.arguments) > CALL_BYTES_MAX:
+        return f"the arguments have {len(frame.arguments)} bytes; at most {CALL_BYTES_MAX}"
+    try:
+        (argument,) = msgspec.msgpack.decode(frame.arguments, type=tuple[Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BreachError("its arguments were malformed") from error
+    if kind == "id":
+        if not isinstance(argument, str) or not _ID.fullmatch(argument):
+            return "a cluster id is expected: letters, digits, '.', '_', ':' and '-'"
+    elif not isinstance(argument, dict) and (argument is not None or kind == "query"):
+        return "a query object is expected"
+    return (argument,)
+
+
+async def answer_call(
+    services: Services, frame: frames.Call, arguments: tuple[Any, ...]
+) -> frames.Answer:
+    """Let the services answer a call and return the frame for the cell."""
+    try:
+        value = _encoder.encode(await services.call(frame.client, frame.method, arguments))
+    except ServiceError as error:
+        return frames.Answer(frame.nonce, b"", error.message or "unknown error", error.status)
+    except (msgspec.MsgspecError, TypeError, OverflowError):
+        return frames.Answer(frame.nonce, b"", "the service's answer is not plain JSON", 0)
+    if len(value) > CALL_ANSWER_BYTES_MAX:
+        message = (
+            f"the answer has {len(value)} bytes; at most {CALL_ANSWER_BYTES_MAX}: ask for less"
+        )
+        return frames.Answer(frame.nonce, b"", message, 0)
+    return frames.Answer(frame.nonce, value, "", 0)
+
+
+async def answer_want(
+    services: Services, frame: frames.Want, candidates: Sequence[str] | None, fleet: Fleet
+) -> list[frames.Answer | frames.Documents]:
+    """Return the frames with the wanted documents; ids outside the candidates are left out."""
+    known = set(fleet.cluster_ids if candidates is None else candidates)
+    wanted = [name for name in frame.ids if name in known]
+    try:
+        documents = await services.documents(wanted)
+    except ServiceError as error:
+        return [frames.Answer(frame.nonce, b"", error.message or "unknown error", error.status)]
+    answers: list[frames.Answer | frames.Documents] = []
+    items: list[tuple[str, bytes]] = []
+    size = 0
+    for document in documents:
+        if items and size + len(document.blob) > DOCUMENTS_BYTES_MAX:
+            answers.append(frames.Documents(frame.nonce, tuple(items), more=True))
+            items, size = [], 0
+        items.append((document.id, document.blob))
+        size += len(document.blob)
+    answers.append(frames.Documents(frame.nonce, tuple(items), more=False))
+    return answers

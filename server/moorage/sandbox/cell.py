@@ -1,0 +1,306 @@
+"""The jailed worker: one policy version, one channel, one question after the other.
+
+Called by the zygote in a fresh fork. `live` puts up the wall, says so, and only then does the
+host send it a policy. What runs here may be corrupted by the rule at any time: nothing in this
+file protects anybody but the honest rule's author, who gets clear errors from it.
+"""
+
+import gc
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NoReturn
+
+import msgspec
+import numpy as np
+
+from moorage.model import Demand
+from moorage.policy import FleetView
+from moorage.sandbox import frames, jail, limits, self_test
+from moorage.sandbox.capture import Capture
+from moorage.sandbox.clients import ClusterClient, GlobalClusterMetricsClient
+from moorage.sandbox.cluster_data import ClusterData
+from moorage.sandbox.plain import NotPlainError, to_plain
+from moorage.sandbox.replica import Replica
+from moorage.sandbox.rule import Policy, describe, name_of
+from moorage.sandbox.syscalls import CHANNEL_FD
+
+_READ_BYTES: Final = 1 << 14
+_READ_LONG_BYTES: Final = 1 << 20
+_DEMANDS_MAX: Final = 256
+_DOCUMENTS_BYTES_MAX: Final = 64 << 20
+_encode_json: Final = msgspec.json.Encoder().encode
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder().decode
+
+
+class _Unanswerable(Exception):  # noqa: N818  # A verdict on a value, not an error of the cell.
+    """The rule returned, but what it left behind cannot be used."""
+
+    def __init__(self, kind: frames.FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+class Channel:
+    """Blocking frames over descriptor 3."""
+
+    def __init__(self) -> None:
+        self._reader = frames.FrameReader(limits.HOST_FRAME_BYTES_MAX)
+        self._waiting: deque[bytes] = deque()
+
+    def receive(self) -> frames.ToCell:
+        """Return the next frame; end the process when the host is gone."""
+        while not self._waiting:
+            size = min(max(self._reader.missing, _READ_BYTES), _READ_LONG_BYTES)
+            data = os.read(CHANNEL_FD, size)
+            if not data:
+                os._exit(0)
+            self._waiting.extend(self._reader.feed(data))
+        frame: frames.ToCell = frames.decode_to_cell(self._waiting.popleft())
+        return frame
+
+    def receive_answer(self) -> frames.Answer | frames.Documents:
+        """Return the answer to a question just asked; what else arrives waits its turn."""
+        early: list[bytes] = []
+        while True:
+            if not self._waiting:
+                data = os.read(CHANNEL_FD, _READ_LONG_BYTES)
+                if not data:
+                    os._exit(0)
+                self._waiting.extend(self._reader.feed(data))
+                continue
+            body = self._waiting.popleft()
+            frame = frames.decode_to_cell(body)
+            if isinstance(frame, frames.Answer | frames.Documents):
+                self._waiting.extendleft(reversed(early))
+                return frame
+            early.append(body)
+
+    def send(self, frame: frames.FromCell) -> None:
+        """Write a whole frame."""
+        data = frames.pack(frame)
+        written = os.write(CHANNEL_FD, data)
+        while written < len(data):
+            written += os.write(CHANNEL_FD, data[written:])
+
+
+class Worker:
+    """Answers the frames of one policy.
+
+    Args:
+        channel: To the host.
+        load: The policy.
+
+    """
+
+    def __init__(self, channel: Channel, load: frames.Load) -> None:
+        self._channel = channel
+        self._output = Capture(load.output_bytes_max)
+        self._output.install()
+        self._replica = Replica()
+        self._contexts: dict[str, bytes] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._blob_bytes = 0
+        self._demands: dict[frames.DemandFields, tuple[Demand, dict[str, Any]]] = {}
+        self._all_keys: tuple[int, dict[str, Any]] = (-1, {})
+        self._nonce = 0
+        clients = {
+            "cluster_client": ClusterClient(self._ask),
+            "cluster_metrics_client": GlobalClusterMetricsClient(self._ask),
+        }
+        self._policy = Policy(load.uri, load.files, load.settings, load.parameters, clients)
+        self._policy.load(construct=load.check)
+        channel.send(
+            frames.Loaded(tuple(self._policy.faults), self._policy.management, self._output.take())
+        )
+
+    def evaluate(self, frame: frames.Evaluate) -> frames.Result | frames.Failed:
+        """Run the rule once and return the frame that answers."""
+        replica = self._replica
+        replica.update(frame.snapshot, frame.rows, frame.settled)
+        replica.reconsider(frame.request)
+        for name in frame.stale:
+            self._blob_bytes -= len(self._blobs.pop(name, b""))
+        if frame.forget_contexts:
+            self._contexts.clear()
+        if frame.context is not None:
+            self._contexts[frame.tenant] = frame.context
+        self._nonce = frame.nonce
+        try:
+            demand, resources = self._demand(frame.demand)
+            packed = self._contexts.get(frame.tenant, b"")
+            context = _decode(packed) if packed else {}
+            rule, parameters = self._policy.instance(frame.overrides)
+            input_data = {
+                "cluster_data": self._cluster_data(frame.candidates),
+                "inputs": frame.inputs,
+                "resources": resources,
+                "fleet": FleetView(replica.fleet, demand, frame.candidates, frame.reserved),
+                "seed": frame.seed,
+            }
+            value = self._plain(rule.eval(parameters, input_data, context))
+            answer = self._answer_bytes(value)
+            changed = self._context(context, packed)
+        except BaseException as error:  # noqa: BLE001  # A rule may raise anything at all.
+            return self._failure(error)
+        if changed is not None:
+            self._contexts[frame.tenant] = changed
+        if frame.provisional:
+            replica.propose(frame.request, value, demand)
+        return frames.Result(frame.nonce, answer, changed, self._output.take())
+
+    def manage(self, frame: frames.Manage) -> frames.Result | frames.Failed:
+        """Run a management command."""
+        self._nonce = frame.nonce
+        try:
+            rule, _ = self._policy.instance(b"")
+            value = self._plain(self._management_of(rule)(frame.action, frame.data))
+            answer = self._answer_bytes(value)
+        except BaseException as error:  # noqa: BLE001  # As in evaluate.
+            return self._failure(error)
+        return frames.Result(frame.nonce, answer, None, self._output.take())
+
+    def _management_of(self, rule: Any) -> Callable[[str, Any], Any]:
+        if not self._policy.management:
+            raise _Unanswerable(
+                "unsupported", "the rule has no management(self, action, data) method"
+            )
+        management: Callable[[str, Any], Any] = rule.management
+        return management
+
+    def _demand(
+        self, fields: frames.DemandFields | None
+    ) -> tuple[Demand | None, dict[str, Any] | None]:
+        if fields is None:
+            return None, None
+        known = self._demands.get(fields)
+        if known is None:
+            if len(self._demands) >= _DEMANDS_MAX:
+                self._demands.clear()
+            demand = Demand(*fields)  # type: ignore[arg-type]  # The host sends a topology.
+            known = self._demands[fields] = (
+                demand,
+                {name: getattr(demand, name) for name in Demand.__slots__},
+            )
+        return known[0], known[1] | {"models": list(fields[2])}
+
+    def _cluster_data(self, candidates: tuple[str, ...] | None) -> ClusterData:
+        fleet = self._replica.fleet
+        if candidates is not None:
+            return ClusterData(ClusterData.keys_of(candidates), self._fetch, fleet)
+        if self._all_keys[0] != fleet.layout:
+            self._all_keys = (fleet.layout, ClusterData.keys_of(fleet.cluster_ids))
+        return ClusterData(self._all_keys[1], self._fetch, fleet)
+
+    def _fetch(self, ids: Sequence[str]) -> Mapping[str, bytes]:
+        """Return packed documents, from here or from the host."""
+        missing = [name for name in ids if name not in self._blobs]
+        if not missing:
+            return self._blobs
+        found = {name: self._blobs[name] for name in ids if name in self._blobs}
+        self._channel.send(frames.Want(self._nonce, tuple(missing)))
+        more = True
+        while more:
+            frame = self._channel.receive_answer()
+            if not isinstance(frame, frames.Documents):
+                raise OSError(f"cluster documents could not be read: {frame.message}")
+            found.update(frame.items)
+            more = frame.more
+        for name in missing:
+            blob = found.get(name, b"")
+            if blob and self._blob_bytes + len(blob) <= _DOCUMENTS_BYTES_MAX:
+                self._blobs[name] = blob
+                self._blob_bytes += len(blob)
+        return found
+
+    def _ask(self, client: str, method: str, arguments: list[Any]) -> tuple[Any, str, int]:
+        """Let the host answer an injected client."""
+        try:
+            packed = _encode(to_plain(arguments))
+        except (NotPlainError, UnicodeEncodeError) as error:
+            return None, f"the arguments cannot be sent: {error}", 0
+        self._channel.send(frames.Call(self._nonce, client, method, packed))
+        frame = self._channel.receive_answer()
+        if not isinstance(frame, frames.Answer):
+            return None, "the host answered another question", 0
+        return (None if frame.message else _decode(frame.value)), frame.message, frame.status
+
+    def _plain(self, value: Any) -> Any:
+        try:
+            return to_plain(value)
+        except NotPlainError as error:
+            raise _Unanswerable("output", str(error)) from None
+
+    def _answer_bytes(self, value: Any) -> bytes:
+        try:
+            answer: bytes = _encode_json(value)
+        except UnicodeEncodeError:
+            raise _Unanswerable("output", "text with lone surrogates is no Unicode") from None
+        if len(answer) > limits.ANSWER_BYTES_MAX:
+            raise _Unanswerable(
+                "output", f"{len(answer)} bytes as JSON; at most {limits.ANSWER_BYTES_MAX}"
+            )
+        return answer
+
+    def _context(self, context: dict[str, Any], packed: bytes) -> bytes | None:
+        """Return the packed context if the rule changed it."""
+        if not context and not packed:
+            return None
+        try:
+            new: bytes = _encode(to_plain(context))
+        except (NotPlainError, UnicodeEncodeError) as error:
+            raise _Unanswerable("context", f"context holds something not plain: {error}") from None
+        if len(new) > limits.CONTEXT_BYTES_MAX:
+            raise _Unanswerable(
+                "context", f"context has {len(new)} bytes; at most {limits.CONTEXT_BYTES_MAX}"
+            )
+        return None if new == packed else new
+
+    def _failure(self, error: BaseException) -> frames.Failed:
+        if isinstance(error, _Unanswerable):
+            return frames.Failed(
+                self._nonce, error.kind, "", error.message, "", 0, self._output.take()
+            )
+        kind: frames.FailureKind = "memory" if isinstance(error, MemoryError) else "error"
+        message, file, line = describe(error)
+        return frames.Failed(
+            self._nonce, kind, name_of(error), message, file, line, self._output.take()
+        )
+
+
+def live(plan: jail.Plan) -> NoReturn:
+    """Put up the wall, report, and serve until the host closes the channel.
+
+    Args:
+        plan: What the zygote decided.
+
+    """
+    channel = Channel()
+    random.seed()
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))  # noqa: NPY002  # What old rules call.
+    try:
+        layers = jail.lock_down(plan)
+    except jail.LockDownError as error:
+        channel.send(frames.Jailed({}, error.layer, error.reason))
+        os._exit(1)
+    channel.send(frames.Jailed(layers, "", ""))
+    frame = channel.receive()
+    while isinstance(frame, frames.Probe):
+        channel.send(frames.Probed(self_test.attack(frame.attack)))
+        frame = channel.receive()
+    if not isinstance(frame, frames.Load):
+        os._exit(1)
+    jail.forget_tools()
+    gc.enable()
+    worker = Worker(channel, frame)
+    while True:
+        frame = channel.receive()
+        if isinstance(frame, frames.Evaluate):
+            channel.send(worker.evaluate(frame))
+        elif isinstance(frame, frames.Manage):
+            channel.send(worker.manage(frame))
+        else:
+            os._exit(1)

@@ -1,0 +1,484 @@
+"""One cell as the host sees it: the pipe, what is in it, and the clock of its head.
+
+`pool` makes cells and gives them work; a cell tells its owner what came of it. On uvloop the
+Protocol interface over a connected socket is nearly twice as fast as `add_reader`, hence this
+shape. Nothing here trusts the other end: the first byte that does not fit kills it.
+"""
+
+import asyncio
+import os
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+
+from moorage.core.words import Refusal
+from moorage.model import Ask, Code, Demand
+from moorage.policy import Fleet
+from moorage.sandbox import answering, frames
+from moorage.sandbox.contexts import Contexts, ToldContexts
+from moorage.sandbox.contract import PolicyCode, Services
+from moorage.sandbox.control import Spawned, kill
+from moorage.sandbox.limits import (
+    ANSWER_BYTES_MAX,
+    CELL_FRAME_BYTES_MAX,
+    CONTEXTS_PER_CELL_MAX,
+    HOST_FRAME_BYTES_MAX,
+    OUTSTANDING_MAX,
+    PIPELINE_BYTES_MAX,
+    Limits,
+)
+from moorage.sandbox.work import Work
+
+CALLS_FLOOD_FACTOR: Final = 16
+"""A rule that goes on calling so many times beyond its quota is killed, not answered."""
+_encoder: Final = msgspec.msgpack.Encoder()
+_overrides_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_decode_json: Final = msgspec.json.Decoder().decode
+_QUESTIONS: Final = (frames.Call, frames.Want)
+_ABOUT_THE_HEAD: Final = (frames.Result, frames.Failed, *_QUESTIONS)
+_NONCE_BYTES: Final = 8
+_NONCES_PER_DRAW: Final = 512
+
+
+class Owner(Protocol):
+    """What a cell needs from the pool."""
+
+    fleet: Fleet
+    services: Services
+    limits: Limits
+    contexts: Contexts
+
+    def snapshot(self) -> bytes:
+        """Return the packed snapshot of the fleet as it is now."""
+
+    def jailed(self, cell: "Cell", frame: frames.Jailed) -> None:
+        """The wall around a fresh cell stands, or does not."""
+
+    def probed(self, cell: "Cell", outcome: str) -> None:
+        """A self-test attack was survived by its attacker."""
+
+    def loaded(self, cell: "Cell", work: Work, frame: frames.Loaded) -> None:
+        """A policy was loaded, or not."""
+
+    def answered(self, cell: "Cell", work: Work, frame: frames.Result, value: Any) -> None:
+        """The head of the pipe has a value."""
+
+    def failed(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
+        """The head of the pipe has none."""
+
+    def lost(self, cell: "Cell", cause: str) -> None:
+        """The cell is gone; `cause` is `exit`, `closed`, or how it broke the protocol."""
+
+
+class _Nonces:
+    """Unpredictable 64-bit numbers, drawn from the kernel by the thousand bytes."""
+
+    def __init__(self) -> None:
+        self._left: list[int] = []
+
+    def draw(self) -> int:
+        if not self._left:
+            data = os.urandom(_NONCE_BYTES * _NONCES_PER_DRAW)
+            self._left = [
+                int.from_bytes(data[start : start + _NONCE_BYTES], "little")
+                for start in range(0, len(data), _NONCE_BYTES)
+            ]
+        return self._left.pop()
+
+
+_nonces: Final = _Nonces()
+
+
+class Cell(asyncio.Protocol):
+    """The host's end of one cell.
+
+    Args:
+        spawned: Channel, pidfd and process id. The pidfd is closed here.
+        owner: The pool.
+
+    Attributes:
+        sent: What is in the pipe, head first.
+        head_since: When the head became the head (monotonic seconds).
+        slow: The head has run for longer than a few milliseconds; new work goes elsewhere.
+        demoted: It runs at idle priority.
+        retired: It gets no new work.
+        alive: Not lost yet.
+
+    """
+
+    def __init__(self, spawned: Spawned, owner: Owner) -> None:
+        self.pid = spawned.pid
+        self.sent: deque[Work] = deque()
+        self.head_since = 0.0
+        self.slow = self.demoted = self.retired = False
+        self.alive = True
+        self.code: PolicyCode | None = None
+        self.evaluations = 0
+        self._pidfd = spawned.pidfd
+        self._owner = owner
+        self._transport: asyncio.Transport | None = None
+        self._reader = frames.FrameReader(CELL_FRAME_BYTES_MAX)
+        self._sent_bytes = 0
+        self._outgoing: list[bytes] = []
+        self._cpu_mark = -1.0
+        self._told_version = self._told_layout = -1
+        self._settled: list[str] = []
+        self._stale: list[str] = []
+        self._documents: set[str] = set()
+        self._contexts: ToldContexts | None = None
+
+    # What the pool asks for ----------------------------------------------------------------
+
+    @property
+    def accepts(self) -> bool:
+        """Whether one more consultation may go into the pipe."""
+        return (
+            self.alive
+            and not self.retired
+            and len(self.sent) < self._owner.limits.pipeline_max
+            and (not self.sent or self._sent_bytes < PIPELINE_BYTES_MAX)
+        )
+
+    def probe(self, attack: str) -> None:
+        """Let a blank cell attack the wall."""
+        self._write(frames.pack(frames.Probe(attack)))
+        self.flush()
+
+    def load(self, work: Work, output_bytes_max: int, *, check: bool) -> None:
+        """Make a blank, jailed cell the worker of a policy."""
+        code = work.code
+        frame = frames.Load(
+            code.ref.uri,
+            dict(code.files),
+            _encoder.encode(dict(code.settings)),
+            _encoder.encode(dict(code.parameters)),
+            output_bytes_max,
+            check,
+        )
+        self.code = code
+        self._contexts = ToldContexts(self._owner.contexts, code.ref.digest, CONTEXTS_PER_CELL_MAX)
+        self._push(work, frames.pack(frame))
+
+    def put(self, work: Work) -> Refusal | None:
+        """Put work into the pipe, or return why it cannot be sent.
+
+        The frame is built here and now: what it says of the fleet is true at this moment.
+        """
+        work.nonce = _nonces.draw()
+        try:
+            data = frames.pack(self._manage(work) if work.consult is None else self._evaluate(work))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return Refusal(Code.BAD_MESSAGE, f"the request cannot be packed: {error}", "inputs")
+        if len(data) > HOST_FRAME_BYTES_MAX:
+            return Refusal(Code.TOO_LARGE, f"{len(data)} bytes for one evaluation")
+        if work.consult is not None:
+            self._settled.clear()
+            self._stale.clear()
+            self._told_version = self._owner.fleet.version
+            self._told_layout = self._owner.fleet.layout
+        self._push(work, data)
+        return None
+
+    def settle(self, request: str) -> None:
+        """Tell the cell, with its next consultation, that a proposal is no longer outstanding."""
+        self._settled.append(request)
+        if len(self._settled) > OUTSTANDING_MAX * 2:
+            self.retired = True  # It is never asked again, it seems; a fresh one starts clean.
+
+    def document_changed(self, cluster_id: str) -> None:
+        """Tell the cell, with its next consultation, that it holds an old document."""
+        if cluster_id in self._documents:
+            self._documents.discard(cluster_id)
+            self._stale.append(cluster_id)
+
+    def flush(self) -> None:
+        """Write everything put since the last flush, in one piece."""
+        if self._outgoing and self._transport is not None and self.alive:
+            self._transport.write(
+                self._outgoing[0] if len(self._outgoing) == 1 else b"".join(self._outgoing)
+            )
+            self._outgoing.clear()
+
+    def watch(self, now: float) -> str:
+        """Look at the clock of the head.
+
+        Returns:
+            `overrun` when it is out of time, `hog` when it has burnt enough to be demoted.
+
+        """
+        head = self.sent[0]
+        limits = self._owner.limits
+        if head.call is not None:
+            if head.calls_seconds + now - head.called_at > limits.calls_seconds:
+                head.call.cancel()
+            return ""
+        age = now - self.head_since
+        if age > (limits.load_seconds if head.kind == "load" else limits.evaluation_seconds):
+            return "overrun"
+        if head.kind == "load" or age < limits.demote_seconds:
+            return ""
+        self.slow = True
+        if self.demoted:
+            return ""
+        burnt = cpu_seconds(self.pid)
+        if self._cpu_mark < 0:
+            self._cpu_mark = burnt
+        elif burnt - self._cpu_mark >= limits.demote_seconds:
+            return "hog"
+        return ""
+
+    def demote(self) -> bool:
+        """Let it run only when nobody else wants to; return whether that worked."""
+        self.demoted = True
+        try:
+            os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
+        except OSError:
+            try:
+                os.setpriority(os.PRIO_PROCESS, self.pid, 19)
+            except OSError:
+                return False
+        return True
+
+    def restore(self) -> bool:
+        """Undo a demotion; unprivileged hosts cannot, and replace the cell instead."""
+        try:
+            os.sched_setscheduler(self.pid, os.SCHED_OTHER, os.sched_param(0))
+            os.setpriority(os.PRIO_PROCESS, self.pid, 0)
+        except OSError:
+            return False
+        self.demoted = False
+        return True
+
+    def destroy(self) -> None:
+        """Kill it now and tell nobody; what was in the pipe stays in `sent` for the caller."""
+        if not self.alive:
+            return
+        self.alive = False
+        kill(self._pidfd)
+        os.close(self._pidfd)
+        for work in self.sent:
+            if work.call is not None:
+                work.call.cancel()
+                work.call = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Building frames -----------------------------------------------------------------------
+
+    def _push(self, work: Work, data: bytes) -> None:
+        if not self.sent:
+            self._begin_head()
+        work.size = len(data)
+        self._sent_bytes += work.size
+        self.sent.append(work)
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        self._outgoing.append(data)
+
+    def _manage(self, work: Work) -> frames.Manage:
+        return frames.Manage(work.nonce, work.action, work.data)
+
+    def _evaluate(self, work: Work) -> frames.Evaluate:
+        assert work.consult is not None  # `put` asked for it.
+        assert self._contexts is not None  # Set by `load`, which came first.
+        ask = work.consult.ask
+        context, forget, work.chain = self._contexts.tell(ask.tenant)
+        snapshot, rows = self._changes()
+        return frames.Evaluate(
+            work.nonce,
+            ask.id,
+            ask.tenant,
+            None if ask.demand is None else _demand_fields(ask.demand),
+            ask.candidates,
+            work.consult.reserved,
+            ask.inputs,
+            ask.seed,
+            work.provisional,
+            _overrides(ask),
+            context,
+            forget,
+            tuple(self._stale),
+            rows,
+            tuple(self._settled),
+            snapshot,
+        )
+
+    def _changes(self) -> tuple[bytes | None, tuple[frames.Row, ...]]:
+        """Return what the cell must be told of the fleet: a snapshot, or the rows that changed."""
+        fleet = self._owner.fleet
+        if fleet.layout != self._told_layout:
+            return self._owner.snapshot(), ()
+        if fleet.version == self._told_version:
+            return None, ()
+        changed = fleet.changed_since(self._told_version)
+        if changed is None:
+            return self._owner.snapshot(), ()
+        rows: list[frames.Row] = []
+        for row in changed:
+            cpu, memory, gpus = fleet.capacity(row)
+            rows.append((row, cpu, memory, tuple(gpus)))
+        return None, tuple(rows)
+
+    # What the cell says --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As in asyncio.Protocol."""
+        # uvloop's transports do not inherit from asyncio's, so this cannot be asserted.
+        self._transport = cast("asyncio.Transport", transport)
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As in asyncio.Protocol. A cell killed with unread input resets, others just end."""
+        del exc
+        if self.alive:
+            self._owner.lost(self, "exit")
+
+    def data_received(self, data: bytes) -> None:
+        """As in asyncio.Protocol."""
+        try:
+            for body in self._reader.feed(data):
+                if not self.alive:
+                    return
+                self._take(frames.decode_from_cell(body))
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            self._owner.lost(self, f"it broke the protocol: {error}"[:200])
+        except answering.BreachError as error:
+            self._owner.lost(self, f"it broke the protocol: {error}")
+        if self._reader.error and self.alive:
+            self._owner.lost(self, f"it broke the protocol: {self._reader.error}")
+
+    def _take(self, frame: frames.FromCell) -> None:
+        head = self.sent[0] if self.sent else None
+        if head is not None and isinstance(frame, _ABOUT_THE_HEAD):
+            if frame.nonce != head.nonce:
+                raise answering.BreachError("it answered a question that was not asked")
+            if isinstance(frame, _QUESTIONS):
+                self._call(head, frame)
+            elif head.kind == "load":
+                raise answering.BreachError("it answered before it was loaded")
+            elif isinstance(frame, frames.Result):
+                self._result(head, frame)
+            else:
+                self._pop()
+                self._owner.failed(self, head, frame)
+        elif isinstance(frame, frames.Loaded) and head is not None and head.kind == "load":
+            self._pop()
+            self._owner.loaded(self, head, frame)
+        elif isinstance(frame, frames.Jailed) and self.code is None:
+            self._owner.jailed(self, frame)
+        elif isinstance(frame, frames.Probed) and self.code is None:
+            self._owner.probed(self, frame.outcome)
+        else:
+            raise answering.BreachError(f"it said {type(frame).__name__} out of turn")
+
+    def _result(self, head: Work, frame: frames.Result) -> None:
+        if len(frame.value) > ANSWER_BYTES_MAX:
+            raise answering.BreachError("its answer is longer than it may be")
+        value = _decode_json(frame.value)
+        if frame.context is not None and head.chain is not None and self._contexts is not None:
+            self._contexts.accept(head.tenant, head.chain, frame.context)
+        self._pop()
+        self._owner.answered(self, head, frame, value)
+
+    def _pop(self) -> None:
+        head = self.sent.popleft()
+        self._sent_bytes -= head.size
+        self.evaluations += 1
+        if head.call is not None:
+            head.call.cancel()
+            head.call = None
+        self._begin_head()
+
+    def _begin_head(self) -> None:
+        self.head_since = time.monotonic()
+        self.slow = False
+        self._cpu_mark = -1.0
+
+    # Answering calls -----------------------------------------------------------------------
+
+    def _call(self, head: Work, frame: frames.Call | frames.Want) -> None:
+        if head.call is not None:
+            raise answering.BreachError("it asked again before it was answered")
+        arguments: tuple[Any, ...] | str = ()
+        if isinstance(frame, frames.Call):
+            arguments = answering.read_call(frame)
+        head.calls += 1
+        limits = self._owner.limits
+        if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
+            raise answering.BreachError(f"it called {head.calls} times in one evaluation")
+        if head.calls > limits.calls_max:
+            arguments = f"more than {limits.calls_max} calls in one evaluation"
+        elif head.calls_seconds >= limits.calls_seconds:
+            arguments = f"the calls of one evaluation may take {limits.calls_seconds:g} s together"
+        if isinstance(arguments, str):
+            self._reply([frames.Answer(frame.nonce, b"", arguments, 0)])
+            return
+        head.called_at = time.monotonic()
+        head.call = asyncio.get_running_loop().create_task(self._serve(head, frame, arguments))
+
+    async def _serve(
+        self, head: Work, frame: frames.Call | frames.Want, arguments: tuple[Any, ...]
+    ) -> None:
+        """Answer one call. The head's clock stands still meanwhile."""
+        services = self._owner.services
+        answers: Sequence[frames.Answer | frames.Documents]
+        try:
+            if isinstance(frame, frames.Call):
+                answers = [await answering.answer_call(services, frame, arguments)]
+            else:
+                # Noted before the fetch: a change meanwhile then makes the answer stale.
+                self._documents.update(frame.ids)
+                candidates = head.consult.ask.candidates if head.consult else None
+                answers = await answering.answer_want(
+                    services, frame, candidates, self._owner.fleet
+                )
+        except asyncio.CancelledError:
+            if head.call is None or not self.alive:
+                raise  # Nobody waits for the answer any more.
+            answers = [frames.Answer(frame.nonce, b"", "the service took too long", 0)]
+        except Exception as error:  # noqa: BLE001  # A foreign failure becomes the client's answer.
+            message = f"the service failed ({type(error).__name__})"
+            answers = [frames.Answer(frame.nonce, b"", message, 0)]
+        elapsed = time.monotonic() - head.called_at
+        head.calls_seconds += elapsed
+        self.head_since += elapsed
+        head.call = None
+        if self.alive:
+            self._reply(answers)
+
+    def _reply(self, answers: Sequence[frames.Answer | frames.Documents]) -> None:
+        for answer in answers:
+            self._write(frames.pack(answer))
+        self.flush()
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that another process has used; 0 where it is gone."""
+    try:
+        # The kernel's name for "CPU clock of that process" (see clock_getcpuclockid(3)).
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+def _demand_fields(demand: Demand) -> frames.DemandFields:
+    return (
+        demand.gpus,
+        demand.gpu_milli,
+        demand.models,
+        demand.gpu_memory_mib,
+        demand.cpu_milli,
+        demand.memory_mib,
+        demand.nodes,
+        demand.topology,
+    )
+
+
+def _overrides(ask: Ask) -> bytes:
+    if not ask.parameters and not ask.settings:
+        return b""
+    return _overrides_encoder.encode([dict(ask.settings), dict(ask.parameters)])

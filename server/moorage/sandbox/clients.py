@@ -1,0 +1,84 @@
+"""What a rule finds in `settings`: the two documented clients, without a network behind them.
+
+Each method asks the host and answers as the class of the allocation-server document would:
+`cluster_client` returns `(True, data)` or `(False, message)` and never raises, the metrics client
+returns data or raises.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+Ask = Callable[[str, str, list[Any]], tuple[Any, str, int]]
+"""Client, method, arguments; returns the data, the error message (empty on success), a status."""
+
+
+class APIError(Exception):
+    """A metrics service said no.
+
+    Args:
+        error: What it said.
+        status: HTTP status where there was one.
+
+    """
+
+    def __init__(self, error: str, status: int = 0) -> None:
+        super().__init__(error)
+        self.error = error
+        self.status = status
+        self.status_code = status
+
+
+class ClusterClient:
+    """`settings["cluster_client"]`."""
+
+    base_url = "moorage://cluster_client"
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
+        """Return `(True, cluster document)` or `(False, message)`."""
+        return self._answer("read_cluster", cluster_id)
+
+    def execute_query(self, query: dict[str, Any]) -> tuple[bool, Any]:
+        """Return `(True, list of cluster documents)` or `(False, message)`."""
+        return self._answer("execute_query", query)
+
+    def _answer(self, method: str, argument: Any) -> tuple[bool, Any]:
+        data, message, status = self._ask("cluster_client", method, [argument])
+        if not message:
+            return True, data
+        return False, f"{'HTTP error' if status else 'Error'} occurred: {message}"
+
+
+class GlobalClusterMetricsClient:
+    """`settings["cluster_metrics_client"]`."""
+
+    base_url = "moorage://cluster_metrics_client"
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    def get_cluster(self, cluster_id: str) -> Any:
+        """Return the metrics of a cluster.
+
+        Raises:
+            APIError: There are none, or the service said no.
+
+        """
+        return self._answer("get_cluster", cluster_id)
+
+    def query_clusters(self, query_params: dict[str, Any] | None = None) -> Any:
+        """Return the metrics of all clusters that match a Mongo-style filter.
+
+        Raises:
+            APIError: The service said no.
+
+        """
+        return self._answer("query_clusters", query_params)
+
+    def _answer(self, method: str, argument: Any) -> Any:
+        data, message, status = self._ask("cluster_metrics_client", method, [argument])
+        if message:
+            raise APIError(message, status)
+        return data

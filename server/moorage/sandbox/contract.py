@@ -1,0 +1,189 @@
+"""What the daemon hands to the sandbox and gets back from it: values, errors, and one Protocol.
+
+The daemon imports these through `moorage.sandbox.host`. Errors of the package:
+
+    SandboxError
+    ├── JailError      the wall does not stand; nothing may be served
+    └── PolicyFault    a rule (or its cell) failed; carries the refusal to answer with
+    ServiceError       raised *by* the daemon's `Services`, never by the sandbox
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from moorage.core.words import Refusal
+from moorage.model import PolicyRef
+
+Mode = Literal["jail", "unsafe"]
+Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
+
+
+class SandboxError(Exception):
+    """Base of the errors that the sandbox raises."""
+
+
+class JailError(SandboxError):
+    """The jail cannot be built here, or an attack of the self-test got through.
+
+    Args:
+        layer: The layer or attack, e.g. `seccomp` or `open`.
+        reason: What happened, and what to do about it.
+
+    """
+
+    def __init__(self, layer: str, reason: str) -> None:
+        super().__init__(f"sandbox layer {layer!r}: {reason}")
+        self.layer = layer
+        self.reason = reason
+
+
+class PolicyFault(SandboxError):  # noqa: N818  # The rule is at fault, not the server.
+    """A rule could not answer a management call.
+
+    Args:
+        refusal: What to answer.
+
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"{refusal.code}: {refusal.reason}")
+        self.refusal = refusal
+
+
+class ServiceError(Exception):
+    """A registry or metrics service said no; the injected client answers as the original would.
+
+    Args:
+        message: What the service said.
+        status: HTTP status where there was one, else 0.
+
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
+@dataclass(frozen=True)
+class PolicyCode:
+    """One policy version as the registry keeps it. The server never compiles or parses it.
+
+    Args:
+        ref: URI and digest.
+        files: Archive-relative path to content. `function.py` is the entry; every other `.py`
+            file is importable from it by its dotted path. A leading `code/` is ignored.
+        settings: Default settings of the policy document.
+        parameters: Default parameters of the policy document.
+
+    """
+
+    ref: PolicyRef
+    files: Mapping[str, bytes]
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a rule finds under `cluster_data[id]`, packed.
+
+    Args:
+        id: Cluster id.
+        version: Changes whenever the content does.
+        blob: msgpack of `{"data": <cluster document>, "cluster_metrics": <metrics or None>}`.
+
+    """
+
+    id: str
+    version: int
+    blob: bytes
+
+
+class Services(Protocol):
+    """How the host answers a cell; implemented by the daemon over the catalog."""
+
+    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer an injected client with plain JSON data.
+
+        Args:
+            client: `cluster_client` or `cluster_metrics_client`.
+            method: `read_cluster(id)`, `execute_query(query)`; `get_cluster(id)`,
+                `query_clusters(query | None)`. Ids are validated before they arrive here.
+            arguments: Positional, exactly as many as named above.
+
+        Raises:
+            ServiceError: The service said no. The stub then returns `(False, message)` or
+                raises `APIError`, as the original class would.
+
+        """
+
+    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
+        """Return the documents of these clusters; unknown ids are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing wrong with a policy's code.
+
+    Args:
+        message: What, in a sentence.
+        file: File within the archive; empty where none is to blame.
+        line: From 1; 0 where unknown.
+        column: From 1; 0 where unknown.
+        text: The source line and, where the column is known, a caret line below it.
+
+    """
+
+    message: str
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The outcome of `Sandbox.check`: usable exactly when there are no findings.
+
+    Args:
+        findings: What is wrong.
+        management: The class has a `management` method.
+        output: What the code printed or logged while it was loaded.
+
+    """
+
+    findings: tuple[Finding, ...]
+    management: bool = False
+    output: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """Whether the policy may be registered."""
+        return not self.findings
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The state of the wall, for /metrics and doctor.
+
+    Args:
+        mode: `jail`, or `unsafe` when somebody asked for that.
+        layers: Active layers by name with what is known of them, e.g. `{"seccomp": "filter",
+            "landlock": "abi 7"}`. An absent layer is absent here.
+        probes: Attacks of the start-up self-test and how each was stopped.
+        cells: Living cells per policy URI.
+        counters: `evaluations`, `failures`, `timeouts`, `crashes`, `kills`,
+            `protocol_breaches`, `spawns`, `respawns`, `resent`, `demotions`, `recycled`,
+            `evicted`, `busy`, `zygote_restarts`, `granted`, `not_granted`; absent while 0.
+        warning: Not empty when the wall does not stand (unsafe mode).
+
+    """
+
+    mode: Mode
+    layers: Mapping[str, str]
+    probes: Mapping[str, str]
+    cells: Mapping[str, int]
+    counters: Mapping[str, int]
+    warning: str = ""

@@ -1,0 +1,308 @@
+"""The server's half of the sandbox: what the daemon talks to.
+
+`consult` is synchronous and cheap; its one outcome arrives later through `deliver`, on the same
+thread. Nothing in here compiles, parses or imports policy source: that happens behind the wall.
+
+What the daemon must do for cells to see a true fleet: mutate `fleet` only on the loop's thread,
+and call `settle` for every `Proposed` of a request with a lease, right after the step that decided
+about it and before the effects of that step are carried out.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any, Final
+
+from moorage.core.words import Consult, ConsultFailed, Proposed, Refusal
+from moorage.model import Code, RequestId, Tenant
+from moorage.policy import Fleet
+from moorage.sandbox import frames, self_test
+from moorage.sandbox.channel import Cell
+from moorage.sandbox.contract import (
+    CheckResult,
+    Document,
+    Finding,
+    Isolation,
+    JailError,
+    Mode,
+    PolicyCode,
+    PolicyFault,
+    Report,
+    SandboxError,
+    ServiceError,
+    Services,
+)
+from moorage.sandbox.control import SpawnError
+from moorage.sandbox.limits import OUTPUT_RING_BYTES_MAX, OUTPUT_RINGS_MAX, Limits
+from moorage.sandbox.pool import Pool
+from moorage.sandbox.work import Work
+
+__all__ = [
+    "CheckResult",
+    "Document",
+    "Finding",
+    "JailError",
+    "Limits",
+    "PolicyCode",
+    "PolicyFault",
+    "Report",
+    "Sandbox",
+    "SandboxError",
+    "ServiceError",
+    "Services",
+]
+
+PROPOSERS_MAX: Final = 65_536
+"""Unsettled proposals remembered over all cells; beyond it the oldest counts as settled."""
+_UNSAFE_WARNING: Final = (
+    "UNSAFE: policies run without seccomp and Landlock; whoever may register a policy owns this "
+    "server. Start it with --sandbox jail."
+)
+
+
+class Sandbox:
+    """Runs rules in jailed cells and delivers what they answer.
+
+    Args:
+        fleet: The live fleet. Read when a consultation is sent, never written.
+        services: Answer the injected clients.
+        deliver: Called with exactly one event per consultation that was not forgotten.
+        limits: All bounds.
+        mode: `jail`, or `unsafe` for a separate process without the wall.
+        isolation: Who shares a cell: everybody who uses a policy version, the requests of one
+            tenant, or nobody (a fresh cell per evaluation).
+
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        services: Services,
+        deliver: Callable[[Proposed | ConsultFailed], None],
+        limits: Limits | None = None,
+        mode: Mode = "jail",
+        isolation: Isolation = "per_policy_version",
+    ) -> None:
+        self._deliver = deliver
+        self._limits = limits or Limits()
+        self._mode: Mode = mode
+        self._isolation = isolation
+        self._number = 0
+        self._works: dict[tuple[str, int], Work] = {}
+        self._proposers: OrderedDict[str, Cell] = OrderedDict()
+        self._output: OrderedDict[str, str] = OrderedDict()
+        self._probes: dict[str, str] = {}
+        self._closed = False
+        self._pool = Pool(
+            fleet=fleet,
+            services=services,
+            limits=self._limits,
+            mode=mode,
+            finish=self._finish,
+            printed=self._printed,
+        )
+
+    async def start(self) -> Report:
+        """Start the zygote and attack the wall; return what stands.
+
+        Call it from the thread that runs the loop until the end, before serving.
+
+        Raises:
+            JailError: In mode `jail`, a layer does not stand or an attack got through.
+
+        """
+        try:
+            await self._pool.nursery.start()
+            if self._mode == "jail":
+                await self._attack_self()
+            await self._pool.nursery.refill()
+        except SpawnError as error:
+            await self.close()
+            raise JailError("zygote", f"no cell can be started here: {error}") from error
+        except JailError:
+            await self.close()
+            raise
+        return self.report()
+
+    async def _attack_self(self) -> None:
+        nursery = self._pool.nursery
+        if not await nursery.filter_from_outside():
+            raise JailError(
+                "seccomp",
+                "the kernel does not confirm a filter on a cell (/proc/PID/status); nothing is "
+                "served. Run `moored doctor`, or accept the risk with --sandbox unsafe",
+            )
+        names = (*self_test.REFUSED, *self_test.DEADLY)
+        for name in names:
+            outcome = await nursery.attack(name)
+            expected = "refused" if name in self_test.REFUSED else "killed"
+            # A kernel without the call at all refuses it with ENOSYS, which is as good.
+            if not outcome.startswith((expected, "refused")) or outcome.startswith("BREACH"):
+                raise JailError(
+                    name,
+                    f"the self-test attack was not stopped ({outcome}). Nothing is served: run "
+                    "`moored doctor`, use a kernel with seccomp filters, or accept the risk with "
+                    "--sandbox unsafe",
+                )
+            self._probes[name] = outcome
+        self._pool.counters.clear()
+
+    async def close(self) -> None:
+        """Kill every cell and the zygote and refuse what still waited. Bounded, idempotent."""
+        if not self._closed:
+            self._closed = True
+            await self._pool.close()
+
+    # Consultations -------------------------------------------------------------------------
+
+    def consult(self, consult: Consult, code: PolicyCode) -> None:
+        """Ask the rule; later exactly one event about it is delivered.
+
+        Args:
+            consult: What is asked.
+            code: The policy version it names.
+
+        """
+        ask = consult.ask
+        work = Work("evaluate", code, ask.tenant, consult)
+        earlier = self._proposers.pop(ask.id, None)
+        if earlier is not None:
+            earlier.settle(ask.id)  # It may be another cell that is asked this time.
+        self._works[ask.id, consult.consultation] = work
+        refusal = self._submit(work)
+        if refusal is not None:
+            # Never from within this call: the caller is in the middle of carrying out effects.
+            asyncio.get_running_loop().call_soon(self._finish, work, None, refusal, None)
+
+    def forget(self, request: RequestId, consultation: int) -> None:
+        """Nobody waits for this consultation any more; nothing will be delivered for it."""
+        work = self._works.pop((request, consultation), None)
+        if work is not None:
+            work.forgotten = True
+            self._pool.withdraw(work)
+
+    def settle(self, request: RequestId, granted: bool) -> None:
+        """Say that the core decided about the proposal for a request.
+
+        Args:
+            request: The ask.
+            granted: Whether a lease exists now. The cell learns that from the fleet's rows; the
+                word is taken for the counters.
+
+        """
+        cell = self._proposers.pop(request, None)
+        if cell is not None:
+            self._pool.counters["granted" if granted else "not_granted"] += 1
+            cell.settle(request)
+
+    def documents_changed(self, cluster_id: str) -> None:
+        """Say that a cluster's document or metrics changed; cells then read it anew."""
+        self._pool.documents_changed(cluster_id)
+
+    def _submit(self, work: Work) -> Refusal | None:
+        if self._closed:
+            return Refusal(Code.SHUTTING_DOWN, "the server is shutting down")
+        if self._isolation == "per_policy_version":
+            return self._pool.submit(work, "")
+        if self._isolation == "per_tenant":
+            return self._pool.submit(work, f"tenant {work.tenant}")
+        self._number += 1
+        return self._pool.submit(work, f"evaluation {self._number}", single_use=True)
+
+    def _finish(self, work: Work, value: Any, refusal: Refusal | None, cell: Cell | None) -> None:
+        if work.forgotten:
+            if work.provisional and work.consult is not None and cell is not None:
+                cell.settle(work.consult.ask.id)
+            return
+        consult = work.consult
+        if consult is not None:
+            self._works.pop((consult.ask.id, consult.consultation), None)
+            if refusal is None and cell is not None and work.provisional:
+                self._proposers[consult.ask.id] = cell
+                if len(self._proposers) > PROPOSERS_MAX:
+                    request, oldest = self._proposers.popitem(last=False)
+                    oldest.settle(request)
+        event = work.succeeded(value) if refusal is None else work.failed(refusal)
+        if event is not None:
+            self._deliver(event)
+
+    # Everything else -----------------------------------------------------------------------
+
+    async def check(self, code: PolicyCode) -> CheckResult:
+        """Compile, import and construct a policy in a fresh cell and say what is wrong with it.
+
+        Args:
+            code: The policy. Its digest need not be registered.
+
+        Returns:
+            The findings; none when it may be registered.
+
+        Raises:
+            PolicyFault: No cell could be started to look at it (UNAVAILABLE).
+
+        """
+        try:
+            cell = await self._pool.nursery.blank()
+        except (SpawnError, JailError) as error:
+            refusal = Refusal(Code.UNAVAILABLE, f"no cell can be started: {error}")
+            raise PolicyFault(refusal) from error
+        future: asyncio.Future[frames.Loaded] = asyncio.get_running_loop().create_future()
+        try:
+            cell.load(
+                Work("load", code, "", future=future), self._limits.output_bytes_max, check=True
+            )
+            cell.flush()
+            self._pool.watch_soon()
+            loaded = await future
+        except PolicyFault as fault:
+            return CheckResult((Finding(fault.refusal.reason, "function.py"),))
+        finally:
+            self._pool.nursery.destroy(cell)
+        findings = tuple(
+            Finding(fault.message, fault.file, fault.line, fault.column, fault.text)
+            for fault in loaded.faults
+        )
+        return CheckResult(findings, loaded.management, loaded.output)
+
+    async def manage(self, code: PolicyCode, tenant: Tenant, action: str, data: Any) -> Any:
+        """Run the rule's `management(action, data)` and return its plain value.
+
+        Raises:
+            PolicyFault: It has none, raised, overran, or its answer cannot be sent.
+
+        """
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        work = Work("manage", code, tenant, action=action, data=data, future=future)
+        refusal = self._submit(work)
+        if refusal is not None:
+            raise PolicyFault(refusal)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            work.forgotten = True
+            self._pool.withdraw(work)
+            raise
+
+    def output(self, digest: str) -> str:
+        """Return what a policy version printed and logged lately."""
+        return self._output.get(digest, "")
+
+    def report(self) -> Report:
+        """Return the state of the wall and the counters."""
+        return Report(
+            mode=self._mode,
+            layers=dict(self._pool.nursery.layers),
+            probes=dict(self._probes),
+            cells=self._pool.cells(),
+            counters=dict(self._pool.counters),
+            warning="" if self._mode == "jail" else _UNSAFE_WARNING,
+        )
+
+    def _printed(self, digest: str, text: str) -> None:
+        if not text:
+            return
+        kept = self._output.pop(digest, "") + text
+        self._output[digest] = kept[-OUTPUT_RING_BYTES_MAX:]
+        if len(self._output) > OUTPUT_RINGS_MAX:
+            self._output.popitem(last=False)

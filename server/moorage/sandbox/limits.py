@@ -1,0 +1,78 @@
+"""Every bound of the sandbox in one frozen record, and the bounds that are not for tuning.
+
+Read by the host (which enforces), passed on to the zygote and the cells (which obey first, so
+that an honest rule gets a clear error instead of a killed process).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+ANSWER_BYTES_MAX: Final = 1 << 20
+"""JSON of one returned value; beyond it the answer is POLICY_BAD_OUTPUT."""
+CONTEXT_BYTES_MAX: Final = 256 << 10
+"""Packed `context` of one policy version and tenant; beyond it the answer is POLICY_ERROR."""
+CONTEXTS_MAX: Final = 4096
+"""Contexts kept on the host; the least recently used one is forgotten."""
+CONTEXTS_PER_CELL_MAX: Final = 256
+"""Tenants whose context a cell remembers; beyond it the cell forgets all and is told again."""
+CELL_FRAME_BYTES_MAX: Final = 2 << 20
+"""One frame from a cell; longer ones break the protocol."""
+HOST_FRAME_BYTES_MAX: Final = 64 << 20
+"""One frame to a cell (a snapshot of the fleet is the largest); longer work is refused."""
+CALL_ANSWER_BYTES_MAX: Final = 8 << 20
+"""Packed answer to one injected-client call; beyond it the client reports an error."""
+DOCUMENTS_BYTES_MAX: Final = 32 << 20
+"""Packed documents sent in one frame; the rest of a batch follows in further frames."""
+MESSAGE_CHARACTERS_MAX: Final = 500
+"""Text of an exception in a refusal."""
+INSTANCES_MAX: Final = 8
+"""Warm instances of a rule per cell, one per combination of overrides; LRU."""
+OUTSTANDING_MAX: Final = 4096
+"""Unsettled lease proposals remembered per cell; beyond it the oldest counts as settled."""
+OUTPUT_RING_BYTES_MAX: Final = 64 << 10
+"""Printed and logged text kept per policy version; the oldest goes first."""
+OUTPUT_RINGS_MAX: Final = 256
+"""Policy versions whose printed text is kept; the least recently written goes first."""
+FINDINGS_MAX: Final = 20
+"""Findings of one check."""
+PIPELINE_BYTES_MAX: Final = 16 << 20
+"""Bytes sent to a cell and not yet answered, unless it is one single consultation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one evaluation, one cell and all cells together may use.
+
+    Args:
+        evaluation_seconds: Wall time of one evaluation at the head of its cell, without the
+            host's own answer time; beyond it the cell is killed.
+        load_seconds: Wall time to compile, import and construct a rule.
+        calls_seconds: Total time the host spends answering the calls of one evaluation.
+        calls_max: Injected-client calls and document fetches of one evaluation.
+        memory_mib: Address space a cell may use on top of what it starts with.
+        output_bytes_max: Printed and logged bytes kept of one evaluation.
+        cells_max: Living cells; the least recently used idle one makes room.
+        cells_per_policy_max: Cells one policy may have while some of them are slow.
+        pipeline_max: Consultations in flight to one cell.
+        queue_max: Consultations waiting on the host per policy; beyond it the answer is BUSY.
+        demote_seconds: CPU time of one evaluation after which its cell runs at idle priority.
+        evaluations_per_cell_max: After so many a cell is replaced (RLIMIT_CPU is cumulative).
+        cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
+        spares: Jailed, empty cells kept ready, so that a respawn does not wait for a fork.
+
+    """
+
+    evaluation_seconds: float = 1.0
+    load_seconds: float = 5.0
+    calls_seconds: float = 5.0
+    calls_max: int = 64
+    memory_mib: int = 256
+    output_bytes_max: int = 16 << 10
+    cells_max: int = 64
+    cells_per_policy_max: int = 4
+    pipeline_max: int = 32
+    queue_max: int = 4096
+    demote_seconds: float = 0.005
+    evaluations_per_cell_max: int = 1_000_000
+    cpu_seconds_per_cell_max: int = 3600
+    spares: int = 1

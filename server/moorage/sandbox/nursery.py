@@ -1,0 +1,300 @@
+"""Where cells come from and how they are mourned: the zygote, blank cells, spares, obituaries.
+
+Used by `pool`. A cell leaves here jailed and empty; what it is then used for is not known here.
+"""
+
+import asyncio
+import os
+import signal
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.sandbox import frames
+from moorage.sandbox.channel import Cell
+from moorage.sandbox.contract import JailError, Mode
+from moorage.sandbox.control import START_SECONDS_MAX, Spawned, SpawnError, Zygote, discard
+from moorage.sandbox.limits import Limits
+
+OBITUARY_SECONDS_MAX: Final = 0.25
+"""How long a failed head waits for the zygote to say how its cell died."""
+RESTARTS_MAX: Final = 5
+"""Zygotes started in place of dead ones within `RESTART_SECONDS`; then the sandbox stays down."""
+RESTART_SECONDS: Final = 60.0
+UNHEARD_MAX: Final = 1024
+"""Deaths reported by the zygote before their channel closed; the oldest is forgotten."""
+_SECCOMP_FILTER: Final = "Seccomp:\t2"
+
+
+class Nursery:
+    """Makes blank cells.
+
+    Args:
+        limits: All bounds.
+        mode: With or without the wall.
+        make: Wraps a spawned process as a cell of the pool.
+        restarted: Told when a dead zygote was replaced.
+        counters: Counted here: `spawns`, `zygote_restarts`.
+
+    Attributes:
+        layers: The layers that the latest cell reported.
+        living: Every cell that was not destroyed, by process id.
+
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        mode: Mode,
+        make: Callable[[Spawned], Cell],
+        restarted: Callable[[], None],
+        counters: Counter[str],
+    ) -> None:
+        self.layers: dict[str, str] = {}
+        self.living: dict[int, Cell] = {}
+        self._limits = limits
+        self._mode: Mode = mode
+        self._make = make
+        self._restarted = restarted
+        self._counters = counters
+        self._zygote: Zygote | None = None
+        self._up = asyncio.Event()
+        self._spares: list[Cell] = []
+        self._ready: dict[Cell, asyncio.Future[None]] = {}
+        self._probes: dict[Cell, asyncio.Future[str]] = {}
+        self._mourners: dict[int, tuple[Callable[[str], None], asyncio.TimerHandle]] = {}
+        self._unheard: dict[int, int] = {}
+        self._restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    # Life ----------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Start the zygote.
+
+        Raises:
+            JailError: It did not come up.
+
+        """
+        self._zygote = Zygote(self._limits, self._mode, self._ended, self._zygote_lost)
+        await self._zygote.start()
+        self._up.set()
+
+    async def close(self) -> None:
+        """Kill every cell and the zygote. Bounded."""
+        self._closing = True
+        self._up.set()
+        for task in list(self._tasks):
+            task.cancel()
+        for pid in list(self._mourners):
+            self._mourn(pid, -1)
+        for cell in list(self.living.values()):
+            self.destroy(cell)
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._zygote is not None:
+            await self._zygote.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task that ends with the sandbox at the latest."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _zygote_lost(self) -> None:
+        """All cells died with it: start another one, unless that happens all the time."""
+        self._up.clear()
+        if self._closing:
+            return
+        now = time.monotonic()
+        while self._restarts and now - self._restarts[0] > RESTART_SECONDS:
+            self._restarts.popleft()
+        if len(self._restarts) < RESTARTS_MAX:
+            self._restarts.append(now)
+            self._counters["zygote_restarts"] += 1
+            self.run(self._restart())
+
+    async def _restart(self) -> None:
+        old, self._zygote = self._zygote, None
+        if old is not None:
+            await old.close()
+        try:
+            await self.start()
+        except JailError:
+            self._zygote_lost()
+            return
+        self._restarted()
+
+    # Births --------------------------------------------------------------------------------
+
+    def spare(self) -> Cell | None:
+        """Return a jailed, empty cell that is ready now, if there is one."""
+        while self._spares:
+            cell = self._spares.pop()
+            if cell.alive:
+                return cell
+        return None
+
+    async def refill(self) -> None:
+        """Keep some spares, so that a respawn need not wait for a fork."""
+        while len(self._spares) < self._limits.spares and not self._closing:
+            try:
+                cell = await self.blank()
+            except (SpawnError, JailError):
+                return  # Whoever needs a cell next learns why.
+            self._spares.append(cell)
+
+    async def blank(self) -> Cell:
+        """Return a fresh cell that has confirmed its wall and holds no policy.
+
+        Raises:
+            SpawnError: It could not be started, or died before it was jailed.
+            JailError: A layer of its wall does not stand.
+
+        """
+        try:
+            async with asyncio.timeout(START_SECONDS_MAX):
+                await self._up.wait()
+        except TimeoutError as error:
+            raise SpawnError("the zygote is down") from error
+        if self._zygote is None or self._closing:
+            raise SpawnError("the sandbox is not running")
+        spawned = await self._zygote.spawn()
+        if self._closing:
+            discard(spawned)
+            raise SpawnError("the sandbox is closing")
+        cell = self._make(spawned)
+        self.living[cell.pid] = cell
+        loop = asyncio.get_running_loop()
+        ready = self._ready[cell] = loop.create_future()
+        spawned.channel.settimeout(0)
+        try:
+            await loop.create_unix_connection(lambda: cell, sock=spawned.channel)
+            async with asyncio.timeout(self._limits.load_seconds):
+                await ready
+        except (OSError, TimeoutError) as error:
+            self.destroy(cell)
+            raise SpawnError(f"a cell did not confirm its wall: {error}") from error
+        except BaseException:
+            self.destroy(cell)
+            raise
+        finally:
+            self._ready.pop(cell, None)
+        self._counters["spawns"] += 1
+        return cell
+
+    def jailed(self, cell: Cell, frame: frames.Jailed) -> None:
+        """A fresh cell reports its wall."""
+        ready = self._ready.get(cell)
+        if ready is None or ready.done():
+            return
+        if frame.error:
+            reason = f"{frame.error}. Run `moored doctor`; --sandbox unsafe leaves the wall out"
+            ready.set_exception(JailError(frame.failed_layer, reason))
+            return
+        self.layers = frame.layers
+        ready.set_result(None)
+
+    # Self-test -----------------------------------------------------------------------------
+
+    async def attack(self, name: str) -> str:
+        """Let a fresh blank cell try one attack; return what became of it."""
+        cell = await self.blank()
+        future = self._probes[cell] = asyncio.get_running_loop().create_future()
+        try:
+            cell.probe(name)
+            async with asyncio.timeout(self._limits.load_seconds):
+                outcome: str = await future
+        except TimeoutError as error:
+            raise JailError(name, "the self-test attack neither failed nor died") from error
+        finally:
+            self._probes.pop(cell, None)
+            self.destroy(cell)
+        return outcome
+
+    def probed(self, cell: Cell, outcome: str) -> None:
+        """An attacker lived to tell."""
+        future = self._probes.get(cell)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    async def filter_from_outside(self) -> bool:
+        """Return whether the kernel says that a fresh cell runs under a seccomp filter."""
+        cell = await self.blank()
+        try:
+            # procfs answers from memory; there is no disk to wait for.
+            status = Path(f"/proc/{cell.pid}/status").read_text(encoding="utf-8")  # noqa: ASYNC240  # See above.
+        except OSError:
+            return False
+        finally:
+            self.destroy(cell)
+        return _SECCOMP_FILTER in status and "NoNewPrivs:\t1" in status
+
+    # Deaths --------------------------------------------------------------------------------
+
+    def destroy(self, cell: Cell) -> None:
+        """Kill a cell and forget it; idempotent."""
+        cell.destroy()
+        self.living.pop(cell.pid, None)
+        self._unheard.pop(cell.pid, None)
+        if cell in self._spares:
+            self._spares.remove(cell)
+
+    def when_ended(self, cell: Cell, tell: Callable[[str], None]) -> None:
+        """Call `tell` with the cause of a death, soon; the zygote's word comes another way."""
+        pid = cell.pid
+        status = self._unheard.pop(pid, None)
+        self.destroy(cell)
+        if status is not None:
+            tell(cause_of(status))
+            return
+        timer = asyncio.get_running_loop().call_later(OBITUARY_SECONDS_MAX, self._mourn, pid, -1)
+        self._mourners[pid] = (tell, timer)
+
+    def channel_closed(self, cell: Cell) -> bool:
+        """Handle the end of a cell that was never given work; False if it is not such a one."""
+        ready = self._ready.get(cell)
+        if ready is not None and not ready.done():
+            ready.set_exception(SpawnError("it died before it was jailed"))
+            return True
+        probe = self._probes.pop(cell, None)
+        if probe is not None:
+
+            def tell(cause: str) -> None:
+                if not probe.done():
+                    probe.set_result(f"killed: {cause}")
+
+            self.when_ended(cell, tell)
+        return probe is not None
+
+    def _ended(self, pid: int, status: int) -> None:
+        """The zygote says how a cell ended."""
+        if pid in self._mourners:
+            self._mourn(pid, status)
+        elif pid in self.living:
+            self._unheard[pid] = status
+            if len(self._unheard) > UNHEARD_MAX:
+                del self._unheard[next(iter(self._unheard))]
+
+    def _mourn(self, pid: int, status: int) -> None:
+        mourner = self._mourners.pop(pid, None)
+        if mourner is not None:
+            tell, timer = mourner
+            timer.cancel()
+            tell(cause_of(status))
+
+
+def cause_of(status: int) -> str:
+    """Return what a wait status means, in words; negative when nobody knows it."""
+    if status < 0:
+        return "it ended"
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        if number == signal.SIGSYS:
+            return "SIGSYS: it made a system call that no rule has a use for"
+        names = {int(member): member.name for member in signal.Signals}
+        return f"killed by {names.get(number, f'signal {number}')}"
+    return f"it exited with status {os.WEXITSTATUS(status)}"

@@ -1,0 +1,451 @@
+"""Which cell does what: routing, replacing, and what happens when one dies.
+
+Used by `host`. Work is bound to a cell as late as possible: it waits in its policy's backlog and
+goes into a pipe when that cell is quick and has room, so a slow evaluation holds up only what was
+already behind it. A cell's death costs exactly its head; everything behind it is sent again, to
+another cell, in order. Policies share nothing here but the count of cells.
+"""
+
+import asyncio
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from moorage.core.words import Refusal
+from moorage.model import Code
+from moorage.policy import Fleet
+from moorage.sandbox import frames
+from moorage.sandbox.channel import Cell
+from moorage.sandbox.contexts import Contexts
+from moorage.sandbox.contract import JailError, Mode, PolicyCode, Services
+from moorage.sandbox.control import Spawned, SpawnError
+from moorage.sandbox.limits import Limits
+from moorage.sandbox.nursery import Nursery
+from moorage.sandbox.work import Work, crashed, overran, refusal_of, refusal_of_faults
+
+WATCH_SECONDS: Final = 0.005
+"""How often the clocks of busy cells are looked at."""
+FAULT_SECONDS: Final = 5.0
+"""How long a policy that could not be loaded is refused without trying again."""
+
+GroupKey = tuple[str, str, str]
+"""URI, digest, isolation key."""
+
+
+@dataclass(eq=False)
+class Group:
+    """The cells of one policy version (and isolation key), and what waits for them."""
+
+    key: GroupKey
+    code: PolicyCode
+    single_use: bool
+    cells: list[Cell] = field(default_factory=list[Cell])
+    backlog: deque[Work] = field(default_factory=deque[Work])
+    spawning: int = 0
+    fault: Refusal | None = None
+    fault_until: float = 0.0
+
+
+class Pool:
+    """All cells and what they are to do.
+
+    Args:
+        fleet: Read when a frame is built.
+        services: Answer the cells' calls.
+        limits: All bounds.
+        mode: With or without the wall.
+        finish: Told the outcome of every piece of work: a value, or a refusal; and the cell
+            that answered, if one did.
+        printed: Told what a policy version printed.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        services: Services,
+        limits: Limits,
+        mode: Mode,
+        finish: Callable[[Work, Any, Refusal | None, Cell | None], None],
+        printed: Callable[[str, str], None],
+    ) -> None:
+        self.fleet = fleet
+        self.services = services
+        self.limits = limits
+        self.contexts = Contexts()
+        self.counters: Counter[str] = Counter()
+        self.nursery = Nursery(limits, mode, self._make, self._mark_all, self.counters)
+        self._finish = finish
+        self._printed = printed
+        self._groups: OrderedDict[GroupKey, Group] = OrderedDict()
+        self._group_of: dict[Cell, Group] = {}
+        self._dirty: dict[GroupKey, Group] = {}
+        self._pumping: asyncio.Handle | None = None
+        self._watching: asyncio.TimerHandle | None = None
+        self._snapshot: tuple[int, int, bytes] = (-1, -1, b"")
+        self._closing = False
+
+    def _make(self, spawned: Spawned) -> Cell:
+        return Cell(spawned, self)
+
+    async def close(self) -> None:
+        """Kill every cell and the zygote; what still waited is refused. Bounded."""
+        self._closing = True
+        for handle in (self._pumping, self._watching):
+            if handle is not None:
+                handle.cancel()
+        refusal = Refusal(Code.SHUTTING_DOWN, "the server is shutting down")
+        for group in list(self._groups.values()):
+            self._refuse_backlog(group, refusal)
+        for cell in list(self.nursery.living.values()):
+            for work in self._remove(cell):
+                self._finish(work, None, refusal, None)
+        await self.nursery.close()
+
+    # Work ----------------------------------------------------------------------------------
+
+    def submit(self, work: Work, isolation: str, *, single_use: bool = False) -> Refusal | None:
+        """Take work, or say why not. It is sent at the end of this turn of the loop."""
+        ref = work.code.ref
+        key = (ref.uri, ref.digest, isolation)
+        group = self._groups.get(key)
+        if group is None:
+            self._forget_idle_groups()
+            group = self._groups[key] = Group(key, work.code, single_use)
+        else:
+            self._groups.move_to_end(key)
+            if group.code is not work.code and group.code != work.code:
+                self._replace_code(group, work.code)
+        if group.fault is not None:
+            if time.monotonic() < group.fault_until:
+                return group.fault
+            group.fault = None
+        waiting = len(self._groups) if single_use else len(group.backlog)
+        if waiting > self.limits.queue_max:
+            self.counters["busy"] += 1
+            if single_use:
+                del self._groups[key]
+            return Refusal(
+                Code.BUSY,
+                f"{waiting - 1} consultations already wait for {ref.uri}",
+                expected=f"fewer than {self.limits.queue_max}; try again shortly",
+            )
+        group.backlog.append(work)
+        self._mark(group)
+        return None
+
+    def withdraw(self, work: Work) -> None:
+        """Take back work, if it was not sent yet."""
+        for group in self._groups.values():
+            if work in group.backlog:
+                group.backlog.remove(work)
+                return
+
+    def documents_changed(self, cluster_id: str) -> None:
+        """Tell every cell that holds this document."""
+        for cell in self._group_of:
+            cell.document_changed(cluster_id)
+
+    def snapshot(self) -> bytes:
+        """Return the packed snapshot of the fleet as it is now, made once per version."""
+        layout, version, packed = self._snapshot
+        if (layout, version) != (self.fleet.layout, self.fleet.version):
+            packed = msgspec.msgpack.encode(self.fleet.snapshot())
+            self._snapshot = (self.fleet.layout, self.fleet.version, packed)
+        return packed
+
+    def cells(self) -> dict[str, int]:
+        """Return the number of living cells per policy URI."""
+        return dict(Counter(group.key[0] for group in self._group_of.values()))
+
+    def watch_soon(self) -> None:
+        """Have the clocks looked at as long as any cell is busy."""
+        if self._watching is None and not self._closing:
+            self._watching = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._watch)
+
+    def _forget_idle_groups(self) -> None:
+        """Keep the number of groups within bounds; those without cells and work hold nothing."""
+        if len(self._groups) > self.limits.cells_max * 4:
+            idle = [g for g in self._groups.values() if not (g.cells or g.backlog or g.spawning)]
+            for group in idle:
+                del self._groups[group.key]
+
+    def _replace_code(self, group: Group, code: PolicyCode) -> None:
+        """The document's defaults changed: cells of the old ones finish what they have."""
+        group.code, group.fault = code, None
+        for cell in list(group.cells):
+            cell.retired = True
+            if not cell.sent:
+                self._remove(cell)
+
+    def _mark(self, group: Group) -> None:
+        self._dirty[group.key] = group
+        if self._pumping is None and not self._closing:
+            self._pumping = asyncio.get_running_loop().call_soon(self._pump)
+
+    def _mark_all(self) -> None:
+        for group in self._groups.values():
+            if group.backlog:
+                self._mark(group)
+
+    def _pump(self) -> None:
+        """Send what can be sent, one write per cell."""
+        self._pumping = None
+        dirty, self._dirty = self._dirty, {}
+        for group in dirty.values():
+            touched: dict[Cell, None] = {}
+            while group.backlog:
+                cell = self._choose(group)
+                if cell is None:
+                    self._need_cell(group)
+                    break
+                work = group.backlog.popleft()
+                refusal = cell.put(work)
+                if refusal is None:
+                    touched[cell] = None
+                    cell.retired = cell.retired or group.single_use
+                else:
+                    self._finish(work, None, refusal, None)
+            for cell in touched:
+                cell.flush()
+            if touched:
+                self.watch_soon()
+
+    @staticmethod
+    def _choose(group: Group) -> Cell | None:
+        """Return a quick cell with room, preferably the first and one that was not demoted."""
+        demoted = None
+        for cell in group.cells:
+            if cell.accepts and not cell.slow:
+                if not cell.demoted:
+                    return cell
+                demoted = demoted or cell
+        return demoted
+
+    # Spawning ------------------------------------------------------------------------------
+
+    def _need_cell(self, group: Group) -> None:
+        """Get the group another cell, unless one of its own is quick or it has enough."""
+        if group.spawning or any(not cell.slow and not cell.retired for cell in group.cells):
+            return  # The full pipe of a quick cell drains by itself.
+        if len(group.cells) >= self.limits.cells_per_policy_max or not self._make_room():
+            return
+        group.spawning += 1
+        spare = self.nursery.spare()
+        if spare is not None:
+            self._adopt(group, spare)
+            self.nursery.run(self.nursery.refill())
+        else:
+            self.nursery.run(self._spawn_for(group))
+
+    def _make_room(self) -> bool:
+        """Return whether one more cell may live, after ending an idle one where that is needed."""
+        spawning = sum(group.spawning for group in self._groups.values())
+        if len(self._group_of) + spawning < self.limits.cells_max:
+            return True
+        for group in self._groups.values():
+            for cell in group.cells:
+                if not cell.sent and not group.backlog:
+                    self._remove(cell)
+                    self.counters["evicted"] += 1
+                    return True
+        return False
+
+    async def _spawn_for(self, group: Group) -> None:
+        try:
+            cell = await self.nursery.blank()
+        except (SpawnError, JailError) as error:
+            group.spawning -= 1
+            refusal = Refusal(Code.UNAVAILABLE, f"no cell can be started: {error}")
+            self._refuse_backlog(group, refusal)
+            return
+        self._adopt(group, cell)
+        await self.nursery.refill()
+
+    def _adopt(self, group: Group, cell: Cell) -> None:
+        """Make a blank cell the group's newest and load the policy."""
+        group.spawning -= 1
+        if cell.alive:
+            group.cells.append(cell)
+            self._group_of[cell] = group
+            cell.load(Work("load", group.code, ""), self.limits.output_bytes_max, check=False)
+            cell.flush()
+        self._mark(group)
+
+    # The clock -----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        self._watching = None
+        now = time.monotonic()
+        for cell in list(self.nursery.living.values()):
+            if not cell.sent:
+                continue
+            self.watch_soon()
+            verdict = cell.watch(now)
+            group = self._group_of.get(cell)
+            if verdict == "overrun":
+                self._overran(cell)
+            elif verdict == "hog" and cell.demote():
+                self.counters["demotions"] += 1
+            if cell.slow and group is not None and group.backlog:
+                self._mark(group)
+
+    def _overran(self, cell: Cell) -> None:
+        head = cell.sent[0]
+        loading = head.kind == "load"
+        limit = self.limits.load_seconds if loading else self.limits.evaluation_seconds
+        self.counters["timeouts"] += 1
+        self.counters["kills"] += 1
+        self._bury(cell, overran(limit, head.code.ref, "load" if loading else "answer"))
+
+    # Deaths --------------------------------------------------------------------------------
+
+    def lost(self, cell: Cell, cause: str) -> None:
+        """As in `Owner`: the channel closed, or the cell broke the protocol and is killed."""
+        if self.nursery.channel_closed(cell):
+            return
+        if cause != "exit":
+            self.counters["protocol_breaches"] += 1
+            self.counters["kills"] += 1
+            self._bury(cell, crashed(cause, cell.sent[0].code.ref) if cell.sent else None)
+            return
+        self.counters["crashes"] += 1
+        group = self._group_of.get(cell)
+        if not cell.sent:
+            self._bury(cell, None)
+        elif cell.sent[0].kind == "load":
+            works = self._detach(cell)
+            self.nursery.when_ended(cell, partial(self._died_loading, group, works))
+        else:
+            # How it died arrives by another way; the rest of the pipe need not wait for that.
+            head, *behind = self._detach(cell)
+            self.nursery.when_ended(cell, partial(self._died, head))
+            self._resend(group, behind)
+
+    def _died(self, head: Work, cause: str) -> None:
+        self._finish(head, None, crashed(cause, head.code.ref), None)
+
+    def _died_loading(self, group: Group | None, works: list[Work], cause: str) -> None:
+        self._fault(group, works, crashed(f"{cause}, while it was loaded", works[0].code.ref))
+
+    def _bury(self, cell: Cell, refusal: Refusal | None) -> None:
+        """Remove a cell: its head gets `refusal`, what was behind it is sent again."""
+        group = self._group_of.get(cell)
+        works = self._remove(cell)
+        if works and works[0].kind == "load" and refusal is not None:
+            self._fault(group, works, refusal)
+            return
+        if works and refusal is not None:
+            self._finish(works.pop(0), None, refusal, None)
+        self._resend(group, works)
+
+    def _fault(self, group: Group | None, works: list[Work], refusal: Refusal) -> None:
+        """A policy cannot be loaded: refuse all that waits for it, and do not try at once again."""
+        for work in works:
+            self._finish(work, None, refusal, None)
+        if group is not None:
+            group.fault, group.fault_until = refusal, time.monotonic() + FAULT_SECONDS
+            self._refuse_backlog(group, refusal)
+        self._wake_starving()
+
+    def _resend(self, group: Group | None, works: list[Work]) -> None:
+        again = [work for work in works if work.kind != "load" and not work.forgotten]
+        if group is not None and (again or group.backlog):
+            self.counters["resent"] += len(again)
+            self.counters["respawns"] += 1
+            group.backlog.extendleft(reversed(again))
+            self._groups.setdefault(group.key, group)
+            self._mark(group)
+        self._wake_starving()
+
+    def _remove(self, cell: Cell) -> list[Work]:
+        """Kill a cell and return what was in its pipe."""
+        works = self._detach(cell)
+        self.nursery.destroy(cell)
+        return works
+
+    def _detach(self, cell: Cell) -> list[Work]:
+        works = list(cell.sent)
+        group = self._group_of.pop(cell, None)
+        if group is not None:
+            group.cells.remove(cell)
+            if group.single_use and not group.backlog and not group.spawning:
+                self._groups.pop(group.key, None)
+        cell.destroy()
+        cell.sent.clear()
+        return works
+
+    def _refuse_backlog(self, group: Group, refusal: Refusal) -> None:
+        waiting = list(group.backlog)
+        group.backlog.clear()
+        for work in waiting:
+            self._finish(work, None, refusal, None)
+
+    def _wake_starving(self) -> None:
+        """A place became free: let those look again who have no cell at all."""
+        for group in self._groups.values():
+            if group.backlog and not group.cells and not group.spawning:
+                self._mark(group)
+
+    # What cells say ------------------------------------------------------------------------
+
+    def jailed(self, cell: Cell, frame: frames.Jailed) -> None:
+        """As in `Owner`."""
+        self.nursery.jailed(cell, frame)
+
+    def probed(self, cell: Cell, outcome: str) -> None:
+        """As in `Owner`."""
+        self.nursery.probed(cell, outcome)
+
+    def loaded(self, cell: Cell, work: Work, frame: frames.Loaded) -> None:
+        """As in `Owner`."""
+        self._printed(work.code.ref.digest, frame.output)
+        if work.future is not None:
+            if not work.future.done():
+                work.future.set_result(frame)
+        elif frame.faults:
+            group = self._group_of.get(cell)
+            self._fault(group, self._remove(cell), refusal_of_faults(frame, work.code.ref))
+        else:
+            self._after_answer(cell)
+
+    def answered(self, cell: Cell, work: Work, frame: frames.Result, value: Any) -> None:
+        """As in `Owner`."""
+        self.counters["evaluations"] += 1
+        if frame.output:
+            self._printed(work.code.ref.digest, frame.output)
+        self._finish(work, value, None, cell)
+        self._after_answer(cell)
+
+    def failed(self, cell: Cell, work: Work, frame: frames.Failed) -> None:
+        """As in `Owner`."""
+        self.counters["evaluations"] += 1
+        self.counters["failures"] += 1
+        if frame.output:
+            self._printed(work.code.ref.digest, frame.output)
+        if frame.kind == "memory":
+            cell.retired = True  # Its address space may be full of what is left.
+        self._finish(work, None, refusal_of(frame, work.code.ref), cell)
+        self._after_answer(cell)
+
+    def _after_answer(self, cell: Cell) -> None:
+        group = self._group_of.get(cell)
+        if group is None:
+            return
+        if cell.evaluations >= self.limits.evaluations_per_cell_max:
+            cell.retired = True
+        if not cell.sent:
+            worn = cell.demoted and not group.backlog and not cell.restore()
+            if cell.retired or worn:
+                self._remove(cell)
+                self.counters["recycled"] += 1
+        if group.backlog:
+            self._mark(group)
+        elif not cell.sent and len(self._group_of) + 1 >= self.limits.cells_max:
+            self._wake_starving()

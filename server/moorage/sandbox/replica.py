@@ -1,0 +1,164 @@
+"""A cell's own copy of the fleet, and how it stays true. Used by `cell` alone.
+
+The protocol, in four sentences. Every `Evaluate` frame carries the absolute free capacity of the
+rows that changed on the host since the frame before (or a whole snapshot), read from the live
+fleet at the moment the frame was built, and the requests whose proposals were settled since. A
+rule's own proposal for a lease is taken from the replica at once, so that the next ask in the
+pipe does not see the same GPU free: it is then *outstanding*. When a frame says that a proposal
+is settled, granted or not, it is outstanding no longer; if it was granted, the host's rows
+already count it. So at every evaluation
+
+    what the rule sees  ==  what the host last said  -  what is outstanding
+
+and nothing else is ever computed: settled proposals are dropped first, then a row that the host
+spoke about becomes its word minus what is still outstanding on it, and a row that it did not
+speak about gets back what the dropped proposals held there. A proposal that was granted before
+its settlement is announced is counted twice for that moment: the rule sees too little, never too
+much. A new consultation for a request ends its earlier proposal, since the core asks again only
+when it did not take the first.
+
+A row whose net capacity did not move is not marked as changed, because fast rules score changed
+rows again: a grant of exactly what was proposed marks nothing.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from moorage.model import Demand, Share
+from moorage.policy import Fleet, ProposalError, parse_proposal
+from moorage.sandbox.frames import Row
+from moorage.sandbox.limits import OUTSTANDING_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A share as it lies on its row: CPU, memory, milli per device column held."""
+
+    row: int
+    share: Share
+    columns: tuple[int, ...]
+
+
+class Replica:
+    """The fleet as one cell sees it.
+
+    Attributes:
+        fleet: What the host last said, minus what is outstanding.
+
+    """
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        self._outstanding: dict[str, tuple[_Held, ...]] = {}
+        self._on_row: dict[int, int] = {}
+        """How many outstanding shares lie on a row; most rows have none."""
+
+    def update(self, snapshot: bytes | None, rows: Sequence[Row], settled: Sequence[str]) -> None:
+        """Apply what one frame says, in the order that the module docstring gives."""
+        dropped: list[_Held] = []
+        for request in settled:
+            dropped += self._drop(request)
+        if snapshot is not None:
+            self._restore(msgspec.msgpack.decode(snapshot))
+            dropped.clear()
+        spoken = set()
+        for row, cpu, memory, gpus in rows:
+            spoken.add(row)
+            self._set(row, cpu, memory, gpus)
+        for held in dropped:
+            if held.row not in spoken:
+                self.fleet.give(held.share)
+
+    def reconsider(self, request: str) -> None:
+        """End the outstanding proposal of a request that is asked about again."""
+        for held in self._drop(request):
+            self.fleet.give(held.share)
+
+    def propose(self, request: str, value: Any, demand: Demand | None) -> None:
+        """Take a proposal provisionally, if it says everything and fits; else do nothing."""
+        try:
+            wishes = parse_proposal(value, demand)
+        except ProposalError:
+            return
+        shares = [wish.share() for wish in wishes]
+        taken: list[_Held] = []
+        for share in shares:
+            held = None if share is None else self._locate(share)
+            if held is None:
+                for undone in taken:
+                    self.fleet.give(undone.share)
+                return
+            self.fleet.take(held.share)
+            taken.append(held)
+        if not taken:
+            return
+        self._outstanding[request] = tuple(taken)
+        for held in taken:
+            self._on_row[held.row] = self._on_row.get(held.row, 0) + 1
+        if len(self._outstanding) > OUTSTANDING_MAX:
+            self.reconsider(next(iter(self._outstanding)))
+
+    def _drop(self, request: str) -> tuple[_Held, ...]:
+        dropped = self._outstanding.pop(request, ())
+        for held in dropped:
+            left = self._on_row[held.row] - 1
+            if left:
+                self._on_row[held.row] = left
+            else:
+                del self._on_row[held.row]
+        return dropped
+
+    def _locate(self, share: Share) -> _Held | None:
+        """Return where a share lies, or None where it does not fit as the rule sees it."""
+        fleet = self.fleet
+        row = fleet.row(share.cluster_id, share.node_id)
+        if row is None:
+            return None
+        ids = fleet.gpu_ids[row]
+        if any(gpu not in ids for gpu in share.gpus):
+            return None
+        columns = tuple(ids.index(gpu) for gpu in share.gpus)
+        fits = (
+            fleet.cpu_free[row] >= share.cpu_milli
+            and fleet.memory_free[row] >= share.memory_mib
+            and all(fleet.gpu_free[row, column] >= share.gpu_milli for column in columns)
+        )
+        return _Held(row, share, columns) if fits else None
+
+    def _set(self, row: int, cpu: int, memory: int, gpus: Sequence[int]) -> None:
+        """Make a row the host's word minus what is outstanding on it; touch it only if it moved."""
+        net = list(gpus)
+        if row in self._on_row:
+            for held in self._held_on(row):
+                cpu -= held.share.cpu_milli
+                memory -= held.share.memory_mib
+                for column in held.columns:
+                    net[column] -= held.share.gpu_milli
+        fleet = self.fleet
+        net += [0] * (fleet.gpu_free.shape[1] - len(net))
+        if fleet.capacity(row) != (cpu, memory, net):
+            fleet.set_capacity(row, cpu, memory, net)
+
+    def _held_on(self, row: int) -> list[_Held]:
+        return [held for shares in self._outstanding.values() for held in shares if held.row == row]
+
+    def _restore(self, snapshot: dict[str, Any]) -> None:
+        """Become the snapshot minus what is outstanding, by name: rows may have moved."""
+        self.fleet.restore(snapshot)
+        outstanding, self._outstanding, self._on_row = self._outstanding, {}, {}
+        for request, shares in outstanding.items():
+            kept: list[_Held] = []
+            for held in shares:
+                row = self.fleet.row(held.share.cluster_id, held.share.node_id)
+                if row is None:
+                    continue
+                ids = self.fleet.gpu_ids[row]
+                columns = tuple(ids.index(gpu) for gpu in held.share.gpus if gpu in ids)
+                self.fleet.take(held.share)
+                kept.append(_Held(row, held.share, columns))
+                self._on_row[row] = self._on_row.get(row, 0) + 1
+            if kept:
+                self._outstanding[request] = tuple(kept)

@@ -1,0 +1,126 @@
+"""One thing that a cell is asked to do, and how its failure reads. Used by `channel` and `pool`."""
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from moorage.core.words import Consult, ConsultFailed, Proposed, Refusal
+from moorage.model import Code, PolicyRef
+from moorage.sandbox import frames
+from moorage.sandbox.contexts import Chain
+from moorage.sandbox.contract import PolicyCode, PolicyFault
+from moorage.sandbox.limits import CONTEXT_BYTES_MAX
+
+_CODES: Final[dict[frames.FailureKind, Code]] = {
+    "error": Code.POLICY_ERROR,
+    "memory": Code.POLICY_MEMORY,
+    "output": Code.POLICY_BAD_OUTPUT,
+    "context": Code.POLICY_ERROR,
+    "unsupported": Code.UNSUPPORTED,
+}
+_EXPECTED: Final[dict[frames.FailureKind, str]] = {
+    "output": "a value made of JSON types: dict, list, str, finite numbers, true, false, null",
+    "context": f"plain JSON types, at most {CONTEXT_BYTES_MAX} bytes packed",
+}
+
+
+@dataclass(slots=True, eq=False)
+class Work:
+    """A consultation, a management call or a load, from submission to its one outcome.
+
+    Args:
+        kind: Which.
+        code: The policy.
+        tenant: On whose behalf.
+        consult: The consultation, for `evaluate`.
+        action: For `manage`.
+        data: For `manage`.
+        future: Gets the outcome of `manage` and `load`; consultations are delivered.
+
+    """
+
+    kind: Literal["evaluate", "manage", "load"]
+    code: PolicyCode
+    tenant: str
+    consult: Consult | None = None
+    action: str = ""
+    data: Any = None
+    future: asyncio.Future[Any] | None = None
+    nonce: int = 0
+    chain: Chain | None = None
+    size: int = 0
+    forgotten: bool = False
+    calls: int = 0
+    calls_seconds: float = 0.0
+    call: asyncio.Task[None] | None = field(default=None)
+    called_at: float = 0.0
+
+    @property
+    def provisional(self) -> bool:
+        """Whether the proposal is taken from the cell's replica until it is settled."""
+        ask = self.consult.ask if self.consult else None
+        return ask is not None and ask.terms is not None and not ask.dry_run
+
+    def failed(self, refusal: Refusal) -> ConsultFailed | None:
+        """Return the event of a failure; futures are resolved here instead."""
+        if self.consult is not None:
+            return ConsultFailed(self.consult.ask.id, self.consult.consultation, refusal)
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(PolicyFault(refusal))
+        return None
+
+    def succeeded(self, value: Any) -> Proposed | None:
+        """Return the event of a success; futures are resolved here instead."""
+        if self.consult is not None:
+            return Proposed(self.consult.ask.id, self.consult.consultation, value)
+        if self.future is not None and not self.future.done():
+            self.future.set_result(value)
+        return None
+
+
+def refusal_of(frame: frames.Failed, ref: PolicyRef) -> Refusal:
+    """Return what a `Failed` frame means to the client."""
+    details: dict[str, Any] = {"policy_rule_uri": ref.uri}
+    if frame.exception:
+        details["exception"] = frame.exception
+    if frame.file:
+        details |= {"file": frame.file, "line": frame.line}
+    where = f" ({frame.file}, line {frame.line})" if frame.file else ""
+    if frame.kind == "output":
+        reason = f"the rule's answer cannot be sent: {frame.message}"
+    elif frame.kind in {"context", "unsupported"}:
+        reason = frame.message
+    else:
+        reason = f"the rule raised {frame.exception}: {frame.message}{where}"
+    return Refusal(
+        _CODES[frame.kind], reason, expected=_EXPECTED.get(frame.kind, ""), details=details
+    )
+
+
+def refusal_of_faults(loaded: frames.Loaded, ref: PolicyRef) -> Refusal:
+    """Return what a policy that cannot be loaded means to the client."""
+    first = loaded.faults[0]
+    where = f" ({first.file}, line {first.line})" if first.file else ""
+    return Refusal(
+        Code.BAD_POLICY,
+        f"the policy cannot be loaded: {first.message}{where}",
+        details={"policy_rule_uri": ref.uri, "file": first.file, "line": first.line},
+    )
+
+
+def crashed(reason: str, ref: PolicyRef) -> Refusal:
+    """Return the refusal for a cell that died under an evaluation."""
+    return Refusal(
+        Code.POLICY_CRASHED,
+        f"the rule's process ended: {reason}",
+        details={"policy_rule_uri": ref.uri, "cause": reason},
+    )
+
+
+def overran(seconds: float, ref: PolicyRef, doing: str) -> Refusal:
+    """Return the refusal for an evaluation that was killed at its deadline."""
+    return Refusal(
+        Code.POLICY_TIMEOUT,
+        f"the rule did not {doing} within {seconds:g} s and was stopped",
+        details={"policy_rule_uri": ref.uri, "seconds": seconds},
+    )

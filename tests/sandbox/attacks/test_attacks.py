@@ -1,0 +1,178 @@
+"""Every attack class of the sandbox, by hostile policies in real cells."""
+
+# ruff: noqa: ASYNC240, S108, PTH115  # The outside is looked at with plain file calls.
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from moorage.core.words import ConsultFailed, Proposed
+from moorage.model import PolicyRef
+from moorage.sandbox.host import Limits, PolicyCode
+
+
+def _load(path: Path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+HERE = Path(__file__).parent
+_load(HERE / "payloads.py")  # The other two import it by this name.
+PAYLOADS = (
+    *_load(HERE / "payloads_outside.py").PAYLOADS,
+    *_load(HERE / "payloads_inside.py").PAYLOADS,
+)
+bench_module = _load(HERE.parent / "conftest.py")
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SECRET = "BREACH-SECRET-VALUE"  # noqa: S105  # What no cell may see.
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def arena(tmp_path_factory):
+    """One sandbox for all attacks: each must leave it as it found it."""
+    folder = tmp_path_factory.mktemp("outside")
+    sentinel = folder / "sentinel"
+    sentinel.write_text(SECRET)
+    folder.chmod(0o777)
+    sentinel.chmod(0o666)
+    os.environ["MOORAGE_TEST_SECRET"] = SECRET
+    limits = Limits(evaluation_seconds=0.3, load_seconds=1.0, memory_mib=128, spares=2)
+    bench = bench_module.Bench(limits=limits)
+    await bench.sandbox.start()
+    bench.sentinel = sentinel
+    bench.zygote = bench.sandbox._pool.nursery._zygote.pid
+    bench.bystander = bench.first_fit()
+    await bench.value(bench.bystander)
+    yield bench
+    await bench.sandbox.close()
+    del os.environ["MOORAGE_TEST_SECRET"]
+    assert not bench.twice
+
+
+def _families(zygote: int) -> set[int]:
+    """Return the processes whose parent is not who it should be: cells have no children."""
+    strangers = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            except OSError:
+                continue
+            parent = int(fields[1])
+            if parent > 1 and _parent(parent) == zygote:
+                strangers.add(int(entry.name))
+    return strangers
+
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    except OSError:
+        return 0
+
+
+@pytest.mark.parametrize("payload", PAYLOADS, ids=[f"{p.number:02}-{p.name}" for p in PAYLOADS])
+async def test_the_attack_gets_nowhere(arena, payload):
+    code = PolicyCode(
+        PolicyRef(f"attack.{payload.name}:1-x", f"{payload.number} {payload.name}"),
+        {"function.py": payload.source},
+    )
+    inputs = {"sentinel": str(arena.sentinel), "host": os.getpid()}
+    attack = arena.ask(code, inputs)
+    during = arena.ask(arena.bystander)
+    outcome = await attack
+    if isinstance(outcome, Proposed):
+        end, notes = "value", []
+        if isinstance(outcome.value, dict):
+            notes = outcome.value.get("breach", [])
+        assert notes == []
+        assert SECRET not in repr(outcome.value)
+    else:
+        end = str(outcome.refusal.code)
+        assert SECRET not in repr(outcome.refusal)
+        assert len(outcome.refusal.reason) < 1200
+    assert end in payload.ends, outcome
+    # The bystander was served during the attack, and is served after it.
+    assert (await during).value["cluster_id"] == "c0"
+    assert (await arena.value(arena.bystander))["cluster_id"] == "c0"
+    # So is an honest caller of the hostile policy itself: no forged answer is left over for it.
+    # A forger may still be writing when that caller's turn begins; then it gets a refusal, once.
+    honest = await arena.outcome(code, {"honest": True})
+    if isinstance(honest, ConsultFailed):
+        assert (payload.number, honest.refusal.code) == (71, "policy_crashed")
+        honest = await arena.outcome(code, {"honest": True})
+    assert honest.value == {"honest": True}
+    # Seen from outside: nothing was read, written, created, started or killed.
+    assert arena.sentinel.read_text() == SECRET
+    assert [path.name for path in arena.sentinel.parent.iterdir()] == ["sentinel"]
+    assert arena.sentinel.stat().st_mode & 0o777 == 0o666
+    assert not Path("/dev/shm/breach").exists()
+    assert arena.sandbox._pool.nursery._zygote.pid == arena.zygote
+    assert arena.sandbox.report().counters.get("zygote_restarts", 0) == 0
+    assert _families(arena.zygote) == set()
+    assert len(arena.sandbox.output(code.ref.digest)) <= 64 << 10
+
+
+async def test_forged_ids_never_reach_a_service(arena):
+    client = "self.settings['cluster_client'].read_cluster"
+    code = arena.policy(f"return [{client}('c0'), {client}('../../admin')]", "ids")
+    (good, _), (bad, text) = await arena.value(code)
+    assert (good, bad) == (True, False)
+    assert "cluster id is expected" in text
+    assert arena.registry.calls
+    for client, method, arguments in arena.registry.calls:
+        assert (client, method, arguments) == ("cluster_client", "read_cluster", ("c0",))
+
+
+async def test_cells_hold_nothing_but_the_channel_and_run_under_the_filter(arena):
+    for pid in list(arena.sandbox._pool.nursery.living):
+        status = Path(f"/proc/{pid}/status").read_text()
+        assert "Seccomp:\t2" in status
+        assert "NoNewPrivs:\t1" in status
+        assert "CapEff:\t0000000000000000" in status
+        assert Path(f"/proc/{pid}/oom_score_adj").read_text().strip() == "1000"
+        if os.getuid() == 0:
+            fds = sorted(Path(f"/proc/{pid}/fd").iterdir())
+            assert [fd.name for fd in fds] == ["0", "1", "2", "3"]
+            assert {os.readlink(fd) for fd in fds[:3]} == {"/dev/null"}
+
+
+@pytest.mark.parametrize("name", ["../../breach.py", "/tmp/breach.py", "..\\breach.py"])
+async def test_file_names_of_an_archive_are_never_paths(arena, name):  # Class 11.
+    policy = arena.policy("return {'fine': True}", "traversal")
+    code = PolicyCode(PolicyRef("traversal:1-x", name), {**policy.files, name: b"raise SystemExit"})
+    assert await arena.value(code) == {"fine": True}
+    assert not Path("/tmp/breach.py").exists()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        b"while True: pass",
+        b"import os; os._exit(1)",
+        b"raise SystemExit",
+        b"x = '",
+        b"\x00\xff\xfe",
+        b"(" * 100_000,
+        b"x = [0] * (1 << 40)",
+        b"class AIOSv1PolicyRule: pass",
+        b"",
+    ],
+    ids=["loop", "exit", "system_exit", "syntax", "binary", "parens", "memory", "empty", "none"],
+)
+async def test_code_that_attacks_while_it_is_loaded_is_refused(arena, source):
+    code = PolicyCode(PolicyRef("loading:1-x", repr(source[:40])), {"function.py": source})
+    refusal = await arena.refusal(code)
+    assert refusal.code in {"bad_policy", "policy_timeout", "policy_crashed"}
+    result = await arena.sandbox.check(code)
+    assert not result.ok
+    assert (await arena.value(arena.bystander))["cluster_id"] == "c0"

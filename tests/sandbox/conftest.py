@@ -1,0 +1,185 @@
+"""A real sandbox with a small fleet, and futures instead of the core."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest_asyncio
+
+from moorage.core.words import Consult, ConsultFailed, Proposed
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Demand,
+    Gpu,
+    LeaseTerms,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    Tenant,
+)
+from moorage.policy import Fleet
+from moorage.sandbox.host import Document, Limits, PolicyCode, Sandbox, ServiceError
+
+ANSWER_SECONDS_MAX = 20.0
+
+
+def small_fleet(clusters: int = 2, nodes: int = 2, gpus: int = 4) -> Fleet:
+    fleet = Fleet()
+    fleet.install(
+        Cluster(
+            ClusterId(f"c{c}"),
+            tuple(
+                Node(NodeId(f"n{n}"), 64_000, 64_000, tuple(Gpu(str(g)) for g in range(gpus)))
+                for n in range(nodes)
+            ),
+        )
+        for c in range(clusters)
+    )
+    return fleet
+
+
+class Registry:
+    """The services, in memory, with a record of what was asked."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, tuple[Any, ...]]] = []
+        self.fetched: list[str] = []
+        self.versions: dict[str, int] = {}
+        self.hold: asyncio.Event | None = None
+
+    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        self.calls.append((client, method, arguments))
+        if self.hold is not None:
+            await self.hold.wait()
+        if arguments == ("missing",):
+            raise ServiceError("404 Not Found", 404)
+        if arguments == ("broken",):
+            raise RuntimeError("BREACH-SECRET-VALUE")
+        return {"client": client, "arguments": list(arguments)}
+
+    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
+        self.fetched += cluster_ids
+        return [
+            Document(name, version, msgspec.msgpack.encode(self.document(name, version)))
+            for name in cluster_ids
+            for version in [self.versions.get(name, 1)]
+        ]
+
+    @staticmethod
+    def document(name: str, version: int) -> dict[str, Any]:
+        return {
+            "data": {"id": name, "version": version, "tags": ["a"]},
+            "cluster_metrics": {"load": version},
+        }
+
+
+class Bench:
+    """A sandbox whose outcomes are awaited one by one."""
+
+    def __init__(self, **options: Any) -> None:
+        self.fleet = small_fleet()
+        self.registry = Registry()
+        self.outcomes: dict[tuple[str, int], asyncio.Future[Proposed | ConsultFailed]] = {}
+        self.order: list[str] = []
+        self.twice: list[str] = []
+        options.setdefault("limits", Limits(evaluation_seconds=0.4))
+        self.sandbox = Sandbox(
+            fleet=self.fleet, services=self.registry, deliver=self._deliver, **options
+        )
+        self._number = 0
+
+    def _deliver(self, event: Proposed | ConsultFailed) -> None:
+        self.order.append(event.request)
+        future = self.outcomes[event.request, event.consultation]
+        if future.done():
+            self.twice.append(event.request)
+        else:
+            future.set_result(event)
+
+    def ask(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> asyncio.Future[Any]:
+        """Consult and return the future of the outcome."""
+        self._number += 1
+        request = fields.pop("request", f"r{self._number}")
+        consultation = fields.pop("consultation", 1)
+        reserved = fields.pop("reserved", ())
+        fields.setdefault("tenant", Tenant("t"))
+        ask = Ask(RequestId(request), policy=code.ref, inputs=inputs or {}, **fields)
+        future = asyncio.get_running_loop().create_future()
+        self.outcomes[request, consultation] = future
+        self.sandbox.consult(Consult(ask, consultation, reserved), code)
+        return future
+
+    async def value(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
+        """Return what the rule returned."""
+        outcome = await self.outcome(code, inputs, **fields)
+        assert isinstance(outcome, Proposed), outcome
+        return outcome.value
+
+    async def refusal(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
+        """Return why the rule returned nothing."""
+        outcome = await self.outcome(code, inputs, **fields)
+        assert isinstance(outcome, ConsultFailed), outcome
+        return outcome.refusal
+
+    async def outcome(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
+        """Return the event."""
+        return await asyncio.wait_for(self.ask(code, inputs, **fields), ANSWER_SECONDS_MAX)
+
+    @staticmethod
+    def policy(body: str, name: str = "rule", **documents: Any) -> PolicyCode:
+        """Return a policy whose `eval` has this body."""
+        lines = "\n        ".join(body.strip("\n").splitlines())
+        source = (
+            "class AIOSv1PolicyRule:\n"
+            "    def __init__(self, rule_id, settings, parameters):\n"
+            "        self.rule_id, self.settings = rule_id, settings\n"
+            "        self.parameters = parameters\n"
+            "    def eval(self, parameters, input_data, context):\n"
+            f"        {lines}\n"
+        )
+        ref = PolicyRef(f"{name}:1-test", f"digest of {name} {body}")
+        return PolicyCode(ref, {"function.py": source.encode()}, **documents)
+
+    @staticmethod
+    def first_fit() -> PolicyCode:
+        """Return a rule that proposes the first node that fits."""
+        return Bench.policy(
+            "fleet = input_data['fleet']\n"
+            "rows = fleet.feasible().nonzero()[0]\n"
+            "return fleet.placement(int(rows[0])) if len(rows) else {'none': True}",
+            "first-fit",
+        )
+
+
+@pytest_asyncio.fixture
+async def bench():
+    """A started sandbox of this test alone."""
+    made = Bench()
+    await made.sandbox.start()
+    yield made
+    await made.sandbox.close()
+    assert not made.twice
+
+
+@pytest_asyncio.fixture
+async def make_bench():
+    """Start sandboxes with options."""
+    made: list[Bench] = []
+
+    async def make(**options: Any) -> Bench:
+        bench = Bench(**options)
+        made.append(bench)
+        await bench.sandbox.start()
+        return bench
+
+    yield make
+    for bench in made:
+        await bench.sandbox.close()
+        assert not bench.twice
+
+
+__all__ = ["Bench", "Demand", "LeaseTerms", "Registry", "small_fleet"]

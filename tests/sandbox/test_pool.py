@@ -1,0 +1,226 @@
+"""Cells that are slow, die, make room or are replaced: what that costs, and whom."""
+
+# ruff: noqa: ASYNC110  # A demotion is a counter, not an event; the deadline bounds these loops.
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from moorage.core.words import ConsultFailed, Proposed
+from moorage.model import Code, Demand, LeaseTerms, Tenant
+from moorage.sandbox.host import Limits
+
+TERMS = LeaseTerms(ttl_seconds=60)
+
+
+async def test_a_timeout_costs_the_head_only_and_nothing_is_lost_or_doubled(bench):
+    code = bench.policy("""
+if input_data["inputs"].get("loop"):
+    while True: pass
+return input_data["inputs"]["n"]
+""")
+    await bench.value(code, {"n": -1})
+    futures = [bench.ask(code, {"n": n, "loop": n in (5, 20)}) for n in range(60)]
+    for n, future in enumerate(futures):
+        outcome = await future
+        if n in (5, 20):
+            assert outcome.refusal.code == Code.POLICY_TIMEOUT
+        else:
+            assert outcome.value == n
+    counters = bench.sandbox.report().counters
+    assert counters["timeouts"] == 2
+    assert counters["resent"] > 0
+
+
+async def test_a_crash_costs_the_head_only(bench):
+    code = bench.policy("""
+import os
+if input_data["inputs"]["n"] % 10 == 3: os._exit(7)
+return input_data["inputs"]["n"]
+""")
+    outcomes = await asyncio.gather(*[bench.ask(code, {"n": n}) for n in range(50)])
+    for n, outcome in enumerate(outcomes):
+        if n % 10 == 3:
+            assert outcome.refusal.code == Code.POLICY_CRASHED
+            assert "status 7" in outcome.refusal.reason
+        else:
+            assert outcome.value == n
+
+
+async def test_a_slow_evaluation_is_demoted_and_does_not_hold_up_others(bench):
+    code = bench.policy("""
+if input_data["inputs"].get("loop"):
+    while True: pass
+return "quick"
+""")
+    await bench.value(code)
+    slow = bench.ask(code, {"loop": True})
+    while not bench.sandbox.report().counters.get("demotions"):
+        await asyncio.sleep(0.005)  # The watch has no event; the deadline bounds the loop.
+        assert not slow.done()
+    assert await bench.value(code) == "quick"  # The same policy, in another cell.
+    assert not slow.done()
+    assert bench.sandbox.report().cells == {"rule:1-test": 2}
+    assert (await slow).refusal.code == Code.POLICY_TIMEOUT
+
+
+async def test_what_is_forgotten_is_not_delivered(bench):
+    code = bench.first_fit()
+    bench.ask(code, demand=Demand(gpus=1), terms=TERMS, request="gone")
+    bench.sandbox.forget("gone", 1)
+    value = await bench.value(code, demand=Demand(gpus=1), terms=TERMS, request="a")
+    bench.ask(code, demand=Demand(gpus=1), terms=TERMS, request="gone2")
+    await asyncio.sleep(0)  # It is in the pipe now.
+    bench.sandbox.forget("gone2", 1)
+    other = await bench.value(code, demand=Demand(gpus=1), terms=TERMS, request="b")
+    third = await bench.value(code, demand=Demand(gpus=1), terms=TERMS, request="c")
+    assert "gone" not in bench.order
+    assert "gone2" not in bench.order
+    # What the forgotten one proposed is free again for the one after the next.
+    assert [v["gpus"] for v in (value, other, third)] == [["0"], ["2"], ["1"]]
+
+
+async def test_a_full_backlog_is_refused_at_once(make_bench):
+    bench = await make_bench(limits=Limits(queue_max=10, pipeline_max=1, evaluation_seconds=0.4))
+    code = bench.policy("return 1")
+    outcomes = await asyncio.gather(*[bench.ask(code) for _ in range(40)])
+    codes = [o.refusal.code if isinstance(o, ConsultFailed) else None for o in outcomes]
+    assert codes.count(Code.BUSY) >= 28
+    assert codes.count(None) + codes.count(Code.BUSY) == 40
+    assert await bench.value(code) == 1
+
+
+STATEFUL = """
+import builtins
+seen = builtins.seen = getattr(builtins, 'seen', [])
+seen.append(input_data['inputs']['n'])
+return list(seen)
+"""
+
+
+async def test_isolation_levels(make_bench):  # Class 87.
+    bench = await make_bench()
+    code = bench.policy(STATEFUL)
+    assert await bench.value(code, {"n": 1}, tenant=Tenant("a")) == [1]
+    assert await bench.value(code, {"n": 2}, tenant=Tenant("b")) == [1, 2]
+    tenants = await make_bench(isolation="per_tenant")
+    assert await tenants.value(code, {"n": 1}, tenant=Tenant("a")) == [1]
+    assert await tenants.value(code, {"n": 2}, tenant=Tenant("b")) == [2]
+    assert await tenants.value(code, {"n": 3}, tenant=Tenant("a")) == [1, 3]
+    alone = await make_bench(isolation="per_eval")
+    for n in range(5):
+        assert await alone.value(code, {"n": n}) == [n]
+    assert await asyncio.gather(*[alone.value(code, {"n": n}) for n in range(20)]) == [
+        [n] for n in range(20)
+    ]
+    assert alone.sandbox.report().cells == {}
+
+
+async def test_cells_make_room_for_each_other(make_bench):
+    bench = await make_bench(limits=Limits(cells_max=3, evaluation_seconds=2.0))
+    codes = [bench.policy(f"return {n}", f"p{n}") for n in range(8)]
+    for _ in range(2):
+        values = await asyncio.gather(*[bench.value(code) for code in codes])
+        assert values == list(range(8))
+    assert sum(bench.sandbox.report().cells.values()) <= 3
+
+
+async def test_a_cell_is_replaced_after_so_many_evaluations(make_bench):
+    bench = await make_bench(limits=Limits(evaluations_per_cell_max=10))
+    code = bench.policy(STATEFUL)
+    lengths = [len(await bench.value(code, {"n": n})) for n in range(30)]
+    assert max(lengths) <= 10
+    assert bench.sandbox.report().counters["recycled"] >= 2
+
+
+async def test_new_defaults_of_the_same_content_take_effect(bench):
+    code = bench.policy("return parameters", parameters={"x": 1})
+    assert await bench.value(code) == {"x": 1}
+    assert await bench.value(type(code)(code.ref, code.files, {}, {"x": 2})) == {"x": 2}
+
+
+async def test_unsafe_mode_works_and_says_so_loudly(make_bench):
+    bench = await make_bench(mode="unsafe")
+    report = bench.sandbox.report()
+    assert "UNSAFE" in report.warning
+    assert "seccomp" not in report.layers
+    assert await bench.value(bench.policy("return open('/proc/self/comm').read() != ''")) is True
+
+
+async def test_the_report_names_the_layers_and_every_attack(bench):
+    report = bench.sandbox.report()
+    assert report.mode == "jail"
+    assert report.warning == ""
+    assert "seccomp" in report.layers
+    assert "rlimits" in report.layers
+    assert report.probes["open"].startswith("refused")
+    assert report.probes["ptrace"].startswith("killed: SIGSYS")
+
+
+async def test_closing_refuses_what_still_waits(make_bench):
+    bench = await make_bench(limits=Limits(evaluation_seconds=30.0))
+    code = bench.policy("while True: pass")
+    futures = [bench.ask(code) for _ in range(5)]
+    while not bench.sandbox.report().counters.get("demotions"):
+        await asyncio.sleep(0.005)  # As above.
+    await bench.sandbox.close()
+    assert {f.result().refusal.code for f in futures} == {Code.SHUTTING_DOWN}
+    late = bench.ask(code)
+    assert (await late).refusal.code == Code.SHUTTING_DOWN
+
+
+async def test_a_dead_zygote_is_replaced_and_nothing_waits_for_ever(bench):
+    code = bench.policy("return 1")
+    assert await bench.value(code) == 1
+    os.kill(bench.sandbox._pool.nursery._zygote.pid, signal.SIGKILL)
+    outcomes = await asyncio.wait_for(asyncio.gather(*[bench.ask(code) for _ in range(20)]), 20)
+    failed = [o for o in outcomes if not isinstance(o, Proposed)]
+    assert len(failed) <= 1  # At most the one that was running.
+    assert await bench.value(code) == 1
+    assert bench.sandbox.report().counters["zygote_restarts"] == 1
+
+
+async def test_no_process_outlives_a_killed_server(tmp_path):  # Class 25.
+    script = tmp_path / "server.py"
+    script.write_text(
+        f"import asyncio, importlib.util, os, sys\n"
+        f"spec = importlib.util.spec_from_file_location('c', {str(Path(__file__).parent / 'conftest.py')!r})\n"  # noqa: E501  # A path.
+        "c = importlib.util.module_from_spec(spec); spec.loader.exec_module(c)\n"
+        "async def main():\n"
+        "    bench = c.Bench(); await bench.sandbox.start()\n"
+        "    await bench.value(bench.policy('return 1'))\n"
+        "    slow = bench.ask(bench.policy('import time; time.sleep(60)', 'slow'))\n"
+        "    await asyncio.sleep(0.05)\n"
+        "    nursery = bench.sandbox._pool.nursery\n"
+        "    print(nursery._zygote.pid, *nursery.living, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), stdout=subprocess.PIPE
+    )
+    line = await asyncio.wait_for(server.stdout.readline(), 30)
+    pids = [int(pid) for pid in line.split()]
+    assert len(pids) >= 3
+    fds = [os.pidfd_open(pid) for pid in pids]
+    server.kill()
+    await server.wait()
+    loop = asyncio.get_running_loop()
+    for fd in fds:
+        ended = loop.create_future()
+        loop.add_reader(fd, lambda ended=ended: ended.done() or ended.set_result(None))
+        await asyncio.wait_for(ended, 10)
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
+async def test_no_cell_is_handed_out_before_its_wall_stands(bench):  # Must-have 12.
+    for _ in range(10):
+        cell = await bench.sandbox._pool.nursery.blank()
+        status = Path(f"/proc/{cell.pid}/status").read_text()  # noqa: ASYNC240  # procfs.
+        assert "Seccomp:\t2" in status
+        assert cell.code is None  # It holds no source yet.
+        bench.sandbox._pool.nursery.destroy(cell)
