@@ -6,15 +6,16 @@ now, and grants, asks again, queues or refuses. It never reads a clock and never
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, assert_never
 
 from moorage.core import questions
 from moorage.core.desk import Desk
-from moorage.core.judge import Judge, Nodes
+from moorage.core.judge import Candidates, Judge, Nodes
 from moorage.core.leases import Leases
 from moorage.core.queue import CONSULTED_MAX, Line, Queue
 from moorage.core.state import apply, check
-from moorage.core.verify import Stale, Unsound, verify
+from moorage.core.verify import Stale, Unsound, could_have_got, verify
 from moorage.core.words import (
     Address,
     Advice,
@@ -49,7 +50,7 @@ from moorage.core.words import (
     Tick,
     Turn,
 )
-from moorage.model import Ask, Code, Lease, Placement, RequestId
+from moorage.model import Ask, Code, Demand, Lease, Placement, RequestId
 from moorage.policy import ProposalError, parse_proposal
 
 PENDING_MAX: Final = 10_000
@@ -57,7 +58,8 @@ PENDING_MAX: Final = 10_000
 WAITING_MAX: Final = 100_000
 """Asks in the queue; the next one is answered `busy`."""
 CONSULTS_MAX: Final = 8
-"""Consultations for one ask before it is answered `conflict` (or goes back to wait)."""
+"""Consultations for one ask before it is answered `conflict`, or takes a place in the queue if it
+may wait. A waiter is asked about again until its deadline: each conflict was another's grant."""
 
 
 @dataclass(slots=True)
@@ -71,6 +73,10 @@ class Pending:
     consultations: int = 0
     version: int = 0
     """`Fleet.version` when the rule was asked."""
+    layout: int = 0
+    """`Fleet.layout` then: what it names may have existed."""
+    gains: int = 0
+    """`State.gains` when the rule was asked: what it declines, it declines as of then."""
     reserved: Nodes = field(default=())
 
 
@@ -161,6 +167,7 @@ class Allocator:
             case ClusterGone(cluster_id):
                 if cluster_id in self.state.clusters:
                     self._desk.be(ClusterRemoved(cluster_id))
+                    self._wake()
             case Restarted(grace_seconds):
                 self._leases.restarted(grace_seconds)
                 self._wake()
@@ -190,7 +197,7 @@ class Allocator:
             )
             return
         pending = Pending(ask, [to], self._desk.now)
-        reserved = self._reserved_before(ask)
+        reserved = self.queue.reserved_before(ask)
         if ask.demand is None or self.judge.fits(ask.demand, ask.candidates, reserved):
             self._consult(pending, reserved)
             return
@@ -198,7 +205,7 @@ class Allocator:
         if refusal.code is Code.NEVER_FITS:
             self._answer(pending, refusal)
         else:
-            self._wait_or_refuse(pending, refusal, reserved)
+            self._wait_or_refuse(pending, refusal, reserved, self.state.gains)
 
     def _asked_before(self, to: Address, ask: Ask) -> bool:
         """Answer a repeated request with what became of the first one."""
@@ -210,7 +217,7 @@ class Allocator:
         waiter = self.state.waiting.get(first)
         pending = self._pending.get(first)
         if lease is not None:
-            same = lease.policy.uri == ask.policy.uri
+            same = lease.policy.uri == ask.policy.uri and could_have_got(ask, lease)
         else:
             earlier = pending.ask if pending else waiter.ask if waiter else ask
             same = (earlier.policy.uri, earlier.demand) == (ask.policy.uri, ask.demand)
@@ -227,22 +234,16 @@ class Allocator:
             self._listeners.setdefault(first, []).append(to)
         return True
 
-    def _reserved_before(self, ask: Ask) -> Nodes:
-        """Return the nodes kept for the head of the queue, where `ask` ranks behind it."""
-        if ask.terms is None or not self.queue:
-            return ()  # Advice holds nothing, so it delays nobody.
-        head = self.queue.lines()[0]
-        return () if ask.terms.priority > head.priority else head.reservation
-
     def _consult(self, pending: Pending, reserved: Nodes) -> None:
         self._number += 1
         pending.consultation = self._number
         pending.consultations += 1
-        pending.version = self.state.fleet.version
+        pending.version, pending.layout = self.state.fleet.version, self.state.fleet.layout
+        pending.gains = self.state.gains
         pending.reserved = reserved
         self._pending[pending.ask.id] = pending
         key = pending.ask.terms.idempotency_key if pending.ask.terms else ""
-        if key:
+        if key and not pending.ask.dry_run:
             self._keys[pending.ask.tenant, key] = pending.ask.id
         self._desk.do(Consult(pending.ask, self._number, reserved))
 
@@ -258,14 +259,20 @@ class Allocator:
         if not wishes:
             self._declined(pending, value)
             return
-        verdict = verify(ask, wishes, self.state.fleet, self.state.clusters)
-        if isinstance(verdict, tuple) and self._touches(verdict, pending.reserved):
-            verdict = Stale(Refusal(Code.CONFLICT, "The nodes are kept for the queue's head."))
-        if isinstance(verdict, tuple):
+        reserved = self.queue.reserved_before(ask)
+        verdict = verify(ask, wishes, self.state.fleet, self.state.clusters, reserved)
+        if isinstance(verdict, tuple) and not self._touches(verdict, reserved):
             self._accept(pending, verdict, value)
-        elif isinstance(verdict, Unsound):
+        elif isinstance(verdict, tuple):
+            kept = Refusal(Code.CONFLICT, "The nodes it proposed are kept for the queue's head.")
+            if reserved == pending.reserved:
+                # The rule knew; asked again, it would say the same.
+                self._wait_or_refuse(pending, kept, reserved, pending.gains)
+            else:
+                self._propose_again(pending, kept)
+        elif isinstance(verdict, Unsound) and pending.layout == self.state.fleet.layout:
             self._refuse(pending, verdict.refusal)
-        elif pending.version == self.state.fleet.version:
+        elif isinstance(verdict, Stale) and pending.version == self.state.fleet.version:
             # Nothing changed since the rule was asked: it proposed what it could see is taken.
             reason = f"The rule's proposal is not sound: {verdict.refusal.reason}"
             details = verdict.refusal.details
@@ -273,20 +280,20 @@ class Allocator:
                 pending, Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", details)
             )
         else:
-            self._propose_again(pending, verdict)
+            self._propose_again(pending, verdict.refusal)
 
-    def _propose_again(self, pending: Pending, verdict: Stale) -> None:
+    def _propose_again(self, pending: Pending, conflict: Refusal) -> None:
         """Ask the rule again: others were faster. The fleet it sees now is another one."""
-        ask, reserved = pending.ask, self._reserved_before(pending.ask)
+        ask, reserved = pending.ask, self.queue.reserved_before(pending.ask)
         if ask.demand is not None and not self.judge.fits(ask.demand, ask.candidates, reserved):
             refusal = self.judge.refusal(ask.demand, ask.candidates, reserved)
-            self._wait_or_refuse(pending, refusal, reserved)
-        elif pending.consultations >= CONSULTS_MAX:
-            reason = f"Others were faster {CONSULTS_MAX} times in a row; try again."
-            refusal = Refusal(Code.CONFLICT, reason, "", "", verdict.refusal.details)
-            self._wait_or_refuse(pending, refusal, reserved)
-        else:
+            self._wait_or_refuse(pending, refusal, reserved, self.state.gains)
+        elif ask.id in self.state.waiting or pending.consultations < CONSULTS_MAX:
             self._consult(pending, reserved)
+        else:
+            reason = f"Others were faster {CONSULTS_MAX} times in a row; try again."
+            refusal = Refusal(Code.CONFLICT, reason, "", "", conflict.details)
+            self._wait_or_refuse(pending, refusal, reserved, -1)  # It fits, so nothing stands.
 
     def _declined(self, pending: Pending, value: Any) -> None:
         """The rule returned a value that names no cluster: it is passed on and grants nothing."""
@@ -306,7 +313,7 @@ class Allocator:
             refusal = Refusal(
                 Code.POLICY_DECLINED, "The rule proposed no placement.", "", "", details
             )
-        self._wait_or_refuse(pending, refusal, pending.reserved)
+        self._wait_or_refuse(pending, refusal, pending.reserved, pending.gains)
 
     def _touches(self, placement: Placement, reserved: Nodes) -> bool:
         return bool(reserved) and any((s.cluster_id, s.node_id) in reserved for s in placement)
@@ -351,33 +358,36 @@ class Allocator:
             reasons |= self.judge.reasons(ask.demand, ask.candidates)
         return reasons
 
-    def _wait_or_refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
-        """Say no, or not yet where the ask may wait."""
+    def _wait_or_refuse(
+        self, pending: Pending, refusal: Refusal, reserved: Nodes, gains: int
+    ) -> None:
+        """Say no, or not yet where the ask may wait: the "no" stands as of `gains`."""
         ask = pending.ask
-        if ask.id in self.state.waiting:
-            self._pending.pop(ask.id, None)
-            self._forget_key(ask)
-            self._listeners.setdefault(ask.id, []).extend(pending.to)
-            self._refuse_line(ask, reserved)
-        elif ask.terms is None or ask.terms.wait_seconds <= 0 or ask.dry_run:
-            self._answer(pending, refusal)
-        elif len(self.state.waiting) >= WAITING_MAX:
-            self._answer(pending, Refusal(Code.BUSY, f"{WAITING_MAX} requests wait already."))
-        else:
-            self._pending.pop(ask.id, None)
-            self._forget_key(ask)
+        if ask.id not in self.state.waiting:
+            if ask.terms is None or ask.terms.wait_seconds <= 0 or ask.dry_run:
+                self._answer(pending, refusal)
+                return
+            if len(self.state.waiting) >= WAITING_MAX:
+                self._answer(pending, Refusal(Code.BUSY, f"{WAITING_MAX} requests wait already."))
+                return
             self._desk.be(Queued(ask, self._desk.now, self._desk.now + ask.terms.wait_seconds))
-            self._listeners[ask.id] = pending.to
             self.queue.add(ask)
-            self._refuse_line(ask, reserved)
             self._desk.record(ask.id, {"state": "waiting", **questions.refusal_object(refusal)})
+        self._pending.pop(ask.id, None)
+        self._forget_key(ask)
+        self._listeners.setdefault(ask.id, []).extend(pending.to)
+        self._refuse_line(ask, reserved, gains)
+        self._wake()  # What is kept for this line may have moved, or grown since it was judged.
 
     def _refuse(self, pending: Pending, refusal: Refusal) -> None:
         """End an ask with a "no" that waiting would not change."""
-        if pending.ask.id in self.state.waiting:
+        waited = pending.ask.id in self.state.waiting
+        if waited:
             self.queue.remove(pending.ask)
             self._desk.be(Dequeued(pending.ask.id, self._desk.now, refusal))
         self._answer(pending, refusal)
+        if waited:
+            self._wake()  # What was kept for it is for the others now.
 
     def _answer(self, pending: Pending, answer: Answer) -> None:
         """Answer everybody who waits for this ask, and remember why for `why`."""
@@ -405,23 +415,24 @@ class Allocator:
             reserved = reserved or line.reservation
 
     def _wake_line(self, line: Line, reserved: Nodes) -> None:
-        line.reservation = ()
-        waiting = [request for request in line.waiters if request not in self._pending]
-        room = CONSULTED_MAX - (len(line.waiters) - len(waiting))
-        for request in waiting[: max(room, 0)]:
+        for request in tuple(islice(line.waiters, CONSULTED_MAX)):
+            if request in self._pending:
+                continue
             waiter = self.state.waiting[request]
             demand, candidates = line.demand, line.candidates
             if demand is not None and not self.judge.fits(demand, candidates, reserved):
-                self._refuse_line(waiter.ask, reserved)
+                self._refuse_line(waiter.ask, reserved, self.state.gains)
                 return
             self._consult(Pending(waiter.ask, [], waiter.at), reserved)
+        line.reservation = self._kept(line.demand, line.candidates, reserved)
 
-    def _refuse_line(self, ask: Ask, reserved: Nodes) -> None:
+    def _refuse_line(self, ask: Ask, reserved: Nodes, gains: int) -> None:
         """Let everybody like `ask` wait until capacity grows, and keep nodes for the first."""
-        kept: Nodes = ()
-        if ask.demand is not None and not reserved:
-            kept = self.judge.reservation(ask.demand, ask.candidates)
-        self.queue.refused(ask, reserved, kept)
+        self.queue.refused(ask, (gains, reserved), self._kept(ask.demand, ask.candidates, reserved))
+
+    def _kept(self, demand: Demand | None, candidates: Candidates, reserved: Nodes) -> Nodes:
+        """Return the nodes to keep for a line's first, also while its rule is being consulted."""
+        return () if demand is None or reserved else self.judge.reservation(demand, candidates)
 
     def _cancel(self, to: Address, request: RequestId, tenant: str) -> None:
         waiter = self.state.waiting.get(request)
@@ -441,7 +452,6 @@ class Allocator:
         if pending.consultation:
             self._desk.do(Forget(request, pending.consultation))
         self._refuse(pending, refusal)
-        self._wake()
 
     def _session_lost(self, session: str) -> None:
         for addresses in self._listeners.values():

@@ -108,8 +108,9 @@ class Judge:
     def reservation(self, demand: Demand, candidates: Candidates) -> Nodes:
         """Return the nodes to keep for a waiter at the head of the queue.
 
-        Those that could take it when empty and have the most free now: later asks may use all
-        others, so a large waiter is not starved by small ones for ever.
+        Those that could take it when empty; of these such as fit now, then such as have the most
+        free: later asks may use all others, so a large waiter is not starved by small ones for
+        ever. For a gang that wants one rack, all from one rack.
         """
         fleet = self._state.fleet
         misfits = fleet.misfits(demand)
@@ -118,8 +119,11 @@ class Judge:
         if len(rows) < demand.nodes:
             return ()
         usable = np.where(fleet.eligible_gpus(demand)[rows], fleet.gpu_free[rows], 0).sum(1)
-        best = rows[np.lexsort((-fleet.cpu_free[rows], -usable))][: demand.nodes]
-        return tuple(fleet.node_ids[row] for row in best.tolist())
+        busy = misfits[rows] != Misfit.FITS
+        best = rows[np.lexsort((-fleet.cpu_free[rows], -usable, busy))].tolist()
+        if demand.nodes > 1 and demand.topology == "rack":
+            best = _first_rack(best, fleet.rack[best].tolist(), demand.nodes)
+        return tuple(fleet.node_ids[row] for row in best[: demand.nodes])
 
     def _allowed(self, candidates: Candidates, reserved: Nodes) -> npt.NDArray[np.bool_]:
         fleet = self._state.fleet
@@ -147,15 +151,27 @@ class Judge:
         return {misfit.name.lower(): tally[misfit] for misfit in Misfit if misfit and tally[misfit]}
 
 
+def _first_rack(rows: list[int], racks: list[int], nodes: int) -> list[int]:
+    """Return the rows of the first rack that is complete, going down the ranking; [] if none."""
+    groups: dict[int, list[int]] = {}
+    for row, rack in zip(rows, racks, strict=True):
+        group = groups.setdefault(rack, [])
+        group.append(row)
+        if rack >= 0 and len(group) == nodes:
+            return group
+    return []
+
+
 def _sentence(counts: dict[str, int], nodes: int, demand: Demand) -> str:
     if not nodes:
         return "no candidate cluster has a node."
     parts = [f"{count} {_TEXT[Misfit[name.upper()]]}" for name, count in counts.items()]
-    gang = f", and {demand.nodes} nodes are needed at once" if demand.nodes > 1 else ""
+    rack = " of one rack" if demand.topology == "rack" else ""
+    gang = f", and {demand.nodes} nodes{rack} are needed at once" if demand.nodes > 1 else ""
     return f"of {nodes} nodes, {', '.join(parts) or 'all fit one by one'}{gang}."
 
 
 def _binding(counts: dict[str, int], *, never: bool) -> str:
     """Return the constraint that the most capable nodes failed at: easing it would help first."""
-    names = [name for name in counts if never or Misfit[name.upper()] > NEVER]
+    names = [name for name in counts if (Misfit[name.upper()] <= NEVER) == never]
     return names[-1] if names else "nodes"

@@ -4,6 +4,7 @@ An index over `State.waiting`, rebuilt from it at start. The allocator asks it w
 when capacity grew; nothing is ever polled.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -88,32 +89,55 @@ class Queue:
         if not line.waiters:
             del self._lines[line.key]
 
-    def refused(self, ask: Ask, reserved: Nodes, kept: Nodes) -> None:
+    def refused(self, ask: Ask, as_of: tuple[int, Nodes], kept: Nodes) -> None:
         """Note a "no" for everybody in the line of `ask`.
 
         Args:
             ask: One of them.
-            reserved: Nodes that were kept for somebody else when they were judged.
+            as_of: `State.gains`, and the nodes kept for somebody else, when they were judged.
             kept: Nodes to keep for the first of them, should they be the head.
 
         """
         line = self._lines[_key(ask)]
-        line.refused_at = (self._state.gains, reserved)
+        line.refused_at = as_of
         line.reservation = kept
 
     def lines(self) -> list[Line]:
         """Return the lines in the order in which their first waiters are to be served."""
+        return self._ranked(self._held(set()))
+
+    def reserved_before(self, ask: Ask) -> Nodes:
+        """Return the nodes kept for a waiter ahead of `ask`, which may be new or wait itself.
+
+        Advice holds nothing, so it delays nobody and everything is open to it.
+        """
+        if ask.terms is None or not self._lines:
+            return ()
+        held = self._held({ask.tenant})
+        waits, key = ask.id in self._state.waiting, _key(ask)
+        newest = -ask.terms.priority, held.get(ask.tenant, 0), math.inf
+        for line in self._ranked(held):
+            if (line.key == key) if waits else (self._rank(line, held) > newest):
+                return ()
+            if line.reservation:
+                return line.reservation
+        return ()
+
+    def _ranked(self, held: dict[Tenant, int]) -> list[Line]:
+        return sorted(self._lines.values(), key=lambda line: self._rank(line, held))
+
+    def _rank(self, line: Line, held: dict[Tenant, int]) -> tuple[int, int, float]:
+        first = self._state.waiting[next(iter(line.waiters))]
+        return -line.priority, held.get(line.key[0], 0), first.at
+
+    def _held(self, others: set[Tenant]) -> dict[Tenant, int]:
+        """Return the GPU milli that each tenant holds, where several compete."""
         held: dict[Tenant, int] = {}
-        tenants = {key[0] for key in self._lines}
+        tenants = others | {key[0] for key in self._lines}
         for lease in self._state.leases.values() if len(tenants) > 1 else ():
             milli = sum(len(share.gpus) * share.gpu_milli for share in lease.placement)
             held[lease.tenant] = held.get(lease.tenant, 0) + milli
-
-        def rank(line: Line) -> tuple[int, int, float]:
-            first = self._state.waiting[next(iter(line.waiters))]
-            return -line.priority, held.get(line.key[0], 0), first.at
-
-        return sorted(self._lines.values(), key=rank)
+        return held
 
     def waiters(self) -> Iterator[Waiter]:
         """Yield the waiters, line by line in order (for the `queue` listing)."""

@@ -30,6 +30,8 @@ from moorage.policy import Fleet
 ENDED_MAX: Final = 10_000
 """Ended leases that `release`, `status` and repeated requests still know; older ones are in the
 ledger's history only."""
+DEADLINES_SPARE: Final = 1_000
+"""Outdated deadlines that are kept, beyond one for every lease and waiter, before a sweep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +109,13 @@ class State:
         waiter = self.waiting.get(request)
         return None if waiter is None else waiter.deadline
 
+    def _due(self, at: float, request: RequestId) -> None:
+        """Note a deadline. A lease renewed every second leaves many behind; they are swept."""
+        heapq.heappush(self.deadlines, (at, request))
+        if len(self.deadlines) > DEADLINES_SPARE + 2 * (len(self.leases) + len(self.waiting)):
+            live = {(at, name) for at, name in self.deadlines if at == self.deadline_of(name)}
+            self.deadlines = sorted(live)
+
     def _inventory_changed(self) -> None:
         self._fleet_stale = True
         self.gains += 1
@@ -141,7 +150,7 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901  # One case per fact.
             assert ask.id not in state.leases
             state.waiting[ask.id] = Waiter(ask, at, deadline)
             _own_key(state, ask)
-            heapq.heappush(state.deadlines, (deadline, ask.id))
+            state._due(deadline, ask.id)  # noqa: SLF001  # As above.
         case Dequeued(request):
             ask = state.waiting.pop(request).ask
             _disown_key(state, ask.tenant, ask)
@@ -149,7 +158,7 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901  # One case per fact.
             _grant(state, lease)
         case Renewed(request, expires_at):
             state.leases[request] = replace(state.leases[request], expires_at=expires_at)
-            heapq.heappush(state.deadlines, (expires_at, request))
+            state._due(expires_at, request)  # noqa: SLF001  # As above.
         case Started(request):
             assert state.leases[request].state == "starting"
             state.leases[request] = replace(state.leases[request], state="active")
@@ -176,7 +185,7 @@ def _grant(state: State, lease: Lease) -> None:
     state.fencing = lease.fencing
     state.leases[lease.id] = lease
     state._hold(lease)  # noqa: SLF001  # Called by apply().
-    heapq.heappush(state.deadlines, (lease.expires_at, lease.id))
+    state._due(lease.expires_at, lease.id)  # noqa: SLF001  # Called by apply().
 
 
 def _carry(state: State, lease: Lease) -> None:
@@ -187,7 +196,7 @@ def _carry(state: State, lease: Lease) -> None:
         return
     state.leases[lease.id] = lease
     state._hold(lease)  # noqa: SLF001  # Called by apply().
-    heapq.heappush(state.deadlines, (lease.expires_at, lease.id))
+    state._due(lease.expires_at, lease.id)  # noqa: SLF001  # Called by apply().
 
 
 def _end(state: State, request: RequestId, at: float, reason: str) -> None:

@@ -7,7 +7,7 @@ that the rule, the queue and the explanations use.
 from dataclasses import dataclass, replace
 
 from moorage.core.words import Refusal
-from moorage.model import Ask, Cluster, ClusterId, Code, Demand, NodeId, Placement, Share
+from moorage.model import Ask, Cluster, ClusterId, Code, Demand, Lease, NodeId, Placement, Share
 from moorage.policy import Fleet, Wish
 
 
@@ -26,7 +26,11 @@ class Stale:
 
 
 def verify(
-    ask: Ask, wishes: tuple[Wish, ...], fleet: Fleet, clusters: dict[ClusterId, Cluster]
+    ask: Ask,
+    wishes: tuple[Wish, ...],
+    fleet: Fleet,
+    clusters: dict[ClusterId, Cluster],
+    reserved: tuple[tuple[str, str], ...] = (),
 ) -> Placement | Unsound | Stale:
     """Judge a proposal.
 
@@ -35,6 +39,7 @@ def verify(
         wishes: What the rule proposed; not empty.
         fleet: The fleet as it is now.
         clusters: The inventory.
+        reserved: Nodes to leave alone where the rule left the choice of the node to us.
 
     Returns:
         The placement, completed where the rule left node or GPUs to the allocator; or why not.
@@ -45,6 +50,8 @@ def verify(
     shares: list[Share] = []
     for number, wish in enumerate(wishes):
         path = f"[{number}]." if len(wishes) > 1 else ""
+        if wish.node_id is None and ask.demand is not None and wish.cluster_id in clusters:
+            wish = _choose_node(wish, ask.demand, fleet, (*reserved, *map(_pair, shares)))
         verdict = _one(ask, wish, fleet, clusters, path, tuple(shares))
         if not isinstance(verdict, Share):
             return verdict
@@ -75,15 +82,13 @@ def _one(
     if wish.node_id is None:
         if ask.demand is None:
             return _unsound(f"{path}node_id", "a node to hold", "a lease needs a node")
-        wish = _choose_node(wish, ask.demand, fleet, taken)
-        if wish.node_id is None:
-            return Stale(Refusal(Code.CONFLICT, f"Nothing fits in “{wish.cluster_id}” now."))
+        return Stale(Refusal(Code.CONFLICT, f"Nothing fits in “{wish.cluster_id}” now."))
     row = fleet.row(wish.cluster_id, wish.node_id)
     if row is None:
         return _unsound(
             f"{path}node_id", f"a node of {wish.cluster_id}", f"“{wish.node_id}” is none"
         )
-    if any((s.cluster_id, s.node_id) == (wish.cluster_id, wish.node_id) for s in taken):
+    if (wish.cluster_id, wish.node_id) in map(_pair, taken):
         return _unsound(f"{path}node_id", "different nodes", f"“{wish.node_id}” is named twice")
     return _on_node(ask, wish, fleet, row, path)
 
@@ -142,11 +147,30 @@ def _short(wish: Wish, demand: Demand) -> str:
     return "memory_mib" if wish.memory_mib < demand.memory_mib else ""
 
 
-def _choose_node(wish: Wish, demand: Demand, fleet: Fleet, taken: Placement) -> Wish:
+def could_have_got(ask: Ask, lease: Lease) -> bool:
+    """Return whether `lease` is what an ask like `ask` was granted (for repeated requests)."""
+    demand = ask.demand
+    return demand is None or (
+        len(lease.placement) == demand.nodes
+        and all(len(share.gpus) == demand.gpus for share in lease.placement)
+        and all(share.cpu_milli >= demand.cpu_milli for share in lease.placement)
+        and all(share.memory_mib >= demand.memory_mib for share in lease.placement)
+        and all(not share.gpus or share.gpu_milli >= demand.gpu_milli for share in lease.placement)
+    )
+
+
+def _pair(share: Share) -> tuple[str, str]:
+    return share.cluster_id, share.node_id
+
+
+def _choose_node(
+    wish: Wish, demand: Demand, fleet: Fleet, used: tuple[tuple[str, str], ...]
+) -> Wish:
     """Complete a proposal that names only a cluster: its first node that fits."""
-    fits = fleet.feasible(demand)
-    used = {(share.cluster_id, share.node_id) for share in taken}
-    for row in fits.nonzero()[0].tolist():
+    need = replace(
+        demand, gpu_milli=wish.gpu_milli, cpu_milli=wish.cpu_milli, memory_mib=wish.memory_mib
+    )
+    for row in fleet.feasible(need).nonzero()[0].tolist():
         pair = fleet.node_ids[row]
         if pair[0] == wish.cluster_id and pair not in used:
             return replace(wish, node_id=NodeId(pair[1]), gpus=None)

@@ -1,0 +1,100 @@
+"""A short way to play the allocator by hand."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from moorage.core.allocator import Allocator
+from moorage.core.words import (
+    Address,
+    Asked,
+    ClusterSeen,
+    Consult,
+    Event,
+    Fact,
+    Inquired,
+    Proposed,
+    Tell,
+    Told,
+    Turn,
+)
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Demand,
+    Gpu,
+    LeaseTerms,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    SessionId,
+    Tenant,
+)
+
+RULE = PolicyRef("rule", "digest")
+
+
+def nodes(count: int, gpus: int, name: str = "c") -> Cluster:
+    devices = tuple(Gpu(str(number), "A100", 81_920) for number in range(gpus))
+    names = [f"n{number:03}" for number in range(count)]
+    return Cluster(ClusterId(name), tuple(Node(NodeId(n), 64_000, 65_536, devices) for n in names))
+
+
+def ask(name: str, demand: Demand | None, wait: float = 0.0, **changes: Any) -> Ask:
+    terms = {"ttl_seconds": 60.0, "wait_seconds": wait, **changes.pop("terms", {})}
+    given = {"tenant": Tenant("ann"), "policy": RULE, "token": f"token of {name}"} | changes
+    return Ask(RequestId(name), demand=demand, terms=LeaseTerms(**terms), **given)
+
+
+def place(node: str, *gpus: str, **more: Any) -> dict[str, Any]:
+    return {"cluster_id": "c", "node_id": node, "gpus": list(gpus), **more}
+
+
+@dataclass
+class Hand:
+    """An allocator, its clock, and all that it said."""
+
+    allocator: Allocator = field(default_factory=Allocator)
+    now: float = 0.0
+    facts: list[Fact] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=lambda: iter(range(1, 10**9)))
+
+    def step(self, event: Event) -> Turn:
+        turn = self.allocator.step(event, self.now)
+        self.facts += turn.facts
+        return turn
+
+    def to(self, session: str = "s") -> Address:
+        return Address(SessionId(session), next(self.numbers))
+
+    def see(self, cluster: Cluster) -> Turn:
+        return self.step(ClusterSeen(cluster))
+
+    def ask(self, asked: Ask, session: str = "s") -> Turn:
+        return self.step(Asked(self.to(session), asked))
+
+    def propose(self, turn: Turn, value: Any) -> Turn:
+        consult = next(effect for effect in turn.effects if isinstance(effect, Consult))
+        return self.step(Proposed(consult.ask.id, consult.consultation, value))
+
+    def grant(self, asked: Ask, value: Any) -> Turn:
+        return self.propose(self.ask(asked), value)
+
+    def inquire(self, question: Any, tenant: str = "ann", **more: Any) -> Any:
+        turn = self.step(Inquired(self.to(), question, Tenant(tenant), **more))
+        (effect,) = turn.effects
+        return effect.answer.data if is_told(effect) else effect  # type: ignore[union-attr]  # Plain values in tests.
+
+
+def is_told(effect: Any) -> bool:
+    return isinstance(effect, Tell) and isinstance(effect.answer, Told)
+
+
+def answers(turn: Turn) -> list[Any]:
+    return [effect.answer for effect in turn.effects if isinstance(effect, Tell)]
+
+
+def consults(turn: Turn) -> list[str]:
+    return [effect.ask.id for effect in turn.effects if isinstance(effect, Consult)]

@@ -1,0 +1,291 @@
+"""The allocator's limits and corners; the simulation and the stories have the rest."""
+
+from dataclasses import replace
+
+import pytest
+from by_hand import Hand, answers, ask, consults, nodes, place
+
+from moorage.core import allocator as allocating
+from moorage.core.allocator import CONSULTS_MAX, Allocator
+from moorage.core.desk import DECISIONS_MAX
+from moorage.core.queue import CONSULTED_MAX
+from moorage.core.state import DEADLINES_SPARE, ENDED_MAX, check, condense
+from moorage.core.words import (
+    Advice,
+    ClusterGone,
+    Granted,
+    LeaseNews,
+    Proposed,
+    Recall,
+    Refusal,
+    ReleaseAsked,
+    RenewAsked,
+    SessionLost,
+    Tick,
+)
+from moorage.model import ClusterId, Code, Demand, RequestId, SessionId, Tenant
+
+ONE = Demand(gpus=1)
+
+
+def release(hand: Hand, name: str):
+    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
+
+
+def full(gpus: int = 1) -> Hand:
+    hand = Hand()
+    hand.see(nodes(1, gpus))
+    demand = Demand(gpus=gpus)
+    hand.grant(ask("holder", demand), place("n000", *map(str, range(gpus))))
+    return hand
+
+
+def test_an_empty_inventory_is_told() -> None:
+    (answer,) = answers(Hand().ask(ask("r", ONE)))
+    assert answer.code is Code.UNKNOWN_CLUSTERS
+
+
+def test_a_request_id_is_taken_while_it_is_pending_waiting_held_and_ended() -> None:
+    hand = full()
+    for name in ("holder",):
+        assert answers(hand.ask(ask(name, ONE)))[0].code is Code.ALREADY_EXISTS
+    hand.ask(ask("waiter", ONE, wait=60.0))
+    assert answers(hand.ask(ask("waiter", ONE)))[0].code is Code.ALREADY_EXISTS
+    release(hand, "holder")
+    assert answers(hand.ask(ask("holder", ONE)))[0].code is Code.ALREADY_EXISTS
+    pending = hand.ask(ask("advice", None, terms={}))
+    assert consults(pending) == ["advice"]
+    assert answers(hand.ask(ask("advice", ONE)))[0].code is Code.ALREADY_EXISTS
+
+
+def test_more_asks_than_can_be_decided_are_told_to_come_again() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    for number in range(allocating.PENDING_MAX):
+        hand.ask(ask(f"r{number}", ONE))
+    assert hand.allocator.undecided == allocating.PENDING_MAX
+    assert answers(hand.ask(ask("more", ONE)))[0].code is Code.BUSY
+
+
+def test_others_may_be_faster_so_often_and_then_it_is_a_conflict() -> None:
+    hand = Hand()
+    hand.see(nodes(2, CONSULTS_MAX))
+    turn = hand.ask(ask("slow", ONE))
+    for number in range(CONSULTS_MAX):
+        gpu = str(number)
+        hand.grant(ask(f"fast{number}", ONE), place("n000", gpu))
+        turn = hand.propose(turn, place("n000", gpu))
+        assert len(consults(turn)) == (number < CONSULTS_MAX - 1)
+    (answer,) = answers(turn)
+    assert answer.code is Code.CONFLICT
+    assert hand.allocator.undecided == 0
+
+
+def test_a_conflict_does_not_put_a_waiter_to_sleep_while_it_fits() -> None:
+    hand = Hand()
+    hand.see(nodes(2, CONSULTS_MAX))
+    turn = hand.ask(ask("slow", ONE, wait=60.0))
+    for number in range(CONSULTS_MAX):
+        gpu = str(number)
+        hand.grant(ask(f"fast{number}", ONE), place("n000", gpu))
+        turn = hand.propose(turn, place("n000", gpu))
+    assert list(hand.allocator.state.waiting) == ["slow"]
+    assert consults(turn) == ["slow"], "it fits, so its rule is asked again"
+    assert isinstance(answers(hand.propose(turn, place("n001", "0")))[0], LeaseNews)
+
+
+def test_a_rule_is_asked_again_about_what_came_free_while_it_thought() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 2))
+    hand.grant(ask("holder", ONE), place("n000", "0"))
+    thinking = hand.ask(ask("picky", ONE, wait=60.0))
+    release(hand, "holder")
+    turn = hand.propose(thinking, {"declined": "I wanted device 0"})
+    assert consults(turn) == ["picky"]
+    turn = hand.propose(turn, {"declined": "still not good enough"})
+    assert consults(turn) == [], "nothing changed since: the no stands"
+    assert consults(hand.see(nodes(1, 2, name="d"))) == ["picky"]
+
+
+def test_a_line_is_asked_about_a_few_at_a_time() -> None:
+    hand = full(gpus=1)
+    for number in range(CONSULTED_MAX + 5):
+        hand.ask(ask(f"w{number}", ONE, wait=600.0))
+    turn = hand.see(nodes(4, 8, name="d"))
+    first = [f"w{number}" for number in range(CONSULTED_MAX)]
+    assert consults(turn) == first
+    turn = hand.propose(turn, {"cluster_id": "d", "node_id": "n000", "gpus": ["0"]})
+    assert consults(turn) == [f"w{CONSULTED_MAX}"]
+
+
+def test_identical_waiters_are_judged_once() -> None:
+    hand = full()
+    for number in range(50):
+        hand.ask(ask(f"w{number}", ONE, wait=600.0))
+    assert len(hand.allocator.queue.lines()) == 1
+    turn = release(hand, "holder")
+    assert len(consults(turn)) == CONSULTED_MAX
+
+
+def test_an_honest_rule_is_not_blamed_for_an_inventory_that_moved() -> None:
+    hand = Hand()
+    hand.see(nodes(2, 1))
+    hand.see(nodes(1, 1, name="d"))
+    turn = hand.ask(ask("r", ONE))
+    hand.step(ClusterGone(ClusterId("c")))
+    turn = hand.propose(turn, place("n000", "0"))
+    assert consults(turn) == ["r"]
+    (answer,) = answers(hand.propose(turn, place("n000", "0")))
+    assert answer.code is Code.POLICY_UNSOUND, "now it knew"
+
+
+def test_who_is_behind_a_head_that_is_being_decided_is_not_even_asked_about() -> None:
+    hand = full(gpus=2)
+    hand.ask(ask("head", Demand(gpus=2), wait=600.0))
+    hand.see(nodes(1, 2, name="d"))  # The head is being consulted about d now.
+    turn = hand.ask(ask("behind", ONE, wait=600.0))
+    assert consults(turn) == []
+    assert "behind" in hand.allocator.state.waiting
+
+
+def test_advice_is_open_to_every_node() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 2))
+    hand.grant(ask("holder", ONE), place("n000", "0"))
+    hand.ask(ask("head", Demand(gpus=2), wait=600.0))
+    turn = hand.ask(replace(ask("advice", ONE), terms=None))
+    assert isinstance(answers(hand.propose(turn, place("n000", "1")))[0], Advice)
+    (answer,) = answers(hand.ask(ask("behind", ONE)))
+    assert answer.code is Code.NO_CAPACITY
+    assert answer.details["reserved_for_waiting"] == 1
+
+
+def test_a_fair_share_goes_first_among_equal_priorities() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 3))
+    hand.grant(ask("a0", Demand(gpus=2), tenant=Tenant("ann")), place("n000", "0", "1"))
+    hand.grant(ask("b0", ONE, tenant=Tenant("bob")), place("n000", "2"))
+    hand.ask(ask("a1", ONE, wait=600.0, tenant=Tenant("ann")))
+    hand.ask(ask("b1", ONE, wait=600.0, tenant=Tenant("bob")))
+    assert [line.key[0] for line in hand.allocator.queue.lines()] == ["bob", "ann"]
+    assert consults(release(hand, "b0"))[0] == "b1"
+
+
+def test_a_key_with_another_demand_is_refused_also_when_the_lease_is_all_that_is_left() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 4))
+    keyed = {"idempotency_key": "k"}
+    hand.grant(ask("r1", ONE, terms=keyed), place("n000", "0"))
+    (same,) = answers(hand.ask(ask("r2", ONE, terms=keyed)))
+    assert isinstance(same, LeaseNews)
+    assert same.lease.id == "r1"
+    for other in (Demand(gpus=2), Demand(gpus=1, nodes=2), Demand(gpus=1, cpu_milli=9)):
+        (answer,) = answers(hand.ask(ask("r3", other, terms=keyed)))
+        assert answer.code is Code.IDEMPOTENCY_MISMATCH
+
+
+def test_the_last_ended_leases_are_known_and_older_ones_are_not() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    for number in range(ENDED_MAX + 1):
+        name = f"r{number}"
+        keyed = ask(name, ONE, terms={"idempotency_key": name})
+        hand.grant(keyed, place("n000", "0"))
+        release(hand, name)
+    state = hand.allocator.state
+    assert len(state.ended) == ENDED_MAX
+    assert len(state.keys) == ENDED_MAX
+    assert len(hand.allocator._desk.decisions) <= DECISIONS_MAX
+    assert answers(release(hand, "r0"))[0].code is Code.UNKNOWN_LEASE
+    assert isinstance(answers(release(hand, "r1"))[0], LeaseNews)
+    assert isinstance(hand.inquire("why", subject="r0"), Recall)
+    check(state)
+    again = Allocator()
+    again.replay(list(condense(state)))
+    assert again.state == state
+    assert list(again.state.ended) == list(state.ended)
+    hand.allocator = again
+    assert hand.grant(ask("new", ONE), place("n000", "0")).facts[0].lease.fencing == ENDED_MAX + 2  # type: ignore[union-attr]  # Plain values in tests.
+
+
+def test_renewing_for_ever_does_not_fill_the_memory() -> None:
+    hand = full()
+    for _ in range(5 * DEADLINES_SPARE):
+        hand.now += 0.01
+        hand.step(RenewAsked(hand.to(), RequestId("holder"), "token of holder", None))
+    state = hand.allocator.state
+    assert len(state.deadlines) <= DEADLINES_SPARE + 2
+    assert hand.allocator.next_deadline() == hand.now + 60.0
+    hand.now += 60.0
+    assert len(hand.step(Tick()).facts) == 1
+
+
+def test_a_session_that_leaves_takes_its_undecided_asks_along_and_nothing_else() -> None:
+    hand = full()
+    hand.ask(ask("waiter", ONE, wait=600.0), session="gone")
+    undecided = hand.ask(ask("advice", None), session="gone")
+    assert hand.allocator.undecided == 1
+    hand.step(SessionLost(SessionId("gone")))
+    assert hand.allocator.undecided == 0
+    assert "waiter" in hand.allocator.state.waiting
+    assert answers(hand.propose(undecided, {"any": "value"})) == []
+    turn = release(hand, "holder")
+    assert consults(turn) == ["waiter"]
+    turn = hand.propose(turn, place("n000", "0"))
+    assert isinstance(turn.facts[0], Granted)
+    assert answers(turn) == []
+
+
+def test_an_answer_to_an_earlier_consultation_changes_nothing() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.ask(ask("r", ONE))
+    for number in (0, 2, 99):
+        turn = hand.step(Proposed(RequestId("r"), number, place("n000", "0")))
+        assert (turn.facts, turn.effects) == ([], [])
+    turn = hand.step(Proposed(RequestId("nobody"), 1, place("n000", "0")))
+    assert (turn.facts, turn.effects) == ([], [])
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_pages_list_everybody_once(limit: int) -> None:
+    hand = Hand()
+    hand.see(nodes(2, 4))
+    hand.see(nodes(1, 1, name="d"))
+    for number in range(5):
+        hand.grant(ask(f"r{number}", ONE), place(f"n00{number // 4}", str(number % 4)))
+    hand.grant(ask("other", ONE, tenant=Tenant("bob")), place("n001", "1"))
+    for number in range(3):
+        hand.ask(ask(f"w{number}", Demand(gpus=4, nodes=2), wait=600.0))
+
+    def pages(question: str, name: str, key: str, **more) -> list:
+        found, after = [], ""
+        for _ in range(20):
+            page = hand.inquire(question, after=after, limit=limit, **more)
+            assert len(page[name]) <= limit
+            found += [row[key] for row in page[name]]
+            if page["next"] is None:
+                return found
+            after = page["next"]
+        raise AssertionError("the pages never end")
+
+    assert pages("leases", "leases", "id") == [f"r{number}" for number in range(5)]
+    assert pages("queue", "waiting", "request") == ["w0", "w1", "w2"]
+    assert pages("fleet", "clusters", "cluster_id") == ["c", "d"]
+    in_c = {"filters": {"cluster": "c"}}
+    assert pages("fleet", "nodes", "node_id", **in_c) == ["n000", "n001"]
+    assert pages("leases", "leases", "id", filters={"node_id": "n001"}) == ["r4"]
+    assert pages("leases", "leases", "id", filters={"state": "ended"}) == []
+
+
+def test_why_tells_tenants_apart() -> None:
+    hand = full()
+    assert hand.inquire("why", subject="holder")["lease"]["id"] == "holder"
+    assert "token" not in repr(hand.inquire("why", subject="holder"))
+    assert isinstance(hand.inquire("why", tenant="bob", subject="holder"), Recall)
+    hand.ask(ask("no", ONE))
+    assert hand.inquire("why", subject="no")["code"] == "no_capacity"
+    assert isinstance(hand.inquire("why", tenant="bob", subject="no"), Recall)
+    refusal = hand.inquire("status", tenant="bob", subject="holder").answer
+    assert isinstance(refusal, Refusal)
+    assert hand.inquire("status", subject="holder").answer.owner is False

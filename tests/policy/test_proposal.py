@@ -1,0 +1,107 @@
+"""What a rule returned, read as a proposal: anything at all may come."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.model import Demand
+from moorage.policy import ProposalError, Wish, parse_proposal
+from moorage.policy.proposal import AMOUNT_MAX, GPUS_MAX, SHARES_MAX
+
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=4)
+    | st.sampled_from([2**53, 2**63, -(2**64), 10**400])
+)
+KEYS = [
+    "cluster_id",
+    "clusterId",
+    "node_id",
+    "nodeId",
+    "gpus",
+    "gpu_milli",
+    "cpu_milli",
+    "memory_mib",
+]
+anything = st.recursive(
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(KEYS) | st.text(max_size=3), inner, max_size=6)
+    ),
+    max_leaves=12,
+)
+shares = st.fixed_dictionaries({"cluster_id": leaves}, optional=dict.fromkeys(KEYS[2:], anything))
+
+
+@given(anything | shares | st.lists(shares, max_size=3), st.sampled_from([None, Demand(gpus=2)]))
+def test_it_is_read_or_refused_and_nothing_else(value: Any, demand: Demand | None) -> None:
+    try:
+        wishes = parse_proposal(value, demand)
+    except ProposalError:
+        wishes = ()  # Any other exception fails this test.
+    for wish in wishes:
+        assert isinstance(wish.cluster_id, str)
+        assert wish.cluster_id
+        assert wish.node_id is None or (isinstance(wish.node_id, str) and wish.node_id)
+        assert wish.gpus is None or len(set(wish.gpus)) == len(wish.gpus)
+        assert 1 <= wish.gpu_milli <= 1000
+        for amount in (wish.cpu_milli, wish.memory_mib):
+            assert type(amount) is int
+            assert 0 <= amount <= AMOUNT_MAX
+        assert (wish.share() is None) == (wish.node_id is None or wish.gpus is None)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, "harbour", [], {}, {"cluster_id": None}, [1, "a"], {"a": {"cluster_id": 1}}]
+)
+def test_a_value_that_names_no_cluster_grants_nothing(value: Any) -> None:
+    assert parse_proposal(value, None) == ()
+
+
+def test_the_demand_fills_in_what_the_rule_did_not_say() -> None:
+    demand = Demand(gpus=1, gpu_milli=500, cpu_milli=7, memory_mib=8)
+    said = {"clusterId": 3, "nodeId": "n", "gpus": [0, "1"], "cpu_milli": 9.0}
+    assert parse_proposal(said, demand) == (Wish("3", "n", ("0", "1"), 500, 9, 8),)  # type: ignore[arg-type]  # Plain values in tests.
+    assert parse_proposal({"cluster_id": "c"}, None) == (Wish("c", None, None, 1000, 0, 0),)  # type: ignore[arg-type]  # Plain values in tests.
+
+
+@pytest.mark.parametrize("key", ["cluster_id", "node_id", "gpus", "cpu_milli", "gpu_milli"])
+def test_a_number_too_long_to_write_down_is_refused(key: str) -> None:
+    huge = 10**5000
+    with pytest.raises(ProposalError) as caught:
+        parse_proposal({"cluster_id": "c", key: [huge] if key == "gpus" else huge}, None)
+    assert caught.value.field.startswith(key)
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"cluster_id": ""}, "cluster_id"),
+        ({"cluster_id": True}, "cluster_id"),
+        ({"cluster_id": "c", "node_id": 1.5}, "node_id"),
+        ({"cluster_id": "c", "gpus": "01"}, "gpus"),
+        ({"cluster_id": "c", "gpus": [0, "0"]}, "gpus"),
+        ({"cluster_id": "c", "gpus": [None]}, "gpus[0]"),
+        ({"cluster_id": "c", "gpus": list(range(GPUS_MAX + 1))}, "gpus"),
+        ({"cluster_id": "c", "gpu_milli": 0}, "gpu_milli"),
+        ({"cluster_id": "c", "gpu_milli": 1001}, "gpu_milli"),
+        ({"cluster_id": "c", "cpu_milli": 0.5}, "cpu_milli"),
+        ({"cluster_id": "c", "cpu_milli": float("nan")}, "cpu_milli"),
+        ({"cluster_id": "c", "memory_mib": float("inf")}, "memory_mib"),
+        ({"cluster_id": "c", "memory_mib": AMOUNT_MAX + 1}, "memory_mib"),
+        ({"cluster_id": "c", "memory_mib": "8"}, "memory_mib"),
+        ([{"cluster_id": "c"}, {}], "[1].cluster_id"),
+        ([{"cluster_id": "c"}, {"cluster_id": "c", "gpus": 1}], "[1].gpus"),
+        ([{"cluster_id": "c"}] * (SHARES_MAX + 1), "(list)"),
+    ],
+)
+def test_a_malformed_proposal_names_its_field(value: Any, field: str) -> None:
+    with pytest.raises(ProposalError) as caught:
+        parse_proposal(value, None)
+    assert caught.value.field == field

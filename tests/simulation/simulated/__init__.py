@@ -1,0 +1,1 @@
+"""A faulty world for the allocator to live in, all of it drawn from one seed, and its laws."""

@@ -1,0 +1,119 @@
+"""Random inventories, demands and asks. Small, so that everybody fights for the same devices."""
+
+from dataclasses import replace
+from random import Random
+
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Demand,
+    Gpu,
+    LeaseTerms,
+    Node,
+    NodeId,
+    PolicyRef,
+    Provision,
+    RequestId,
+    Tenant,
+)
+
+MODELS = {"A100": 80_000, "T4": 16_000}
+CLUSTERS = ("harbour", "marina", "quay")
+
+
+def gpu(rng: Random, number: int, of: int, model: str) -> Gpu:
+    half = number * 2 // of
+    return Gpu(
+        id=str(number),
+        model=model,
+        memory_mib=MODELS[model],
+        link_group=rng.choice(["", f"link-{half}", f"link-{half}"]),
+        numa=rng.choice([-1, half, half]),
+        exclusive=rng.random() < 0.15,
+    )
+
+
+def node(rng: Random, name: str) -> Node:
+    count = rng.choice([0, 1, 2, 2, 4])
+    model = rng.choice(list(MODELS))
+    return Node(
+        id=NodeId(name),
+        cpu_milli=rng.choice([4_000, 16_000]),
+        memory_mib=rng.choice([8_192, 65_536]),
+        gpus=tuple(gpu(rng, number, count, model) for number in range(count)),
+        rack=rng.choice(["", "rack-0", "rack-0", "rack-1"]),
+    )
+
+
+def cluster(rng: Random, name: str) -> Cluster:
+    return Cluster(ClusterId(name), tuple(node(rng, f"node-{n}") for n in range(rng.randint(1, 3))))
+
+
+def changed(rng: Random, before: Cluster) -> Cluster:
+    """The same cluster after somebody was at it with a screwdriver."""
+    nodes = [each for each in before.nodes if rng.random() < 0.7]
+    if nodes and rng.random() < 0.5:
+        one = rng.randrange(len(nodes))
+        kept = tuple(gpu for gpu in nodes[one].gpus if rng.random() < 0.6)
+        nodes[one] = replace(nodes[one], gpus=kept, cpu_milli=nodes[one].cpu_milli // 2)
+    if rng.random() < 0.4:
+        nodes.append(node(rng, f"node-{rng.randint(3, 5)}"))
+    return Cluster(before.id, tuple({each.id: each for each in nodes}.values()))
+
+
+def demand(rng: Random) -> Demand:
+    gpus = rng.choice([0, 1, 1, 1, 2, 2, 4])
+    share = gpus > 0 and rng.random() < 0.4
+    nodes = rng.choice([1, 1, 1, 1, 2])
+    topologies = ["", "", ""]
+    if gpus > 1:
+        topologies += ["nvlink", "numa"]
+    if nodes > 1:
+        topologies += ["rack", "rack"]
+    return Demand(
+        gpus=gpus,
+        gpu_milli=rng.choice([250, 300, 500]) if share else 1000,
+        models=rng.choice([(), (), (), ("A100",), ("T4", "A100"), ("H100",)]),
+        gpu_memory_mib=rng.choice([0, 0, 0, 20_000]),
+        cpu_milli=rng.choice([0, 1_000, 3_000]),
+        memory_mib=rng.choice([0, 1_024, 6_000]),
+        nodes=nodes,
+        topology=rng.choice(topologies),
+    )
+
+
+def _key(rng: Random) -> str:
+    chance = rng.random()
+    return "" if chance < 0.7 else "shared" if chance < 0.72 else f"key-{rng.randint(0, 300)}"
+
+
+def ask(
+    rng: Random, request: str, tenant: str, demands: list[Demand], policies: list[PolicyRef]
+) -> Ask:
+    terms = None
+    if rng.random() < 0.88:
+        terms = LeaseTerms(
+            ttl_seconds=rng.choice([3.0, 10.0, 30.0, 60.0]),
+            wait_seconds=rng.choice([0.0, 5.0, 20.0, 20.0, 60.0]),
+            priority=rng.choice([0, 0, 0, 1, 2]),
+            preemptible=rng.random() < 0.2,
+            idempotency_key=_key(rng),
+        )
+    candidates = None
+    if rng.random() < 0.2:
+        candidates = tuple(ClusterId(c) for c in (*CLUSTERS, "atlantis") if rng.random() < 0.5)
+    return Ask(
+        id=RequestId(request),
+        tenant=Tenant(tenant),
+        policy=rng.choice(policies),
+        candidates=candidates,
+        demand=rng.choice(demands) if rng.random() < 0.93 else None,
+        terms=terms,
+        provision=Provision("memory") if terms is not None and rng.random() < 0.3 else None,
+        inputs={"gpus": rng.randint(0, 2)},
+        token=f"token of {request}",
+        seed=rng.randrange(1000),
+        explain=rng.random() < 0.15,
+        dry_run=rng.random() < 0.07,
+    )

@@ -1,0 +1,224 @@
+"""What must hold, and what must not: an independent model of leases, devices and answers.
+
+Nothing here calls the core's own verdicts (`apply`, `verify`, `Fleet`): a law that asked the
+defendant would acquit it.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from moorage.core.words import (
+    ClusterRemoved,
+    ClusterSet,
+    Counted,
+    Dequeued,
+    Ended,
+    Ending,
+    Fact,
+    Granted,
+    Queued,
+    Renewed,
+    Started,
+)
+from moorage.model import Ask, Cluster, Demand, Lease, Node, Share
+
+
+class LawBroken(AssertionError):  # noqa: N818  # It names what happened.
+    """The core did what it must not."""
+
+
+def law(holds: bool, name: str, *evidence: Any) -> None:
+    if not holds:
+        raise LawBroken(f"{name}: {', '.join(map(repr, evidence))}")
+
+
+@dataclass
+class Model:
+    """The world according to the facts, kept by hand."""
+
+    clusters: dict[str, Cluster] = field(default_factory=dict)
+    leases: dict[str, Lease] = field(default_factory=dict)
+    expires: dict[str, float] = field(default_factory=dict)
+    ending: set[str] = field(default_factory=set)
+    active: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+    waiting: dict[str, Queued] = field(default_factory=dict)
+    keys: dict[tuple[str, str], str] = field(default_factory=dict)
+    devices: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    cpu: Counter[tuple[str, str]] = field(default_factory=Counter)
+    memory: Counter[tuple[str, str]] = field(default_factory=Counter)
+    fencing: int = 0
+
+    def learn(self, fact: Fact, asks: dict[str, Ask], now: float) -> None:
+        match fact:
+            case ClusterSet(cluster):
+                self.clusters[cluster.id] = cluster
+            case ClusterRemoved(cluster_id):
+                law(cluster_id in self.clusters, "only what is there is removed", fact)
+                del self.clusters[cluster_id]
+            case Queued(ask, at, deadline):
+                law(ask.id not in self.waiting, "nobody stands in the queue twice", fact)
+                law(ask.id not in self.leases, "a holder does not queue", fact)
+                law(ask.terms is not None and not ask.dry_run, "only asks for leases wait", fact)
+                law(deadline == at + ask.terms.wait_seconds, "it waits as long as it said", fact)
+                self.waiting[ask.id] = fact
+            case Dequeued(request):
+                law(request in self.waiting, "only a waiter leaves the queue", fact)
+                del self.waiting[request]
+            case Granted(lease):
+                self._granted(lease, asks, now)
+            case Renewed(lease_id, expires_at):
+                law(lease_id in self.leases, "only what is held is renewed", fact)
+                law(lease_id not in self.ending, "what is ending is not renewed", fact)
+                self.expires[lease_id] = expires_at
+            case Started(lease_id):
+                law(lease_id in self.leases, "only what is held starts", fact)
+                self.active.add(lease_id)
+            case Ending(lease_id):
+                law(self.leases[lease_id].provision is not None, "only engines take time", fact)
+                law(lease_id not in self.ending, "it ends once", fact)
+                self.ending.add(lease_id)
+            case Ended(lease_id):
+                law(lease_id in self.leases, "it ends once", fact)
+                lease = self.leases.pop(lease_id)
+                self._count(lease, -1)
+                self.ending.discard(lease_id)
+                self.active.discard(lease_id)
+                self.ended.add(lease_id)
+            case Counted(fencing):
+                self.fencing = max(self.fencing, fencing)
+            case _:
+                raise AssertionError(fact)
+
+    def _count(self, lease: Lease, sign: int) -> None:
+        for share in lease.placement:
+            pair = (share.cluster_id, share.node_id)
+            self.cpu[pair] += sign * share.cpu_milli
+            self.memory[pair] += sign * share.memory_mib
+            for gpu in share.gpus:
+                self.devices[*pair, gpu] += sign * share.gpu_milli
+                law(self.devices[*pair, gpu] <= 1000, "no device is promised twice", lease, gpu)
+
+    def _granted(self, lease: Lease, asks: dict[str, Ask], now: float) -> None:
+        law(lease.fencing > self.fencing, "fencing numbers grow", lease.fencing, self.fencing)
+        law(lease.id not in self.leases and lease.id not in self.ended, "granted once", lease.id)
+        self.fencing = lease.fencing
+        ask = asks[lease.id]
+        law(ask.terms is not None and not ask.dry_run, "only who asks for a lease gets it", ask)
+        same = (lease.tenant, lease.token, lease.policy, lease.terms, lease.provision)
+        asked = (ask.tenant, ask.token, ask.policy, ask.terms, ask.provision)
+        law(same == asked, "the lease is the asker's", same, asked)
+        law(lease.granted_at == now, "granted now", lease, now)
+        law(lease.expires_at == now + lease.terms.ttl_seconds, "for as long as asked", lease)
+        law(lease.state == ("starting" if lease.provision else "granted"), "young", lease.state)
+        key = (ask.tenant, ask.terms.idempotency_key)
+        if key[1]:
+            law(key not in self.keys, "a key never yields two leases", key, lease.id)
+            self.keys[key] = lease.id
+        self.waiting.pop(lease.id, None)
+        self.leases[lease.id] = lease
+        self.expires[lease.id] = lease.expires_at
+        self._sound(ask, lease)
+        self._count(lease, 1)
+        for share in lease.placement:
+            pair = (share.cluster_id, share.node_id)
+            node = self.node(share)
+            assert node is not None
+            law(self.cpu[pair] <= node.cpu_milli, "no core is promised twice", lease)
+            law(self.memory[pair] <= node.memory_mib, "no memory is promised twice", lease)
+
+    def node(self, share: Share) -> Node | None:
+        cluster = self.clusters.get(share.cluster_id)
+        nodes = cluster.nodes if cluster else ()
+        return next((node for node in nodes if node.id == share.node_id), None)
+
+    def _sound(self, ask: Ask, lease: Lease) -> None:
+        shares, demand = lease.placement, ask.demand
+        law(bool(shares), "a lease holds something", lease)
+        law(
+            len({(s.cluster_id, s.node_id) for s in shares}) == len(shares), "each node once", lease
+        )
+        for share in shares:
+            allowed = ask.candidates is None or share.cluster_id in ask.candidates
+            law(allowed, "no grant outside the candidates", ask, share)
+            node = self.node(share)
+            law(node is not None, "what is granted exists", share)
+            assert node is not None
+            gpus = [gpu for gpu in node.gpus if gpu.id in share.gpus]
+            law(len(gpus) == len(share.gpus), "each device exists, once", share)
+            law(1 <= share.gpu_milli <= 1000, "a share is a share", share)
+            for gpu in gpus if share.gpu_milli < 1000 else ():
+                law(not gpu.exclusive, "an exclusive device is not shared", share, gpu)
+            if demand is not None:
+                law(_serves(node, share, demand), "a grant satisfies the demand", demand, share)
+        if demand is not None:
+            law(len(shares) == demand.nodes, "a gang is whole", demand, lease)
+            if demand.topology == "rack" and len(shares) > 1:
+                racks = {(s.cluster_id, self.node(s).rack) for s in shares}  # type: ignore[union-attr]  # Plain values in tests.
+                law(len(racks) == 1 and all(name for _, name in racks), "one rack", racks)
+
+    def fits(self, demand: Demand, candidates: Any, shut: Iterable[tuple[str, str]] = ()) -> bool:
+        """Whether a demand fits now: nodes tried one by one, groups counted by hand."""
+        closed, racks, found = set(shut), Counter[tuple[str, str]](), 0
+        for cluster in self.clusters.values():
+            if candidates is not None and cluster.id not in candidates:
+                continue
+            for node in cluster.nodes:
+                pair = (cluster.id, node.id)
+                if pair in closed or not self._takes(pair, node, demand):
+                    continue
+                found += 1
+                if node.rack:
+                    racks[cluster.id, node.rack] += 1
+        if demand.nodes > 1 and demand.topology == "rack":
+            return max(racks.values(), default=0) >= demand.nodes
+        return found >= demand.nodes
+
+    def _takes(self, pair: tuple[str, str], node: Node, demand: Demand) -> bool:
+        if self.cpu[pair] + demand.cpu_milli > node.cpu_milli:
+            return False
+        if self.memory[pair] + demand.memory_mib > node.memory_mib:
+            return False
+        usable = [
+            gpu
+            for gpu in node.gpus
+            if (not demand.models or gpu.model in demand.models)
+            and gpu.memory_mib >= demand.gpu_memory_mib
+            and not (gpu.exclusive and demand.gpu_milli < 1000)
+            and self.devices[*pair, gpu.id] + demand.gpu_milli <= 1000
+        ]
+        if demand.gpus > 1 and demand.topology in {"nvlink", "numa"}:
+            nvlink = demand.topology == "nvlink"
+            groups = Counter(
+                gpu.link_group if nvlink else gpu.numa
+                for gpu in usable
+                if (gpu.link_group if nvlink else gpu.numa >= 0)
+            )
+            return max(groups.values(), default=0) >= demand.gpus
+        return len(usable) >= demand.gpus
+
+    def next_deadline(self) -> float | None:
+        """The first moment at which something runs out."""
+        due = [self.expires[name] for name in self.leases if name not in self.ending]
+        return min([*due, *(waiter.deadline for waiter in self.waiting.values())], default=None)
+
+
+def _serves(node: Node, share: Share, demand: Demand) -> bool:
+    gpus = [gpu for gpu in node.gpus if gpu.id in share.gpus]
+    if len(gpus) != demand.gpus or share.cpu_milli < demand.cpu_milli:
+        return False
+    if share.memory_mib < demand.memory_mib:
+        return False
+    if gpus and share.gpu_milli < demand.gpu_milli:
+        return False
+    if any(demand.models and gpu.model not in demand.models for gpu in gpus):
+        return False
+    if any(gpu.memory_mib < demand.gpu_memory_mib for gpu in gpus):
+        return False
+    if len(gpus) > 1 and demand.topology == "nvlink":
+        return len({g.link_group for g in gpus}) == 1 and gpus[0].link_group != ""
+    if len(gpus) > 1 and demand.topology == "numa":
+        return len({g.numa for g in gpus}) == 1 and gpus[0].numa >= 0
+    return True

@@ -1,0 +1,347 @@
+"""Watches a world and compares what the core does with what it may do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from moorage.core.allocator import Allocator
+from moorage.core.queue import CONSULTED_MAX
+from moorage.core.state import State, apply, check, condense
+from moorage.core.words import (
+    Address,
+    Advice,
+    Asked,
+    Ended,
+    EngineFailed,
+    EngineStopped,
+    Event,
+    Fact,
+    Forget,
+    Granted,
+    Inquired,
+    LeaseNews,
+    Recall,
+    Refusal,
+    ReleaseAsked,
+    RenewAsked,
+    Restarted,
+    SessionLost,
+    Start,
+    Stop,
+    Tell,
+    Tick,
+    Told,
+    Turn,
+)
+from moorage.model import Ask, Code, Lease
+from simulated.laws import Model, law
+from simulated.rules import wanted
+
+if TYPE_CHECKING:
+    from simulated.world import World
+
+
+class Witness:
+    """Sees every event, turn, delivery and crash; raises `LawBroken` at the first offence."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.model = Model()
+        self.asks: dict[str, Ask] = {}
+        self.messages: dict[Address, Event] = {}
+        self.unanswered: dict[Address, Event] = {}
+        self.told: set[Address] = set()
+        self.gone: set[str] = set()
+        self.refused: set[str] = set()
+        self.known: dict[str, Lease] = {}
+        self.let_go: set[str] = set()
+        self.released: dict[str, Lease] = {}
+        self.reserved: tuple[Any, int] = ((), 0)
+        self.turns = 0
+
+    # Steps ---------------------------------------------------------------------------------
+
+    def said(self, to: Address, event: Event) -> None:
+        self.messages[to] = self.unanswered[to] = event
+        if isinstance(event, Asked):
+            self.asks.setdefault(event.ask.id, event.ask)
+
+    def lost(self, session: str) -> None:
+        self.gone.add(session)
+        self.unanswered = {to: e for to, e in self.unanswered.items() if to.session != session}
+
+    def before(self, event: Event) -> None:
+        if isinstance(event, EngineFailed | EngineStopped):
+            self.let_go.add(event.lease)
+        lines = self.world.allocator.queue.lines()
+        self.reserved = (lines[0].reservation, lines[0].priority) if lines else ((), 0)
+
+    def after(self, event: Event, turn: Turn) -> None:
+        world, model = self.world, self.model
+        for fact in turn.facts:
+            if isinstance(fact, Granted):
+                law(fact.lease.id not in self.refused, "a no is a no", fact)
+                self._in_turn(fact.lease)
+            if isinstance(fact, Ended) and model.leases[fact.lease].provision is not None:
+                law(fact.lease in self.let_go, "devices are freed on the engine's word", fact)
+                law(isinstance(event, EngineFailed | EngineStopped), "and only then", event)
+            model.learn(fact, self.asks, world.now)
+        for effect in turn.effects:
+            if isinstance(effect, Tell | Recall):
+                self._answer(effect, event)
+            if isinstance(effect, Forget) and isinstance(event, SessionLost):
+                kept = effect.request not in model.waiting
+                law(kept, "a waiter keeps its place, whoever leaves", event, effect)
+        state = world.allocator.state
+        law(state.leases.keys() == model.leases.keys(), "the state is what the facts say")
+        law(state.waiting.keys() == model.waiting.keys(), "the queue is what the facts say")
+        due, true_due = world.allocator.next_deadline(), model.next_deadline()
+        law(due == true_due, "the next deadline is the true one", due, true_due)
+        if isinstance(event, Restarted):
+            orders = {e.lease.id for e in turn.effects if isinstance(e, Start | Stop)}
+            engaged = {name for name, lease in model.leases.items() if lease.provision}
+            law(orders == engaged, "engines get their orders again", orders, engaged)
+            grace = world.now + event.grace_seconds
+            law(true_due is None or self._first_end() >= grace, "leases get their grace", grace)
+        if isinstance(event, Tick):
+            over = true_due is None or true_due > world.now
+            law(over, "nothing outlives its deadline", true_due, world.now)
+        self.turns += 1
+        if self.turns % 16 == 0:
+            check(state)
+            self._bounded()
+
+    def _first_end(self) -> float:
+        model = self.model
+        ends = [model.expires[name] for name in model.leases if name not in model.ending]
+        return min(ends, default=float("inf"))
+
+    def _in_turn(self, lease: Lease) -> None:
+        """Nobody of lower priority is served while an identical waiter sleeps."""
+        kept, priority = self.reserved
+        ask = self.asks[lease.id]
+        if lease.terms.priority < priority:
+            touched = {(s.cluster_id, s.node_id) for s in lease.placement} & set(kept)
+            law(not touched, "the head's nodes are left alone", lease, kept)
+        if not self.world.honest or ask.demand is None:
+            return
+        asleep = Counter[Any]()
+        for name, waiter in self.model.waiting.items():
+            other = waiter.ask
+            alike = (other.demand, other.candidates) == (ask.demand, ask.candidates)
+            if name == lease.id or not alike or other.terms is None:
+                continue
+            if other.terms.priority > lease.terms.priority:
+                key = (other.tenant, other.policy, other.terms.priority)
+                busy = name in self.world.allocator._pending
+                asleep[key] += -CONSULTED_MAX if busy else 1
+        law(all(n <= 0 for n in asleep.values()), "priority goes first", lease, asleep)
+
+    def _answer(self, effect: Tell | Recall, event: Event) -> None:
+        to = effect.to
+        law(to in self.messages, "only who asked is answered", effect)
+        law(to not in self.told, "nobody is answered twice", effect)
+        law(to.session not in self.gone, "nobody is told who left", effect)
+        self.told.add(to)
+        if isinstance(effect, Recall):
+            law(isinstance(event, Inquired) and event.question == "why", "why asks back", event)
+            return
+        message, answer, now = self.messages[to], effect.answer, self.world.now
+        match message:
+            case Asked(_, ask):
+                self._decided(ask, answer)
+            case ReleaseAsked(_, request, token):
+                self._released(request, token, answer)
+            case RenewAsked(_, request, token, ttl):
+                if isinstance(answer, LeaseNews):
+                    law(token == answer.lease.token, "only the owner renews", message)
+                    ttl = answer.lease.terms.ttl_seconds if ttl is None else ttl
+                    law(answer.lease.expires_at == now + ttl, "renewed from now", answer, now)
+            case Inquired(tenant=tenant):
+                if isinstance(answer, LeaseNews):
+                    law(answer.lease.tenant == tenant, "tenants keep to themselves", answer)
+                    law(not answer.owner, "a status shows no token", answer)
+                elif isinstance(answer, Told):
+                    text = repr(answer.data)
+                    law("token of" not in text, "a listing shows no token", answer)
+                    others = [name for name in self.world.tenants if name != tenant]
+                    law(all(f"'{name}'" not in text for name in others), "nor others", answer)
+
+    def _decided(self, ask: Ask, answer: Any) -> None:
+        if ask.terms is None or ask.dry_run:
+            law(isinstance(answer, Advice | Refusal), "advice holds nothing", ask, answer)
+        else:
+            law(isinstance(answer, LeaseNews | Refusal), "a lease or a reason", ask, answer)
+        if isinstance(answer, LeaseNews):
+            lease, key = answer.lease, ask.terms.idempotency_key if ask.terms else ""
+            law(lease.tenant == ask.tenant, "tenants keep to themselves", ask, lease)
+            if lease.id != ask.id:
+                law(lease.terms.idempotency_key == key != "", "a key gives its lease", ask, lease)
+                law(lease.policy.uri == ask.policy.uri, "of the same request", ask, lease)
+                first = self.asks[lease.id]
+                if lease.state != "ended" and first.demand is not None and ask.demand is not None:
+                    counts = (first.demand.gpus, first.demand.nodes)
+                    law(counts == (ask.demand.gpus, ask.demand.nodes), "as large", ask, first)
+        elif isinstance(answer, Refusal) and self.asks[ask.id] is ask:
+            law(ask.id not in self.model.leases, "who was refused holds nothing", ask, answer)
+            liar = answer.code is Code.POLICY_UNSOUND
+            law(
+                not (liar and self.world.honest), "an honest rule is not called a liar", ask, answer
+            )
+
+    def _released(self, request: str, token: str, answer: Any) -> None:
+        lease = self.world.allocator.state.lease(request)  # type: ignore[arg-type]  # Plain values in tests.
+        if isinstance(answer, Refusal):
+            code = Code.UNKNOWN_LEASE if lease is None else Code.WRONG_TOKEN
+            law(answer.code is code, "a refusal says what was wrong", answer)
+            law(lease is None or lease.token != token, "the owner may release", lease)
+            return
+        law(answer.lease.token == token, "only the owner releases", answer)
+        law(answer.lease.state in {"ending", "ended"}, "released is over", answer)
+
+    def _bounded(self) -> None:
+        allocator = self.world.allocator
+        things = len(allocator.state.leases) + len(allocator.state.waiting)
+        law(len(allocator.state.deadlines) <= 1_001 + 2 * things, "deadlines are swept")
+        strangers = allocator._listeners.keys() - allocator.state.waiting.keys()
+        law(not strangers, "only waiters have listeners", strangers)
+        law(len(allocator._keys) <= allocator.undecided, "keys are forgotten")
+
+    # Deliveries ----------------------------------------------------------------------------
+
+    def heard(self, to: Address, answer: Any, ledger: list[Fact]) -> None:
+        self.unanswered.pop(to, None)
+        message = self.messages[to]
+        own = isinstance(message, Asked) and self.asks[message.ask.id] is message.ask
+        if own and isinstance(answer, Refusal):
+            self.refused.add(message.ask.id)
+        if isinstance(answer, LeaseNews):
+            lease = answer.lease
+            granted = self._granted(ledger)
+            law(lease.id in granted, "no grant is told before it is durable", lease)
+            first = granted[lease.id]
+            same = (first.fencing, first.placement, first.token)
+            law(
+                same == (lease.fencing, lease.placement, lease.token), "a lease is one lease", lease
+            )
+            if lease.state == "ended":
+                ended = any(isinstance(f, Ended) and f.lease == lease.id for f in ledger)
+                law(ended, "no end is told before it is durable", lease)
+            self.known[lease.id] = lease
+            if isinstance(self.messages[to], ReleaseAsked):
+                before = self.released.setdefault(lease.id, lease)
+                if before.state == lease.state:
+                    law(before == lease, "a second release answers the same", before, lease)
+
+    def ordered(self, lease: Lease, ledger: list[Fact]) -> None:
+        law(lease.id in self._granted(ledger), "nothing starts before its grant is durable", lease)
+
+    def _granted(self, ledger: list[Fact]) -> dict[str, Lease]:
+        done: int
+        done, found = getattr(self, "_scanned", (0, {}))
+        for fact in ledger[done:]:
+            if isinstance(fact, Granted):
+                found[fact.lease.id] = fact.lease
+        self._scanned = (len(ledger), found)
+        return found
+
+    # Rest, crash and the end ---------------------------------------------------------------
+
+    def quiet(self) -> None:
+        """Nothing is under way: who could be served now, was."""
+        allocator, model = self.world.allocator, self.model
+        law(allocator.undecided == 0, "nobody is decided for ever", allocator.undecided)
+        law(not allocator._keys, "keys are forgotten", allocator._keys)
+        late = [to for to in self.unanswered if not self._waits(to)]
+        if not self.world.turns and not self.world.writing:
+            law(not late, "every message is answered", late)
+        if not self.world.honest or not allocator.queue:
+            return
+        shut: tuple[tuple[str, str], ...] = ()
+        for line in allocator.queue.lines():
+            for name in list(line.waiters)[:CONSULTED_MAX]:
+                need = line.demand or wanted(model.waiting[name].ask)
+                fits = model.fits(need, line.candidates, shut)
+                law(not fits, "nobody sleeps who could be served", name, line, shut)
+            shut = shut or line.reservation
+
+    def _waits(self, to: Address) -> bool:
+        message = self.unanswered[to]
+        if not isinstance(message, Asked):
+            return False
+        ask = message.ask
+        key = ask.terms.idempotency_key if ask.terms else ""
+        waiting = self.model.waiting
+        return ask.id in waiting or (
+            key != ""
+            and any(
+                (w.ask.tenant, w.ask.terms and w.ask.terms.idempotency_key) == (ask.tenant, key)
+                for w in waiting.values()
+            )
+        )
+
+    def crashed(self, ledger: list[Fact]) -> list[Ask]:
+        """Forget what was not durable; return what clients will ask again."""
+        retries = [
+            message.ask
+            for message in self.unanswered.values()
+            if isinstance(message, Asked) and message.ask.terms and not message.ask.dry_run
+            if message.ask.terms.idempotency_key
+        ]
+        self.unanswered.clear()
+        self.gone |= set(self.world.sessions)
+        self.model = Model()
+        for fact in ledger:
+            now = fact.lease.granted_at if isinstance(fact, Granted) else 0.0
+            self.model.learn(fact, self.asks, now)
+        return retries
+
+    def restored(self, ledger: list[Fact]) -> None:
+        """The new allocator knows what was durable, whichever way it was told."""
+        state = self.world.allocator.state
+        check(state)
+        same_state(state, replayed(ledger))
+        law(state.leases.keys() == self.model.leases.keys(), "the state is what was durable")
+        law(state.waiting.keys() == self.model.waiting.keys(), "so is the queue")
+        law(state.fencing == self.model.fencing, "fencing numbers survive", state.fencing)
+        for name, lease in self.known.items():
+            found = state.lease(name)  # type: ignore[arg-type]  # Plain values in tests.
+            law(found is not None, "an acknowledged lease survives", lease)
+            assert found is not None
+            law(found.fencing == lease.fencing, "with its fencing number", lease, found)
+            if lease.state == "ended":
+                law(found.state == "ended", "what was told to be over is over", lease, found)
+
+    def end(self) -> None:
+        world = self.world
+        state = world.allocator.state
+        check(state)
+        law(not self.unanswered, "every message is answered", self.unanswered)
+        law(not state.leases and not state.waiting, "everything ends")
+        law((state.fleet.gpu_free == state.fleet.gpu_total).all(), "everything is free again")
+        law((state.fleet.cpu_free == state.fleet.cpu_total).all(), "every core, too")
+        law(not +self.model.devices, "everything is free again", self.model.devices)
+        law(not world.allocator._listeners, "nobody listens any more")
+        same_state(state, replayed(world.ledger))
+        fencing = [fact.lease.fencing for fact in world.ledger if isinstance(fact, Granted)]
+        law(fencing == sorted(set(fencing)), "fencing numbers grow", fencing)
+
+
+def replayed(facts: list[Fact]) -> State:
+    allocator = Allocator()
+    allocator.replay(facts)
+    return allocator.state
+
+
+def same_state(one: State, other: State) -> None:
+    law(one == other, "replaying the ledger gives the live state")
+    law(list(one.ended) == list(other.ended), "in the same order")
+    law(list(one.waiting) == list(other.waiting), "in the same order")
+    condensed = State()
+    for fact in condense(one):
+        apply(condensed, fact)
+    law(condensed == one, "a checkpoint gives the live state")
+    law(list(condensed.ended) == list(one.ended), "in the same order")
+    law(list(condensed.waiting) == list(one.waiting), "in the same order")
+    law(list(condensed.leases) == list(one.leases), "in the same order")

@@ -1,0 +1,375 @@
+"""The world around one allocator: clients, cells, engines, an operator, a disk, and bad luck.
+
+The daemon's commit discipline is played faithfully: `Consult` and `Forget` leave at once; every
+other effect waits until the facts of its turn and of all turns before it are durable; turns go
+on being stepped while a group is written. A crash loses what was not written, all effects not
+yet delivered, every socket, every cell and all reports on their way; engines live on.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+from moorage.core.allocator import Allocator
+from moorage.core.state import condense
+from moorage.core.words import (
+    Address,
+    Asked,
+    CancelAsked,
+    ClusterGone,
+    ClusterSeen,
+    Consult,
+    ConsultFailed,
+    Effect,
+    EngineFailed,
+    EngineStarted,
+    EngineStopped,
+    Event,
+    Fact,
+    Forget,
+    Inquired,
+    LeaseNews,
+    Proposed,
+    Recall,
+    Refusal,
+    ReleaseAsked,
+    RenewAsked,
+    Restarted,
+    SessionLost,
+    Start,
+    Stop,
+    Tell,
+    Tick,
+    Turn,
+)
+from moorage.model import Ask, Code, Demand, Lease, PolicyRef, RequestId, SessionId, Tenant
+from simulated import fleets
+from simulated.laws import LawBroken, Model
+from simulated.rules import DISHONEST, HONEST, SILENCE, Character
+from simulated.witness import Witness
+
+GRACE_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Crashed:
+    """A mark in the trace: the process died, and this many facts were durable."""
+
+    durable: int
+
+
+class World:
+    """One life, or rather several: a crash is a new allocator in the same world."""
+
+    def __init__(self, seed: int) -> None:
+        self.rng = rng = Random(seed)
+        self.now = 1_000.0
+        self.honest = rng.random() < 0.4
+        self.orderly = rng.random() < 0.3
+        self.crash_rate = rng.choice([0.0, 0.005, 0.02])
+        characters: tuple[Character, ...] = HONEST if self.honest else DISHONEST
+        refs = [PolicyRef(f"rule-{n}", f"digest-{n}") for n in range(3)]
+        self.rules = {ref: rng.choice(characters) for ref in refs}
+        self.policies = refs
+        names = fleets.CLUSTERS[: rng.randint(1, 3)]
+        self.inventory = [fleets.cluster(rng, name) for name in names]
+        self.demands = self._demands(rng.randint(1, 4))
+        self.hear_weight = rng.choice([12, 25, 40])  # How fast cells and engines are.
+        self.tenants = [Tenant(f"tenant-{n}") for n in range(rng.choice([1, 2, 3]))]
+        self.sessions = {SessionId(f"s{n}"): rng.choice(self.tenants) for n in range(4)}
+        self.numbers = 0
+        self.requests = 0
+        self.keyed: list[Ask] = []
+        self.held: dict[RequestId, tuple[Lease, str]] = {}
+        self.engines: set[RequestId] = set()
+        self.ledger: list[Fact] = []
+        self.checkpoint: tuple[int, list[Fact]] | None = None
+        self.trace: list[tuple[float, Event | Crashed]] = []
+        self.witness = Witness(self)
+        self._be_born()
+
+    def _demands(self, count: int) -> list[Demand]:
+        """Mostly such as fit the fleet when it is empty, or all answers would be `never_fits`."""
+        empty = Model(clusters={cluster.id: cluster for cluster in self.inventory})
+        drawn = [fleets.demand(self.rng) for _ in range(60)]
+        able = [demand for demand in drawn if empty.fits(demand, None)]
+        few = [demand for demand in able if demand.gpus]
+        special = [d for d in able if d.topology or d.nodes > 1] if self.rng.random() < 0.5 else []
+        special.sort(key=lambda demand: demand.topology != "rack")  # The rarest first.
+        return [
+            *few[:count],
+            *able[:1],
+            *special[:2],
+            *(drawn[:1] if self.rng.random() < 0.3 else []),
+        ] or drawn
+
+    def _be_born(self) -> None:
+        self.allocator = Allocator()
+        self.turns: list[Turn] = []
+        self.writing: list[Turn] = []
+        self.inbox: list[Event] = []
+        self.consulting: dict[RequestId, Consult] = {}
+
+    # The crank -----------------------------------------------------------------------------
+
+    def step(self, event: Event) -> Turn:
+        self.trace.append((self.now, event))
+        self.witness.before(event)
+        turn = self.allocator.step(event, self.now)
+        self.witness.after(event, turn)
+        for effect in turn.effects:
+            if isinstance(effect, Consult | Forget):
+                self.deliver(effect)
+        if turn.facts or self.turns or self.writing:
+            self.turns.append(turn)
+        else:
+            self.let_go([turn])
+        if self.rng.random() < 0.4:
+            self.commit()
+        return turn
+
+    def commit(self) -> None:
+        """One stage of the disk: what was being written is durable; what waited is written."""
+        self.ledger += [fact for turn in self.writing for fact in turn.facts]
+        written, self.writing, self.turns = self.writing, self.turns, []
+        if written and not self.writing and self.rng.random() < 0.1:
+            self.checkpoint = (len(self.ledger), list(condense(self.allocator.state)))
+        self.let_go(written)
+
+    def let_go(self, turns: list[Turn]) -> None:
+        for turn in turns:
+            for effect in turn.effects:
+                if not isinstance(effect, Consult | Forget):
+                    self.deliver(effect)
+
+    def deliver(self, effect: Effect) -> None:
+        rng = self.rng
+        match effect:
+            case Consult(ask, number):
+                self.consulting[ask.id] = effect
+                character = self.rules[ask.policy]
+                value = character(rng, self.allocator.state.fleet, effect)
+                if isinstance(value, Refusal):
+                    self.post(ConsultFailed(ask.id, number, value))
+                elif value is not SILENCE:
+                    self.post(Proposed(ask.id, number, value))
+            case Forget(request):
+                self.consulting.pop(request, None)
+            case Tell(to, answer):
+                self.witness.heard(to, answer, self.ledger)
+                if isinstance(answer, LeaseNews) and answer.owner:
+                    self.held[answer.lease.id] = (answer.lease, answer.lease.token)
+            case Recall(to):
+                self.witness.heard(to, None, self.ledger)
+            case Start(lease):
+                self.witness.ordered(lease, self.ledger)
+                self.engines.add(lease.id)
+                if rng.random() < 0.8:
+                    self.post(EngineStarted(lease.id, "10.0.0.1:80"))
+                elif rng.random() < 0.8:
+                    self.engines.discard(lease.id)
+                    self.post(EngineFailed(lease.id, "no image"))
+            case Stop(lease):
+                if rng.random() < 0.7:  # Otherwise late: `engine` gets round to it.
+                    self.engines.discard(lease.id)
+                    self.post(EngineStopped(lease.id))
+
+    def post(self, event: Event) -> None:
+        self.inbox.append(event)
+        if self.rng.random() < 0.05 and not self.orderly:
+            self.inbox.append(event)  # Said twice.
+
+    def crash(self) -> None:
+        """Die; maybe with the group being written durable, maybe with some effects of it out."""
+        if self.writing and self.rng.random() < 0.5:
+            self.ledger += [fact for turn in self.writing for fact in turn.facts]
+            self.let_go(self.writing[: self.rng.randint(0, len(self.writing))])
+        self.trace.append((self.now, Crashed(len(self.ledger))))
+        retries = self.witness.crashed(self.ledger)
+        self._be_born()
+        self.allocator.replay(self.durable())
+        self.witness.restored(self.ledger)
+        self.sessions = {SessionId(f"{s}+"): t for s, t in self.sessions.items()}
+        self.now += self.rng.choice([0.1, 2.0, 20.0])
+        self.step(Restarted(GRACE_SECONDS))
+        for ask in retries:
+            if self.rng.random() < 0.8:
+                self.say(lambda to, ask=ask: self._repeat(to, ask), ask.tenant)
+
+    def durable(self) -> list[Fact]:
+        if self.checkpoint is None or self.rng.random() < 0.3:
+            return self.ledger
+        seq, body = self.checkpoint
+        return body + self.ledger[seq:]
+
+    # Clients -------------------------------------------------------------------------------
+
+    def say(self, message: Callable[[Address], Event | None], tenant: str | None = None) -> None:
+        ours = [s for s, t in self.sessions.items() if tenant in {None, t}]
+        if not ours:
+            return
+        self.numbers += 1
+        to = Address(self.rng.choice(ours), self.numbers)
+        event = message(to)
+        if event is not None:
+            self.witness.said(to, event)
+            self.step(event)
+
+    def _ask(self, to: Address) -> Event:
+        self.requests += 1
+        tenant = self.sessions[to.session]
+        name = f"r{self.requests}"
+        taken = [*self.allocator.state.leases, *self.allocator.state.waiting, *self.consulting]
+        if taken and self.rng.random() < 0.03:
+            name = self.rng.choice(taken)
+        ask = fleets.ask(self.rng, name, tenant, self.demands, self.policies)
+        mine = [old for old in self.keyed if old.tenant == tenant]
+        if mine and self.rng.random() < 0.08:
+            return self._repeat(to, self.rng.choice(mine[-10:]))
+        if ask.terms is not None and ask.terms.idempotency_key and not ask.dry_run:
+            self.keyed.append(ask)
+        return Asked(to, ask)
+
+    def _repeat(self, to: Address, ask: Ask) -> Event:
+        self.requests += 1
+        name = RequestId(f"r{self.requests}")
+        return Asked(to, replace(ask, id=name, token=f"token of {name}"))
+
+    def _lease(self) -> tuple[RequestId, str]:
+        if not self.held or self.rng.random() < 0.03:
+            return RequestId("r0"), "nonsense"
+        request = self.rng.choice(list(self.held)[-6:])
+        token = self.held[request][1]
+        return request, token if self.rng.random() < 0.9 else "stolen"
+
+    def _release(self, to: Address) -> Event:
+        return ReleaseAsked(to, *self._lease())
+
+    def _renew(self, to: Address) -> Event:
+        return RenewAsked(to, *self._lease(), self.rng.choice([None, None, 1.0, 40.0]))
+
+    def _cancel(self, to: Address) -> Event:
+        names = list(self.allocator.state.waiting) or [RequestId("r0")]
+        return CancelAsked(to, self.rng.choice(names), self.sessions[to.session])
+
+    def _inquire(self, to: Address) -> Event:
+        question = self.rng.choice(["status", "why", "queue", "leases", "fleet"])
+        return Inquired(
+            to,
+            question,
+            self.sessions[to.session],
+            subject=f"r{self.rng.randint(0, self.requests)}",
+            filters=self.rng.choice([{}, {}, {"cluster": "quay"}, {"state": "ended"}]),
+            after=self.rng.choice(["", "", "2", "harbour"]),
+            limit=self.rng.choice([1, 100]),
+        )
+
+    # Everybody else ------------------------------------------------------------------------
+
+    def lose_session(self) -> None:
+        session = self.rng.choice(list(self.sessions))
+        self.sessions[SessionId(f"{session}'")] = self.sessions.pop(session)
+        self.witness.lost(session)
+        self.step(SessionLost(session))
+
+    def work_on_the_fleet(self) -> None:
+        clusters = self.allocator.state.clusters
+        name = self.rng.choice(fleets.CLUSTERS)
+        if name not in clusters:
+            self.step(ClusterSeen(fleets.cluster(self.rng, name)))
+        elif self.rng.random() < 0.3:
+            self.step(ClusterGone(clusters[name].id))
+        else:
+            self.step(ClusterSeen(fleets.changed(self.rng, clusters[name])))
+
+    def hear(self) -> None:
+        """Step one report of those on their way."""
+        if self.inbox:
+            place = 0 if self.orderly else self.rng.randrange(len(self.inbox))
+            event = self.inbox.pop(place)
+            if isinstance(event, Proposed | ConsultFailed):
+                consult = self.consulting.get(event.request)
+                if consult is not None and consult.consultation == event.consultation:
+                    del self.consulting[event.request]
+            self.step(event)
+
+    def engine(self) -> None:
+        """A workload dies by itself, or a late stop comes through."""
+        if self.engines:
+            lease = self.rng.choice(sorted(self.engines))
+            self.engines.discard(lease)
+            died = EngineFailed(lease, "out of memory")
+            self.post(self.rng.choice([died, EngineStopped(lease)]))
+
+    def wait(self) -> None:
+        due = self.allocator.next_deadline()
+        if due is not None and due > self.now and self.rng.random() < 0.3:
+            self.now = due
+        else:
+            self.now += self.rng.choice([0.01, 0.1, 0.5, 2.0])
+        if due is not None and due <= self.now and self.rng.random() < 0.8:
+            self.step(Tick())
+
+    def live(self, events: int) -> None:
+        """Play `events` random events."""
+        for cluster in self.inventory:
+            self.step(ClusterSeen(cluster))
+        choices: list[tuple[Callable[[], None], float]] = [
+            (self.hear, self.hear_weight),
+            (lambda: self.say(self._ask), 24),
+            (lambda: self.say(self._release), 5),
+            (lambda: self.say(self._renew), 4),
+            (lambda: self.say(self._cancel), 2),
+            (lambda: self.say(self._inquire), 3),
+            (self.wait, 10),
+            (self.engine, 2),
+            (self.lose_session, 1),
+            (self.work_on_the_fleet, 1.5),
+        ]
+        deeds, weights = [deed for deed, _ in choices], [weight for _, weight in choices]
+        while len(self.trace) < events:
+            if self.rng.random() < self.crash_rate:
+                self.crash()
+            self.rng.choices(deeds, weights)[0]()
+            if not self.inbox and not self.consulting:
+                self.witness.quiet()
+        self.settle()
+
+    def settle(self) -> None:
+        """Let everything come to its end: answers, then deadlines, then engines."""
+        for _ in range(10_000):
+            if self.inbox:
+                self.hear()
+            elif self.consulting:
+                request, consult = next(iter(self.consulting.items()))
+                gone = Refusal(Code.POLICY_TIMEOUT, "The rule took longer than it may.")
+                del self.consulting[request]
+                self.step(ConsultFailed(request, consult.consultation, gone))
+            elif self.turns or self.writing:
+                self.commit()
+            elif (due := self.allocator.next_deadline()) is not None:
+                self.witness.quiet()
+                self.now = max(self.now, due)
+                self.step(Tick())
+            elif self.allocator.state.leases:
+                for lease in list(self.allocator.state.leases):
+                    self.engines.discard(lease)
+                    self.post(EngineStopped(lease))
+            else:
+                self.witness.end()
+                return
+        raise LawBroken("the world comes to rest")
+
+
+def run(seed: int, events: int, kind: type[World] = World) -> World:
+    """Play one seed; what breaks says how to play it again."""
+    world = kind(seed)
+    try:
+        world.live(events)
+    except Exception as error:
+        error.add_note(
+            f"Seed {seed}, event {len(world.trace)} of {events}. Again: "
+            f"python tests/simulation/play.py {seed} --events {events} --transcript story.txt"
+        )
+        raise
+    return world

@@ -1,0 +1,400 @@
+"""Each law of the simulation has a mutant of the core that it kills.
+
+A mutant is a copy of the packages that the core consists of with one text replaced, played in a
+fresh interpreter. One that survives means a law that would not notice.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from simulated.laws import LawBroken
+from simulated.world import World, run
+
+from moorage.core.words import Turn
+
+PLAY = Path(__file__).with_name("play.py")
+SOURCE = Path(__file__).parents[2] / "server" / "moorage"
+PARTS = ("__init__.py", "model.py", "core", "policy")
+SEEDS = "0:120"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of the source, and what must be heard when it is played."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    verdict: str
+
+
+MUTANTS = [
+    Mutant(
+        "frees at Ending",
+        "core/state.py",
+        'replace(state.leases[request], state="ending", reason=reason)',
+        'replace(state.leases[request], state="ending", reason=reason)\n'
+        "            state._free(state.leases[request])",
+        "capacity drifted",
+    ),
+    Mutant(
+        "ends provisioned leases at once",
+        "core/leases.py",
+        "if lease.provision is None:\n            self._desk.be(Ended",
+        "if True:\n            self._desk.be(Ended",
+        "devices are freed on the engine's word",
+    ),
+    Mutant(
+        "grants what is taken",
+        "core/verify.py",
+        "return fleet.share(row, need, columns) if free else _stale(fleet, row, need, path)",
+        "return fleet.share(row, need, columns)",
+        "promised twice",
+    ),
+    Mutant(
+        "repeats a fencing number",
+        "core/allocator.py",
+        "fencing=self.state.fencing + 1",
+        "fencing=max(1, self.state.fencing)",
+        "fencing number",
+    ),
+    Mutant(
+        "loses the fencing number in a checkpoint",
+        "core/state.py",
+        "yield Counted(state.fencing)",
+        "yield Counted(max((x.fencing for x in state.leases.values()), default=0))",
+        "a checkpoint gives the live state",
+    ),
+    Mutant(
+        "loses waiters in a checkpoint",
+        "core/state.py",
+        "yield Queued(waiter.ask, waiter.at, waiter.deadline)",
+        "yield from ()",
+        "a checkpoint gives the live state",
+    ),
+    Mutant(
+        "forgets the queue at a restart",
+        "core/allocator.py",
+        "            apply(self.state, fact)\n        check(self.state)\n"
+        "        self.queue = Queue(self.state)",
+        "            apply(self.state, fact)",
+        "KeyError",
+    ),
+    Mutant(
+        "gives engines no orders after a restart",
+        "core/leases.py",
+        'self._desk.do(Stop(lease) if lease.state == "ending" else Start(lease))',
+        "pass",
+        "engines get their orders again",
+    ),
+    Mutant(
+        "gives no grace after a restart",
+        "core/leases.py",
+        "lease.expires_at < until",
+        "lease.expires_at < self._desk.now",
+        "leases get their grace",
+    ),
+    Mutant(
+        "drops a waiter's consultation with its session, and its place",
+        "core/allocator.py",
+        "if not pending.to and request not in self.state.waiting:",
+        "if not pending.to:",
+        "a waiter keeps its place",
+    ),
+    Mutant(
+        "talks to those who left",
+        "core/allocator.py",
+        "            addresses[:] = [to for to in addresses if to.session != session]",
+        "            pass",
+        "nobody is told who left",
+    ),
+    Mutant(
+        "never expires",
+        "core/allocator.py",
+        "while (at := self.state.next_deadline()) is not None and at <= self._desk.now:",
+        "while (at := self.state.next_deadline()) is not None and at < 0:",
+        "nothing outlives its deadline",
+    ),
+    Mutant(
+        "forgets the new deadline of a renewed lease",
+        "core/state.py",
+        "state._due(expires_at, request)",
+        "str(request)",
+        "the next deadline is the true one",
+    ),
+    Mutant(
+        "believes an old no",
+        "core/state.py",
+        "        self.gains += 1\n        if not self._fleet_stale:",
+        "        if not self._fleet_stale:",
+        "nobody sleeps who could be served",
+    ),
+    Mutant(
+        "lets capacity come back unnoticed while a rule thinks",
+        "core/allocator.py",
+        "self.queue.refused(ask, (gains, reserved),",
+        "self.queue.refused(ask, (self.state.gains, reserved),",
+        "priority goes first",
+    ),
+    Mutant(
+        "wakes nobody when the head gives up",
+        "core/allocator.py",
+        "        if waited:\n            self._wake()",
+        "        if waited:\n            pass",
+        "nobody sleeps who could be served",
+    ),
+    Mutant(
+        "wakes nobody when a lease ends",
+        "core/leases.py",
+        "self._desk.be(Ended(lease.id, self._desk.now, reason))\n            self._wake()",
+        "self._desk.be(Ended(lease.id, self._desk.now, reason))",
+        "nobody sleeps who could be served",
+    ),
+    Mutant(
+        "wakes the lowest priority first",
+        "core/allocator.py",
+        "for line in self.queue.lines() if self.queue else ():",
+        "for line in reversed(self.queue.lines()):",
+        "priority goes first",
+    ),
+    Mutant(
+        "keeps nothing for the head",
+        "core/allocator.py",
+        "return bool(reserved) and any(",
+        "return False and any(",
+        "the head's nodes are left alone",
+    ),
+    Mutant(
+        "calls a rule a liar when the inventory changed",
+        "core/allocator.py",
+        "isinstance(verdict, Unsound) and pending.layout == self.state.fleet.layout",
+        "isinstance(verdict, Unsound)",
+        "an honest rule is not called a liar",
+    ),
+    Mutant(
+        "grants outside the candidates",
+        "core/verify.py",
+        "if ask.candidates is not None and wish.cluster_id not in ask.candidates:",
+        "if False:",
+        "no grant outside the candidates",
+    ),
+    Mutant(
+        "grants too few devices",
+        "core/verify.py",
+        "if ask.demand is not None and len(columns) != ask.demand.gpus:",
+        "if False:",
+        "a grant satisfies the demand",
+    ),
+    Mutant(
+        "grants too small a share",
+        "core/verify.py",
+        "if short := _short(wish, ask.demand):",
+        'if short := "":',
+        "a grant satisfies the demand",
+    ),
+    Mutant(
+        "shares exclusive devices",
+        "policy/fleet.py",
+        "if share:\n                mask &= ~self.gpu_exclusive",
+        "if False:\n                pass",
+        "an exclusive device is not shared",
+    ),
+    Mutant(
+        "gives any model",
+        "policy/fleet.py",
+        "if demand.models:\n                mask &=",
+        "if False:\n                mask &=",
+        "a grant satisfies the demand",
+    ),
+    Mutant(
+        "grants half a gang",
+        "core/verify.py",
+        "if ask.demand is not None and len(wishes) != ask.demand.nodes:",
+        "if False:",
+        "a gang is whole",
+    ),
+    Mutant(
+        "grants a node twice",
+        "core/verify.py",
+        "if (wish.cluster_id, wish.node_id) in map(_pair, taken):",
+        "if False:",
+        "each node once",
+    ),
+    Mutant(
+        "ignores racks",
+        "core/verify.py",
+        "if len(racks) > 1 or -1 in racks:",
+        "if False:",
+        "one rack",
+    ),
+    Mutant(
+        "takes racks of the same name for one",
+        "policy/fleet.py",
+        "racks.get((c, n.rack), -1)",
+        "len(n.rack) and int(n.rack[-1]) or (0 if n.rack else -1)",
+        "one rack",
+    ),
+    Mutant(
+        "holds something for a dry run",
+        "core/allocator.py",
+        "if ask.terms is None or ask.dry_run:\n            self._answer(pending, Advice",
+        "if ask.terms is None:\n            self._answer(pending, Advice",
+        "only who asks for a lease gets it",
+    ),
+    Mutant(
+        "answers twice",
+        "core/allocator.py",
+        "(*pending.to, *self._listeners.pop(ask.id, ())):",
+        "(*pending.to, *pending.to, *self._listeners.pop(ask.id, ())):",
+        "nobody is answered twice",
+    ),
+    Mutant(
+        "does not answer those who asked again",
+        "core/allocator.py",
+        "            pending.to.append(to)",
+        "            pass",
+        "every message is answered",
+    ),
+    Mutant(
+        "forgets the keys of leases",
+        "core/state.py",
+        "    if waiter is None:\n        _own_key(state, lease)",
+        "    if waiter is None:\n        pass",
+        "a key never yields two leases",
+    ),
+    Mutant(
+        "lets anybody release",
+        "core/leases.py",
+        "elif lease.token != token:",
+        "elif False:",
+        "only the owner",
+    ),
+    Mutant(
+        "lists other tenants' leases",
+        "core/questions.py",
+        "for lease in pool if lease.tenant == inquiry.tenant)",
+        "for lease in pool)",
+        "nor others",
+    ),
+    Mutant(
+        "shows tokens",
+        "core/questions.py",
+        '"fencing": lease.fencing,',
+        '"fencing": lease.fencing, "token": lease.token,',
+        "a listing shows no token",
+    ),
+    Mutant(
+        "queues what must not wait",
+        "core/allocator.py",
+        "if ask.terms is None or ask.terms.wait_seconds <= 0 or ask.dry_run:",
+        "if ask.terms is None or ask.terms.wait_seconds <= 0:",
+        "only asks for leases wait",
+    ),
+    Mutant(
+        "leaves a decided ask undecided",
+        "core/allocator.py",
+        "        self._pending.pop(ask.id, None)\n        self._forget_key(ask)\n        record",
+        "        self._forget_key(ask)\n        record",
+        "nobody is decided for ever",
+    ),
+]
+
+
+def play(home: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    command = [sys.executable, PLAY, SEEDS]
+    return subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def copy(home: Path) -> Path:
+    package = home / "moorage"
+    package.mkdir(parents=True)
+    for part in PARTS:
+        whole = SOURCE / part
+        if whole.is_dir():
+            shutil.copytree(whole, package / part, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(whole, package / part)
+    return package
+
+
+def breed(home: Path, mutant: Mutant) -> subprocess.CompletedProcess[str]:
+    path = copy(home) / mutant.file
+    source = path.read_text()
+    assert source.count(mutant.old) == 1, f"{mutant.name}: its text occurs not exactly once"
+    path.write_text(source.replace(mutant.old, mutant.new))
+    return play(home)
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory):
+    """All mutants, two at a time: most of a mutant's life is its interpreter starting."""
+    root = tmp_path_factory.mktemp("mutants")
+    with ThreadPoolExecutor(2) as pool:
+        bred: dict[str, Future[subprocess.CompletedProcess[str]]] = {
+            mutant.name: pool.submit(breed, root / str(number), mutant)
+            for number, mutant in enumerate(MUTANTS)
+        }
+        yield bred
+        for future in bred.values():
+            future.cancel()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_mutant_dies(played, mutant: Mutant) -> None:
+    report = played[mutant.name].result(timeout=300)
+    assert report.returncode != 0, f"survived {SEEDS}: the laws do not notice"
+    assert mutant.verdict in report.stderr, report.stderr[-2000:]
+
+
+def test_what_is_played_is_the_copy(tmp_path: Path) -> None:
+    """And not the installed package: or every mutant would live."""
+    package = copy(tmp_path)
+    (package / "core" / "allocator.py").write_text("raise SystemExit('the copy was played')")
+    report = play(tmp_path)
+    assert "the copy was played" in report.stderr
+
+
+class Hasty(World):
+    """A daemon that lets effects out before their facts are durable."""
+
+    def step(self, event):
+        turn = super().step(event)
+        if turn in self.turns:
+            self.turns.remove(turn)
+            self.turns.append(Turn(turn.facts, []))
+            self.let_go([turn])
+        return turn
+
+
+class Forgetful(World):
+    """A disk that says it has written what it has not."""
+
+    def commit(self) -> None:
+        before = len(self.ledger)
+        super().commit()
+        if len(self.ledger) > before and self.rng.random() < 0.2:
+            del self.ledger[before:]
+
+
+@pytest.mark.parametrize(
+    ("kind", "verdict"),
+    [(Hasty, "durable"), (Forgetful, "survives|durable|ledger gives|left alone|a lease is one")],
+)
+def test_a_world_that_breaks_its_promise_is_caught(kind: type[World], verdict: str) -> None:
+    def play_all() -> None:
+        for seed in range(60):
+            run(seed, 200, kind)
+
+    with pytest.raises(LawBroken, match=verdict):
+        play_all()

@@ -1,0 +1,63 @@
+"""The core in a faulty world: many seeds, all laws, every turn."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from simulated.witness import replayed, same_state
+from simulated.world import Crashed, World, run
+
+SEEDS = int(os.environ.get("MOORAGE_SIMULATION_SEEDS", "200"))
+EVENTS = 300
+CHUNK = 20
+PLAY = Path(__file__).with_name("play.py")
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+def test_the_laws_hold(first: int) -> None:
+    for seed in range(first, min(first + CHUNK, SEEDS)):
+        run(seed, EVENTS)
+
+
+def test_the_world_is_as_bad_as_it_claims() -> None:
+    """A law about crashes says nothing in a world that never crashes."""
+    worlds = [run(seed, EVENTS) for seed in range(12)]
+    kinds = {type(event).__name__ for world in worlds for _, event in world.trace}
+    facts = {type(fact).__name__ for world in worlds for fact in world.ledger}
+    assert sum(isinstance(e, Crashed) for world in worlds for _, e in world.trace) > 10
+    assert kinds >= {"Proposed", "ConsultFailed", "SessionLost", "EngineFailed", "ClusterGone"}
+    assert facts >= {"Granted", "Queued", "Dequeued", "Renewed", "Started", "Ending", "Ended"}
+    assert any(world.checkpoint is not None for world in worlds)
+    assert {world.honest for world in worlds} == {True, False}
+
+
+def test_same_seed_same_facts_in_any_process() -> None:
+    digests = set()
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        command = [sys.executable, PLAY, "3:6", "--digest"]
+        played = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        digests.add(played.stdout)
+    assert len(digests) == 1
+
+
+def test_a_checkpoint_in_the_middle_changes_nothing() -> None:
+    """The state that a checkpoint and the facts after it give is the state of all facts."""
+    world = next(w for w in (run(seed, EVENTS) for seed in range(30)) if w.checkpoint is not None)
+    seq, body = world.checkpoint or (0, [])
+    assert 0 < seq <= len(world.ledger)
+    same_state(replayed(body + world.ledger[seq:]), replayed(world.ledger))
+
+
+def test_a_failing_seed_says_how_to_play_it_again() -> None:
+    class Doomed(World):
+        def settle(self) -> None:
+            raise AssertionError("doomed")
+
+    with pytest.raises(AssertionError) as caught:
+        run(5, 10, Doomed)
+    assert "python tests/simulation/play.py 5" in caught.value.__notes__[0]

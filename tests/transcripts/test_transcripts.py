@@ -1,0 +1,43 @@
+"""Stories of the core: see `storyteller` for their language.
+
+`MOORAGE_TRANSCRIPTS=write pytest tests/transcripts` writes down what the core now answers. Read
+the difference before you keep it: a story is what somebody judged to be right.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from storyteller import Story
+
+STORIES = sorted(Path(__file__).parent.glob("*.txt"))
+WRITE = os.environ.get("MOORAGE_TRANSCRIPTS") == "write"
+
+
+def retold(text: str) -> str:
+    """Play the commands of a story and return it with what the core answers now."""
+    story, blocks = Story(), []
+    for block in text.strip().split("\n\n"):
+        lines = block.splitlines()
+        comments = [line for line in lines if line.startswith("#")]
+        spoken = [line for line in lines if not line.startswith("#")]
+        if spoken:
+            command = spoken[0]
+            blocks.append("\n".join([*comments, command, "----", *story.tell(command)]))
+        else:
+            blocks.append("\n".join(comments))
+    return "\n\n".join(blocks) + "\n"
+
+
+@pytest.mark.parametrize("path", STORIES, ids=lambda path: path.stem)
+def test_a_story(path: Path) -> None:
+    text = path.read_text()
+    told = retold(text)
+    if WRITE:
+        path.write_text(told)
+    else:
+        assert told == text
+
+
+def test_there_are_stories() -> None:
+    assert len(STORIES) >= 12
