@@ -29,6 +29,7 @@ from moorage_client.errors import (
     NotFound,
     ProtocolViolated,
     RuleFailed,
+    Timeout,
 )
 from moorage_client.guard import LeaseGuard
 from moorage_client.holding import OVER, HeldLease, Keeper, Keeping
@@ -45,6 +46,8 @@ RECONNECT_SECONDS: Final = 30.0
 
 GIVING_BACK_MAX: Final = 256
 """Leases that came too late for their asker and are given back at once; more end by their TTL."""
+GIVE_UP_SECONDS_MAX: Final = 2.0
+"""How long a cancelled or timed-out ask takes, at most, to leave the queue."""
 
 T = TypeVar("T")
 
@@ -399,10 +402,22 @@ class Client:
             else:
                 message = {**message, "lease": {**terms, "idempotency_key": uuid.uuid4().hex}}
                 give_back = self._give_back
-        reply, sent = await self._link.call(
-            message, seconds_max=seconds, idempotent=True, orphaned=give_back
-        )
+        try:
+            reply, sent = await self._link.call(
+                message, seconds_max=seconds, idempotent=True, orphaned=give_back
+            )
+        except (asyncio.CancelledError, Timeout):
+            if give_back is not None:
+                await self._give_up(message["lease"]["idempotency_key"])
+            raise
         return read_answer(reply), replayed or sent > 1
+
+    async def _give_up(self, key: str) -> None:
+        """Leave the queue: nobody waits for the answer to this ask any more."""
+        # Refused where it does not wait; then its answer is under way, and is given back.
+        with contextlib.suppress(MoorageError, TimeoutError):
+            async with asyncio.timeout(GIVE_UP_SECONDS_MAX):
+                await self.call({"op": "cancel", "request": key}, idempotent=False)
 
     def _give_back(self, reply: Reply) -> None:
         """Release the lease of an answer that nobody waits for any more."""

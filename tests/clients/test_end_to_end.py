@@ -185,6 +185,23 @@ def test_a_waiter_gets_the_lease_that_another_lets_go(daemon):
         asyncio.run(wait_for_it())
 
 
+async def test_whoever_stops_waiting_leaves_the_queue(daemon):
+    both = {"resources": {"gpus": 2}}
+    terms = {"ttl_seconds": 60, "wait_seconds": 60}
+    async with Client(daemon.url) as client:
+        first = (await client.ask("first:1-x", lease={"ttl_seconds": 60}, **both)).lease
+        waiting = asyncio.create_task(client.ask("first:1-x", lease=terms, **both))
+        async with asyncio.timeout(30):
+            while not await client.queue().all():  # noqa: ASYNC110  # On the server.
+                await asyncio.sleep(0.01)  # As above.
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+        assert await client.queue().all() == []
+        await client.release(first.id, first.token)
+        assert await client.leases().all() == []
+
+
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_a_held_lease_survives_the_death_of_its_server(daemon, how):
     with (

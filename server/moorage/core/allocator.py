@@ -48,9 +48,10 @@ from moorage.core.words import (
     SessionLost,
     Start,
     Tick,
+    Told,
     Turn,
 )
-from moorage.model import Ask, Code, Demand, Lease, Placement, RequestId
+from moorage.model import Ask, Code, Demand, Lease, Placement, RequestId, Tenant
 from moorage.policy import ProposalError, parse_proposal
 
 PENDING_MAX: Final = 10_000
@@ -434,21 +435,23 @@ class Allocator:
         """Return the nodes to keep for a line's first, also while its rule is being consulted."""
         return () if demand is None or reserved else self.judge.reservation(demand, candidates)
 
-    def _cancel(self, to: Address, request: RequestId, tenant: str) -> None:
-        waiter = self.state.waiting.get(request)
-        if waiter is None or waiter.ask.tenant != tenant:
-            reason = f"No request {request} is waiting."
-            self._desk.tell(
-                to, Refusal(Code.UNKNOWN_REQUEST, reason, "request", "a waiting request")
-            )
+    def _cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
+        """Give up an undecided ask, named by its id or by its idempotency key."""
+        key = (tenant, name)
+        request = self.state.keys.get(key) or self._keys.get(key) or name
+        waiter, pending = self.state.waiting.get(request), self._pending.get(request)
+        ask = waiter.ask if waiter else pending.ask if pending else None
+        if ask is None or ask.tenant != tenant:
+            reason = f"No request {name} is waiting."
+            expected = "a waiting request"
+            self._desk.tell(to, Refusal(Code.UNKNOWN_REQUEST, reason, "request", expected))
             return
-        refusal = Refusal(Code.CANCELLED, "The request was cancelled.")
-        self._leave_queue(request, refusal)
-        self._desk.tell(to, questions.told_waiter(waiter, "cancelled"))
+        row = questions.waiter_row(waiter) if waiter else {"request": request}
+        self._give_up(request, ask, Refusal(Code.CANCELLED, "The request was cancelled."))
+        self._desk.tell(to, Told({"state": "cancelled", **row}))
 
-    def _leave_queue(self, request: RequestId, refusal: Refusal) -> None:
-        waiter = self.state.waiting[request]
-        pending = self._pending.get(request) or Pending(waiter.ask, [], waiter.at)
+    def _give_up(self, request: RequestId, ask: Ask, refusal: Refusal) -> None:
+        pending = self._pending.get(request) or Pending(ask, [], self.state.waiting[request].at)
         if pending.consultation:
             self._desk.do(Forget(request, pending.consultation))
         self._refuse(pending, refusal)
@@ -479,7 +482,7 @@ class Allocator:
             last = self.judge.refusal(waiter.ask.demand, waiter.ask.candidates)
             details = {"last": questions.refusal_object(last)}
         waited = f"It waited {self._desk.now - waiter.at:.1f} s and did not fit in that time."
-        self._leave_queue(request, Refusal(Code.WAIT_TIMEOUT, waited, "", "", details))
+        self._give_up(request, waiter.ask, Refusal(Code.WAIT_TIMEOUT, waited, "", "", details))
 
     # Questions -----------------------------------------------------------------------------
 

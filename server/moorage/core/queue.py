@@ -16,7 +16,7 @@ from moorage.model import Ask, ClusterId, Demand, PolicyRef, RequestId, Tenant
 CONSULTED_MAX: Final = 8
 """Waiters of one line that are consulted about at the same time."""
 
-LineKey = tuple[Tenant, PolicyRef, Demand | None, tuple[ClusterId, ...] | None, int]
+LineKey = tuple[Tenant, PolicyRef, Demand | None, tuple[ClusterId, ...] | None, int, str]
 
 
 @dataclass(slots=True)
@@ -55,7 +55,9 @@ class Line:
 
 def _key(ask: Ask) -> LineKey:
     priority = ask.terms.priority if ask.terms else 0
-    return ask.tenant, ask.policy, ask.demand, ask.candidates, priority
+    # What only the rule reads may change its mind: such asks are not identical.
+    told = repr((ask.inputs, ask.parameters, ask.settings))
+    return ask.tenant, ask.policy, ask.demand, ask.candidates, priority, told
 
 
 class Queue:
