@@ -6,6 +6,7 @@ Each evaluation decodes afresh, so nothing that a rule changes survives into the
 """
 
 import gc
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
@@ -17,12 +18,12 @@ _ABSENT: Final[Any] = object()
 _decode: Final = msgspec.msgpack.Decoder().decode
 
 
-class LazyDict(dict[str, Any]):
+class LazyDict(dict[str, Any], ABC):
     """A dict some of whose values are made when they are first read."""
 
+    @abstractmethod
     def _make(self, keys: Sequence[str]) -> None:
         """Replace the placeholders of `keys`."""
-        raise NotImplementedError
 
     def _fill(self) -> None:
         missing = [key for key, value in dict.items(self) if value is _ABSENT]
