@@ -99,7 +99,7 @@ class LazyDict(dict[str, Any], ABC):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None
+    __hash__ = None  # type: ignore[assignment]  # As in dict: mutable, so unhashable.
 
     def __repr__(self) -> str:
         return repr(self.copy())
