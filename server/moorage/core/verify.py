@@ -5,10 +5,13 @@ that the rule, the queue and the explanations use.
 """
 
 from dataclasses import dataclass, replace
+from typing import Final
 
 from moorage.core.words import Refusal
 from moorage.model import Ask, Cluster, ClusterId, Code, Demand, Lease, NodeId, Placement, Share
 from moorage.policy import Fleet, Wish
+
+_NOTHING: Final = Demand()
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +110,9 @@ def _advised(wish: Wish, fleet: Fleet, cluster: Cluster, path: str) -> Share | U
 
 
 def _on_node(ask: Ask, wish: Wish, fleet: Fleet, row: int, path: str) -> Share | Unsound | Stale:
-    need = Demand(gpu_milli=wish.gpu_milli, cpu_milli=wish.cpu_milli, memory_mib=wish.memory_mib)
-    if ask.demand is not None:
-        if short := _short(wish, ask.demand):
-            return _unsound(f"{path}{short}", "what `resources` asks for", "the rule proposed less")
-        need = replace(
-            ask.demand,
-            gpu_milli=wish.gpu_milli,
-            cpu_milli=wish.cpu_milli,
-            memory_mib=wish.memory_mib,
-            nodes=1,
-        )
+    if ask.demand is not None and (short := _short(wish, ask.demand)):
+        return _unsound(f"{path}{short}", "what `resources` asks for", "the rule proposed less")
+    need = _need(wish, ask.demand or _NOTHING)
     ids = fleet.gpu_ids[row]
     if wish.gpus is None:
         columns = fleet.pick_gpus(row, need)
@@ -129,7 +124,6 @@ def _on_node(ask: Ask, wish: Wish, fleet: Fleet, row: int, path: str) -> Share |
         columns = [ids.index(gpu) for gpu in wish.gpus]
         if ask.demand is not None and len(columns) != ask.demand.gpus:
             return _unsound(f"{path}gpus", f"{ask.demand.gpus} GPUs", f"{len(columns)} proposed")
-        need = replace(need, gpus=len(columns))
         if not fleet.eligible_gpus(need)[row, columns].all():
             return _unsound(f"{path}gpus", "GPUs that `resources` accepts", f"{list(wish.gpus)}")
         if not _one_group(fleet, row, columns, need):
@@ -137,6 +131,19 @@ def _on_node(ask: Ask, wish: Wish, fleet: Fleet, row: int, path: str) -> Share |
     here = slice(row, row + 1)
     free = fleet.feasible(need, here)[0] and fleet.fitting_gpus(need, here)[0, columns].all()
     return fleet.share(row, need, columns) if free else _stale(fleet, row, need, path)
+
+
+def _need(wish: Wish, demand: Demand) -> Demand:
+    """Return what the node must have: the amounts proposed, as constrained as asked."""
+    return Demand(
+        gpus=demand.gpus if wish.gpus is None else len(wish.gpus),
+        gpu_milli=wish.gpu_milli,
+        models=demand.models,
+        gpu_memory_mib=demand.gpu_memory_mib,
+        cpu_milli=wish.cpu_milli,
+        memory_mib=wish.memory_mib,
+        topology=demand.topology,
+    )
 
 
 def _short(wish: Wish, demand: Demand) -> str:
@@ -167,9 +174,7 @@ def _choose_node(
     wish: Wish, demand: Demand, fleet: Fleet, used: tuple[tuple[str, str], ...]
 ) -> Wish:
     """Complete a proposal that names only a cluster: its first node that fits."""
-    need = replace(
-        demand, gpu_milli=wish.gpu_milli, cpu_milli=wish.cpu_milli, memory_mib=wish.memory_mib
-    )
+    need = _need(replace(wish, gpus=None), demand)
     for row in fleet.feasible(need).nonzero()[0].tolist():
         pair = fleet.node_ids[row]
         if pair[0] == wish.cluster_id and pair not in used:

@@ -95,6 +95,7 @@ class Fleet:
             for node in sorted(cluster.nodes, key=lambda node: node.id)
         ]
         rows, width = len(pairs), max((len(node.gpus) for _, _, node in pairs), default=0)
+        assert width < 256, "devices are counted in bytes"  # noqa: PLR2004  # A byte's range.
         self.cluster_ids: list[str] = [cluster.id for cluster in clusters]
         self.node_ids: list[tuple[str, str]] = [(name, node.id) for _, name, node in pairs]
         self.gpu_ids: list[tuple[str, ...]] = [
@@ -291,18 +292,18 @@ class Fleet:
             exists = self.gpu_total[rows] > 0
             if demand.models:
                 exists &= np.isin(self.gpu_model[rows], self._codes(demand.models))
-                fail(exists.sum(1) < demand.gpus, Misfit.GPU_MODEL)
+                fail(_devices(exists) < demand.gpus, Misfit.GPU_MODEL)
             if demand.gpu_memory_mib:
                 exists &= self.gpu_memory[rows] >= demand.gpu_memory_mib
-                fail(exists.sum(1) < demand.gpus, Misfit.GPU_MEMORY)
+                fail(_devices(exists) < demand.gpus, Misfit.GPU_MEMORY)
             able = self.eligible_gpus(demand)[rows]
-            fail(able.sum(1) < demand.gpus, Misfit.GPU_COUNT)
+            fail(_devices(able) < demand.gpus, Misfit.GPU_COUNT)
             fail(~self._enough(able, demand, rows), Misfit.TOPOLOGY)
         fail(self.cpu_total[rows] < demand.cpu_milli, Misfit.CPU)
         fail(self.memory_total[rows] < demand.memory_mib, Misfit.MEMORY)
         if demand.gpus:
             fitting = self.fitting_gpus(demand, rows)
-            fail(fitting.sum(1) < demand.gpus, Misfit.GPUS_BUSY)
+            fail(_devices(fitting) < demand.gpus, Misfit.GPUS_BUSY)
             fail(~self._enough(fitting, demand, rows), Misfit.TOPOLOGY_BUSY)
         fail(self.cpu_free[rows] < demand.cpu_milli, Misfit.CPU_BUSY)
         fail(self.memory_free[rows] < demand.memory_mib, Misfit.MEMORY_BUSY)
@@ -356,9 +357,19 @@ class Fleet:
         groups = self._groups(demand)
         enough: Bools
         if groups is None:
-            enough = usable.sum(1) >= demand.gpus
+            enough = _devices(usable) >= demand.gpus
             return enough
         enough = np.zeros(len(usable), np.bool_)
         for group in range(int(groups.max(initial=-1)) + 1):
-            enough |= (usable & (groups[rows] == group)).sum(1) >= demand.gpus
+            enough |= _devices(usable & (groups[rows] == group)) >= demand.gpus
         return enough
+
+
+def _devices(mask: Bools) -> npt.NDArray[np.uint8]:
+    """Count the devices of each node that are set in `mask`.
+
+    A product of bytes is three times as fast here as numpy's sum over the last axis, and no node
+    has 256 devices.
+    """
+    count: npt.NDArray[np.uint8] = mask.view(np.uint8) @ np.ones(mask.shape[1], np.uint8)
+    return count
