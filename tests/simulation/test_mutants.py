@@ -195,8 +195,8 @@ MUTANTS = [
     Mutant(
         "grants too small a share",
         "core/verify.py",
-        "if short := _short(wish, ask.demand):",
-        'if short := "":',
+        "(short := _short(wish, ask.demand))",
+        '(short := "")',
         "a grant satisfies the demand",
     ),
     Mutant(
