@@ -23,7 +23,7 @@ from moorage.core.words import (
     SessionLost,
     Tick,
 )
-from moorage.model import ClusterId, Code, Demand, RequestId, SessionId, Tenant
+from moorage.model import ClusterId, Code, Demand, Provision, RequestId, SessionId, Tenant
 
 ONE = Demand(gpus=1)
 
@@ -158,6 +158,7 @@ def test_advice_is_open_to_every_node() -> None:
     (answer,) = answers(hand.ask(ask("behind", ONE)))
     assert answer.code is Code.NO_CAPACITY
     assert answer.details["reserved_for_waiting"] == 1
+    assert "1 kept for a request that waits already" in answer.reason
 
 
 def test_a_fair_share_goes_first_among_equal_priorities() -> None:
@@ -182,6 +183,11 @@ def test_a_key_with_another_demand_is_refused_also_when_the_lease_is_all_that_is
     for other in (Demand(gpus=2), Demand(gpus=1, nodes=2), Demand(gpus=1, cpu_milli=9)):
         (answer,) = answers(hand.ask(ask("r3", other, terms=keyed)))
         assert answer.code is Code.IDEMPOTENCY_MISMATCH
+    # The lease of a request that started nothing is no answer to one that wants something started.
+    (answer,) = answers(
+        hand.ask(replace(ask("r4", ONE, terms=keyed), provision=Provision("memory")))
+    )
+    assert answer.code is Code.IDEMPOTENCY_MISMATCH
 
 
 def test_the_last_ended_leases_are_known_and_older_ones_are_not() -> None:

@@ -233,3 +233,16 @@ def test_a_view_follows_the_fleet_and_names_its_misfits() -> None:
     assert view.why_not(0) is Misfit.GPUS_BUSY
     assert view.free_gpu_milli().tolist() == [0]
     assert view.pick_gpus(0) == []
+
+
+def test_a_rule_cannot_change_the_fleet_by_accident() -> None:
+    fleet = fleet_of(one(Gpu("0")))
+    view = FleetView(fleet)
+    for name in ("cluster_ids", "node_ids", "gpu_ids", "models"):
+        assert isinstance(getattr(view, name), tuple), name
+    for name in ALL_COLUMNS:
+        with pytest.raises(ValueError, match="read-only"):
+            getattr(view, name)[...] = 0
+    for name in ("give", "install", "restore", "set_capacity", "take", "touch"):
+        with pytest.raises(AttributeError, match="cannot change it"):
+            getattr(view, name)

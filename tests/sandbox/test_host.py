@@ -169,6 +169,8 @@ return context["count"]
         assert (await bench.refusal(code, {"mode": mode})).code == expected
     assert await bench.value(code) == 6
     assert await bench.value(code, tenant=Tenant("other")) == 2
+    twin = type(code)(type(code.ref)("twin:1-test", code.ref.digest), code.files)
+    assert await bench.value(twin) == 1  # The same code under another name is another policy.
     more = [bench.value(code, tenant=Tenant(f"t{n}")) for n in range(400)]
     assert await asyncio.gather(*more) == [1] * 400
     more = [bench.value(code, tenant=Tenant(f"t{n}")) for n in range(400)]
@@ -283,6 +285,15 @@ async def test_check_names_file_line_and_column(bench):
     result = await bench.sandbox.check(code(requirements__txt="numpy>=2\nrequests==2\n# x\n"))
     assert result.findings[0].file == "requirements.txt"
     assert result.findings[0].line == 2
+    result = await bench.sandbox.check(code(function__py=f"x = {'1 + ' * 50_000}\n"))
+    assert len(result.findings[0].text) <= 900
+    source = bench.policy("return 1").files["function.py"].decode()
+    for how in ("async def eval", "def eval"):
+        body = "return 1" if how.startswith("async") else "yield 1"
+        changed = source.replace("def eval", how).replace("return 1", body)
+        result = await bench.sandbox.check(code(function__py=changed))
+        assert "without async and yield" in result.findings[0].message
+        assert result.findings[0].line == 5
     result = await bench.sandbox.check(code(helper__py="x = ("))
     assert result.findings[0].file == "helper.py"
     broken = code(

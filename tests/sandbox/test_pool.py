@@ -9,9 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from moorage.core.words import ConsultFailed, Proposed
 from moorage.model import Code, Demand, LeaseTerms, Tenant
-from moorage.sandbox.host import Limits
+from moorage.sandbox.host import CHECKS_MAX, CHECKS_WAITING_MAX, Limits, PolicyFault
+from moorage.sandbox.nursery import RESTARTS_MAX
 
 TERMS = LeaseTerms(ttl_seconds=60)
 
@@ -177,8 +180,10 @@ async def test_a_dead_zygote_is_replaced_and_nothing_waits_for_ever(bench):
     assert await bench.value(code) == 1
     os.kill(bench.sandbox._pool.nursery._zygote.pid, signal.SIGKILL)
     outcomes = await asyncio.wait_for(asyncio.gather(*[bench.ask(code) for _ in range(20)]), 20)
-    failed = [o for o in outcomes if not isinstance(o, Proposed)]
-    assert len(failed) <= 1  # At most the one that was running.
+    assert [o for o in outcomes if not isinstance(o, Proposed)] == []  # No rule is to blame.
+    async with asyncio.timeout(20):
+        while "zygote_restarts" not in bench.sandbox.report().counters:
+            await asyncio.sleep(0.005)  # The kernel ends a killed process when it gets to it.
     assert await bench.value(code) == 1
     assert bench.sandbox.report().counters["zygote_restarts"] == 1
 
@@ -224,3 +229,56 @@ async def test_no_cell_is_handed_out_before_its_wall_stands(bench):  # Must-have
         assert "Seccomp:\t2" in status
         assert cell.code is None  # It holds no source yet.
         bench.sandbox._pool.nursery.destroy(cell)
+
+
+async def test_no_rule_is_blamed_for_the_death_of_its_zygote(make_bench):
+    bench = await make_bench(limits=Limits(evaluation_seconds=5.0))
+    code = bench.policy("import time\ntime.sleep(0.2)\nreturn input_data['inputs']['n']")
+    await bench.value(code, {"n": -1})
+    running = [bench.ask(code, {"n": n}) for n in range(3)]
+    checked = asyncio.ensure_future(bench.sandbox.check(bench.policy("return 1", "other")))
+    await asyncio.sleep(0)  # It is in the pipe now.
+    os.kill(bench.sandbox._pool.nursery._zygote.pid, signal.SIGKILL)
+    assert [(await each).value for each in running] == [0, 1, 2]
+    (result,) = await asyncio.gather(checked, return_exceptions=True)
+    if isinstance(result, PolicyFault):  # It was being looked at; that says nothing about it.
+        assert result.refusal.code == Code.UNAVAILABLE
+    else:
+        assert result.ok
+
+
+async def test_a_zygote_that_dies_all_the_time_is_refused_at_once_and_tried_later(bench):
+    nursery = bench.sandbox._pool.nursery
+    code = bench.policy("return 1")
+    assert await bench.value(code) == 1
+    for round_ in range(RESTARTS_MAX + 1):
+        async with asyncio.timeout(20):
+            while not nursery.up:
+                await asyncio.sleep(0.005)  # Being up has an event, being down has none.
+        os.kill(nursery._zygote.pid, signal.SIGKILL)
+        async with asyncio.timeout(20):
+            while bench.sandbox.report().counters.get("zygote_restarts", 0) <= round_:
+                await asyncio.sleep(0.005)  # As above.
+    assert not bench.sandbox.up
+    refusal = await bench.refusal(code)
+    assert refusal.code == Code.UNAVAILABLE
+    assert "is started again in" in refusal.reason
+    with pytest.raises(PolicyFault, match="is started again in"):
+        await bench.sandbox.check(code)
+
+
+async def test_few_policies_are_checked_at_a_time_and_few_may_wait(make_bench):
+    bench = await make_bench(limits=Limits(load_seconds=0.2))
+    loop = bench.policy("return 1", "loop")
+    loop = type(loop)(loop.ref, {"function.py": b"while True: pass\n"})
+    number = CHECKS_MAX + CHECKS_WAITING_MAX + 3
+    checks = [asyncio.ensure_future(bench.sandbox.check(loop)) for _ in range(number)]
+    done, _ = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
+    living = len(bench.sandbox._pool.nursery.living)
+    assert living <= CHECKS_MAX + bench.sandbox._limits.spares
+    results = await asyncio.gather(*checks, return_exceptions=True)
+    busy = [each for each in results if isinstance(each, PolicyFault)]
+    assert [fault.refusal.code for fault in busy] == [Code.BUSY] * 3
+    assert {each.result() if not each.exception() else None for each in done} == {None}
+    stopped = [each for each in results if not isinstance(each, PolicyFault)]
+    assert all("did not load" in each.findings[0].message for each in stopped)

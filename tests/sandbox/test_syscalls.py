@@ -65,6 +65,14 @@ def test_arguments_are_looked_at_where_they_matter(machine):
         assert verdict(machine, machine.mapping, 0, 4096, protection, 0x22) == expected
         assert verdict(machine, machine.protecting, 0, 4096, protection) == expected
     assert verdict(machine, machine.mapping, 0, 4096, 3, 0x40022) == EPERM
+    for name in ("clock_gettime", "clock_getres", "clock_nanosleep"):
+        number = machine.allowed[name]
+        # The CPU clock of process 1, as an int and sign-extended.
+        others = ((~1 << 3) | 2) & 0xFFFFFFFF, (~1 << 3) | 2
+        assert [verdict(machine, number, clock) for clock in (0, 1, 11)] == [ALLOW] * 3
+        assert [verdict(machine, number, clock) for clock in others] == [EPERM] * 2
+    affinity = machine.allowed["sched_getaffinity"]
+    assert [verdict(machine, affinity, pid) for pid in (0, 1, 4000)] == [ALLOW, EPERM, EPERM]
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))

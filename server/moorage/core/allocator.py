@@ -221,7 +221,7 @@ class Allocator:
             same = lease.policy.uri == ask.policy.uri and could_have_got(ask, lease)
         else:
             earlier = pending.ask if pending else waiter.ask if waiter else ask
-            same = (earlier.policy.uri, earlier.demand) == (ask.policy.uri, ask.demand)
+            same = _gist(earlier) == _gist(ask)
         if not same:
             reason = f"Idempotency key “{key[1]}” belongs to a different request, {first}."
             expected = "the same request as the first time, or a new key"
@@ -492,3 +492,8 @@ class Allocator:
             self._desk.do(Recall(inquiry.to, inquiry.tenant, inquiry.subject))
         else:
             self._desk.tell(inquiry.to, answer)
+
+
+def _gist(ask: Ask) -> tuple[Any, ...]:
+    """Return what two requests with one idempotency key must have in common."""
+    return ask.policy.uri, ask.demand, ask.provision

@@ -89,12 +89,14 @@ class Judge:
         capable = np.zeros(len(fleet), np.bool_)
         capable[rows[(verdict == Misfit.FITS) | (verdict > NEVER)]] = True
         details: dict[str, Any] = {"nodes": len(rows), "misfits": counts}
+        why = _sentence(counts, len(rows), demand)
         if reserved:
             details["reserved_for_waiting"] = len(reserved)
-        why = _sentence(counts, len(rows), demand)
         if not self._enough_nodes(capable, demand):
             details["binding"] = _binding(counts, never=True)
             return Refusal(Code.NEVER_FITS, f"It can never fit: {why}", "resources", "", details)
+        if reserved and sum(counts.values()) < len(rows):
+            why = f"{why[:-1]}; {len(reserved)} kept for a request that waits already."
         details["binding"] = _binding(counts, never=False)
         return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", details)
 

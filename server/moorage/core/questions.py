@@ -7,6 +7,9 @@ what is not yet durable.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from moorage.core.queue import Queue
 from moorage.core.state import State, Waiter
 from moorage.core.words import Advice, Answer, Inquired, LeaseNews, Refusal, Told
@@ -96,14 +99,19 @@ def granted_reason(lease: Lease) -> str:
 
 
 def refusal_object(refusal: Refusal) -> dict[str, Any]:
-    """Return a refusal as JSON values, without its empty parts."""
+    """Return a refusal as JSON values, without its empty parts.
+
+    The value of a rule that declined is left out: the client was told it once, it may be a
+    megabyte, and these are kept by the ten thousand.
+    """
     parts = {
         "code": refusal.code.value,
         "reason": refusal.reason,
         "field": refusal.field,
         "expected": refusal.expected,
     }
-    return {name: part for name, part in parts.items() if part} | dict(refusal.details)
+    details = {name: part for name, part in refusal.details.items() if name != "data"}
+    return {name: part for name, part in parts.items() if part} | details
 
 
 def share_row(share: Share) -> dict[str, Any]:
@@ -169,19 +177,24 @@ def told_waiter(waiter: Waiter, state: str) -> Told:
 
 def _clusters(state: State) -> Iterable[dict[str, Any]]:
     fleet = state.fleet
-    for number, name in enumerate(fleet.cluster_ids):
-        rows = fleet.cluster == number
-        yield {
-            "cluster_id": name,
-            "nodes": int(rows.sum()),
-            "gpus": int((fleet.gpu_total[rows] > 0).sum()),
-            "gpu_milli_total": int(fleet.gpu_total[rows].sum()),
-            "gpu_milli_free": int(fleet.gpu_free[rows].sum()),
-            "cpu_milli_total": int(fleet.cpu_total[rows].sum()),
-            "cpu_milli_free": int(fleet.cpu_free[rows].sum()),
-            "memory_mib_total": int(fleet.memory_total[rows].sum()),
-            "memory_mib_free": int(fleet.memory_free[rows].sum()),
-        }
+
+    def sums(column: npt.NDArray[Any]) -> list[int]:
+        totals = np.zeros(len(fleet.cluster_ids), np.int64)
+        np.add.at(totals, fleet.cluster, column)
+        return totals.tolist()
+
+    columns = {
+        "nodes": sums(np.ones(len(fleet), np.int64)),
+        "gpus": sums((fleet.gpu_total > 0).sum(1)),
+        "gpu_milli_total": sums(fleet.gpu_total.sum(1)),
+        "gpu_milli_free": sums(fleet.gpu_free.sum(1)),
+        "cpu_milli_total": sums(fleet.cpu_total),
+        "cpu_milli_free": sums(fleet.cpu_free),
+        "memory_mib_total": sums(fleet.memory_total),
+        "memory_mib_free": sums(fleet.memory_free),
+    }
+    for name, *values in zip(fleet.cluster_ids, *columns.values(), strict=True):
+        yield {"cluster_id": name, **dict(zip(columns, values, strict=True))}
 
 
 def _nodes(inquiry: Inquired, state: State, cluster: str) -> Answer:
@@ -192,6 +205,8 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Answer:
 
     def rows() -> Iterable[dict[str, Any]]:
         for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
+            if inquiry.after and not _is_after(fleet.node_ids[row][1], inquiry.after):
+                continue  # Before a thousand rows are made that no page shows.
             cpu, memory, gpus = fleet.capacity(row)
             codes = fleet.gpu_model[row].tolist()
             yield {

@@ -157,6 +157,8 @@ def _short(wish: Wish, demand: Demand) -> str:
 def could_have_got(ask: Ask, lease: Lease) -> bool:
     """Return whether `lease` is what an ask like `ask` was granted (for repeated requests)."""
     demand = ask.demand
+    if ask.provision is not None and ask.provision != lease.provision:
+        return False
     return demand is None or (
         len(lease.placement) == demand.nodes
         and all(len(share.gpus) == demand.gpus for share in lease.placement)

@@ -96,12 +96,16 @@ class Fleet:
         ]
         rows, width = len(pairs), max((len(node.gpus) for _, _, node in pairs), default=0)
         assert width < 256, "devices are counted in bytes"  # noqa: PLR2004  # A byte's range.
-        self.cluster_ids: list[str] = [cluster.id for cluster in clusters]
-        self.node_ids: list[tuple[str, str]] = [(name, node.id) for _, name, node in pairs]
-        self.gpu_ids: list[tuple[str, ...]] = [
+        # Tuples, because rules are handed them: a rule that sorts one would mislead the next.
+        self.cluster_ids: tuple[str, ...] = tuple(cluster.id for cluster in clusters)
+        self.node_ids: tuple[tuple[str, str], ...] = tuple(
+            (name, node.id) for _, name, node in pairs
+        )
+        self.gpu_ids: tuple[tuple[str, ...], ...] = tuple(
             tuple(gpu.id for gpu in node.gpus) for _, _, node in pairs
-        ]
-        self.models: list[str] = sorted({gpu.model for _, _, node in pairs for gpu in node.gpus})
+        )
+        models = {gpu.model for _, _, node in pairs for gpu in node.gpus}
+        self.models: tuple[str, ...] = tuple(sorted(models))
         model_code = {model: code for code, model in enumerate(self.models)}
         # A rack's name is its cluster's own: two clusters may each have a "rack-1".
         named = sorted({(number, node.rack) for number, _, node in pairs if node.rack})
@@ -167,14 +171,14 @@ class Fleet:
             setattr(self, name, column.copy())
         exclusive = np.frombuffer(snapshot["gpu_exclusive"], np.bool_)
         self.gpu_exclusive = exclusive.reshape(rows, width).copy()
-        self.cluster_ids = list(snapshot["cluster_ids"])
-        self.models = list(snapshot["models"])
-        self.gpu_ids = [tuple(ids) for ids in snapshot["gpu_ids"]]
+        self.cluster_ids = tuple(snapshot["cluster_ids"])
+        self.models = tuple(snapshot["models"])
+        self.gpu_ids = tuple(tuple(ids) for ids in snapshot["gpu_ids"])
         names = self.cluster_ids
-        self.node_ids = [
+        self.node_ids = tuple(
             (names[number], node)
             for number, node in zip(self.cluster.tolist(), snapshot["node_ids"], strict=True)
-        ]
+        )
         self._renew()
 
     # Capacity ------------------------------------------------------------------------------

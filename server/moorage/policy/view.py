@@ -5,7 +5,7 @@ offline checks build the same one.
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -13,6 +13,11 @@ from moorage.model import Demand
 from moorage.policy.fleet import Bools, Fleet, Ints, Misfit
 
 __all__ = ["FleetView"]
+
+_CHANGING: Final = frozenset(
+    {"give", "install", "restore", "set_capacity", "snapshot", "take", "touch"}
+)
+"""What changes a fleet (or copies all of it); what a rule did would reach the next evaluation."""
 
 
 class FleetView:
@@ -60,6 +65,8 @@ class FleetView:
         """Return a column or another public attribute of the fleet, arrays read-only."""
         if name.startswith("_"):
             raise AttributeError(name)
+        if name in _CHANGING:
+            raise AttributeError(f"{name}: a rule reads the fleet and cannot change it")
         value = getattr(self._fleet, name)
         if isinstance(value, np.ndarray):
             value = value.view()

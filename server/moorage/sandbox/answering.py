@@ -13,10 +13,16 @@ import msgspec
 from moorage.policy import Fleet
 from moorage.sandbox import frames
 from moorage.sandbox.contract import ServiceError, Services
-from moorage.sandbox.limits import CALL_ANSWER_BYTES_MAX, DOCUMENTS_BYTES_MAX
+from moorage.sandbox.limits import (
+    CALL_ANSWER_BYTES_MAX,
+    DOCUMENTS_BYTES_MAX,
+    FETCH_BYTES_MAX,
+)
 
 CALL_BYTES_MAX: Final = 64 << 10
 """Packed arguments of one call."""
+WANT_SLACK: Final = 1024
+"""Documents a cell may want beyond twice as many as there are; more means that a rule speaks."""
 _ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:-]|\.(?!\.)){0,252}")
 _METHODS: Final = {
     ("cluster_client", "read_cluster"): "id",
@@ -73,16 +79,33 @@ async def answer_call(
     return frames.Answer(frame.nonce, value, "", 0)
 
 
-async def answer_want(
-    services: Services, frame: frames.Want, candidates: Sequence[str] | None, fleet: Fleet
-) -> list[frames.Answer | frames.Documents]:
-    """Return the frames with the wanted documents; ids outside the candidates are left out."""
+def read_want(
+    frame: frames.Want, candidates: Sequence[str] | None, fleet: Fleet
+) -> tuple[str, ...]:
+    """Return which documents are wanted, each once; ids outside the candidates are left out.
+
+    Raises:
+        BreachError: More ids than an honest cell, whose fleet may be a little older, can know.
+
+    """
     known = set(fleet.cluster_ids if candidates is None else candidates)
-    wanted = [name for name in frame.ids if name in known]
+    if len(frame.ids) > 2 * len(known) + WANT_SLACK:
+        raise BreachError(f"it wanted {len(frame.ids)} documents where there are {len(known)}")
+    return tuple(name for name in dict.fromkeys(frame.ids) if name in known)
+
+
+async def answer_want(
+    services: Services, frame: frames.Want, wanted: Sequence[str]
+) -> list[frames.Answer | frames.Documents]:
+    """Return the frames with the wanted documents."""
     try:
         documents = await services.documents(wanted)
     except ServiceError as error:
         return [frames.Answer(frame.nonce, b"", error.message or "unknown error", error.status)]
+    total = sum(len(document.blob) for document in documents)
+    if total > FETCH_BYTES_MAX:
+        message = f"{total} bytes at once; at most {FETCH_BYTES_MAX}: touch fewer clusters"
+        return [frames.Answer(frame.nonce, b"", message, 0)]
     answers: list[frames.Answer | frames.Documents] = []
     items: list[tuple[str, bytes]] = []
     size = 0

@@ -261,9 +261,10 @@ class Worker:
 
     def _failure(self, error: BaseException) -> frames.Failed:
         if isinstance(error, _Unanswerable):
-            return frames.Failed(
-                self._nonce, error.kind, "", error.message, "", 0, self._output.take()
-            )
+            # The message names a path in the value: keys and classes may be called anything.
+            text = error.message[: limits.MESSAGE_CHARACTERS_MAX]
+            text = text.encode("utf-8", "replace").decode()
+            return frames.Failed(self._nonce, error.kind, "", text, "", 0, self._output.take())
         kind: frames.FailureKind = "memory" if isinstance(error, MemoryError) else "error"
         message, file, line = describe(error)
         return frames.Failed(

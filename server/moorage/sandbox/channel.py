@@ -34,6 +34,8 @@ from moorage.sandbox.work import Work
 
 CALLS_FLOOD_FACTOR: Final = 16
 """A rule that goes on calling so many times beyond its quota is killed, not answered."""
+LOAD_UNDISTURBED: Final = 0.1
+"""Share of its time that a load may take before its cell counts as a hog."""
 _encoder: Final = msgspec.msgpack.Encoder()
 _overrides_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _decode_json: Final = msgspec.json.Decoder().decode
@@ -159,7 +161,9 @@ class Cell(asyncio.Protocol):
             check,
         )
         self.code = code
-        self._contexts = ToldContexts(self._owner.contexts, code.ref.digest, CONTEXTS_PER_CELL_MAX)
+        # By URI too: two policies that happen to have the same code remember for themselves.
+        version = f"{code.ref.uri} {code.ref.digest}"
+        self._contexts = ToldContexts(self._owner.contexts, version, CONTEXTS_PER_CELL_MAX)
         self._push(work, frames.pack(frame))
 
     def put(self, work: Work) -> Refusal | None:
@@ -218,9 +222,10 @@ class Cell(asyncio.Protocol):
         age = now - self.head_since
         if age > (limits.load_seconds if head.kind == "load" else limits.evaluation_seconds):
             return "overrun"
-        if head.kind == "load" or age < limits.demote_seconds:
+        loading = head.kind == "load"
+        if age < (limits.load_seconds * LOAD_UNDISTURBED if loading else limits.demote_seconds):
             return ""
-        self.slow = True
+        self.slow = not loading
         if self.demoted:
             return ""
         burnt = cpu_seconds(self.pid)
@@ -403,9 +408,15 @@ class Cell(asyncio.Protocol):
     def _call(self, head: Work, frame: frames.Call | frames.Want) -> None:
         if head.call is not None:
             raise answering.BreachError("it asked again before it was answered")
+        # What an honest cell has yet to read are frames of the pipe, and those are counted.
+        if self._unread() > self._sent_bytes:
+            raise answering.BreachError("it asked again before it read the answer")
         arguments: tuple[Any, ...] | str = ()
         if isinstance(frame, frames.Call):
             arguments = answering.read_call(frame)
+        else:
+            candidates = head.consult.ask.candidates if head.consult else None
+            arguments = answering.read_want(frame, candidates, self._owner.fleet)
         head.calls += 1
         limits = self._owner.limits
         if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
@@ -431,11 +442,8 @@ class Cell(asyncio.Protocol):
                 answers = [await answering.answer_call(services, frame, arguments)]
             else:
                 # Noted before the fetch: a change meanwhile then makes the answer stale.
-                self._documents.update(frame.ids)
-                candidates = head.consult.ask.candidates if head.consult else None
-                answers = await answering.answer_want(
-                    services, frame, candidates, self._owner.fleet
-                )
+                self._documents.update(arguments)
+                answers = await answering.answer_want(services, frame, arguments)
         except asyncio.CancelledError:
             if head.call is None or not self.alive:
                 raise  # Nobody waits for the answer any more.
@@ -449,6 +457,10 @@ class Cell(asyncio.Protocol):
         head.call = None
         if self.alive:
             self._reply(answers)
+
+    def _unread(self) -> int:
+        """Return the bytes that were written and that the cell has not taken yet."""
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
     def _reply(self, answers: Sequence[frames.Answer | frames.Documents]) -> None:
         for answer in answers:

@@ -15,7 +15,7 @@ TOTAL_BYTES_MAX: Final = 64 << 20
 """All contexts together; the least recently changed one is forgotten."""
 
 Key = tuple[str, str]
-"""Policy digest and tenant."""
+"""Policy version (URI and digest) and tenant."""
 
 
 class Contexts:
@@ -74,20 +74,20 @@ class ToldContexts:
 
     Args:
         contexts: The host's.
-        digest: The policy version of the cell.
+        version: The policy version of the cell.
         limit: Tenants a cell remembers at most; beyond it it is told to forget all of them.
 
     """
 
-    def __init__(self, contexts: Contexts, digest: str, limit: int) -> None:
+    def __init__(self, contexts: Contexts, version: str, limit: int) -> None:
         self._contexts = contexts
-        self._digest = digest
+        self._version = version
         self._limit = limit
         self._chains: dict[str, Chain] = {}
 
     def tell(self, tenant: str) -> tuple[bytes | None, bool, Chain]:
         """Return what an evaluation's frame must carry: bytes or None, forget-all; its chain."""
-        key = (self._digest, tenant)
+        key = (self._version, tenant)
         current = self._contexts.version(key)
         chain = self._chains.get(tenant)
         if chain is not None and chain.version == current and not chain.broken:
@@ -103,7 +103,7 @@ class ToldContexts:
         """Take a change made in the cell; False: somebody else was faster, and it is void."""
         version = None
         if not chain.broken:
-            version = self._contexts.swap((self._digest, tenant), chain.version, packed)
+            version = self._contexts.swap((self._version, tenant), chain.version, packed)
         if version is None:
             chain.broken = True
             return False

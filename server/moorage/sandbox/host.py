@@ -33,7 +33,13 @@ from moorage.sandbox.contract import (
     Services,
 )
 from moorage.sandbox.control import SpawnError
-from moorage.sandbox.limits import OUTPUT_RING_BYTES_MAX, OUTPUT_RINGS_MAX, Limits
+from moorage.sandbox.limits import (
+    FINDINGS_MAX,
+    MESSAGE_CHARACTERS_MAX,
+    OUTPUT_RING_BYTES_MAX,
+    OUTPUT_RINGS_MAX,
+    Limits,
+)
 from moorage.sandbox.pool import Pool
 from moorage.sandbox.work import Work
 
@@ -54,6 +60,10 @@ __all__ = [
 
 PROPOSERS_MAX: Final = 65_536
 """Unsettled proposals remembered over all cells; beyond it the oldest counts as settled."""
+CHECKS_MAX: Final = 4
+"""Policies looked at at one time: each may take a cell's memory, and a core until its deadline."""
+CHECKS_WAITING_MAX: Final = 32
+"""Policies waiting to be looked at; beyond it the answer is BUSY."""
 _UNSAFE_WARNING: Final = (
     "UNSAFE: policies run without seccomp and Landlock; whoever may register a policy owns this "
     "server. Start it with --sandbox jail."
@@ -94,6 +104,8 @@ class Sandbox:
         self._output: OrderedDict[str, str] = OrderedDict()
         self._probes: dict[str, str] = {}
         self._closed = False
+        self._checks = asyncio.Semaphore(CHECKS_MAX)
+        self._checks_waiting = 0
         self._pool = Pool(
             fleet=fleet,
             services=services,
@@ -239,9 +251,24 @@ class Sandbox:
             The findings; none when it may be registered.
 
         Raises:
-            PolicyFault: No cell could be started to look at it (UNAVAILABLE).
+            PolicyFault: No cell could be started to look at it (UNAVAILABLE), or too many others
+                are being looked at (BUSY).
 
         """
+        if self._checks_waiting >= CHECKS_WAITING_MAX:
+            reason = f"{CHECKS_WAITING_MAX} policies wait to be checked; try again in a moment"
+            raise PolicyFault(Refusal(Code.BUSY, reason))
+        self._checks_waiting += 1
+        try:
+            await self._checks.acquire()
+        finally:
+            self._checks_waiting -= 1
+        try:
+            return await self._check(code)
+        finally:
+            self._checks.release()
+
+    async def _check(self, code: PolicyCode) -> CheckResult:
         try:
             cell = await self._pool.nursery.blank()
         except (SpawnError, JailError) as error:
@@ -256,12 +283,21 @@ class Sandbox:
             self._pool.watch_soon()
             loaded = await future
         except PolicyFault as fault:
+            if fault.refusal.code in {Code.UNAVAILABLE, Code.SHUTTING_DOWN}:
+                raise
             return CheckResult((Finding(fault.refusal.reason, "function.py"),))
         finally:
             self._pool.nursery.destroy(cell)
+        # The cell obeys these bounds too, but a rule may have spoken in its place.
         findings = tuple(
-            Finding(fault.message, fault.file, fault.line, fault.column, fault.text)
-            for fault in loaded.faults
+            Finding(
+                fault.message[:MESSAGE_CHARACTERS_MAX],
+                fault.file[:MESSAGE_CHARACTERS_MAX],
+                fault.line,
+                fault.column,
+                fault.text[:MESSAGE_CHARACTERS_MAX],
+            )
+            for fault in loaded.faults[:FINDINGS_MAX]
         )
         return CheckResult(findings, loaded.management, loaded.output)
 
@@ -287,6 +323,11 @@ class Sandbox:
     def output(self, digest: str) -> str:
         """Return what a policy version printed and logged lately."""
         return self._output.get(digest, "")
+
+    @property
+    def up(self) -> bool:
+        """Whether cells can be started; while they cannot, rules without a cell are refused."""
+        return self._pool.nursery.up
 
     def report(self) -> Report:
         """Return the state of the wall and the counters."""

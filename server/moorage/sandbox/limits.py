@@ -23,8 +23,10 @@ CALL_ANSWER_BYTES_MAX: Final = 8 << 20
 """Packed answer to one injected-client call; beyond it the client reports an error."""
 DOCUMENTS_BYTES_MAX: Final = 32 << 20
 """Packed documents sent in one frame; the rest of a batch follows in further frames."""
-MESSAGE_CHARACTERS_MAX: Final = 500
-"""Text of an exception in a refusal."""
+MESSAGE_CHARACTERS_MAX: Final = 900
+"""Text of a rule or its cell in a refusal; the list of importable modules fits."""
+NAME_CHARACTERS_MAX: Final = 100
+"""Name of an exception or a file of a rule in a refusal."""
 INSTANCES_MAX: Final = 8
 """Warm instances of a rule per cell, one per combination of overrides; LRU."""
 OUTSTANDING_MAX: Final = 4096
@@ -35,6 +37,8 @@ OUTPUT_RINGS_MAX: Final = 256
 """Policy versions whose printed text is kept; the least recently written goes first."""
 FINDINGS_MAX: Final = 20
 """Findings of one check."""
+FETCH_BYTES_MAX: Final = 128 << 20
+"""Packed documents fetched at once; beyond it the rule is told to touch fewer clusters."""
 PIPELINE_BYTES_MAX: Final = 16 << 20
 """Bytes sent to a cell and not yet answered, unless it is one single consultation."""
 

@@ -21,10 +21,12 @@ from moorage.sandbox.limits import Limits
 OBITUARY_SECONDS_MAX: Final = 0.25
 """How long a failed head waits for the zygote to say how its cell died."""
 RESTARTS_MAX: Final = 5
-"""Zygotes started in place of dead ones within `RESTART_SECONDS`; then the sandbox stays down."""
+"""Zygotes started in place of dead ones within `RESTART_SECONDS`; the next one has to wait."""
 RESTART_SECONDS: Final = 60.0
 UNHEARD_MAX: Final = 1024
 """Deaths reported by the zygote before their channel closed; the oldest is forgotten."""
+ORPHANED: Final = "the process that it was forked from died"
+"""Cause of a death that the cell's rule has no part in."""
 _SECCOMP_FILTER: Final = "Seccomp:\t2"
 
 
@@ -67,10 +69,16 @@ class Nursery:
         self._mourners: dict[int, tuple[Callable[[str], None], asyncio.TimerHandle]] = {}
         self._unheard: dict[int, int] = {}
         self._restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
+        self._retry_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
 
     # Life ----------------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a zygote to fork cells from."""
+        return self._up.is_set()
 
     async def start(self) -> None:
         """Start the zygote.
@@ -90,7 +98,7 @@ class Nursery:
         for task in list(self._tasks):
             task.cancel()
         for pid in list(self._mourners):
-            self._mourn(pid, -1)
+            self._mourn(pid, cause_of(-1))
         for cell in list(self.living.values()):
             self.destroy(cell)
         if self._tasks:
@@ -105,22 +113,24 @@ class Nursery:
         task.add_done_callback(self._tasks.discard)
 
     def _zygote_lost(self) -> None:
-        """All cells died with it: start another one, unless that happens all the time."""
+        """All cells died with it: start another one; later, if that happens all the time."""
         self._up.clear()
         if self._closing:
             return
-        now = time.monotonic()
-        while self._restarts and now - self._restarts[0] > RESTART_SECONDS:
-            self._restarts.popleft()
-        if len(self._restarts) < RESTARTS_MAX:
-            self._restarts.append(now)
-            self._counters["zygote_restarts"] += 1
-            self.run(self._restart())
+        for pid in list(self._mourners):
+            self._mourn(pid, ORPHANED)
+        self._retry_at = time.monotonic()
+        if len(self._restarts) == RESTARTS_MAX:
+            self._retry_at = max(self._retry_at, self._restarts[0] + RESTART_SECONDS)
+        self._restarts.append(self._retry_at)
+        self._counters["zygote_restarts"] += 1
+        self.run(self._restart(self._retry_at - time.monotonic()))
 
-    async def _restart(self) -> None:
+    async def _restart(self, wait_seconds: float) -> None:
         old, self._zygote = self._zygote, None
         if old is not None:
             await old.close()
+        await asyncio.sleep(wait_seconds)
         try:
             await self.start()
         except JailError:
@@ -155,6 +165,12 @@ class Nursery:
             JailError: A layer of its wall does not stand.
 
         """
+        wait = self._retry_at - time.monotonic()
+        if not self.up and wait > 0:
+            raise SpawnError(
+                f"the zygote died {RESTARTS_MAX} times within {RESTART_SECONDS:g} s and is started "
+                f"again in {wait:.0f} s"
+            )
         try:
             async with asyncio.timeout(START_SECONDS_MAX):
                 await self._up.wait()
@@ -251,7 +267,12 @@ class Nursery:
         if status is not None:
             tell(cause_of(status))
             return
-        timer = asyncio.get_running_loop().call_later(OBITUARY_SECONDS_MAX, self._mourn, pid, -1)
+        if not self.up:
+            tell(ORPHANED)
+            return
+        timer = asyncio.get_running_loop().call_later(
+            OBITUARY_SECONDS_MAX, self._mourn, pid, cause_of(-1)
+        )
         self._mourners[pid] = (tell, timer)
 
     def channel_closed(self, cell: Cell) -> bool:
@@ -273,18 +294,18 @@ class Nursery:
     def _ended(self, pid: int, status: int) -> None:
         """The zygote says how a cell ended."""
         if pid in self._mourners:
-            self._mourn(pid, status)
+            self._mourn(pid, cause_of(status))
         elif pid in self.living:
             self._unheard[pid] = status
             if len(self._unheard) > UNHEARD_MAX:
                 del self._unheard[next(iter(self._unheard))]
 
-    def _mourn(self, pid: int, status: int) -> None:
+    def _mourn(self, pid: int, cause: str) -> None:
         mourner = self._mourners.pop(pid, None)
         if mourner is not None:
             tell, timer = mourner
             timer.cancel()
-            tell(cause_of(status))
+            tell(cause)
 
 
 def cause_of(status: int) -> str:

@@ -25,7 +25,7 @@ from moorage.sandbox.contexts import Contexts
 from moorage.sandbox.contract import JailError, Mode, PolicyCode, Services
 from moorage.sandbox.control import Spawned, SpawnError
 from moorage.sandbox.limits import Limits
-from moorage.sandbox.nursery import Nursery
+from moorage.sandbox.nursery import ORPHANED, Nursery
 from moorage.sandbox.work import Work, crashed, overran, refusal_of, refusal_of_faults
 
 WATCH_SECONDS: Final = 0.005
@@ -325,13 +325,21 @@ class Pool:
         else:
             # How it died arrives by another way; the rest of the pipe need not wait for that.
             head, *behind = self._detach(cell)
-            self.nursery.when_ended(cell, partial(self._died, head))
             self._resend(group, behind)
+            self.nursery.when_ended(cell, partial(self._died, group, head))
 
-    def _died(self, head: Work, cause: str) -> None:
-        self._finish(head, None, crashed(cause, head.code.ref), None)
+    def _died(self, group: Group | None, head: Work, cause: str) -> None:
+        if cause == ORPHANED and head.kind == "evaluate":
+            self._resend(group, [head])  # Evaluations have no effects; the rule is innocent.
+        else:
+            self._finish(head, None, crashed(cause, head.code.ref), None)
 
     def _died_loading(self, group: Group | None, works: list[Work], cause: str) -> None:
+        if cause == ORPHANED:
+            refusal = Refusal(Code.UNAVAILABLE, f"the rule's process ended: {cause}; try again")
+            self._finish(works[0], None, refusal, None)
+            self._resend(group, works[1:])
+            return
         self._fault(group, works, crashed(f"{cause}, while it was loaded", works[0].code.ref))
 
     def _bury(self, cell: Cell, refusal: Refusal | None) -> None:

@@ -33,6 +33,13 @@ _METHODS: Final = (
     ("eval", 3, "parameters, input_data, context"),
     ("management", 2, "action, data"),
 )
+_SUSPENDING: Final = (
+    inspect.CO_COROUTINE
+    | inspect.CO_ITERABLE_COROUTINE
+    | inspect.CO_GENERATOR
+    | inspect.CO_ASYNC_GENERATOR
+)
+"""What calling such a function returns is no answer but something that would have to be run."""
 _decode: Final = msgspec.msgpack.decode
 
 
@@ -209,12 +216,17 @@ class Policy:
                 if name != "management":
                     self._fault(f"{CLASS} has no {name}(self, {names})", ENTRY)
                 continue
+            code = getattr(method, "__code__", None)
+            line = code.co_firstlineno if code else 0
             try:
                 inspect.signature(method).bind(*range(count + 1))
             except (TypeError, ValueError):
-                code = getattr(method, "__code__", None)
-                line = code.co_firstlineno if code else 0
                 self._fault(f"{name} cannot be called as {name}(self, {names})", ENTRY, line)
+                continue
+            if code and code.co_flags & _SUSPENDING:
+                self._fault(
+                    f"{name} must return its answer: write it without async and yield", ENTRY, line
+                )
 
     def _fault(self, message: str, file: str = "", line: int = 0) -> None:
         if len(self.faults) < FINDINGS_MAX:
@@ -226,7 +238,7 @@ class Policy:
             file, line = str(error.filename).removeprefix(ROOT), error.lineno or 0
             column = error.offset or 0
             text = _line_of(file, line)
-            if text and column:
+            if text and 0 < column <= len(text) + 1:  # A long line is shown from its start only.
                 text = f"{text}\n{' ' * (column - 1)}^"
             message = f"{type(error).__name__}: {error.msg}"[:MESSAGE_CHARACTERS_MAX]
         else:

@@ -32,6 +32,10 @@ _OFFSET_ARCHITECTURE: Final = 4
 _PROT_EXEC: Final = 0x4
 _MAP_HUGETLB: Final = 0x40000
 _X32_BIT: Final = 0x40000000
+_OTHERS_CLOCK: Final = 0x80000000
+"""Clock ids from here on are CPU clocks of processes, by number (see clock_getcpuclockid(3))."""
+_BY_CLOCK: Final = frozenset({"clock_gettime", "clock_getres", "clock_nanosleep"})
+_BY_PROCESS: Final = frozenset({"sched_getaffinity"})
 
 
 def _argument(number: int) -> int:
@@ -49,7 +53,9 @@ class Machine:
         on_channel: read and write: allowed on descriptors 0 to 3.
         mapping: mmap: allowed without PROT_EXEC and huge pages.
         protecting: mprotect: allowed without PROT_EXEC.
-        allowed: Calls a cell needs or that tell it nothing.
+        allowed: Calls a cell needs or that tell it nothing. Those in `_BY_CLOCK` and
+            `_BY_PROCESS` would tell it which other processes run and how busy they are: they are
+            allowed on the system's clocks and on the caller itself.
         deadly: Calls that innocent code never makes.
 
     """
@@ -179,8 +185,21 @@ def assemble(machine: Machine) -> bytes:
     emit(_JUMP_ANY_BIT, _PROT_EXEC, 0, 1)
     emit(_RETURN, _RET_EPERM)
     emit(_RETURN, _RET_ALLOW)
-    for number in machine.allowed.values():
-        verdict(number, _RET_ALLOW)
+    for name, number in machine.allowed.items():
+        if name in _BY_CLOCK:
+            emit(_JUMP_EQUAL, number, 0, 4)
+            emit(_LOAD, _argument(0))
+            emit(_JUMP_AT_LEAST, _OTHERS_CLOCK, 0, 1)
+            emit(_RETURN, _RET_EPERM)
+            emit(_RETURN, _RET_ALLOW)
+        elif name in _BY_PROCESS:
+            emit(_JUMP_EQUAL, number, 0, 4)
+            emit(_LOAD, _argument(0))
+            emit(_JUMP_EQUAL, 0, 0, 1)
+            emit(_RETURN, _RET_ALLOW)
+            emit(_RETURN, _RET_EPERM)
+        else:
+            verdict(number, _RET_ALLOW)
     for number in machine.deadly.values():
         verdict(number, _RET_KILL_PROCESS)
     emit(_RETURN, _RET_EPERM)

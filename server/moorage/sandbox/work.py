@@ -9,7 +9,11 @@ from moorage.model import Code, PolicyRef
 from moorage.sandbox import frames
 from moorage.sandbox.contexts import Chain
 from moorage.sandbox.contract import PolicyCode, PolicyFault
-from moorage.sandbox.limits import CONTEXT_BYTES_MAX
+from moorage.sandbox.limits import (
+    CONTEXT_BYTES_MAX,
+    MESSAGE_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
+)
 
 _CODES: Final[dict[frames.FailureKind, Code]] = {
     "error": Code.POLICY_ERROR,
@@ -79,19 +83,25 @@ class Work:
 
 
 def refusal_of(frame: frames.Failed, ref: PolicyRef) -> Refusal:
-    """Return what a `Failed` frame means to the client."""
+    """Return what a `Failed` frame means to the client.
+
+    Refusals are remembered by the thousand, so texts are cut here too: a rule that speaks on the
+    channel itself obeys no cap of its cell.
+    """
+    exception, file = frame.exception[:NAME_CHARACTERS_MAX], frame.file[:NAME_CHARACTERS_MAX]
+    message = frame.message[:MESSAGE_CHARACTERS_MAX]
     details: dict[str, Any] = {"policy_rule_uri": ref.uri}
-    if frame.exception:
-        details["exception"] = frame.exception
-    if frame.file:
-        details |= {"file": frame.file, "line": frame.line}
-    where = f" ({frame.file}, line {frame.line})" if frame.file else ""
+    if exception:
+        details["exception"] = exception
+    if file:
+        details |= {"file": file, "line": frame.line}
+    where = f" ({file}, line {frame.line})" if file else ""
     if frame.kind == "output":
-        reason = f"the rule's answer cannot be sent: {frame.message}"
+        reason = f"the rule's answer cannot be sent: {message}"
     elif frame.kind in {"context", "unsupported"}:
-        reason = frame.message
+        reason = message
     else:
-        reason = f"the rule raised {frame.exception}: {frame.message}{where}"
+        reason = f"the rule raised {exception}: {message}{where}"
     return Refusal(
         _CODES[frame.kind], reason, expected=_EXPECTED.get(frame.kind, ""), details=details
     )
@@ -100,11 +110,12 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef) -> Refusal:
 def refusal_of_faults(loaded: frames.Loaded, ref: PolicyRef) -> Refusal:
     """Return what a policy that cannot be loaded means to the client."""
     first = loaded.faults[0]
-    where = f" ({first.file}, line {first.line})" if first.file else ""
+    file, message = first.file[:NAME_CHARACTERS_MAX], first.message[:MESSAGE_CHARACTERS_MAX]
+    where = f" ({file}, line {first.line})" if file else ""
     return Refusal(
         Code.BAD_POLICY,
-        f"the policy cannot be loaded: {first.message}{where}",
-        details={"policy_rule_uri": ref.uri, "file": first.file, "line": first.line},
+        f"the policy cannot be loaded: {message}{where}",
+        details={"policy_rule_uri": ref.uri, "file": file, "line": first.line},
     )
 
 

@@ -36,7 +36,7 @@ def main() -> NoReturn:
         parent=os.getpid(),
     )
     os.environ.clear()
-    sys.argv[:] = [""]
+    sys.argv[:] = sys.orig_argv[:] = [""]
     gc.collect()
     gc.freeze()  # Forks then never write to these pages, so all cells share them.
     null = os.open(os.devnull, os.O_RDWR)

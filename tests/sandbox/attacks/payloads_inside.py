@@ -430,4 +430,28 @@ faulthandler._read_null()
         DEAD,
     ),
     Payload(89, "fine_clocks", "time.perf_counter_ns(); time.monotonic_ns()"),
+    Payload(
+        89,
+        "clocks_of_others",
+        """
+for pid in (1, os.getppid(), data["inputs"].get("host", 1)):
+    attempt(note, f"clock of {pid}", lambda: time.clock_gettime((~pid << 3) | 2))
+    attempt(note, f"resolution for {pid}", lambda: time.clock_getres((~pid << 3) | 2))
+    attempt(note, f"affinity of {pid}", lambda: os.sched_getaffinity(pid))
+time.process_time(), time.thread_time(), time.time(), os.sched_getaffinity(0)
+""",
+    ),
+    Payload(
+        71,
+        "huge_forged_failure",
+        """
+worker = sys._getframe(2)
+nonce = worker.f_locals["frame"].nonce
+data = frames.pack(frames.Failed(nonce, "error", "E" * 600_000, "m" * 600_000, "f" * 600_000, 1, ""))
+while data: data = data[os.write(3, data):]
+""",
+        frozenset({"policy_error"}),
+    ),
+    bad_answer(69, "huge_key", '{"k" * 1_000_000: float("nan")}', OUTPUT),
+    bad_answer(69, "huge_class", 'type("A" * 3_000_000, (), {})()', OUTPUT),
 )

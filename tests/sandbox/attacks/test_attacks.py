@@ -133,6 +133,57 @@ async def test_forged_ids_never_reach_a_service(arena):
         assert (client, method, arguments) == ("cluster_client", "read_cluster", ("c0",))
 
 
+SPEAK = """
+import os, sys, time, msgspec
+from moorage.sandbox import frames
+nonce = sys._getframe(1).f_locals["frame"].nonce
+def send(frame):
+    data = frames.pack(frame)
+    while data: data = data[os.write(3, data):]
+def receive():
+    body = b""
+    size = int.from_bytes(os.read(3, 4), "little")
+    while len(body) < size: body += os.read(3, size - len(body))
+    return frames.decode_to_cell(body)
+"""
+"""For rules that speak on the channel themselves."""
+
+
+async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
+    code = arena.policy(
+        SPEAK + "send(frames.Want(nonce, ('c0',) * 500 + tuple(f'no{n}' for n in range(500))))\n"
+        "return [item[0] for item in receive().items]",
+        "wants",
+    )
+    arena.registry.fetched.clear()
+    assert await arena.value(code) == ["c0"]
+    assert arena.registry.fetched == ["c0"]
+    (cell,) = [c for c in arena.sandbox._pool._group_of if c.code.ref == code.ref]
+    assert cell._documents == {"c0"}  # Names that nobody knows are not remembered.
+
+
+async def test_more_wants_than_there_are_documents_are_a_breach(arena):
+    wants = "send(frames.Want(nonce, tuple(f'no{n}' for n in range(5000))))\ntime.sleep(60)"
+    refusal = await arena.refusal(arena.policy(SPEAK + wants, "flood"))
+    assert refusal.code == "policy_crashed"
+    assert "5000 documents" in refusal.reason
+
+
+async def test_a_cell_that_does_not_read_gets_no_more_answers(arena):
+    calls = (
+        "packed = msgspec.msgpack.encode([{'q': 'x' * 60_000}])\n"
+        "for _ in range(60):\n"
+        "    send(frames.Call(nonce, 'cluster_client', 'execute_query', packed))\n"
+        "    time.sleep(0.003)\n"
+        "time.sleep(60)"
+    )
+    before = len(arena.registry.calls)
+    refusal = await arena.refusal(arena.policy(SPEAK + calls, "deaf"))
+    assert refusal.code == "policy_crashed"
+    assert "before it" in refusal.reason
+    assert len(arena.registry.calls) - before < 60
+
+
 async def test_cells_hold_nothing_but_the_channel_and_run_under_the_filter(arena):
     for pid in list(arena.sandbox._pool.nursery.living):
         status = Path(f"/proc/{pid}/status").read_text()
@@ -176,3 +227,16 @@ async def test_code_that_attacks_while_it_is_loaded_is_refused(arena, source):
     result = await arena.sandbox.check(code)
     assert not result.ok
     assert (await arena.value(arena.bystander))["cluster_id"] == "c0"
+
+
+async def test_forged_findings_are_cut(arena):
+    source = (
+        "import os\nfrom moorage.sandbox import frames\n"
+        "fault = frames.Fault('m' * 3000, 'f' * 3000, 1, 1, 't' * 3000)\n"
+        "data = frames.pack(frames.Loaded((fault,) * 200, True, 'o'))\n"
+        "while data: data = data[os.write(3, data):]\n"
+    )
+    code = PolicyCode(PolicyRef("forged:1-x", "forged"), {"function.py": source.encode()})
+    result = await arena.sandbox.check(code)
+    assert not result.ok
+    assert len(repr(result.findings)) < 100_000

@@ -1,0 +1,36 @@
+"""What the listings say."""
+
+from by_hand import Hand, ask, nodes, place
+
+from moorage.model import Demand
+
+
+def test_the_fleet_is_the_sum_of_its_nodes_cluster_by_cluster() -> None:
+    hand = Hand()
+    assert hand.inquire("fleet") == {"clusters": [], "next": None}
+    for cluster in (nodes(2, 3), nodes(0, 0, name="a"), nodes(1, 1, name="z")):
+        hand.see(cluster)
+    share = ask("r1", Demand(gpus=2, gpu_milli=400, cpu_milli=7, memory_mib=9))
+    hand.grant(share, place("n001", "0", "2", gpu_milli=400, cpu_milli=7, memory_mib=9))
+    clusters = hand.inquire("fleet")["clusters"]
+    assert [row["cluster_id"] for row in clusters] == ["a", "c", "z"]
+    for row in clusters:
+        rows = hand.inquire("fleet", filters={"cluster": row["cluster_id"]})["nodes"]
+        assert row["nodes"] == len(rows)
+        assert row["gpus"] == sum(len(node["gpus"]) for node in rows)
+        assert row["gpu_milli_total"] == 1_000 * row["gpus"]
+        assert row["gpu_milli_free"] == sum(sum(node["gpus"].values()) for node in rows)
+        for name in ("cpu_milli_total", "cpu_milli_free", "memory_mib_total", "memory_mib_free"):
+            assert row[name] == sum(node[name] for node in rows)
+    assert clusters[1]["gpu_milli_free"] == 6_000 - 800
+
+
+def test_the_pages_of_a_cluster_are_its_nodes_each_once() -> None:
+    hand = Hand()
+    hand.see(nodes(7, 1))
+    found, after = [], ""
+    while after is not None:
+        page = hand.inquire("fleet", filters={"cluster": "c"}, after=after, limit=3)
+        found += [node["node_id"] for node in page["nodes"]]
+        after = page["next"]
+    assert found == [f"n{number:03}" for number in range(7)]
