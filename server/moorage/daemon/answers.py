@@ -43,7 +43,7 @@ def encode(
                 request=request,
                 warnings=warnings,
                 reasons=reasons,
-                lease=replies.lease_object(lease, with_token=owner),
+                lease=questions.lease_row(lease) | ({"token": lease.token} if owner else {}),
             )
         case Told(data):
             return replies.success(data, id=message_id, warnings=warnings)

@@ -45,13 +45,10 @@ from moorage.protocol.replies import (
     Reply,
     ShareObject,
     decode_reply,
-    demand_object,
     event,
     failure,
     failure_from,
-    lease_object,
     raw,
-    share_object,
     success,
 )
 
@@ -91,13 +88,10 @@ __all__ = [
     "decode",
     "decode_allocation",
     "decode_reply",
-    "demand_object",
     "encode",
     "event",
     "failure",
     "failure_from",
-    "lease_object",
     "raw",
-    "share_object",
     "success",
 ]

@@ -7,7 +7,6 @@ reads with `decode_reply`. Shapes: allocation-server §1 and §13, with `lease`,
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import fields as dataclass_fields
 from typing import Any, Final
 
 import msgspec
@@ -21,7 +20,6 @@ MessageId = str | int | None
 
 _encode: Final = msgspec.json.Encoder().encode
 _UNENCODABLE: Final = (TypeError, ValueError, RecursionError, OverflowError)
-_DEMAND_FIELDS: Final = tuple(field.name for field in dataclass_fields(model.Demand))
 
 
 class _Success(Struct, omit_defaults=True):
@@ -154,53 +152,6 @@ def raw(data: Any) -> bytes:
 def event(name: str, data: Any) -> bytes:
     """Write a pushed message: news for a session that watches."""
     return _encode({"event": name, "data": data})
-
-
-def lease_object(lease: model.Lease, *, with_token: bool) -> dict[str, Any]:
-    """Return a lease as clients see it.
-
-    Args:
-        lease: The lease; times in seconds since the epoch.
-        with_token: Whether the receiver owns it.
-
-    """
-    seen: dict[str, Any] = {
-        "id": lease.id,
-        "state": lease.state,
-        "tenant": lease.tenant,
-        "placement": [share_object(share) for share in lease.placement],
-        "granted_at": lease.granted_at,
-        "expires_at": lease.expires_at,
-        "fencing": lease.fencing,
-        "ttl_seconds": lease.terms.ttl_seconds,
-        "policy_rule_uri": lease.policy.uri,
-    }
-    if with_token:
-        seen["token"] = lease.token
-    if lease.reason:
-        seen["reason"] = lease.reason
-    return seen
-
-
-def share_object(share: model.Share) -> dict[str, Any]:
-    """Return one node's part of a placement as clients see it."""
-    return {
-        "cluster_id": share.cluster_id,
-        "node_id": share.node_id,
-        "gpus": share.gpus,
-        "gpu_milli": share.gpu_milli,
-        "cpu_milli": share.cpu_milli,
-        "memory_mib": share.memory_mib,
-    }
-
-
-def demand_object(demand: model.Demand | None) -> dict[str, Any] | None:
-    """Return a demand as `resources` of a request: what a rule sees, and `queue` shows."""
-    if demand is None:
-        return None
-    seen = {name: getattr(demand, name) for name in _DEMAND_FIELDS}
-    seen["models"] = list(demand.models)
-    return seen
 
 
 def _check_finite(value: Any) -> None:
