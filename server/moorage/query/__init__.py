@@ -1,0 +1,39 @@
+"""The language of filters and searches: from JSON to the documents that are meant.
+
+Pure values and functions. `parse_filter` and `parse_search` read bodies, `parse_condition` and
+`parse_mongo` single queries; `evaluate` and `predicate` apply them to a document, `DocumentIndex`
+to ten thousand; `nearest` ranks by likeness. README.md has the language, by example.
+
+Everything that is wrong with a query is one exception:
+
+    QueryError   the place, what was expected there, what was found, and a code
+"""
+
+from moorage.query.bodies import COMPANIONS, Filter, MatchType, Search, parse_filter, parse_search
+from moorage.query.conditions import EVERYTHING, Condition, restricted
+from moorage.query.errors import QueryError
+from moorage.query.evaluate import Predicate, evaluate, predicate
+from moorage.query.index import DocumentIndex
+from moorage.query.parse import parse_condition, parse_mongo
+from moorage.query.ranking import DEFAULT_WEIGHTS, nearest
+
+__all__ = [
+    "COMPANIONS",
+    "DEFAULT_WEIGHTS",
+    "EVERYTHING",
+    "Condition",
+    "DocumentIndex",
+    "Filter",
+    "MatchType",
+    "Predicate",
+    "QueryError",
+    "Search",
+    "evaluate",
+    "nearest",
+    "parse_condition",
+    "parse_filter",
+    "parse_mongo",
+    "parse_search",
+    "predicate",
+    "restricted",
+]

@@ -1,0 +1,233 @@
+"""The bodies of a filter and of a similarity search, bare or in their envelope; the door for JSON.
+
+The catalog and the daemon call `parse_filter` and `parse_search` for the `filter` and `search` of
+an allocation request and for the search service's endpoints (allocation-server.md, 5.3 to 5.6).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, cast
+
+from moorage.model import Code
+from moorage.query.conditions import EVERYTHING, Condition
+from moorage.query.errors import QueryError, missing, under, wrong
+from moorage.query.limits import RETURN_MAX, WEIGHTS_MAX
+from moorage.query.parse import Parser
+from moorage.query.shapes import an_object, known, one_of
+from moorage.query.values import number_in
+
+__all__ = ["COMPANIONS", "Filter", "MatchType", "Search", "parse_filter", "parse_search"]
+
+MatchType = Literal[
+    "cluster", "block", "vdag", "component", "policy", "policyFunction", "policyGraph"
+]
+
+COMPANIONS: Final[Mapping[MatchType, tuple[str, ...]]] = {
+    "cluster": ("clusterMetrics",),
+    "block": ("cluster", "blockMetrics"),
+    "vdag": ("vdagMetrics",),
+    "component": (),
+    "policy": (),
+    "policyFunction": (),
+    "policyGraph": (),
+}
+"""By what is searched: the other documents that may be asked first, in this order."""
+
+_RULE_KEYS: Final = ("policyRuleURI", "settings", "parameters", "executionMode", "policyCodePath")
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter: what is searched, and what it must meet.
+
+    Args:
+        match_type: What is searched.
+        condition: What its documents must meet.
+        companions: Conditions on other documents, by their kind, in the order to ask them; what
+            they find limits the answer (`restricted`). Without a hit, nothing is found.
+
+    """
+
+    match_type: MatchType
+    condition: Condition = EVERYTHING
+    companions: Mapping[str, Condition] = field(default_factory=dict[str, Condition])
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A similarity search.
+
+    Args:
+        match_type: What is searched.
+        filter: What is ranked; None ranks everything.
+        limit: Results at most: the documented `return`, or `RETURN_MAX` without it.
+        policy_rule_uri: The policy that ranks; empty for the built-in ranking (`nearest`).
+        settings: For the policy.
+        parameters: For the policy, as they were given, `return` and `filterRule` among them.
+        like: The reference of the built-in ranking: a document's id, or a part of a document.
+        weights: Weights of the built-in ranking by path; None takes its own.
+
+    """
+
+    match_type: MatchType
+    filter: Filter | None = None
+    limit: int = RETURN_MAX
+    policy_rule_uri: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    like: str | Mapping[str, Any] = ""
+    weights: Mapping[str, float] | None = None
+
+
+def parse_filter(body: Any, at: str = "") -> Filter:
+    """Return the filter that a body says.
+
+    Args:
+        body: `{"matchType", "filter": {"<type>Query": …}}`, or that within
+            `{"header", "body": {"values": …}}`.
+        at: The place of the body, with which the paths in errors start.
+
+    Raises:
+        QueryError: It is malformed, refused or too large.
+
+    """
+    given, at = _opened(body, at)
+    return _filter(given, at)
+
+
+def parse_search(body: Any, at: str = "") -> Search:
+    """Return the similarity search that a body says.
+
+    Args:
+        body: `{"matchType", "rankingPolicyRule": {"policyRuleURI", "settings", "parameters"}}`,
+            the rule's keys also under `values`, the whole also in an envelope. Parameters that
+            mean something here: `filterRule` and `return`; without a `policyRuleURI` also `like`
+            and `weights`.
+        at: The place of the body, with which the paths in errors start.
+
+    Raises:
+        QueryError: It is malformed, refused or too large.
+
+    """
+    given, at = _opened(body, at)
+    known(given, ("matchType", "rankingPolicyRule"), at)
+    match_type = _match_type(given, at)
+    if "rankingPolicyRule" not in given:
+        raise missing(under(at, "rankingPolicyRule"), "a ranking rule (an object)")
+    at = under(at, "rankingPolicyRule")
+    rule = an_object(given["rankingPolicyRule"], at, "a ranking rule (an object)")
+    if "values" in rule:
+        known(rule, ("values",), at)
+        at = under(at, "values")
+        rule = an_object(rule["values"], at, "a ranking rule (an object)")
+    known(rule, _RULE_KEYS, at)
+    if rule.get("policyCodePath"):
+        place, expected = under(at, "policyCodePath"), "the URI of a policy in policyRuleURI"
+        raise QueryError(place, expected, "runs code from a path", Code.UNSUPPORTED)
+    uri = "" if rule.get("policyRuleURI") is None else rule["policyRuleURI"]
+    if not isinstance(uri, str):
+        raise wrong(uri, "the URI of a policy, name:version-tag", under(at, "policyRuleURI"))
+    settings = an_object(_or_empty(rule.get("settings")), under(at, "settings"))
+    place = under(at, "parameters")
+    parameters = an_object(_or_empty(rule.get("parameters")), place)
+    given_filter = _or_empty(parameters.get("filterRule"))
+    place_of_filter = under(place, "filterRule")
+    return Search(
+        match_type,
+        None if given_filter == {} else _filter(given_filter, place_of_filter, match_type),
+        _limit(parameters, place),
+        uri,
+        settings,
+        parameters,
+        "" if uri else _like(parameters, place),
+        None if uri else _weights(parameters, place),
+    )
+
+
+def _opened(body: Any, at: str) -> tuple[dict[str, Any], str]:
+    """Return what is in the envelope, and its place; or the bare body."""
+    given = an_object(body, at)
+    if "body" not in given:
+        return given, at
+    known(given, ("header", "body"), at)
+    at = under(at, "body")
+    inner = an_object(given["body"], at, "an object with values")
+    if "values" not in inner:
+        raise missing(under(at, "values"), "the body of the query (an object)")
+    at = under(at, "values")
+    return an_object(inner["values"], at), at
+
+
+def _filter(body: Any, at: str, of: MatchType | None = None) -> Filter:
+    given = an_object(body, at, "a filter (an object)")
+    known(given, ("matchType", "filter"), at)
+    match_type = _match_type(given, at)
+    if of is not None and of != match_type:
+        raise wrong(match_type, f"{of}, which is what is ranked", under(at, "matchType"))
+    at = under(at, "filter")
+    if "filter" not in given:
+        raise missing(at, "an object of queries")
+    queries = an_object(_or_empty(given["filter"]), at, "an object of queries")
+    kinds = (match_type, *COMPANIONS[match_type])
+    known(queries, tuple(f"{kind}Query" for kind in kinds), at)
+    parser = Parser()
+    read = {
+        kind: parser.condition(queries[key], under(at, key))
+        for kind in kinds
+        if (key := f"{kind}Query") in queries
+    }
+    condition = read.pop(match_type, EVERYTHING)
+    companions = {kind: each for kind, each in read.items() if each != EVERYTHING}
+    return Filter(match_type, condition, companions)
+
+
+def _match_type(given: Mapping[str, Any], at: str) -> MatchType:
+    if "matchType" not in given:
+        raise missing(under(at, "matchType"), "one of " + ", ".join(COMPANIONS))
+    return cast("MatchType", one_of(given["matchType"], under(at, "matchType"), tuple(COMPANIONS)))
+
+
+def _limit(parameters: Mapping[str, Any], at: str) -> int:
+    value = parameters.get("return")
+    if value is None:
+        return RETURN_MAX
+    number = number_in(value)
+    if number is None or number != int(number) or not 1 <= number <= RETURN_MAX:
+        raise wrong(value, f"a whole number from 1 to {RETURN_MAX}", under(at, "return"))
+    return int(number)
+
+
+def _like(parameters: Mapping[str, Any], at: str) -> str | Mapping[str, Any]:
+    place, expected = (
+        under(at, "like"),
+        "an id, or a part of a document, to be ranked by likeness to",
+    )
+    like = parameters.get("like")
+    if like is None:
+        raise missing(place, f"{expected}; or a policyRuleURI")
+    if not isinstance(like, (str, dict)) or not like:
+        raise wrong(like, expected, place)
+    return like
+
+
+def _weights(parameters: Mapping[str, Any], at: str) -> Mapping[str, float] | None:
+    given = parameters.get("weights")
+    if given is None:
+        return None
+    place = under(at, "weights")
+    weights: dict[str, float] = {}
+    parser = Parser()
+    for path, value in an_object(given, place, "an object of weights by path").items():
+        parser.path(path, under(place, path))
+        number = number_in(value)
+        if number is None or number < 0:
+            raise wrong(value, "a number from 0", under(place, path))
+        weights[path] = float(number)
+    if not 0 < len(weights) <= WEIGHTS_MAX or not any(weights.values()):
+        raise wrong(given, f"1 to {WEIGHTS_MAX} weights, one of them above 0", place)
+    return weights
+
+
+def _or_empty(value: Any) -> Any:
+    """Return an empty object for null, which documented samples send for what they do not use."""
+    return {} if value is None else value

@@ -1,0 +1,215 @@
+"""Documents by id, and which of them meet a condition, whose cost is that of the hits.
+
+The catalog keeps one index per kind of document. The columns are made when a query first needs
+them, kept up to date by what was put and removed since, and dropped, the least recently used
+first, when they are too many.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, assert_never
+
+import numpy as np
+
+from moorage.query.columns import Column, Mask
+from moorage.query.conditions import (
+    AllOf,
+    Among,
+    AnyOf,
+    Condition,
+    Exists,
+    Leaf,
+    Matches,
+    Not,
+    Ordered,
+    Source,
+)
+from moorage.query.evaluate import predicate
+from moorage.query.limits import CELLS_MAX, COLUMNS_MAX
+from moorage.query.paths import Reader, reader
+
+__all__ = ["DocumentIndex"]
+
+ROWS_AT_FIRST: Final = 64
+SCAN_MAX: Final = 32
+"""So few documents are looked at one by one, rather than making a column for them."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A column, and the rows that changed since it was last used."""
+
+    column: Column
+    read: Reader
+    stale: set[int] = field(default_factory=set[int])
+
+
+class DocumentIndex:
+    """Documents by id.
+
+    It belongs to one thread. Documents are kept as they are given, not copied: nobody may write to
+    them afterwards.
+
+    Args:
+        columns_max: Columns kept.
+        cells_max: Values kept in all columns together, 12 bytes each; a query has the columns that
+            it needs, whatever their size.
+
+    """
+
+    def __init__(self, columns_max: int = COLUMNS_MAX, cells_max: int = CELLS_MAX) -> None:
+        self._columns_max = columns_max
+        self._cells_max = cells_max
+        self._columns: OrderedDict[Source, _Kept] = OrderedDict()
+        self._rows: dict[str, int] = {}
+        self._ids: list[str] = [""] * ROWS_AT_FIRST
+        self._documents: list[Mapping[str, Any] | None] = [None] * ROWS_AT_FIRST
+        self._free = list(range(ROWS_AT_FIRST - 1, -1, -1))
+        self._live: Mask = np.zeros(ROWS_AT_FIRST, np.bool_)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, document_id: object) -> bool:
+        return document_id in self._rows
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the ids, in no order."""
+        return iter(self._rows)
+
+    def get(self, document_id: str) -> Mapping[str, Any] | None:
+        """Return a document, or None."""
+        row = self._rows.get(document_id)
+        return None if row is None else self._documents[row]
+
+    def put(self, document_id: str, document: Mapping[str, Any]) -> None:
+        """Add a document, in the place of the one with its id if there is one."""
+        row = self._rows.get(document_id)
+        if row is None:
+            if not self._free:
+                self._grow()
+            row = self._rows[document_id] = self._free.pop()
+            self._ids[row] = document_id
+            self._live[row] = True
+        self._documents[row] = document
+        self._outdate(row)
+
+    def remove(self, document_id: str) -> bool:
+        """Take a document out; return whether there was one."""
+        row = self._rows.pop(document_id, None)
+        if row is None:
+            return False
+        self._ids[row], self._documents[row] = "", None
+        self._live[row] = False
+        self._free.append(row)
+        self._outdate(row)
+        return True
+
+    def matching(self, condition: Condition) -> list[str]:
+        """Return the ids of the documents that meet a condition, in their order.
+
+        Raises:
+            QueryError: `too_large`, where a `$regex` would have to read too much.
+
+        """
+        found = np.flatnonzero(self._mask(condition, self._live)).tolist()
+        return sorted(self._ids[row] for row in found)
+
+    def column(self, source: Source) -> Column:
+        """Return the column of a source, up to date; for `nearest`, and until the next call."""
+        kept = self._columns.get(source)
+        if kept is None:
+            kept = _Kept(Column(len(self._live)), reader(source), set(self._rows.values()))
+            self._columns[source] = kept
+        self._columns.move_to_end(source)
+        if kept.stale:
+            rows = list(kept.stale)
+            documents = (self._documents[row] for row in rows)
+            kept.column.set(rows, ([] if each is None else kept.read(each) for each in documents))
+            kept.stale.clear()
+            self._make_room()
+        return kept.column
+
+    def rows(self) -> Mapping[str, int]:
+        """Return the row of each document in every column."""
+        return self._rows
+
+    def _grow(self) -> None:
+        before, size = len(self._live), 2 * len(self._live)
+        self._ids += [""] * before
+        self._documents += [None] * before
+        self._free = list(range(size - 1, before - 1, -1))
+        self._live = np.concatenate([self._live, np.zeros(before, np.bool_)])
+        for kept in self._columns.values():
+            kept.column.grow(size)
+
+    def _outdate(self, row: int) -> None:
+        for kept in self._columns.values():
+            kept.stale.add(row)
+
+    def _make_room(self) -> None:
+        """Drop the columns that were used longest ago, but never the one just used."""
+        size = sum(kept.column.size for kept in self._columns.values())
+        while len(self._columns) > 1 and (
+            len(self._columns) > self._columns_max or size > self._cells_max
+        ):
+            _, dropped = self._columns.popitem(last=False)
+            size -= dropped.column.size
+
+    # Which rows --------------------------------------------------------------------------------
+
+    def _mask(self, condition: Condition, within: Mask) -> Mask:
+        """Return those rows of `within` at which a condition holds."""
+        match condition:
+            case AllOf(parts):
+                # What is answered fastest goes first: it leaves the rest fewer rows to look at.
+                for part in sorted(parts, key=self._cost):
+                    within = self._mask(part, within)
+                    if not within.any():
+                        break
+                return within
+            case AnyOf(parts):
+                mask, rest = np.zeros(len(within), np.bool_), within
+                for part in sorted(parts, key=self._cost):
+                    mask |= self._mask(part, rest)
+                    rest = within & ~mask
+                    if not rest.any():
+                        break
+                return mask
+            case Not(part):
+                return within & ~self._mask(part, within)
+            case Among() | Ordered() | Matches() | Exists():
+                return self._leaf(condition, within)
+            case _:
+                assert_never(condition)
+
+    def _cost(self, condition: Condition) -> int:
+        match condition:
+            case AllOf(parts) | AnyOf(parts):
+                return max(map(self._cost, parts), default=0)
+            case Not(part):
+                return self._cost(part)
+            case Matches(of=source, pattern=pattern):
+                return 1 + 2 * (source not in self._columns) + pattern.costly
+            case Among(of=source) | Ordered(of=source) | Exists(of=source):
+                return 2 * (source not in self._columns)
+            case _:
+                assert_never(condition)
+
+    def _leaf(self, leaf: Leaf, within: Mask) -> Mask:
+        if self._cost(leaf) and np.count_nonzero(within) <= SCAN_MAX:
+            return self._looked_at(leaf, within)
+        column = self.column(leaf.of)
+        mask = column.mask(leaf) & within
+        unsure = column.unsure(leaf)
+        if unsure is not None and (unsure := unsure & within).any():
+            mask = (mask & ~unsure) | self._looked_at(leaf, unsure)
+        return mask
+
+    def _looked_at(self, leaf: Leaf, within: Mask) -> Mask:
+        """Return those rows of `within` whose document meets a leaf."""
+        mask, holds = np.zeros(len(within), np.bool_), predicate(leaf)
+        for row in np.flatnonzero(within).tolist():
+            mask[row] = holds(self._documents[row])
+        return mask

@@ -1,0 +1,114 @@
+"""Looking for a pattern in a text, in time linear in the text, whatever the pattern says.
+
+`LIKE` is a sequence of pieces, found one after another. `$regex` is turned into a table of at most
+a bounded size when the query is parsed (`moorage.query.expressions`), and then reads each character
+once. Neither backtracks, so no pattern of a user can stall the server.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Final
+
+from moorage.query.limits import EXPRESSION_TEXT_CHARS_MAX
+
+__all__ = ["Expression", "Like"]
+
+ACCEPTED: Final = -1
+"""Stands for a state of a table: there is a match, whatever follows."""
+REJECTED: Final = -2
+"""Stands for a state of a table: there is none, whatever follows."""
+
+
+@dataclass(frozen=True)
+class Like:
+    """A LIKE: `*` stands for any text, all else for itself, and it may occur anywhere in a text.
+
+    Case counts. The documented form is a regular expression without anchors and flags
+    (allocation-server.md, 5.1), which is what this comes to.
+    """
+
+    text: str
+
+    @cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """What must be found, in this order."""
+        return tuple(piece for piece in self.text.split("*") if piece)
+
+    @property
+    def needles(self) -> tuple[str, ...]:
+        """The pieces."""
+        return self.pieces
+
+    @property
+    def costly(self) -> bool:
+        """It is not: `str.find` does the reading."""
+        return False
+
+    def matches(self, text: str) -> bool:
+        """Return whether it occurs in a text."""
+        at = 0
+        # The first place of each piece is always good enough: it leaves the most text for the rest.
+        for piece in self.pieces:
+            found = text.find(piece, at)
+            if found < 0:
+                return False
+            at = found + len(piece)
+        return True
+
+
+class Row(dict[str, int]):
+    """What follows a state of a table: the next state by character, `ACCEPTED` or `REJECTED`.
+
+    Args:
+        starts: Code points at which a class of characters starts, ascending, the first one 0.
+        following: What follows by class; characters that no row tells apart are one class.
+
+    """
+
+    def __init__(self, starts: Sequence[int], following: Sequence[int]) -> None:
+        super().__init__()
+        self._starts = starts
+        self._following = following
+
+    def __missing__(self, character: str) -> int:
+        found = self._following[bisect_right(self._starts, ord(character)) - 1]
+        self[character] = found  # The next look is one of Python's own.
+        return found
+
+
+@dataclass(frozen=True)
+class Expression:
+    """A `$regex` as a deterministic table.
+
+    Args:
+        text: As it was written.
+        options: `i` or empty.
+        rows: By state; the first is the one to start in.
+        last: The states in which a text may end.
+        needles: What every match contains.
+
+    """
+
+    text: str
+    options: str
+    rows: tuple[Row, ...] = field(compare=False, repr=False)
+    last: frozenset[int] = field(compare=False, repr=False)
+    needles: tuple[str, ...] = field(compare=False, repr=False)
+
+    @property
+    def costly(self) -> bool:
+        """It is: every character is looked up."""
+        return True
+
+    def matches(self, text: str) -> bool:
+        """Return whether it occurs in a text of at most `EXPRESSION_TEXT_CHARS_MAX` characters."""
+        if len(text) > EXPRESSION_TEXT_CHARS_MAX:
+            return False
+        rows, state = self.rows, 0
+        for character in text:
+            state = rows[state][character]
+            if state < 0:
+                return state == ACCEPTED
+        return state in self.last

@@ -1,0 +1,89 @@
+"""When two JSON values are equal, and when a text counts as a number; used by the whole room.
+
+Numbers equal numbers (4 and 4.0), texts equal texts, true is not 1. A text in the query that reads
+as a number also equals that number (`"value": "4"`), because the documented samples write numbers
+so; a text in a document stays a text.
+"""
+
+import math
+import re
+from collections.abc import Hashable
+from enum import Enum
+from typing import Any, Final
+
+__all__ = ["Mark", "is_number", "key_of", "keys_of", "number_in", "same"]
+
+# Python's own float() also reads "nan", "1_000" and digits of other scripts.
+_NUMBER: Final = re.compile(
+    r" *[+-]?([0-9]{1,40}(\.[0-9]{0,40})?|\.[0-9]{1,40})(e[+-]?[0-9]{1,3})? *", re.IGNORECASE
+)
+
+
+class Mark(Enum):
+    """Keys for the values that Python would confuse: True with 1, None with no key."""
+
+    TRUE = True
+    FALSE = False
+    NULL = None
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number: no bool, and not NaN, which equals nothing."""
+    if isinstance(value, float):
+        return not math.isnan(value)
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def number_in(value: Any) -> float | int | None:
+    """Return the finite number that a value of a query is or reads as, or None."""
+    if isinstance(value, str):
+        if not _NUMBER.fullmatch(value):
+            return None
+        try:
+            value = int(value)
+        except ValueError:
+            value = float(value)
+    if not is_number(value):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # An integer beyond every float.
+        return None
+
+
+def key_of(value: Any) -> Hashable:
+    """Return what equal scalars have in common; None for what is no scalar."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, bool):
+        return Mark.TRUE if value else Mark.FALSE
+    if value is None:
+        return Mark.NULL
+    return value if is_number(value) else None
+
+
+def keys_of(operand: Any) -> set[Hashable]:
+    """Return the keys of all scalars that equal a value of a query; none for an object or list."""
+    key = key_of(operand)
+    if key is None:
+        return set()
+    number = number_in(operand) if isinstance(operand, str) else None
+    return {key} if number is None else {key, number}
+
+
+def same(value: Any, structure: Any) -> bool:
+    """Return whether a value equals an object or list of a query, part by part."""
+    if isinstance(structure, dict):
+        return (
+            isinstance(value, dict)
+            and value.keys() == structure.keys()
+            and all(same(value[name], part) for name, part in structure.items())
+        )
+    if isinstance(structure, list):
+        return (
+            isinstance(value, list)
+            and len(value) == len(structure)
+            and all(same(one, other) for one, other in zip(value, structure, strict=True))
+        )
+    key = key_of(value)
+    return key is not None and key == key_of(structure)

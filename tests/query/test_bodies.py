@@ -1,0 +1,75 @@
+"""Bodies of filters and searches: what they come to, in every form they have."""
+
+import pytest
+
+from moorage.query import COMPANIONS, EVERYTHING, parse_condition, parse_filter, parse_search
+from moorage.query.limits import RETURN_MAX
+
+GPUS = {"variable": "gpus.count", "operator": ">", "value": "1"}
+FREE = {"aggOperator": "sum", "target": "nodes.gpu.totalFreeMem", "operator": ">", "value": 1}
+FILTER = {"matchType": "cluster", "filter": {"clusterQuery": GPUS, "clusterMetricsQuery": FREE}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        FILTER,
+        {"body": {"values": FILTER}},
+        {"header": {"templateUri": "x"}, "body": {"values": FILTER}},
+    ],
+)
+def test_a_filter(body):
+    read = parse_filter(body)
+    assert read.match_type == "cluster"
+    assert read.condition == parse_condition(GPUS)
+    assert read.companions == {"clusterMetrics": parse_condition(FREE)}
+
+
+@pytest.mark.parametrize("match_type", COMPANIONS)
+def test_every_match_type_has_its_queries(match_type):
+    kinds = (match_type, *COMPANIONS[match_type])
+    queries = {f"{kind}Query": {"kind": kind} for kind in kinds}
+    read = parse_filter({"matchType": match_type, "filter": queries})
+    assert read.condition == parse_condition({"kind": match_type})
+    # In the order in which they are to be asked, whatever the order in the body.
+    assert tuple(read.companions) == COMPANIONS[match_type]
+
+
+@pytest.mark.parametrize("nothing", [{}, None, {"clusterQuery": {}}, {"clusterMetricsQuery": None}])
+def test_a_filter_of_nothing_means_everything(nothing):
+    read = parse_filter({"matchType": "cluster", "filter": nothing})
+    assert (read.condition, read.companions) == (EVERYTHING, {})
+
+
+RULE = {
+    "policyRuleURI": "near:1.0-stable",
+    "settings": {"depth": 3},
+    "parameters": {"filterRule": FILTER, "return": "5", "mine": [1]},
+}
+
+
+@pytest.mark.parametrize(
+    "rule", [RULE, {"values": {**RULE, "executionMode": "local", "policyCodePath": ""}}]
+)
+@pytest.mark.parametrize("envelope", [False, True])
+def test_a_search_with_a_policy(rule, envelope):
+    body = {"matchType": "cluster", "rankingPolicyRule": rule}
+    read = parse_search({"header": {}, "body": {"values": body}} if envelope else body)
+    assert (read.match_type, read.policy_rule_uri, read.limit) == ("cluster", "near:1.0-stable", 5)
+    assert read.filter == parse_filter(FILTER)
+    assert (read.settings, read.parameters) == (RULE["settings"], RULE["parameters"])
+
+
+@pytest.mark.parametrize("like", ["c1", {"gpus": {"count": 8}}])
+def test_a_search_by_likeness(like):
+    parameters = {"like": like, "weights": {"gpus.count": "2", "tags": 0}}
+    read = parse_search({"matchType": "cluster", "rankingPolicyRule": {"parameters": parameters}})
+    assert (read.policy_rule_uri, read.filter, read.limit) == ("", None, RETURN_MAX)
+    assert (read.like, read.weights) == (like, {"gpus.count": 2.0, "tags": 0.0})
+
+
+def test_like_and_weights_are_a_policys_own_business():
+    rule = {"policyRuleURI": "near:1.0-stable", "parameters": {"like": 5, "weights": "heavy"}}
+    read = parse_search({"matchType": "cluster", "rankingPolicyRule": rule})
+    assert read.parameters == rule["parameters"]
+    assert (read.like, read.weights) == ("", None)
