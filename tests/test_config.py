@@ -9,6 +9,7 @@ import pytest
 from moorage.config import (
     EXTERNAL_SERVICES,
     FILE_BYTES_MAX,
+    PREFIX,
     Config,
     ConfigError,
     is_loopback,
@@ -80,16 +81,38 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "lease_ttl_seconds_max": ("61", "61.0", 61.0),
         "restart_grace_seconds": ("0", "0", 0.0),
         "checkpoint_every_facts": ("100", "100", 100),
+        "cluster_service_url": ("http://r", '"http://r"', "http://r"),
+        "global_cluster_metrics_url": ("http://m:1", '"http://m:1/"', "http://m:1"),
+        "search_server_api_url": ("https://s/api", '"https://s/api"', "https://s/api"),
+        "policy_db_url": ("http://bearer:k@p", '"http://bearer:k@p"', "http://bearer:k@p"),
+        "external_timeout_seconds": ("1.5", "1.5", 1.5),
+        "cluster_refresh_seconds": ("7", "7", 7.0),
+        "metrics_fresh_seconds": ("0", "0", 0.0),
+        "policy_fresh_seconds": ("8", "8", 8.0),
+        "external_stale_seconds_max": ("9", "9", 9.0),
+        "prometheus_url": ("http://p:9090", '"http://p:9090"', "http://p:9090"),
+        "prometheus_interval_seconds": ("15", "15", 15.0),
+        "prometheus_stale_seconds": ("60", "60", 60.0),
+        "prometheus_cluster": ("lab", '"lab"', "lab"),
+        "prometheus_cluster_label": ("site", '"site"', "site"),
+        "prometheus_node_labels": ("node,host", '["node", "host"]', ("node", "host")),
         "log_level": ("debug", '"debug"', "debug"),
         "log_format": ("console", '"console"', "console"),
     }
     assert list(written) == [each.name for each in dataclasses.fields(Config)]
-    toml = "".join(f"{name} = {value}\n" for name, (_, value, _) in written.items())
-    expected = Config(**{name: value for name, (_, _, value) in written.items()})
-    environ = {settings()[name].environment: text for name, (text, _, _) in written.items()}
-    assert Config.load({}, HOME, write(tmp_path / "moored.toml", toml)) == expected
-    assert Config.load({}, HOME | environ) == expected
-    assert Config.load({name: text for name, (text, _, _) in written.items()}, HOME) == expected
+    for other in ("prometheus_url", "global_cluster_metrics_url"):  # Metrics have one source.
+        given = {name: ways for name, ways in written.items() if name != other}
+        toml = "".join(f"{name} = {value}\n" for name, (_, value, _) in given.items())
+        expected = Config(**{name: value for name, (_, _, value) in given.items()})
+        environ = {settings()[name].environment: text for name, (text, _, _) in given.items()}
+        assert Config.load({}, HOME, write(tmp_path / "moored.toml", toml)) == expected
+        assert Config.load({}, HOME | environ) == expected
+        assert Config.load({name: text for name, (text, _, _) in given.items()}, HOME) == expected
+
+
+def test_metrics_come_from_one_place() -> None:
+    both = {"MOORAGE_PROMETHEUS_URL": "http://p", "GLOBAL_CLUSTER_METRICS_URL": "http://m"}
+    assert refused(environ=both).setting == "prometheus_url"
 
 
 @pytest.mark.parametrize(
@@ -109,6 +132,9 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         ("policy_deadline_seconds", "2s"),
         ("policy_code_root", "~nobody-of-that-name/rules"),
         ("deflate", "yes"),
+        ("prometheus_cluster", " lab"),
+        ("prometheus_cluster_label", "a-b"),
+        ("prometheus_node_labels", "node,,host"),
         ("log_level", "verbose"),
     ],
 )
@@ -158,11 +184,38 @@ def test_names_of_the_clients_and_empty_variables_are_left_alone() -> None:
     assert Config.load({}, HOME | client | empty) == Config.load({}, HOME)
 
 
-@pytest.mark.parametrize("name", EXTERNAL_SERVICES)
-def test_an_external_service_is_not_silently_replaced_by_the_built_in_one(name: str) -> None:
-    message = str(refused(environ={name: "http://db:3000"}))
-    assert message.startswith(f"{name}: external services are not served yet")
-    assert f"unset {name}" in message
+@pytest.mark.parametrize(("name", "setting"), EXTERNAL_SERVICES.items())
+def test_an_external_service_by_its_old_name_and_by_ours(name: str, setting: str) -> None:
+    old = {name: "http://db:3000/"}
+    assert getattr(Config.load({}, HOME | old), setting) == "http://db:3000"
+    both = old | {PREFIX + setting.upper(): "https://u:secret@new/base"}
+    config = Config.load({}, HOME | both)
+    assert getattr(config, setting) == "https://u:secret@new/base"
+    assert "secret" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "db:3000",
+        "ftp://u:secret@db",
+        "http://",
+        "http://db:port",
+        "http://u:secret@db?q",
+        "http://d b",
+    ],
+)
+def test_what_is_no_url_of_a_service_is_refused_and_not_repeated(url: str) -> None:
+    error = refused(environ={"POLICY_DB_URL": url})
+    assert str(error).startswith("POLICY_DB_URL: expected an http or https URL")
+    assert "secret" not in str(error)
+
+
+def test_a_daemon_is_no_external_service_of_its_own() -> None:
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        error = refused(environ={"CLUSTER_SERVICE_URL": f"http://{host}:8080"})
+        assert "this daemon's own HTTP port 8080" in str(error)
+    Config.load({}, HOME | {"CLUSTER_SERVICE_URL": "http://elsewhere:8080"})
 
 
 def test_files_that_are_missing_large_or_no_toml(tmp_path: Path) -> None:

@@ -10,13 +10,31 @@ type, its default, what is accepted, and the sentence that the READMEs and `--he
 import dataclasses
 import difflib
 import ipaddress
-import math
 import textwrap
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+import urllib.parse
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+
+from moorage.protocol.fields import TTL_SECONDS_MAX
+from moorage.setting_kinds import (
+    FOLDER,
+    HOST,
+    LABEL,
+    LABELS,
+    NAME,
+    PORT,
+    SWITCH,
+    TOKENS,
+    URL,
+    Kind,
+    choice,
+    plain,
+    seconds,
+    whole,
+)
 
 PREFIX: Final = "MOORAGE_"
 """A setting's name in the environment is this and its own name in capitals."""
@@ -30,12 +48,12 @@ OTHER_NAMES: Final = frozenset(
 """No settings: the clients' own names are left alone, since both often share one environment."""
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
-    "CLUSTER_SERVICE_URL": "cluster registry",
-    "GLOBAL_CLUSTER_METRICS_URL": "metrics store",
-    "SEARCH_SERVER_API_URL": "search",
-    "POLICY_DB_URL": "policy store",
+    "CLUSTER_SERVICE_URL": "cluster_service_url",
+    "GLOBAL_CLUSTER_METRICS_URL": "global_cluster_metrics_url",
+    "SEARCH_SERVER_API_URL": "search_server_api_url",
+    "POLICY_DB_URL": "policy_db_url",
 }
-"""Names that existing users have for services of their own, and what is built in instead."""
+"""Names that existing users have for services of their own, and the settings they are."""
 
 FILE_BYTES_MAX: Final = 1 << 20
 """Size of the TOML file; a larger one is refused, since it is certainly something else."""
@@ -58,119 +76,6 @@ class ConfigError(Exception):
         self.expected = expected
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What a setting accepts.
-
-    Args:
-        expected: In words, for errors and the table.
-        read: Turns text, or a value of TOML, into the setting; ValueError refuses it.
-
-    """
-
-    expected: str
-    read: Callable[[Any], Any]
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    # `2.0` is written `2`, and a year in seconds without an exponent.
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
-
-
-def _whole(low: int, high: int) -> _Kind:
-    def read(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | str):
-            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
-        number = int(value)
-        if not low <= number <= high:
-            raise ValueError
-        return number
-
-    return _Kind(f"a whole number from {low} to {high}", read)
-
-
-def _seconds(low: float, high: float) -> _Kind:
-    def read(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
-        number = float(value)
-        if not math.isfinite(number) or not low <= number <= high:
-            raise ValueError
-        return number
-
-    return _Kind(f"seconds from {_plain(low)} to {_plain(high)}", read)
-
-
-def _choice(*names: str) -> _Kind:
-    def read(value: Any) -> str:
-        if value not in names:
-            raise ValueError
-        return str(value)
-
-    return _Kind(" or ".join(f"`{name}`" for name in names), read)
-
-
-def _read_switch(value: Any) -> bool:
-    text = str(value).lower()
-    if text not in ("true", "false"):
-        raise ValueError
-    return text == "true"
-
-
-def _read_host(value: Any) -> str:
-    # An empty host would make the system listen on every address, unasked.
-    if not isinstance(value, str) or not value or value != value.strip():
-        raise ValueError
-    return value
-
-
-def _read_folder(value: Any) -> Path:
-    text = str(value) if isinstance(value, str | Path) else ""
-    if not text or "\0" in text:
-        raise ValueError
-    try:
-        return Path(text).expanduser().absolute()
-    except RuntimeError as error:  # `~nobody`: there is no such user.
-        raise ValueError from error
-
-
-def _read_tokens(value: Any) -> dict[str, str]:
-    """Return token → tenant, from `tenant:token,…` or a table of tenant = token or [tokens]."""
-    pairs: list[tuple[str, Any]]
-    if isinstance(value, str):
-        items = [item.strip().partition(":") for item in value.split(",") if item.strip()]
-        pairs = [(tenant, token) for tenant, _, token in items]
-    elif isinstance(value, Mapping):
-        pairs = [
-            (tenant, token)
-            for tenant, tokens in value.items()
-            for token in (tokens if isinstance(tokens, list) else [tokens])
-        ]
-    else:
-        raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
-    tenants: dict[str, str] = {}
-    for tenant, token in pairs:
-        if not isinstance(token, str) or not tenant or not token or token in tenants:
-            raise ValueError
-        if any(character.isspace() or character == "," for character in tenant + token):
-            raise ValueError
-        tenants[token] = tenant
-    return tenants
-
-
-_HOST: Final = _Kind("a host name or an IP address", _read_host)
-_FOLDER: Final = _Kind("a folder", _read_folder)
-_SWITCH: Final = _Kind("`true` or `false`", _read_switch)
-_TOKENS: Final = _Kind(
-    '`tenant:token,…` (in the file a table `[tokens]` of `tenant = "token"` or a list of them), '
-    "each token for one tenant, without spaces or commas",
-    _read_tokens,
-)
-_PORT: Final = _whole(0, 65535)
-
-
 Sandbox = Literal["jail", "unsafe"]
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 LogLevel = Literal["debug", "info", "warning", "error"]
@@ -190,7 +95,7 @@ class Setting:
 
     """
 
-    kind: _Kind
+    kind: Kind
     about: str
     flag: str = ""
     default: str = ""
@@ -209,25 +114,25 @@ class Config:
     host: Annotated[
         str,
         Setting(
-            _HOST,
+            HOST,
             "Address of the WebSocket. Any but a loopback address needs `tokens`.",
             flag="--host",
         ),
     ] = "127.0.0.1"
     port: Annotated[
-        int, Setting(_PORT, "Port of the WebSocket; 0 takes a free one.", flag="--port")
+        int, Setting(PORT, "Port of the WebSocket; 0 takes a free one.", flag="--port")
     ] = 8765
     http_host: Annotated[
         str,
-        Setting(_HOST, "Address of the HTTP services, under the same rule.", default="as `host`"),
+        Setting(HOST, "Address of the HTTP services, under the same rule.", default="as `host`"),
     ] = ""
     http_port: Annotated[
-        int, Setting(_PORT, "Port of the HTTP services; 0 takes a free one.", flag="--http-port")
+        int, Setting(PORT, "Port of the HTTP services; 0 takes a free one.", flag="--http-port")
     ] = 8080
     data_dir: Annotated[
         Path,
         Setting(
-            _FOLDER,
+            FOLDER,
             "Folder of the ledger and the catalog; made if missing. One daemon at a time.",
             flag="--data",
             default="`$XDG_STATE_HOME/moored`, else `~/.local/state/moored`",
@@ -236,7 +141,7 @@ class Config:
     tokens: Annotated[
         Mapping[str, str],
         Setting(
-            _TOKENS,
+            TOKENS,
             "Who may connect, and as which tenant. Where there are none, everybody on this "
             "machine is one tenant.",
             default="none",
@@ -245,7 +150,7 @@ class Config:
     sandbox: Annotated[
         Sandbox,
         Setting(
-            _choice(*get_args(Sandbox)),
+            choice(*get_args(Sandbox)),
             "`jail` refuses to start where rules cannot be locked in; `unsafe` runs them as plain "
             "processes: only for rules that you trust as much as the daemon itself.",
             flag="--sandbox",
@@ -254,62 +159,147 @@ class Config:
     isolation: Annotated[
         Isolation,
         Setting(
-            _choice(*get_args(Isolation)),
+            choice(*get_args(Isolation)),
             "Who shares a rule's process: all tenants, one tenant, or nobody at all.",
         ),
     ] = "per_policy_version"
     policy_deadline_seconds: Annotated[
         float,
         Setting(
-            _seconds(0.01, 300), "Time of one evaluation of a rule; then its process is killed."
+            seconds(0.01, 300), "Time of one evaluation of a rule; then its process is killed."
         ),
     ] = 1.0
     policy_memory_mib: Annotated[
         int,
-        Setting(_whole(16, 65536), "What a rule's process may use beyond its start, in MiB."),
+        Setting(whole(16, 65536), "What a rule's process may use beyond its start, in MiB."),
     ] = 256
     policy_code_root: Annotated[
         Path | None,
         Setting(
-            _FOLDER,
+            FOLDER,
             "Rules registered with a local path as their `code` must lie in this folder; without "
             "it local paths are refused.",
             default="none",
         ),
     ] = None
     candidates_max: Annotated[
-        int, Setting(_whole(1, 10_000), "Clusters one request may name or find.")
+        int, Setting(whole(1, 10_000), "Clusters one request may name or find.")
     ] = 10_000
     sessions_max: Annotated[
         int,
-        Setting(_whole(1, 1_000_000), "WebSockets open at once; further ones are turned away."),
+        Setting(whole(1, 1_000_000), "WebSockets open at once; further ones are turned away."),
     ] = 10_000
     message_bytes_max: Annotated[
-        int, Setting(_whole(1024, 1 << 26), "Size of one message on the WebSocket, in bytes.")
+        int, Setting(whole(1024, 1 << 26), "Size of one message on the WebSocket, in bytes.")
     ] = 1 << 20
     deflate: Annotated[
         bool,
-        Setting(_SWITCH, "Offer compression on the WebSocket, at about 40 KiB more per session."),
+        Setting(SWITCH, "Offer compression on the WebSocket, at about 40 KiB more per session."),
     ] = False
     lease_ttl_seconds_max: Annotated[
-        float, Setting(_seconds(1, 31_536_000), "Longest `ttl_seconds` that may be asked for.")
+        float, Setting(seconds(1, TTL_SECONDS_MAX), "Longest `ttl_seconds` that may be asked for.")
     ] = 86_400.0
     restart_grace_seconds: Annotated[
         float,
         Setting(
-            _seconds(0, 86_400),
+            seconds(0, 86_400),
             "After a restart, leases that ran out meanwhile get this long to be renewed.",
         ),
     ] = 30.0
     checkpoint_every_facts: Annotated[
-        int, Setting(_whole(100, 100_000_000), "Facts after which the ledger writes a checkpoint.")
+        int, Setting(whole(100, 100_000_000), "Facts after which the ledger writes a checkpoint.")
     ] = 20_000
+    cluster_service_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Cluster registry to mirror instead of keeping clusters here. Also read from "
+            "`CLUSTER_SERVICE_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    global_cluster_metrics_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Cluster metrics service to ask instead of keeping metrics here. Also read from "
+            "`GLOBAL_CLUSTER_METRICS_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    search_server_api_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Search service that answers `filter` and `search`. Also read from "
+            "`SEARCH_SERVER_API_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    policy_db_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Policy store to take rules from instead of keeping them here. Also read from "
+            "`POLICY_DB_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    external_timeout_seconds: Annotated[
+        float,
+        Setting(
+            seconds(0.05, 60),
+            "Time of one question to an external service, repetitions included.",
+        ),
+    ] = 5.0
+    cluster_refresh_seconds: Annotated[
+        float,
+        Setting(
+            seconds(0.1, 3600),
+            "How often an external registry is read: what changes there is seen within this.",
+        ),
+    ] = 30.0
+    metrics_fresh_seconds: Annotated[
+        float,
+        Setting(seconds(0, 3600), "Metrics of an external service that are older are read anew."),
+    ] = 5.0
+    policy_fresh_seconds: Annotated[
+        float,
+        Setting(seconds(0, 3600), "Rules of an external store that are older are read anew."),
+    ] = 30.0
+    external_stale_seconds_max: Annotated[
+        float,
+        Setting(
+            seconds(0, 86_400),
+            "How long known clusters and rules are served, with a warning, while the external "
+            "service that has them does not answer.",
+        ),
+    ] = 300.0
+    prometheus_url: Annotated[
+        str, Setting(URL, "Prometheus server to take metrics of the fleet from.", default="none")
+    ] = field(default="", repr=False)
+    prometheus_interval_seconds: Annotated[
+        float, Setting(seconds(0.1, 3600), "Pause between two rounds of questions to it.")
+    ] = 30.0
+    prometheus_stale_seconds: Annotated[
+        float, Setting(seconds(1, 86_400), "Metrics of a node that are older say `stale: true`.")
+    ] = 120.0
+    prometheus_cluster: Annotated[
+        str, Setting(NAME, "Cluster of series without a label that says so.", default="none")
+    ] = ""
+    prometheus_cluster_label: Annotated[
+        str, Setting(LABEL, "Label that holds the id of a series' cluster.")
+    ] = "cluster"
+    prometheus_node_labels: Annotated[
+        tuple[str, ...],
+        Setting(LABELS, "Labels that may hold a series' node; the first known node counts."),
+    ] = ("node", "Hostname", "nodename", "instance")
     log_level: Annotated[
-        LogLevel, Setting(_choice(*get_args(LogLevel)), "What the log on stderr tells.")
+        LogLevel, Setting(choice(*get_args(LogLevel)), "What the log on stderr tells.")
     ] = "info"
     log_format: Annotated[
         LogFormat,
-        Setting(_choice(*get_args(LogFormat)), "One JSON object per line, or lines for people."),
+        Setting(choice(*get_args(LogFormat)), "One JSON object per line, or lines for people."),
     ] = "json"
 
     @classmethod
@@ -328,7 +318,7 @@ class Config:
 
         Raises:
             ConfigError: A setting is unknown, malformed, or contradicts another; an external
-                service is asked for; or an address beyond loopback has no tokens.
+                service is this daemon itself; or an address beyond loopback has no tokens.
 
         """
         if file is None and environ.get(CONFIG_FILE):
@@ -353,7 +343,7 @@ def settings() -> dict[str, Setting]:
     found: dict[str, Setting] = {}
     for each in dataclasses.fields(Config):
         (setting,) = hints[each.name].__metadata__
-        default = setting.default or f"`{_plain(each.default)}`"
+        default = setting.default or f"`{plain(each.default)}`"
         found[each.name] = dataclasses.replace(setting, name=each.name, default=default)
     return found
 
@@ -393,16 +383,13 @@ def _from_flags(overrides: Mapping[str, Any]) -> _Given:
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Given:
-    for name, built_in in EXTERNAL_SERVICES.items():
-        if environ.get(name):
-            raise ConfigError(
-                name,
-                name,
-                f"external services are not served yet: this release has only the built-in "
-                f"{built_in}; unset {name} to use it",
-            )
+    # The names that existing users have come first: ours, where it is given too, wins.
+    given: _Given = {
+        setting: (name, environ[name])
+        for name, setting in EXTERNAL_SERVICES.items()
+        if environ.get(name)
+    }
     names = {each.environment: each.name for each in settings().values()}
-    given: _Given = {}
     for variable, value in environ.items():
         if not variable.startswith(PREFIX) or variable in OTHER_NAMES or not value:
             continue  # An empty variable counts as unset, as it does to a shell and to compose.
@@ -443,7 +430,7 @@ def _read(name: str, source: str, value: Any) -> Any:
         return kind.read(value)
     except ValueError:
         # A secret is never repeated: errors end up in logs.
-        got = "" if kind is _TOKENS else f", got {value!r}"
+        got = "" if kind in {TOKENS, URL} else f", got {value!r}"
         raise ConfigError(name, source, f"expected {kind.expected}{got}") from None
 
 
@@ -484,5 +471,21 @@ def _check_together(config: Config, sources: Mapping[str, str]) -> None:
                 f"connect: set {PREFIX}TOKENS=tenant:token,… or [tokens] in the file, "
                 f"or listen on 127.0.0.1",
             )
+    for setting in EXTERNAL_SERVICES.values():
+        url = urllib.parse.urlsplit(getattr(config, setting))
+        if config.http_port and url.port == config.http_port and _is_here(url.hostname, config):
+            refuse(
+                setting,
+                f"expected another service than this daemon's own HTTP port {config.http_port}; "
+                f"leave it out to use what is built in",
+            )
+    if config.prometheus_url and config.global_cluster_metrics_url:
+        refuse("prometheus_url", "expected one place for metrics: leave out the metrics service")
     if config.port and (config.host, config.port) == (config.http_host, config.http_port):
         refuse("http_port", f"expected another port than the WebSocket's, {config.port}")
+
+
+def _is_here(host: str | None, config: Config) -> bool:
+    return host == config.http_host or (
+        host is not None and is_loopback(host) and is_loopback(config.http_host)
+    )

@@ -47,6 +47,8 @@ def test_paths_reach_into_lists():
         ({"$set": {"": 1}}, "$set."),
         ({"$set": {"a.$where": 1}}, "$set.a.$where"),
         ({"$set": {"a.list.2.x": 1}}, "$set.a.list.2.x"),
+        ({"$set": {"a.list.²": 1}}, "$set.a.list.²"),
+        ({"$set": {"a.list." + "9" * 5000: 1}}, "$set.a.list." + "9" * 5000),
         ({"$set": {"id.x": 1}}, "$set.id.x"),
         ({"$unset": [3]}, "$unset.3"),
         ({"$set": {".".join("a" * 33): 1}}, "$set." + ".".join("a" * 33)),

@@ -138,8 +138,8 @@ async def test_queries(catalog):
     assert len(await catalog.query_clusters({})) == 3
     with refused(Code.UNSUPPORTED, "$where"):
         await catalog.query_clusters({"$where": "1"})
-    for query in (None, [], "x"):
-        with refused(Code.BAD_MESSAGE, "query"):
+    for query in ([], "x"):
+        with refused(Code.BAD_MESSAGE, "body"):
             await catalog.query_clusters(query)
 
 
@@ -163,7 +163,8 @@ async def test_a_client_that_hangs_up_does_not_part_memory_from_disk(opened):
     await asyncio.sleep(0)  # It has submitted its job.
     creating.cancel()
     await asyncio.gather(creating, return_exceptions=True)
-    await opened.catalog.query_clusters({})  # A later job: the first one is done.
+    with refused(Code.NOT_FOUND):
+        await opened.catalog.update_cluster("none", {})  # A later job: the first one is done.
     assert opened.catalog.known("c1")
     assert [type(change) for change in opened.changes] == [ClusterPut]
 

@@ -10,12 +10,16 @@ Every refusal is a `protocol.faults.ServiceError`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from moorage.model import Cluster, ClusterId, PolicyRef
+from moorage.query import Filter
 
 Document = dict[str, Any]
 """A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
+
+SearchAction = Literal["filter", "search"]
+"""The two fields of a request that describe candidates instead of naming them."""
 
 CLUSTERS_MAX: Final = 10_000
 """Cluster documents, and as many metrics documents; one more is refused with `too_large`."""
@@ -115,7 +119,22 @@ class PolicyDeleted:
     uri: str
 
 
-Change = ClusterPut | ClusterDeleted | MetricsPut | MetricsDeleted | PolicyPut | PolicyDeleted
+@dataclass(frozen=True, slots=True)
+class ClustersListed:
+    """A registry that could not be read at the start has been read: these are all its clusters."""
+
+    cluster_ids: frozenset[ClusterId]
+
+
+Change = (
+    ClusterPut
+    | ClusterDeleted
+    | ClustersListed
+    | MetricsPut
+    | MetricsDeleted
+    | PolicyPut
+    | PolicyDeleted
+)
 
 
 class Catalog(Protocol):
@@ -218,6 +237,85 @@ class Catalog(Protocol):
     async def query_policies(self, query: Document | None = None) -> list[Document]:
         """Return the PolicyRule documents that match a filter, by URI; None: all."""
 
+    # What an ask needs: from memory where that is fresh, else from whoever knows ---------------
+
+    async def keep_fresh(self) -> None:
+        """Follow the services that the catalog mirrors; runs until cancelled, or has nothing to do.
+
+        Changes are reported from here on.
+        """
+
+    @property
+    def registry_known(self) -> bool:
+        """Whether the clusters of the registry are known at all; False until it first answers."""
+
+    def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
+        """Return warnings for an ask if memory holds all it needs, fresh enough, else None.
+
+        Args:
+            uri: Its rule.
+            cluster_ids: Clusters it names, known or not; None: every live one.
+
+        """
+
+    async def fetch(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str]:
+        """Bring into memory what `at_hand` missed, in bulk and within a stated time.
+
+        Returns:
+            Warnings for the ask: what could not be read, and what that left out.
+
+        Raises:
+            ServiceError: `unavailable` naming the service, or `unknown_policy`.
+
+        """
+
+    @property
+    def searches(self) -> bool:
+        """Whether an external search service answers `search`."""
+
+    async def search(self, action: SearchAction, body: Document) -> list[ClusterId] | None:
+        """Let an external search service find clusters; None where there is no such service.
+
+        Args:
+            action: What the body is.
+            body: As the client sent it, bare or in its envelope.
+
+        Raises:
+            ServiceError: `unavailable`, or `bad_message` with what the service said.
+
+        """
+
+    # What the embedded search service does, over memory: `fetch` first where that may be old ----
+
+    async def matching(self, asked: Filter) -> list[ClusterId]:
+        """Return the clusters that a filter of `matchType` `cluster` finds, live or not, by id.
+
+        Where it also asks for metrics, those are asked first, and a cluster has to meet both.
+
+        Raises:
+            ServiceError: `too_large` where a `$regex` would read too much; `busy`.
+
+        """
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> list[ClusterId]:
+        """Return all clusters, live or not, the most alike first; see `query.nearest`.
+
+        Args:
+            like: The id of a known cluster, or a part of a cluster document.
+            weights: By path; None: those of `query.DEFAULT_WEIGHTS`.
+
+        """
+
+    def cluster_documents(self, cluster_ids: Sequence[str]) -> list[Document]:
+        """Return cluster documents as stored, in the order asked for, without unknown ones.
+
+        Raises:
+            ServiceError: `too_large`.
+
+        """
+
     # The hot path: memory only, on the event loop ---------------------------------------------
 
     @property
@@ -226,6 +324,9 @@ class Catalog(Protocol):
 
     def live_ids(self) -> tuple[ClusterId, ...]:
         """Return the ids of the clusters that may be candidates, sorted."""
+
+    def is_live(self, cluster_id: str) -> bool:
+        """Return whether there is such a cluster and it may be a candidate."""
 
     def known(self, cluster_id: str) -> bool:
         """Return whether there is such a cluster, live or not."""

@@ -10,10 +10,21 @@ from moorage.catalog.base import DOCUMENT_BYTES_MAX, Document
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["WrongField", "apply_change", "cluster_id_of", "decode", "encode", "pack", "snapshot"]
+__all__ = [
+    "WrongField",
+    "apply_change",
+    "cluster_id_of",
+    "decode",
+    "encode",
+    "index_of",
+    "pack",
+    "snapshot",
+]
 
 PATH_PARTS_MAX: Final = 32
 """Parts of a dotted path."""
+INDEX_DIGITS_MAX: Final = 9
+"""Digits of an index into a list; a longer one lies beyond every list."""
 CLUSTER_ID_CHARS_MAX: Final = 253
 
 # An id becomes part of URLs and file names of others (defect D20): nothing that could leave a
@@ -148,6 +159,13 @@ def apply_change(document: Document, change: Any) -> Document:
     return result
 
 
+def index_of(part: str, items: Sequence[Any]) -> int | None:
+    """Return the index in a list that one part of a path means, or None where it means none."""
+    # Other scripts have digits that `int` does not read, and it refuses thousands of them.
+    digits = part.isascii() and part.isdigit() and len(part) <= INDEX_DIGITS_MAX
+    return int(part) if digits and int(part) < len(items) else None
+
+
 def _parts(path: Any, operator: str) -> list[str]:
     parts = path.split(".") if isinstance(path, str) else []
     if (
@@ -170,9 +188,9 @@ def _placed(node: Any, parts: Sequence[str], value: Any, field: str) -> Any:
     if isinstance(node, dict):
         return {**node, head: _placed(node.get(head, {}), rest, value, field)}
     if isinstance(node, list):
-        if not (head.isascii() and head.isdigit() and int(head) < len(node)):
+        index = index_of(head, node)
+        if index is None:
             raise ServiceError.wrong_field(field, f"an index below {len(node)} in place of {head}")
-        index = int(head)
         return [*node[:index], _placed(node[index], rest, value, field), *node[index + 1 :]]
     raise ServiceError.wrong_field(field, f"an object or a list to hold {head}")
 
@@ -184,8 +202,7 @@ def _without(node: Any, parts: Sequence[str]) -> Any:
         if not rest:
             return {key: value for key, value in node.items() if key != head}
         return {**node, head: _without(node[head], rest)}
-    if isinstance(node, list) and head.isascii() and head.isdigit() and int(head) < len(node):
-        index = int(head)
+    if isinstance(node, list) and (index := index_of(head, node)) is not None:
         # As in Mongo, an element is emptied, not taken out: the indices of the others stand.
         kept = _without(node[index], rest) if rest else None
         return [*node[:index], kept, *node[index + 1 :]]

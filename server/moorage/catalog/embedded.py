@@ -5,9 +5,9 @@ in memory, so that reading and the hot path touch no disk. The file holds docume
 given; what the server fills in is worked out again when they are loaded, so it never goes stale.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import msgspec
 
@@ -23,10 +23,11 @@ from moorage.catalog.base import (
     PolicyPut,
     PolicyRecord,
     PreparedPolicy,
+    SearchAction,
 )
 from moorage.catalog.clusters import ClusterDocument, cluster_model, read_cluster_document
 from moorage.catalog.documents import apply_change, decode, snapshot
-from moorage.catalog.filters import compile_filter
+from moorage.catalog.filters import compile_filter, parse_filter
 from moorage.catalog.metrics import read_metrics_document
 from moorage.catalog.policies import (
     complete_policy_document,
@@ -48,10 +49,12 @@ from moorage.catalog.records import (
     write,
     write_policy,
 )
+from moorage.catalog.search import DocumentSearch
 from moorage.catalog.sources import CodeSources
 from moorage.catalog.store import Database, Kind, Store
 from moorage.model import Cluster, ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
+from moorage.query import Filter
 
 __all__ = ["EmbeddedCatalog"]
 
@@ -76,6 +79,7 @@ class EmbeddedCatalog:
         self._sources = sources
         self._clusters: dict[str, DocumentEntry] = {}
         self._metrics: dict[str, DocumentEntry] = {}
+        self._search = DocumentSearch(self._clusters, self._metrics)
         self._policies: dict[str, PolicyEntry] = {}
         self._live: set[ClusterId] = set()
         self._live_ids: tuple[ClusterId, ...] | None = None
@@ -90,7 +94,7 @@ class EmbeddedCatalog:
         on_change: Callable[[Change], None],
         code_root: Path | None = None,
         code_hosts: frozenset[str] | None = None,
-    ) -> "EmbeddedCatalog":
+    ) -> Self:
         """Open or create the file and load what it holds; no change is reported for that.
 
         Args:
@@ -122,6 +126,7 @@ class EmbeddedCatalog:
 
     async def close(self) -> None:
         """Finish what was begun and close the file."""
+        self._search.close()
         await self._store.close()
 
     # Clusters ------------------------------------------------------------------------------
@@ -174,7 +179,8 @@ class EmbeddedCatalog:
 
     async def query_clusters(self, query: Document) -> list[Document]:
         """See `Catalog.query_clusters`."""
-        return await self._query(self._clusters.values(), query)
+        found = await self._search.clusters(parse_filter(query))
+        return _answered([self._clusters[name] for name in found if name in self._clusters])
 
     def _publish_cluster(self, result: tuple[DocumentEntry, ClusterDocument]) -> None:
         entry, read = result
@@ -232,7 +238,8 @@ class EmbeddedCatalog:
 
     async def query_metrics(self, query: Document | None = None) -> list[Document]:
         """See `Catalog.query_metrics`."""
-        return await self._query(self._metrics.values(), query or {})
+        found = await self._search.metrics(parse_filter(query))
+        return _answered([self._metrics[name] for name in found if name in self._metrics])
 
     def _publish_metrics(self, entry: DocumentEntry) -> None:
         self._metrics[entry.id] = entry
@@ -302,12 +309,64 @@ class EmbeddedCatalog:
 
     async def query_policies(self, query: Document | None = None) -> list[Document]:
         """See `Catalog.query_policies`."""
-        return await self._query(self._policies.values(), query or {})
+        matches = compile_filter(query)
+        taken = list(self._policies.values())  # As they are now; the thread must not see changes.
+
+        def work() -> list[PolicyEntry]:
+            return sorted((p for p in taken if matches(p.document)), key=lambda entry: entry.id)
+
+        return _answered(await self._search.run(work))
 
     def _publish_policy(self, entry: PolicyEntry | None) -> None:
         if entry is not None:
             self._policies[entry.id] = entry
             self._on_change(PolicyPut(entry.id))
+
+    # What an ask needs: all of it is here --------------------------------------------------
+
+    async def keep_fresh(self) -> None:
+        """See `Catalog.keep_fresh`."""
+
+    @property
+    def registry_known(self) -> bool:
+        """See `Catalog.registry_known`."""
+        return True
+
+    def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
+        """See `Catalog.at_hand`."""
+        del uri, cluster_ids
+        return []
+
+    async def fetch(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str]:
+        """See `Catalog.fetch`."""
+        del uri, cluster_ids
+        return []
+
+    @property
+    def searches(self) -> bool:
+        """See `Catalog.searches`."""
+        return False
+
+    async def search(self, action: SearchAction, body: Document) -> list[ClusterId] | None:
+        """See `Catalog.search`."""
+        del action, body
+        return None
+
+    # The embedded search service -----------------------------------------------------------
+
+    async def matching(self, asked: Filter) -> list[ClusterId]:
+        """See `Catalog.matching`."""
+        return await self._search.matching(asked)
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> list[ClusterId]:
+        """See `Catalog.alike`."""
+        return await self._search.alike(like, weights)
+
+    def cluster_documents(self, cluster_ids: Sequence[str]) -> list[Document]:
+        """See `Catalog.cluster_documents`."""
+        return _answered([self._clusters[name] for name in cluster_ids if name in self._clusters])
 
     # The hot path --------------------------------------------------------------------------
 
@@ -321,6 +380,10 @@ class EmbeddedCatalog:
         if self._live_ids is None:
             self._live_ids = tuple(sorted(self._live))
         return self._live_ids
+
+    def is_live(self, cluster_id: str) -> bool:
+        """See `Catalog.is_live`."""
+        return cluster_id in self._live
 
     def known(self, cluster_id: str) -> bool:
         """See `Catalog.known`."""
@@ -364,29 +427,12 @@ class EmbeddedCatalog:
 
     def _touch(self, cluster_id: str) -> None:
         self._version += 1
+        self._search.changed(cluster_id)
         self._blobs.pop(cluster_id, None)
         if cluster_id in self._clusters:  # Metrics may be those of a cluster nobody knows.
             self._versions[cluster_id] = self._version
 
     # All kinds -----------------------------------------------------------------------------
-
-    async def _query(self, entries: Collection[Entry], query: Any) -> list[Document]:
-        taken = list(entries)  # As they are now; the thread must not see them change.
-
-        def work(_: Database) -> list[Document]:
-            matches = compile_filter(query)
-            found = sorted(
-                (entry for entry in taken if matches(entry.document)), key=lambda entry: entry.id
-            )
-            if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
-                raise ServiceError(
-                    Code.TOO_LARGE,
-                    f"the {len(found)} documents found have more than {RESULT_BYTES_MAX} bytes:"
-                    " narrow the filter",
-                )
-            return [entry.document for entry in found]
-
-        return await self._store.run(work)
 
     async def _delete(
         self, kind: Kind, record_id: str, entries: Mapping[str, T], publish: Callable[[T], None]
@@ -404,3 +450,14 @@ class EmbeddedCatalog:
         entry_of(entries, record_id, kind)
         await self._store.run(work, publish_gone)
         return gone[0].document
+
+
+def _answered(found: Sequence[Entry]) -> list[Document]:
+    """Return the documents of a query's answer, or refuse to make one of that size."""
+    if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"the {len(found)} documents found have more than {RESULT_BYTES_MAX} bytes:"
+            " narrow the filter",
+        )
+    return [entry.document for entry in found]

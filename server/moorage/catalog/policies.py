@@ -1,7 +1,7 @@
 """PolicyRule documents: identity, checks on paper, and the digest of what makes the rule.
 
-The embedded catalog calls `read_policy_document` to prepare a policy. Nothing of the code is
-parsed, compiled or run here: that is for the jail (allocation-server.md, section 3).
+The embedded catalog calls `complete_policy_document` and `prepared_policy` to prepare one. Nothing
+of the code is parsed, compiled or run here: that is for the jail (allocation-server.md, section 3).
 """
 
 import hashlib
@@ -22,6 +22,7 @@ __all__ = [
     "AVAILABLE",
     "complete_policy_document",
     "differing_fields",
+    "is_policy_uri",
     "pack_files",
     "prepared_policy",
     "record_from",
@@ -91,6 +92,11 @@ def complete_policy_document(given: Any) -> Document:
             "code", "source text, an archive in base64, a data: or http(s) URL, or a path"
         )
     return {**given, **_identity(given)}
+
+
+def is_policy_uri(uri: str) -> bool:
+    """Return whether a policy can have this URI; no other text may enter a store's URL."""
+    return len(uri) <= URI_CHARS_MAX and _URI.fullmatch(uri) is not None
 
 
 def _identity(given: Document) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Where a policy's `code` comes from: the text itself, an archive in it, a path or a URL.
 
-`catalog.policies` calls `CodeSources.obtain`. A path is read only below the folder that the
-operator configured, a URL only from hosts that the operator allows; what comes back is bytes or
-files, which `catalog.archives` then judges.
+The embedded catalog calls `CodeSources.fetch` and `CodeSources.files`. A path is read only below
+the folder that the operator configured, a URL not from link-local hosts; what comes back is bytes
+or files, which `catalog.archives` then judges.
 """
 
 import asyncio

@@ -1,0 +1,183 @@
+"""Rules of an external policy store: which are known, how old they may be, which are let go.
+
+`catalog.mixed.MixedCatalog` owns one where `POLICY_DB_URL` names such a store. A rule that comes
+from there is prepared as an upload is: read on paper here, compiled and run in a jail only.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from moorage.catalog.base import STORE_BYTES_MAX, Document, PolicyRecord
+from moorage.catalog.batches import Batches
+from moorage.catalog.remote import Denied, PolicyStore
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["PolicyMirror"]
+
+POLICIES_KEPT_MAX: Final = 1_000
+"""Rules kept in memory; beyond it the one asked for longest ago is let go."""
+POLICIES_BYTES_MAX: Final = STORE_BYTES_MAX
+"""Their files and documents; beyond it likewise."""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A rule in memory: as what it was read, when it was last asked for, when last answered."""
+
+    document: Document
+    etag: str
+    size: int
+    asked_at: float
+    read_at: float
+    failure: ServiceError | None = None
+
+
+class PolicyMirror:
+    """Rules of an external store, by URI, asked for when an ask names them.
+
+    Args:
+        store: Is asked.
+        prepare: Turns a PolicyRule document into a record, as for an upload.
+        keep: Puts a record into memory, in the place of the one before.
+        drop: Takes a rule out of memory.
+        fresh_seconds: What was read longer ago is asked for again.
+        stale_seconds_max: Where the store does not answer, a rule that is known is used that
+            long, with a warning.
+
+    """
+
+    def __init__(
+        self,
+        store: PolicyStore,
+        *,
+        prepare: Callable[[Document], Awaitable[PolicyRecord]],
+        keep: Callable[[PolicyRecord], None],
+        drop: Callable[[str], None],
+        fresh_seconds: float,
+        stale_seconds_max: float,
+    ) -> None:
+        self.store = store
+        self._prepare = prepare
+        self._keep = keep
+        self._drop = drop
+        self._fresh_seconds = fresh_seconds
+        self._stale_seconds_max = stale_seconds_max
+        self._kept: dict[str, _Kept] = {}
+        self._bytes = 0
+        self._asking: dict[str, Batches] = {}
+
+    async def close(self) -> None:
+        """Give up what is under way and close the connections."""
+        for asking in tuple(self._asking.values()):
+            await asking.close()
+        await self.store.service.close()
+
+    def at_hand(self, uri: str) -> list[str] | None:
+        """Return warnings where the rule is known and fresh, else None."""
+        kept = self._kept.get(uri)
+        if kept is None or _now() - kept.asked_at > self._fresh_seconds:
+            return None
+        return _warnings(kept)
+
+    async def fetch(self, uri: str) -> list[str]:
+        """Ask for a rule, once for all who want it now.
+
+        Raises:
+            ServiceError: `unknown_policy`; `unavailable`; `bad_policy` where what the store has
+                cannot be used.
+
+        """
+        asking = self._asking.get(uri)
+        if asking is None:
+            asking = self._asking[uri] = Batches(self._ask)
+        try:
+            await asking.join([uri])
+        except ServiceError as error:
+            kept = self._kept.get(uri)
+            if (
+                kept is None
+                or error.code is not Code.UNAVAILABLE
+                or _now() - kept.read_at > self._stale_seconds_max
+            ):
+                raise
+            kept.failure, kept.asked_at = error, _now()
+        finally:
+            if asking.idle and self._asking.get(uri) is asking:
+                del self._asking[uri]
+        found = self._kept.get(uri)
+        return [] if found is None else _warnings(found)
+
+    async def _ask(self, keys: frozenset[str]) -> None:
+        (uri,) = keys
+        kept = self._kept.get(uri)
+        answer = await self.store.get(uri, kept.etag if kept else "")
+        if isinstance(answer, Denied):
+            self._let_go(uri)
+            raise self._unknown(uri, answer)
+        if answer is not None:
+            document, etag = answer
+        elif kept is not None:
+            document, etag = kept.document, kept.etag
+        else:
+            text = f"{self._place} says that “{uri}” is as before, but it was never read."
+            raise ServiceError(Code.UNAVAILABLE, text)
+        if kept is None or document != kept.document:
+            # The code behind a URL is read again only when the document that names it changes.
+            size = await self._take(uri, document)
+        else:
+            size = kept.size
+        self._bytes += size - (kept.size if kept else 0)
+        self._kept.pop(uri, None)
+        self._kept[uri] = _Kept(document, etag, size, asked_at=_now(), read_at=_now())
+        while len(self._kept) > POLICIES_KEPT_MAX or self._bytes > POLICIES_BYTES_MAX:
+            self._let_go(next(iter(self._kept)))
+
+    async def _take(self, uri: str, document: Document) -> int:
+        """Prepare a rule and keep it; return how much memory it needs, in bytes."""
+        try:
+            record = await self._prepare({**document, "policy_rule_uri": uri})
+        except ServiceError as error:
+            code = Code.UNAVAILABLE if error.code is Code.UNAVAILABLE else Code.BAD_POLICY
+            raise ServiceError(
+                code,
+                f"{self._place} has “{uri}”, but it cannot be used: {error.reason}",
+                field="policy_rule_uri",
+                details=error.details,
+            ) from error
+        self._keep(record)
+        content = sum(len(data) for data in record.files.values())
+        return content + len(msgspec.json.encode(record.document))
+
+    @property
+    def _place(self) -> str:
+        return f"The {self.store.service.name} at {self.store.service.url}"
+
+    def _unknown(self, uri: str, answer: Denied) -> ServiceError:
+        return ServiceError(
+            Code.UNKNOWN_POLICY,
+            f"{self._place} has no policy “{uri}” ({answer.message}).",
+            field="policy_rule_uri",
+            expected="the URI of a policy that is registered there",
+        )
+
+    def _let_go(self, uri: str) -> None:
+        kept = self._kept.pop(uri, None)
+        if kept is not None:
+            self._bytes -= kept.size
+            self._drop(uri)
+
+
+def _warnings(kept: _Kept) -> list[str]:
+    if kept.failure is None:
+        return []
+    age = _now() - kept.read_at
+    return [f"{kept.failure.reason} The rule is as of {age:.0f} seconds ago."]

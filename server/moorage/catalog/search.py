@@ -1,0 +1,148 @@
+"""Finding documents: an index of cluster documents, one of metrics, and the thread that asks them.
+
+The embedded catalog keeps one `DocumentSearch` over what it has in memory. The indexes belong to
+the thread, so that a query over ten thousand documents stops no request; what changes meanwhile is
+noted on the event loop and handed over with the next query.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, Final, TypeVar
+
+from moorage.catalog.base import CLUSTERS_MAX, Document
+from moorage.catalog.records import DocumentEntry
+from moorage.model import ClusterId, Code
+from moorage.protocol.faults import ServiceError
+from moorage.query import Condition, DocumentIndex, Filter, QueryError, nearest, restricted
+
+__all__ = ["DocumentSearch", "refusal_of"]
+
+T = TypeVar("T")
+
+WAITING_MAX: Final = 1024
+"""Searches at one time; one more is refused with `busy`."""
+CHANGED_MAX: Final = 4 * CLUSTERS_MAX
+"""Changed documents noted between two searches; beyond it the next one indexes all again."""
+
+_News = dict[str, tuple[Document | None, Document | None]]
+"""Cluster and metrics documents by id; None: there is none any more."""
+
+
+class DocumentSearch:
+    """Searches in the documents of a catalog.
+
+    Args:
+        clusters: The cluster documents, as the catalog keeps them.
+        metrics: The metrics documents, by cluster id.
+
+    """
+
+    def __init__(
+        self, clusters: Mapping[str, DocumentEntry], metrics: Mapping[str, DocumentEntry]
+    ) -> None:
+        self._entries = (clusters, metrics)
+        self._indexes = (DocumentIndex(), DocumentIndex())
+        self._changed: set[str] | None = None  # Until something is asked, nothing is indexed.
+        self._thread = ThreadPoolExecutor(1, "catalog-search")
+        self._updated: Future[None] | None = None
+        self._waiting = 0
+        self._closed = False
+
+    def changed(self, document_id: str) -> None:
+        """Note that a cluster document or its metrics changed, after it did."""
+        if self._changed is not None:
+            self._changed.add(document_id)
+            if len(self._changed) > CHANGED_MAX:
+                self._changed = None
+
+    async def matching(self, asked: Filter) -> list[ClusterId]:
+        """Return the clusters that a filter finds, by id; see `Catalog.matching`."""
+
+        def work() -> list[str]:
+            clusters, metrics = self._indexes
+            condition = asked.condition
+            if (companion := asked.companions.get("clusterMetrics")) is not None:
+                found = metrics.matching(companion)
+                if not found:
+                    return []
+                condition = restricted(condition, "id", found)
+            return clusters.matching(condition)
+
+        return [ClusterId(name) for name in await self.run(work)]
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> list[ClusterId]:
+        """Return all clusters, the most alike first; see `Catalog.alike`."""
+        found = await self.run(lambda: nearest(self._indexes[0], like, weights))
+        return [ClusterId(name) for name, _ in found]
+
+    async def clusters(self, condition: Condition) -> list[str]:
+        """Return the ids of the cluster documents that meet a condition, sorted."""
+        return await self.run(lambda: self._indexes[0].matching(condition))
+
+    async def metrics(self, condition: Condition) -> list[str]:
+        """Return the ids of the metrics documents that meet a condition, sorted."""
+        return await self.run(lambda: self._indexes[1].matching(condition))
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run work in the thread, the indexes being as the documents are now.
+
+        Raises:
+            ServiceError: `busy`, `shutting_down`; or what `QueryError` the work raised says.
+
+        """
+        if self._closed:
+            raise ServiceError(Code.SHUTTING_DOWN, "the catalog is closed; ask again when it is up")
+        if self._waiting >= WAITING_MAX:
+            raise ServiceError(Code.BUSY, f"{WAITING_MAX} searches wait; ask again in a moment")
+        if self._changed is None or self._changed:
+            # Not part of the work, which a caller may give up before it is begun.
+            afresh, news = self._changed is None, self._news()
+            self._updated = self._thread.submit(self._update, news, afresh=afresh)
+        updated = self._updated
+
+        def job() -> T:
+            if updated is not None:
+                updated.result()
+            return work()
+
+        self._waiting += 1
+        try:
+            return await asyncio.wrap_future(self._thread.submit(job))
+        except QueryError as error:
+            raise refusal_of(error) from error
+        finally:
+            self._waiting -= 1
+
+    def close(self) -> None:
+        """Finish what was begun and end the thread."""
+        self._closed = True
+        self._thread.shutdown()
+
+    def _news(self) -> _News:
+        clusters, metrics = self._entries
+        ids = clusters.keys() | metrics.keys() if self._changed is None else self._changed
+        self._changed = set()
+        return {name: (_document(clusters, name), _document(metrics, name)) for name in ids}
+
+    def _update(self, news: _News, *, afresh: bool) -> None:
+        if afresh:
+            self._indexes = (DocumentIndex(), DocumentIndex())
+        for document_id, documents in news.items():
+            for index, document in zip(self._indexes, documents, strict=True):
+                if document is None:
+                    index.remove(document_id)
+                elif document is not index.get(document_id):
+                    index.put(document_id, document)
+
+
+def _document(entries: Mapping[str, DocumentEntry], document_id: str) -> Document | None:
+    entry = entries.get(document_id)
+    return None if entry is None else entry.document
+
+
+def refusal_of(error: QueryError) -> ServiceError:
+    """Return what a wrong query means to whoever asked."""
+    return ServiceError(error.code, str(error), field=error.path, expected=error.expected)

@@ -1,0 +1,315 @@
+"""Sites with services of their own: one real daemon uses another's, and some that misbehave."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from served import FIRST_FIT, Server, cluster, rule, wish
+
+from moorage.trials.process import TrialError, daemon
+from moorage_policies import catalog
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "catalog"))  # Lets this test import `liar`.
+
+from liar import LiarInThread, answer, drip, flood, hang_up, nonsense, silence, stop_halfway
+
+LEASE = {"ttl_seconds": 600}
+READS_METRICS = rule(
+    "return {name: each['cluster_metrics'] and each['cluster_metrics']['cluster']"
+    " for name, each in input_data['cluster_data'].items()}",
+    "reads:1.0-metrics",
+)
+QUICK = {
+    "MOORAGE_EXTERNAL_TIMEOUT_SECONDS": "0.5",
+    "MOORAGE_METRICS_FRESH_SECONDS": "0",
+    "MOORAGE_CLUSTER_REFRESH_SECONDS": "0.2",
+    "MOORAGE_POLICY_FRESH_SECONDS": "0",
+}
+PARTS = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
+
+
+def metrics(name: str, free: int = 5) -> dict:
+    node = {"id": f"{name}-0", "gpu": {"totalFreeMem": free}}
+    return {"clusterId": name, "nodes": [node]}
+
+
+def fill(server: Server, *names: str) -> None:
+    server.register(*(cluster(name) for name in names))
+    for name in names:
+        server.http.post("/cluster", json=metrics(name)).raise_for_status()
+
+
+@contextlib.contextmanager
+def serving(data=None, *, options=(), **environment):
+    with daemon(data, options=options, environment=environment) as running:
+        server = Server(running)
+        try:
+            yield server
+        finally:
+            server.close()
+
+
+def until(ask, good):
+    """Return the first good answer, which must come in time."""
+    for _ in range(400):
+        reply = ask()
+        if good(reply):
+            return reply
+        time.sleep(0.05)  # The other side of a socket tells nobody when it has healed.
+    raise AssertionError(reply)
+
+
+# One real daemon uses another's services ---------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def site():
+    with serving() as site:
+        fill(site, "east", "west")
+        site.publish(catalog.document("first_fit"), READS_METRICS)
+        yield site
+
+
+@pytest.fixture(scope="module")
+def outpost(site):
+    with serving(**dict.fromkeys(PARTS, site.running.http), **QUICK) as outpost:
+        yield outpost
+        assert outpost.running.log.read_text() == ""
+
+
+def test_leases_on_clusters_of_another_registry_by_rules_of_another_store(site, outpost):
+    taken = set()
+    for _ in range(8):
+        reply = outpost.ask(clusters=["east"], resources={"gpus": 1}, lease=LEASE)
+        assert reply["success"], reply
+        (share,) = reply["lease"]["placement"]
+        taken.add((share["node_id"], *share["gpus"]))
+    assert len(taken) == 8
+    full = outpost.ask(clusters=["east"], resources={"gpus": 1}, lease=LEASE)
+    assert full["error"]["code"] == "no_capacity"
+    # The two daemons share an inventory, not a ledger.
+    assert site.ask(clusters=["east"], resources={"gpus": 1})["success"]
+
+
+def test_metrics_of_another_service_reach_the_rule(outpost, site):
+    reply = outpost.ask("reads:1.0-metrics", clusters=["west"])
+    assert reply["data"] == {"west": {"gpu": {"totalFreeMem": 5}}}
+    site.http.post("/cluster", json=metrics("west", 6)).raise_for_status()
+    reply = outpost.ask("reads:1.0-metrics", clusters=["west"])
+    assert reply["data"] == {"west": {"gpu": {"totalFreeMem": 6}}}
+    assert "warnings" not in reply
+
+
+def test_what_is_new_there_can_be_asked_for_here_at_once(outpost, site):
+    fill(site, "new")
+    site.publish(rule("return {'cluster_id': 'new'}", "new:1.0-x"))
+    asked = {"clusters": ["new", "none", "../x"], "lease": LEASE, "resources": {"gpus": 1}}
+    reply = outpost.ask("new:1.0-x", **asked)
+    assert reply["lease"]["placement"][0]["cluster_id"] == "new"
+    assert reply["warnings"] == ["Unknown clusters were left out: none, ../x."]
+    site.http.delete("/clusters/new").raise_for_status()
+    gone = until(lambda: outpost.ask(FIRST_FIT, clusters=["new"]), lambda r: not r["success"])
+    assert gone["error"]["code"] == "unknown_clusters"
+
+
+def test_a_rule_that_is_not_there_and_one_that_does_not_load(outpost, site):
+    unknown = outpost.ask("nobody:1.0-x")
+    assert unknown["error"]["code"] == "unknown_policy"
+    assert site.running.http in unknown["message"]
+    twin = outpost.http.post("/allocate", json=wish("nobody:1.0-x"))
+    assert (twin.status_code, twin.json()["error"]["code"]) == (500, "unknown_policy")
+    (managed,) = outpost.say(
+        {"op": "manage", "policy_rule_uri": "nobody:1.0-x", "action": "x", "data": {}}
+    )
+    assert managed["error"]["code"] == "unknown_policy"
+
+
+def test_writing_is_for_the_service_that_keeps_it(outpost, site):
+    for path, body in (
+        ("/clusters", cluster("x")),
+        ("/cluster", metrics("x")),
+        ("/policy", catalog.document("best_fit")),
+    ):
+        refused = outpost.http.post(path, json=body)
+        assert refused.status_code == 400
+        assert site.running.http in refused.text
+    assert [each["id"] for each in outpost.http.get("/clusters/east").json()["nodes"]["nodeData"]]
+
+
+# Death and return ---------------------------------------------------------------------------------
+
+
+def test_a_site_is_killed_and_comes_back(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    site_at = {"data": tmp_path / "site", "options": ["--http-port", str(port)]}
+    external = dict.fromkeys(PARTS, f"http://127.0.0.1:{port}")
+    with serving(tmp_path / "here", **external, **QUICK) as here:
+        assert here.ask(lease=LEASE)["error"]["code"] == "unavailable"
+
+        # The trial ends where its daemon is killed, so the kill is the last of several statements.
+        with pytest.raises(TrialError, match="-9"), serving(**site_at) as site:  # noqa: PT012  # As said.
+            fill(site, "east")
+            site.publish(catalog.document("first_fit"), READS_METRICS)
+            asked = {"resources": {"gpus": 1}, "lease": LEASE}
+            kept = until(lambda: here.ask(**asked), lambda reply: reply["success"])["lease"]
+            until(lambda: here.ask("reads:1.0-metrics"), lambda reply: "warnings" not in reply)
+            os.kill(site.running.pid, signal.SIGKILL)
+
+        # Known clusters and rules are served, with warnings; metrics are null.
+        reply = until(
+            lambda: here.ask("reads:1.0-metrics"), lambda reply: len(reply["warnings"]) == 3
+        )
+        assert reply["data"] == {"east": None}
+        of_policy, of_clusters, of_metrics = reply["warnings"]
+        assert of_policy.startswith(f"The policy store at http://127.0.0.1:{port} ")
+        assert of_clusters.startswith(f"The cluster registry at http://127.0.0.1:{port} ")
+        assert of_metrics.startswith("The metrics of 1 clusters could not be read and are null")
+        stranger = here.ask(clusters=["stranger"])
+        assert stranger["error"]["code"] == "unavailable"
+        assert stranger["error"]["service"] == "cluster registry"
+        assert here.ask("other:1.0-x")["error"]["code"] == "unavailable"
+
+        with serving(**site_at):
+            until(
+                lambda: here.ask("reads:1.0-metrics"),
+                lambda reply: (
+                    "warnings" not in reply
+                    and reply["data"] == {"east": {"gpu": {"totalFreeMem": 5}}}
+                ),
+            )
+        renewed = here.say({"op": "renew", "lease": kept["id"], "token": kept["token"]})[0]
+        assert renewed["success"]
+        assert here.running.log.read_text() == ""
+
+
+def test_a_restart_without_the_registry_forgets_no_lease_and_no_cluster(tmp_path):
+    with serving() as site:
+        fill(site, "east")
+        site.publish(catalog.document("first_fit"))
+        external = {PARTS[0]: site.running.http}
+        with serving(tmp_path, **external, **QUICK) as here:
+            here.publish(catalog.document("first_fit"))
+            kept = here.ask(resources={"gpus": 1}, lease=LEASE)["lease"]
+    with serving(tmp_path, **external, **QUICK) as here:
+        refused = here.ask(resources={"gpus": 1}, lease=LEASE)
+        assert refused["error"]["code"] == "unavailable"
+        assert refused["error"]["url"] == external[PARTS[0]]
+        (found,) = here.say({"op": "leases"})[0]["data"]["leases"]
+        assert found["id"] == kept["id"]
+        (row,) = here.say({"op": "fleet"})[0]["data"]["clusters"]
+        assert row["gpu_milli_total"] - row["gpu_milli_free"] == 1000
+        assert here.running.log.read_text() == ""
+
+
+# Services that misbehave -------------------------------------------------------------------------
+
+
+def truth(names):
+    """Answer as the registry, the metrics service and the search service of a small site."""
+
+    async def behave(asked, writer):
+        if asked.path == "/clusters/query":
+            wanted = asked.body["query"].get("id", {}).get("$in", names)
+            await answer([cluster(n, nodes=1) for n in wanted if n in names])(asked, writer)
+        elif asked.path == "/cluster/query":
+            wanted = asked.body["clusterId"]["$in"]
+            found = [metrics(name) for name in wanted if name in names]
+            await answer({"success": True, "data": found})(asked, writer)
+        elif asked.path.startswith("/policy/"):
+            await answer({"success": True, "data": READS_METRICS})(asked, writer)
+        else:
+            await answer({"success": True, "data": [{"id": names[-1]}]})(asked, writer)
+
+    return behave
+
+
+def test_two_requests_for_any_number_of_candidates_and_none_for_the_next(tmp_path):
+    names = [f"c{number:03}" for number in range(200)]
+    with LiarInThread() as liar:
+        liar.behave = truth(names)
+        slow = {"MOORAGE_METRICS_FRESH_SECONDS": "600", "MOORAGE_CLUSTER_REFRESH_SECONDS": "600"}
+        services = (*PARTS, "SEARCH_SERVER_API_URL")
+        with serving(**dict.fromkeys(services, liar.url), **slow) as here:
+            liar.asked.clear()
+            assert len(here.ask("reads:1.0-metrics", clusters=names)["data"]) == 200
+            assert [each.path for each in liar.asked] == [
+                "/policy/reads:1.0-metrics",
+                "/cluster/query",
+            ]
+            liar.asked.clear()
+            assert len(here.ask("reads:1.0-metrics")["data"]) == 200
+            assert liar.asked == []
+            for action in ("filter", "search"):
+                found = here.ask("reads:1.0-metrics", **{action: {"matchType": "cluster"}})
+                assert list(found["data"]) == [names[-1]]
+            assert [each.path for each in liar.asked] == [
+                "/api/no-ir/filter",
+                "/api/no-ir/similarity-search",
+            ]
+
+
+LIES = {
+    "silent": silence,
+    "dripping": drip,
+    "hanging up": hang_up,
+    "half closed": stop_halfway,
+    "flooding": flood,
+    "no HTTP": nonsense,
+    "HTML": answer("<html></html>"),
+    "500": answer("", 500),
+    "elsewhere": answer("", 302, location="http://169.254.169.254/"),
+    "success false": answer({"success": False, "message": "no"}),
+    "inner error": answer({"success": True, "data": [False, "no"]}),
+    "numbers": answer([1, 2, 3]),
+    "other ids": answer({"success": True, "data": [metrics("stranger")]}),
+    "deep": answer("[" * 5_000 + "]" * 5_000),
+}
+
+
+@pytest.fixture(scope="module")
+def lied_to():
+    """A daemon whose registry is honest, and whose other services are a liar's."""
+    with LiarInThread() as liar, LiarInThread() as registry:
+        registry.behave = truth(["east"])
+        urls = {PARTS[0]: registry.url, PARTS[1]: liar.url, "SEARCH_SERVER_API_URL": liar.url}
+        with serving(**urls, **QUICK) as here:
+            here.publish(READS_METRICS)
+            yield here, liar
+            assert here.running.log.read_text() == ""
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_no_lie_costs_more_than_its_part_of_the_answer(lied_to, lie):
+    here, liar = lied_to
+    liar.behave = truth(["east"])
+    honest = {"east": {"gpu": {"totalFreeMem": 5}}}
+    until(lambda: here.ask("reads:1.0-metrics"), lambda r: r["data"] == honest)
+    liar.behave = LIES[lie]
+    reply = here.ask("reads:1.0-metrics")
+    assert reply["success"], reply
+    assert reply["data"] == {"east": None}
+    if lie not in {"other ids", "numbers"}:  # Nothing is known of it there: that is no failure.
+        assert "are null: east" in reply["warnings"][0]
+    found = here.ask("reads:1.0-metrics", filter={"matchType": "cluster"})
+    assert not found["success"]
+    assert found["error"]["code"] in {"unavailable", "bad_message", "unknown_clusters"}
+
+
+def test_replies_stay_in_order_where_some_have_to_wait(lied_to):
+    here, liar = lied_to
+    liar.behave = truth(["east"])
+    until(lambda: here.ask("reads:1.0-metrics"), lambda r: "warnings" not in r)
+    with here.socket() as client:
+        for number in range(20):
+            uri = "reads:1.0-metrics" if number % 2 else f"none:1.0-x{number}"
+            client.send(json.dumps(wish(uri)))
+        verdicts = [json.loads(client.recv(30))["success"] for _ in range(20)]
+    assert verdicts == [False, True] * 10
