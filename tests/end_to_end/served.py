@@ -3,7 +3,9 @@
 import base64
 import io
 import json
+import time
 import zipfile
+from collections.abc import Callable
 
 import httpx
 from websockets.sync.client import connect
@@ -75,6 +77,14 @@ class Server:
 
     def close(self) -> None:
         self.http.close()
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    """Wait for something that another process does and tells nobody of."""
+    give_up_at = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < give_up_at
+        time.sleep(0.01)  # There is no event to wait for.
 
 
 def wish(policy: str = FIRST_FIT, **more) -> dict:

@@ -119,6 +119,39 @@ def test_a_waiter_is_served_when_somebody_lets_go(server):
     server.leases.append(reply["lease"])
 
 
+def test_a_session_full_of_waiters_is_still_heard(server):
+    filled = [hold(server, clusters=["east"])["lease"] for _ in range(8)]
+    lease = {"ttl_seconds": 60, "wait_seconds": 60}
+    ask = wish(resources={"gpus": 1}, lease=lease, clusters=["east"])
+    release = {"op": "release", "lease": filled[0]["id"], "token": filled[0]["token"], "id": "free"}
+    with server.socket() as socket:
+        for number in range(300):  # More than may be in flight on one session.
+            socket.send(json.dumps({**ask, "id": number}))
+        socket.send(json.dumps({"op": "cancel", "request": "299", "id": "cancel"}))
+        replies = {reply["id"]: reply for reply in (json.loads(socket.recv(30)) for _ in range(2))}
+        assert replies["cancel"]["success"]
+        assert replies[299]["error"]["code"] == "cancelled"
+        socket.send(json.dumps(release))
+        replies = {reply["id"]: reply for reply in (json.loads(socket.recv(30)) for _ in range(2))}
+        server.leases.append(replies[0]["lease"])
+        for number in range(1, 299):
+            socket.send(json.dumps({"op": "cancel", "request": str(number)}))
+        for _ in range(2 * 298):
+            socket.recv(30)
+
+
+def test_a_message_without_an_id_has_no_name_to_be_cancelled_by(server):
+    filled = [hold(server, clusters=["east"])["lease"] for _ in range(8)]
+    lease = {"ttl_seconds": 60, "wait_seconds": 60}
+    with server.socket() as socket:
+        socket.send(json.dumps(wish(resources={"gpus": 1}, lease=lease, clusters=["east"])))
+        socket.send(json.dumps({"op": "cancel", "request": "None", "id": "cancel"}))
+        reply = json.loads(socket.recv(30))
+        assert (reply["id"], reply["error"]["code"]) == ("cancel", "unknown_request")
+        server.say({"op": "release", "lease": filled[0]["id"], "token": filled[0]["token"]})
+        server.leases.append(json.loads(socket.recv(30))["lease"])
+
+
 def test_a_gang_is_granted_whole_or_not_at_all(server):
     gang = hold(server, resources={"gpus": 4, "nodes": 2}, clusters=["west"])
     assert [share["node_id"] for share in gang["lease"]["placement"]] == ["west-0", "west-1"]
@@ -283,3 +316,13 @@ def test_provisioning_on_the_memory_engine_starts_and_stops(server):
         pass
     assert state(lease) == "ended"
     assert hold(server, provision={"backend": "moon"})["error"]["field"] == "provision.backend"
+
+
+def test_a_declining_value_is_told_once_and_not_kept(server):
+    server.publish(rule("return ['no'] * 1000", "decliner:1.0-x"))
+    reply = server.ask("decliner:1.0-x", lease={})
+    assert reply["error"]["code"] == "policy_declined"
+    assert reply["error"]["data"] == ["no"] * 1000
+    why = server.say({"op": "why", "request": reply["request"]})[0]
+    assert why["data"]["code"] == "policy_declined"
+    assert "data" not in why["data"]

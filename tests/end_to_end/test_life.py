@@ -4,14 +4,16 @@ import ipaddress
 import json
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
-from served import Server, cluster, wish
+from served import Server, cluster, until, wish
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
@@ -59,6 +61,61 @@ def test_a_clean_stop_closes_with_1012_and_says_nothing(tmp_path):
         server.close()
 
 
+def test_a_stop_answers_whoever_waits_over_http(tmp_path):
+    with daemon(tmp_path) as running, Server(running).http as http:
+        server = Server(running)
+        server.register(cluster("east", nodes=1, gpus=1))
+        server.publish(catalog.document("first_fit"))
+        wait = wish(resources={"gpus": 1}, lease={"ttl_seconds": 60, "wait_seconds": 60}, id=7)
+        server.ask(resources={"gpus": 1}, lease=LEASE)
+        replies: list[dict] = []
+        caller = threading.Thread(
+            target=lambda: replies.append(http.post("/allocate", json=wait).json())
+        )
+        caller.start()
+        until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
+        os.kill(running.pid, signal.SIGTERM)
+        caller.join(30)
+        assert replies[0]["error"]["code"] == "shutting_down"
+        assert replies[0]["id"] == 7
+        server.close()
+
+
+SET_CLOCK = """
+#define _GNU_SOURCE
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    long result = syscall(SYS_clock_gettime, clock, now);
+    const char *flag = getenv("CLOCK_SET_BACK");
+    if (clock == CLOCK_REALTIME && flag && access(flag, F_OK) == 0) now->tv_sec -= 7200;
+    return result;
+}
+"""
+
+
+def test_a_clock_that_is_set_back_delays_nobody(tmp_path):
+    (tmp_path / "clock.c").write_text(SET_CLOCK)
+    command = ["cc", "-shared", "-fPIC", "-o", "clock.so", "clock.c"]
+    subprocess.run(command, cwd=tmp_path, check=True)
+    flag = tmp_path / "flag"
+    variables = {"LD_PRELOAD": str(tmp_path / "clock.so"), "CLOCK_SET_BACK": str(flag)}
+    with daemon(tmp_path / "data", environment=variables) as running:
+        server = Server(running)
+        server.register(cluster("east", nodes=1, gpus=1))
+        server.publish(catalog.document("first_fit"))
+        holder = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 3})["lease"]
+        flag.touch()
+        # Both end in their own time, and not two hours later.
+        refused = server.ask(resources={"gpus": 1}, lease={"wait_seconds": 0.5})
+        assert refused["error"]["code"] == "wait_timeout"
+        next_one = server.ask(resources={"gpus": 1}, lease={"wait_seconds": 60})["lease"]
+        assert next_one["granted_at"] >= holder["expires_at"]
+        server.close()
+
+
 def test_a_second_daemon_on_the_same_data_is_told_who_has_it(tmp_path):
     with (
         daemon(tmp_path) as running,
@@ -66,6 +123,54 @@ def test_a_second_daemon_on_the_same_data_is_told_who_has_it(tmp_path):
         daemon(tmp_path),
     ):
         pass
+
+
+def test_a_damaged_catalog_is_named_and_nothing_is_served(tmp_path):
+    (tmp_path / "catalog.db").write_bytes(bytes(range(256)) * 40)
+    with pytest.raises(TrialError, match=r"cannot start: .*catalog\.db"), daemon(tmp_path):
+        pass
+
+
+def test_a_ledger_that_fails_while_the_daemon_starts_ends_it(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        fill(server)
+        ask = wish(resources={"gpus": 1, "gpu_milli": 10}, lease={"ttl_seconds": 10})
+        for _ in range(8):
+            assert all(reply["success"] for reply in server.say(*[ask] * 100))
+        server.close()
+    # The restart wants to give 800 leases their grace, and there is room for its first pages only.
+    command = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
+    command = ["/bin/sh", "-c", 'ulimit -f 128; exec "$@"', "sh", *command, "--data", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert "moored: cannot start: the ledger" in done.stderr
+
+
+def test_a_daemon_may_open_more_files_than_a_shell_allows(tmp_path):
+    usual = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1] - 1, usual[1]))
+    try:
+        with daemon(tmp_path) as running:
+            limits = Path(f"/proc/{running.pid}/limits").read_text()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, usual)
+    (line,) = [line for line in limits.splitlines() if line.startswith("Max open files")]
+    assert line.split()[3:5] == [str(usual[1])] * 2
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_a_daemon_without_standard_streams_serves_and_stops(tmp_path, closed):
+    command = f'"$@" {closed} & echo $! >"{tmp_path}/pid"; wait $!; echo $? >"{tmp_path}/code"'
+    serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
+    words = ["/bin/sh", "-c", command, "sh", *serve, "--data", str(tmp_path / "data")]
+    with subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as shell:
+        ledger = tmp_path / "data" / "ledger.db-wal"
+        until(ledger.exists)
+        os.kill(int((tmp_path / "pid").read_text()), signal.SIGTERM)
+        shell.wait(30)
+    assert (tmp_path / "code").read_text() == "0\n"
 
 
 def test_an_open_address_needs_tokens(tmp_path):
@@ -176,3 +281,21 @@ def check(found: list[dict], acknowledged: list[dict]) -> None:
     assert len(held) == len(set(held)), "a GPU is promised twice"
     numbers = [lease["fencing"] for lease in acknowledged]
     assert len(numbers) == len(set(numbers)), "a fencing number came twice"
+
+
+def test_a_killed_zygote_costs_no_answer(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        fill(server)
+        assert server.ask(resources={"gpus": 1})["success"]
+        (zygote,) = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+        os.kill(int(zygote), signal.SIGKILL)
+        assert server.ask(resources={"gpus": 1})["success"]
+        assert server.http.get("/readyz").status_code == 200
+        server.close()
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may look into every process")
+def test_nobody_else_looks_into_a_daemon(tmp_path):
+    with daemon(tmp_path) as running, pytest.raises(PermissionError):
+        Path(f"/proc/{running.pid}/environ").read_bytes()

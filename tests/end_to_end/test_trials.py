@@ -1,38 +1,92 @@
 """`moored demo`, `replay`, `doctor` and `bench`, run as their users run them."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from served import until
 
+FREE_PORTS = {"MOORAGE_PORT": "0", "MOORAGE_HTTP_PORT": "0"}
 OPENB = Path(__file__).parents[3] / "shared" / "data" / "openb"
 
 
-def moored(*words: str, expect: int = 0, timeout: float = 120) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "moorage", *words]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+def moored(
+    *words: str, expect: int = 0, timeout: float = 120, **variables: str
+) -> subprocess.CompletedProcess:
+    done = subprocess.run(
+        [sys.executable, "-m", "moorage", *words],
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
     assert done.returncode == expect, done.stderr
     return done
 
 
 def test_demo_shows_placement_lease_and_reason():
-    shown = moored("demo").stdout
+    shown = moored("demo", PYTHONIOENCODING="ascii").stdout  # What a bare terminal can show.
     assert "harbour/harbour-0 GPUs 0" in shown
     assert "It can never fit" in shown
-    told = json.loads(moored("demo", "--json").stdout)
-    assert told["exchanges"][0]["reply"]["lease"]["state"] == "granted"
+
+
+def test_the_demo_does_not_follow_the_operators_own_settings():
+    told = json.loads(
+        moored(
+            *("demo", "--json"),
+            MOORAGE_HOST="0.0.0.0",  # noqa: S104  # Is not followed.
+            MOORAGE_TOKENS="ann:sesame",
+            MOORAGE_CONFIG="/nowhere",
+            CLUSTER_SERVICE_URL="http://127.0.0.1:9",
+        ).stdout
+    )
+    lease = told["exchanges"][0]["reply"]["lease"]
+    assert (lease["state"], lease["tenant"]) == ("granted", "local")
     assert told["first_lease_seconds"] > 0
 
 
+def test_a_trial_that_is_stopped_takes_its_daemon_along(tmp_path):
+    nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
+    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,8,T4\n")
+    rows = "".join(f"p{number},0,0,0,0\n" for number in range(50_000))
+    pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows)
+    command = [sys.executable, "-m", "moorage", "replay", "--nodes", str(nodes)]
+    with subprocess.Popen(
+        [*command, "--pods", str(pods)], stderr=subprocess.PIPE, start_new_session=True, text=True
+    ) as trial:
+        assert trial.stderr is not None
+        until(lambda: daemons_of(trial.pid))
+        trial.send_signal(signal.SIGTERM)
+        trial.communicate(timeout=60)
+    assert trial.returncode == 128 + signal.SIGTERM
+    assert not daemons_of(trial.pid)
+
+
+def daemons_of(session: int) -> list[int]:
+    """Return the daemons that a process or its children started, in a session of its own."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "cmdline").read_bytes().split(b"\0")
+            if b"serve" in words and os.getsid(int(folder.name)) == session:
+                found.append(int(folder.name))
+        except OSError:
+            continue  # It ended meanwhile.
+    return found
+
+
 def test_doctor_finds_this_machine_fit():
-    told = json.loads(moored("doctor", "--json").stdout)
+    told = json.loads(moored("doctor", "--json", **FREE_PORTS).stdout)
     assert told["ok"]
     assert {"seccomp", "self-test"} <= {
         finding["name"].removeprefix("sandbox: ") for finding in told["findings"]
     }
-    assert "self-test" in moored("doctor").stdout
+    assert "self-test" in moored("doctor", **FREE_PORTS).stdout
 
 
 def test_replay_answers_every_request_of_a_trace(tmp_path):
@@ -46,7 +100,7 @@ def test_replay_answers_every_request_of_a_trace(tmp_path):
     assert (run["requests"], run["answered"], run["granted"]) == (10, 10, 8)
     assert run["allocation_percent"] == 100
     assert run["refusals"] == {"no_capacity": 2}
-    shown = moored(*words, "--limit", "3", "--connections", "2")
+    shown = moored(*words, "--limit", "3", "--connections", "2", PYTHONIOENCODING="ascii")
     assert "fgd on pods.csv" in shown.stdout
 
 
@@ -57,6 +111,12 @@ def test_replay_names_what_is_wrong_with_a_file(tmp_path):
     assert "line 2, column cpu_milli" in done.stderr
     missing = moored("replay", "--nodes", "nowhere.csv", "--pods", str(bad), expect=1)
     assert "nowhere.csv" in missing.stderr
+    bare, pods = tmp_path / "bare.csv", tmp_path / "pods.csv"
+    bare.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,0,\n")
+    pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\np,1000,1024,0,0\n")
+    empty = moored("replay", "--nodes", str(bare), "--pods", str(pods), expect=1)
+    assert "bare.csv, column gpu: expected at least one GPU" in empty.stderr
+    moored("replay", "--nodes", str(bare), "--pods", str(pods), "--arrive", "inf", expect=2)
 
 
 def test_bench_knows_its_names():

@@ -1,8 +1,11 @@
 """Runs a daemon as a process: logging, signals, the ready line, the exit code."""
 
 import asyncio
+import contextlib
 import json
 import logging
+import os
+import resource
 import signal
 import sys
 from typing import Final
@@ -13,11 +16,13 @@ import uvloop
 from moorage.config import Config, is_loopback
 from moorage.daemon.daemon import Daemon
 from moorage.ledger.base import LedgerError, LedgerLocked
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox import jail
 from moorage.sandbox.host import JailError
 
 EXIT_OK: Final = 0
 EXIT_CANNOT_START: Final = 3
-"""An address, the data directory, the ledger or the jail: something here must be mended first."""
+"""An address, the data directory, what is in it, or the jail: mend something here first."""
 EXIT_BROKEN: Final = 70
 """A broken invariant or a failed ledger ended the process; the last line on stderr says what."""
 
@@ -25,6 +30,7 @@ EXIT_BROKEN: Final = 70
 def serve(config: Config) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code."""
     configure_log(config)
+    _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config))
 
@@ -34,22 +40,26 @@ async def _serve(config: Config) -> int:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    jail.hide()  # Tokens live in this process: no core dumps, and only root may look into it.
     daemon = Daemon(config)
     try:
         port, http_port = await daemon.start()
-    except (LedgerError, JailError, OSError) as failure:
+    except (LedgerError, ServiceError, JailError, OSError) as failure:
         advice = " (exit code 3: mend this, then start again)"
         if isinstance(failure, LedgerLocked):
             advice = ""
         sys.stderr.write(f"moored: cannot start: {failure}{advice}\n")
         return EXIT_CANNOT_START
+    except Exception as failure:  # noqa: BLE001  # Something broke before it served.
+        structlog.get_logger("moored").error("broken", exc_info=failure)
+        return _last_words(failure)
     ready = {
         "event": "ready",
         "ws": f"ws://{_authority(config.host)}:{port}",
         "http": f"http://{_authority(config.http_host)}:{http_port}",
     }
-    sys.stdout.write(json.dumps(ready) + "\n")
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):  # Whoever started it need not read on.
+        os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
     running = asyncio.ensure_future(daemon.run())
     waiting = asyncio.ensure_future(stopping.wait())
     await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
@@ -62,10 +72,18 @@ async def _serve(config: Config) -> int:
         error = error or failure
     waiting.cancel()
     await asyncio.gather(running, waiting, return_exceptions=True)
-    if error is None:
-        return EXIT_OK
+    return EXIT_OK if error is None else _last_words(error)
+
+
+def _last_words(error: BaseException) -> int:
     sys.stderr.write(f"moored: ended, so that no answer is wrong: {error!r}\n")
     return EXIT_BROKEN
+
+
+def _raise_file_limit() -> None:
+    """Open as many files as the system lets us: a session is one, and most shells allow 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _authority(host: str) -> str:

@@ -14,8 +14,8 @@ URI_CHARS_MAX: Final = 512
 """Characters of a policy's URI."""
 NAME_CHARS_MAX: Final = 256
 """Characters of a cluster id, of a GPU model, of a backend, action or topic."""
-CLUSTERS_MAX: Final = 4096
-"""Candidate clusters in one request."""
+CLUSTERS_MAX: Final = 10_000
+"""Candidate clusters in one request; the setting `candidates_max` may allow fewer."""
 MODELS_MAX: Final = 64
 """GPU models in one request."""
 TOPICS_MAX: Final = 64

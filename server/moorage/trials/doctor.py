@@ -1,11 +1,11 @@
 """`moored doctor`: what works here, and why not.
 
-Looks at the sandbox layers by building them, at the data directory by writing a fact, at the
-ports by listening on them, and at the optional packages by importing them.
+Looks at the sandbox layers by building them, at the data directory by writing a fact, and at the
+ports by listening on them.
 """
 
 import asyncio
-import importlib.util
+import os
 import platform
 import socket
 import sys
@@ -24,14 +24,13 @@ from moorage.policy import Fleet
 from moorage.sandbox.host import JailError, Sandbox
 from moorage.sandbox.limits import Limits
 
-OPTIONAL: Final = {
-    "ray": "the Ray backend",
-    "kubernetes": "the Kubernetes backend",
-    "boto3": "the AWS backend",
-    "psycopg": "the PostgreSQL ledger",
-    "pynvml": "discovery of this machine's NVIDIA GPUs",
+PARTS: Final = {
+    "backend: memory": "starts nothing, and keeps account of what it would run",
+    "services": "cluster registry, metrics store and policy store are built in",
 }
-"""Packages that later backends need, and what for."""
+"""What every installation has."""
+NOT_YET: Final = {"backends: local, ray, kubernetes, aws": "this release does not have them"}
+"""What this release does not do, whatever is installed beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class Finding:
 
     Args:
         name: What.
-        state: `ok`; `missing` for what is optional; `broken` for what `moored serve` needs.
+        state: `ok`; `missing` for what `moored serve` does without; `broken` for what it needs.
         detail: What was found, or what to do.
 
     """
@@ -55,16 +54,13 @@ def examine(config: Config) -> list[Finding]:
     findings = [
         Finding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
         Finding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
-        *asyncio.run(_sandbox()),
+        *asyncio.run(_sandbox(config.sandbox)),
         asyncio.run(_ledger(config.data_dir)),
         _port("websocket port", config.host, config.port),
         _port("http port", config.http_host, config.http_port),
     ]
-    for package, purpose in OPTIONAL.items():
-        found = importlib.util.find_spec(package) is not None
-        detail = "installed" if found else f"not installed; needed for {purpose}"
-        findings.append(Finding(package, "ok" if found else "missing", detail))
-    return findings
+    findings += [Finding(name, "ok", detail) for name, detail in PARTS.items()]
+    return findings + [Finding(name, "missing", detail) for name, detail in NOT_YET.items()]
 
 
 class _NoServices:
@@ -80,7 +76,7 @@ class _NoServices:
         return []
 
 
-async def _sandbox() -> list[Finding]:
+async def _sandbox(mode: str) -> list[Finding]:
     nobody: Callable[[object], None] = lambda _: None  # noqa: E731  # Nothing is consulted.
     sandbox = Sandbox(
         fleet=Fleet(), services=_NoServices(), deliver=nobody, limits=Limits(), mode="jail"
@@ -88,6 +84,9 @@ async def _sandbox() -> list[Finding]:
     try:
         report = await sandbox.start()
     except JailError as error:
+        if mode == "unsafe":
+            reason = f"{error.reason}; rules run without it, as the setting `sandbox` says"
+            return [Finding(f"sandbox: {error.layer}", "missing", reason)]
         reason = f"{error.reason}; `moored serve` refuses to start here without --sandbox unsafe"
         return [Finding(f"sandbox: {error.layer}", "broken", reason)]
     finally:
@@ -98,7 +97,7 @@ async def _sandbox() -> list[Finding]:
 
 
 async def _ledger(folder: Path) -> Finding:
-    parent = next(each for each in (folder, *folder.parents) if each.exists())
+    parent = next(each for each in (folder, *folder.parents) if os.path.lexists(each))  # noqa: ASYNC240  # Nothing else runs on this loop.
     try:
         with tempfile.TemporaryDirectory(dir=parent, prefix=".moorage-doctor-") as trial:
             ledger = SqliteLedger(Path(trial) / "ledger.db")

@@ -60,6 +60,10 @@ async def drive(
         window: Messages under way per socket; 1 waits for each reply.
         progress: Called with the number of replies that came.
 
+    Raises:
+        OSError: Nothing answers at `url`, or not within `REPLY_SECONDS_MAX`.
+        WebSocketException: A socket broke.
+
     """
     load = Load(latencies=[0.0] * len(messages), replies=[b""] * len(messages))
     sockets = [
@@ -73,6 +77,8 @@ async def drive(
                 turns = range(number, len(messages), len(sockets))
                 group.create_task(_one(socket, messages, turns, window, load, progress))
         load.seconds = time.perf_counter() - started
+    except ExceptionGroup as group:  # One socket's trouble is the whole run's.
+        raise group.exceptions[0] from None
     finally:
         for socket in sockets:
             await socket.close()

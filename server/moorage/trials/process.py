@@ -16,6 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.config import CONFIG_FILE, EXTERNAL_SERVICES
+
+NOT_FOR_TRIALS: Final = frozenset(
+    {CONFIG_FILE, "MOORAGE_HOST", "MOORAGE_HTTP_HOST", "MOORAGE_TOKENS", *EXTERNAL_SERVICES}
+    | {f"MOORAGE_{setting.upper()}" for setting in EXTERNAL_SERVICES.values()}
+)
+"""Variables of an operator's own daemon that a trial does not follow: it plays on a loopback
+address, against what is built in, and has no token to show."""
 READY_SECONDS_MAX: Final = 60.0
 """How long a child may take to say that it is ready."""
 STOP_SECONDS_MAX: Final = 20.0
@@ -67,7 +75,8 @@ def daemon(
         ports = ["--port", "0", "--http-port", "0", "--data", str(data or Path(folder) / "data")]
         command = [sys.executable, "-m", "moorage", "serve", *ports, *options]
         log = Path(folder) / "stderr.log"
-        variables = {"MOORAGE_LOG_LEVEL": "warning", **os.environ, **(environment or {})}
+        given = {name: text for name, text in os.environ.items() if name not in NOT_FOR_TRIALS}
+        variables = {"MOORAGE_LOG_LEVEL": "warning", **given, **(environment or {})}
         with child(command, log, variables) as (process, ready):
             yield Running(ready["ws"], ready["http"], process.pid, log)
         if process.returncode != 0:
@@ -110,8 +119,9 @@ def tail(log: Path) -> str:
 def _ready(process: "subprocess.Popen[str]", log: Path) -> dict[str, Any]:
     assert process.stdout is not None
     late = threading.Timer(READY_SECONDS_MAX, process.kill)
-    late.start()
+    late.daemon = True  # Whoever stops us now does not wait for it.
     try:
+        late.start()
         line = process.stdout.readline()
     finally:
         late.cancel()

@@ -6,7 +6,6 @@ order, and no departures: the protocol of the paper "Beware of Fragmentation" (U
 
 import asyncio
 import json
-import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -88,7 +87,7 @@ def replay(options: Options, progress: Callable[[int], None] | None = None) -> l
         TrialError: The daemon did not serve.
 
     """
-    nodes, pods = trace.read_nodes(options.nodes), trace.read_pods(options.pods)
+    nodes, pods = _traces(options)
     return [
         _one_seed(options, nodes, pods, seed, progress)
         for seed in range(options.seed, options.seed + options.seeds)
@@ -97,11 +96,20 @@ def replay(options: Options, progress: Callable[[int], None] | None = None) -> l
 
 def length(options: Options) -> int:
     """Return how many requests `replay` will send."""
-    nodes, pods = trace.read_nodes(options.nodes), trace.read_pods(options.pods)
+    nodes, pods = _traces(options)
     return sum(
         len(_arrivals(options, nodes, pods, seed))
         for seed in range(options.seed, options.seed + options.seeds)
     )
+
+
+def _traces(options: Options) -> tuple[list[trace.TraceNode], list[trace.TracePod]]:
+    nodes, pods = trace.read_nodes(options.nodes), trace.read_pods(options.pods)
+    if not trace.capacity_milli(nodes):
+        raise trace.TraceError(options.nodes, 0, "gpu", "at least one GPU to allocate")
+    if not pods:
+        raise trace.TraceError(options.pods, 0, "", "at least one request")
+    return nodes, pods
 
 
 def _arrivals(
@@ -209,8 +217,8 @@ def _summary(
         requests=len(order),
         answered=answered,
         granted=granted,
-        allocation_percent=100 * held / capacity if capacity else math.nan,
-        allocation_percent_at_100=100 * held_at_100 / capacity if capacity else math.nan,
+        allocation_percent=100 * held / capacity,
+        allocation_percent_at_100=100 * held_at_100 / capacity,
         grants_per_second=granted / load.seconds,
         requests_per_second=load.per_second,
         p50_seconds=load.quantile(0.5),
