@@ -174,6 +174,7 @@ class Ask:
         seed: Seed of every choice that the rule makes at random for this ask.
         explain: The caller wants the reasons in the reply.
         dry_run: Decide, verify and answer, but hold nothing.
+        size: Bytes of inputs, parameters, settings and spec as JSON, for the bounds on memory.
 
     """
 
@@ -191,6 +192,7 @@ class Ask:
     seed: int = 0
     explain: bool = False
     dry_run: bool = False
+    size: int = 0
 
 
 @dataclass(frozen=True, slots=True)

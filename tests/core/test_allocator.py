@@ -12,6 +12,7 @@ from moorage.core.queue import CONSULTED_MAX
 from moorage.core.state import DEADLINES_SPARE, ENDED_MAX, check, condense
 from moorage.core.words import (
     Advice,
+    CancelAsked,
     ClusterGone,
     Granted,
     LeaseNews,
@@ -295,3 +296,24 @@ def test_why_tells_tenants_apart() -> None:
     refusal = hand.inquire("status", tenant="bob", subject="holder").answer
     assert isinstance(refusal, Refusal)
     assert hand.inquire("status", subject="holder").answer.owner is False
+
+
+def test_what_undecided_and_waiting_asks_bring_along_is_bounded_in_bytes() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("holder", Demand(gpus=1)), place("n000", "0"))
+    large = allocating.ASKS_BYTES_MAX // 2 + 1
+    first = ask("first", Demand(gpus=1), wait=9.0, size=large)
+    assert answers(hand.ask(first)) == []  # It waits.
+    (no,) = answers(hand.ask(ask("second", Demand(gpus=1), wait=9.0, size=large)))
+    assert no.code is Code.BUSY
+    assert hand.allocator.state.waiting_bytes == large
+    hand.step(CancelAsked(hand.to(), first.id, first.tenant))
+    assert hand.allocator.state.waiting_bytes == 0
+    # Without a demand the rule is asked at once, and again as long as nothing is answered.
+    (asked,) = consults(hand.ask(ask("third", None, size=large)))
+    assert asked == "third"
+    (no,) = answers(hand.ask(ask("fourth", None, size=large)))
+    assert no.code is Code.BUSY
+    hand.step(SessionLost(SessionId("s")))
+    assert consults(hand.ask(ask("fifth", None, size=large))) == ["fifth"]

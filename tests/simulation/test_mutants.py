@@ -300,8 +300,8 @@ MUTANTS = [
     Mutant(
         "leaves a decided ask undecided",
         "core/allocator.py",
-        "        self._pending.pop(ask.id, None)\n        self._forget_key(ask)\n        record",
-        "        self._forget_key(ask)\n        record",
+        "        self._settle(ask)\n        record",
+        "        record",
         "nobody is decided for ever",
     ),
 ]

@@ -5,7 +5,6 @@ now, and grants, asks again, queues or refuses. It never reads a clock and never
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, assert_never
 
@@ -13,6 +12,7 @@ from moorage.core import questions
 from moorage.core.desk import Desk
 from moorage.core.judge import Candidates, Judge, Nodes
 from moorage.core.leases import Leases
+from moorage.core.pending import Pending
 from moorage.core.queue import CONSULTED_MAX, Line, Queue
 from moorage.core.state import apply, check
 from moorage.core.verify import Stale, Unsound, could_have_got, verify
@@ -56,29 +56,14 @@ from moorage.policy import ProposalError, parse_proposal
 
 PENDING_MAX: Final = 10_000
 """Asks being consulted about; the next one is answered `busy`."""
+ASKS_BYTES_MAX: Final = 128 << 20
+"""What all asks being consulted about may bring along as JSON, and as much again those that wait;
+the next one is answered `busy`."""
 WAITING_MAX: Final = 100_000
 """Asks in the queue; the next one is answered `busy`."""
 CONSULTS_MAX: Final = 8
 """Consultations for one ask before it is answered `conflict`, or takes a place in the queue if it
 may wait. A waiter is asked about again until its deadline: each conflict was another's grant."""
-
-
-@dataclass(slots=True)
-class Pending:
-    """An ask that its rule is being consulted about."""
-
-    ask: Ask
-    to: list[Address]
-    since: float
-    consultation: int = 0
-    consultations: int = 0
-    version: int = 0
-    """`Fleet.version` when the rule was asked."""
-    layout: int = 0
-    """`Fleet.layout` then: what it names may have existed."""
-    gains: int = 0
-    """`State.gains` when the rule was asked: what it declines, it declines as of then."""
-    reserved: Nodes = field(default=())
 
 
 class Allocator:
@@ -96,6 +81,7 @@ class Allocator:
         self.queue = Queue(self.state)
         self._leases = Leases(self._desk, self._wake)
         self._pending: dict[RequestId, Pending] = {}
+        self._pending_bytes = 0
         self._listeners: dict[RequestId, list[Address]] = {}
         self._keys: dict[tuple[str, str], RequestId] = {}
         self._number = 0
@@ -187,8 +173,8 @@ class Allocator:
                 to, Refusal(Code.ALREADY_EXISTS, f"Request id {ask.id} is taken.", "id")
             )
             return
-        if len(self._pending) >= PENDING_MAX:
-            reason = f"{PENDING_MAX} requests are being decided; try again in a moment."
+        if len(self._pending) >= PENDING_MAX or self._pending_bytes + ask.size > ASKS_BYTES_MAX:
+            reason = "Too many requests are being decided, or too large ones; try again shortly."
             self._desk.tell(to, Refusal(Code.BUSY, reason))
             return
         if not self.state.clusters:
@@ -242,6 +228,8 @@ class Allocator:
         pending.version, pending.layout = self.state.fleet.version, self.state.fleet.layout
         pending.gains = self.state.gains
         pending.reserved = reserved
+        if pending.ask.id not in self._pending:
+            self._pending_bytes += pending.ask.size
         self._pending[pending.ask.id] = pending
         key = pending.ask.terms.idempotency_key if pending.ask.terms else ""
         if key and not pending.ask.dry_run:
@@ -368,14 +356,15 @@ class Allocator:
             if ask.terms is None or ask.terms.wait_seconds <= 0 or ask.dry_run:
                 self._answer(pending, refusal)
                 return
-            if len(self.state.waiting) >= WAITING_MAX:
-                self._answer(pending, Refusal(Code.BUSY, f"{WAITING_MAX} requests wait already."))
+            waiting, held = len(self.state.waiting), self.state.waiting_bytes
+            if waiting >= WAITING_MAX or held + ask.size > ASKS_BYTES_MAX:
+                reason = "Too many requests wait already, or too large ones; try again later."
+                self._answer(pending, Refusal(Code.BUSY, reason))
                 return
             self._desk.be(Queued(ask, self._desk.now, self._desk.now + ask.terms.wait_seconds))
             self.queue.add(ask)
             self._desk.record(ask.id, {"state": "waiting", **questions.refusal_object(refusal)})
-        self._pending.pop(ask.id, None)
-        self._forget_key(ask)
+        self._settle(ask)
         self._listeners.setdefault(ask.id, []).extend(pending.to)
         self._refuse_line(ask, reserved, gains)
         self._wake()  # What is kept for this line may have moved, or grown since it was judged.
@@ -393,14 +382,16 @@ class Allocator:
     def _answer(self, pending: Pending, answer: Answer) -> None:
         """Answer everybody who waits for this ask, and remember why for `why`."""
         ask = pending.ask
-        self._pending.pop(ask.id, None)
-        self._forget_key(ask)
+        self._settle(ask)
         record = {"tenant": ask.tenant, **self._reasons(pending)} | questions.outcome(answer)
         self._desk.record(ask.id, record)
         for to in (*pending.to, *self._listeners.pop(ask.id, ())):
             self._desk.tell(to, answer)
 
-    def _forget_key(self, ask: Ask) -> None:
+    def _settle(self, ask: Ask) -> None:
+        """Note that no rule is being consulted about `ask` any more."""
+        if self._pending.pop(ask.id, None) is not None:
+            self._pending_bytes -= ask.size
         key = ask.terms.idempotency_key if ask.terms else ""
         if key and self._keys.get((ask.tenant, key)) == ask.id:
             del self._keys[ask.tenant, key]
@@ -463,8 +454,7 @@ class Allocator:
             pending.to[:] = [to for to in pending.to if to.session != session]
             if not pending.to and request not in self.state.waiting:
                 self._desk.do(Forget(request, pending.consultation))
-                del self._pending[request]
-                self._forget_key(pending.ask)
+                self._settle(pending.ask)
 
     def _tick(self) -> None:
         while (at := self.state.next_deadline()) is not None and at <= self._desk.now:

@@ -7,6 +7,7 @@ when capacity grew; nothing is ever polled.
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any, Final
 
 from moorage.core.judge import Nodes
@@ -56,7 +57,7 @@ class Line:
 def _key(ask: Ask) -> LineKey:
     priority = ask.terms.priority if ask.terms else 0
     # What only the rule reads may change its mind: such asks are not identical.
-    told = repr((ask.inputs, ask.parameters, ask.settings))
+    told = sha256(repr((ask.inputs, ask.parameters, ask.settings)).encode()).hexdigest()
     return ask.tenant, ask.policy, ask.demand, ask.candidates, priority, told
 
 
@@ -71,6 +72,7 @@ class Queue:
     def __init__(self, state: State) -> None:
         self._state = state
         self._lines: dict[LineKey, Line] = {}
+        self._line_of: dict[RequestId, Line] = {}
         for waiter in state.waiting.values():
             self.add(waiter.ask)
 
@@ -83,10 +85,11 @@ class Queue:
         key = _key(ask)
         line = self._lines.setdefault(key, Line(key))
         line.waiters[ask.id] = None
+        self._line_of[ask.id] = line
 
     def remove(self, ask: Ask) -> None:
         """Take a waiter out: granted or given up."""
-        line = self._lines[_key(ask)]
+        line = self._line_of.pop(ask.id)
         del line.waiters[ask.id]
         if not line.waiters:
             del self._lines[line.key]
@@ -100,7 +103,7 @@ class Queue:
             kept: Nodes to keep for the first of them, should they be the head.
 
         """
-        line = self._lines[_key(ask)]
+        line = self._line_of[ask.id]
         line.refused_at = as_of
         line.reservation = kept
 
@@ -116,10 +119,10 @@ class Queue:
         if ask.terms is None or not self._lines:
             return ()
         held = self._held({ask.tenant})
-        waits, key = ask.id in self._state.waiting, _key(ask)
+        own = self._line_of.get(ask.id)
         newest = -ask.terms.priority, held.get(ask.tenant, 0), math.inf
         for line in self._ranked(held):
-            if (line.key == key) if waits else (self._rank(line, held) > newest):
+            if (line is own) if own is not None else (self._rank(line, held) > newest):
                 return ()
             if line.reservation:
                 return line.reservation

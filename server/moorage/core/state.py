@@ -52,6 +52,7 @@ class State:
         leases: Leases that hold something.
         ended: The last `ENDED_MAX` leases that ended, oldest first.
         waiting: Asks in the queue, oldest first.
+        waiting_bytes: What they brought along, in bytes of JSON.
         keys: Which request owns an idempotency key of a tenant.
         fencing: The last fencing number given out.
         gains: Counts the times capacity grew; a "no" stands until this changes.
@@ -62,6 +63,7 @@ class State:
     leases: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
     ended: dict[RequestId, Lease] = field(default_factory=dict[RequestId, Lease])
     waiting: dict[RequestId, Waiter] = field(default_factory=dict[RequestId, Waiter])
+    waiting_bytes: int = 0
     keys: dict[tuple[Tenant, str], RequestId] = field(
         default_factory=dict[tuple[Tenant, str], RequestId]
     )
@@ -149,10 +151,12 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901  # One case per fact.
             assert ask.id not in state.waiting
             assert ask.id not in state.leases
             state.waiting[ask.id] = Waiter(ask, at, deadline)
+            state.waiting_bytes += ask.size
             _own_key(state, ask)
             state._due(deadline, ask.id)  # noqa: SLF001  # As above.
         case Dequeued(request):
             ask = state.waiting.pop(request).ask
+            state.waiting_bytes -= ask.size
             _disown_key(state, ask.tenant, ask)
         case Granted(lease):
             _grant(state, lease)
@@ -182,6 +186,8 @@ def _grant(state: State, lease: Lease) -> None:
     waiter = state.waiting.pop(lease.id, None)
     if waiter is None:
         _own_key(state, lease)
+    else:
+        state.waiting_bytes -= waiter.ask.size
     state.fencing = lease.fencing
     state.leases[lease.id] = lease
     state._hold(lease)  # noqa: SLF001  # Called by apply().
@@ -247,6 +253,7 @@ def check(state: State) -> None:
     assert len({lease.fencing for lease in state.leases.values()}) == len(state.leases)
     assert state.leases.keys().isdisjoint(state.ended)
     assert state.leases.keys().isdisjoint(state.waiting)
+    assert state.waiting_bytes == sum(waiter.ask.size for waiter in state.waiting.values())
     assert all(lease.state == "ended" for lease in state.ended.values())
     for (tenant, _), request in state.keys.items():
         owner = state.lease(request) or state.waiting[request].ask
