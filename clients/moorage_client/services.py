@@ -190,14 +190,22 @@ class Services:
         """Return the cluster documents that match a Mongo-style filter; None: all."""
         return self._call("POST", "/clusters/query", {"query": query or {}})
 
+    def create_cluster(self, document: Document) -> Any:
+        """Register a cluster; return the document as stored. It must not exist yet."""
+        return self._call("POST", "/clusters", document)
+
+    def replace_cluster(self, document: Document) -> Any:
+        """Replace the document of the cluster `document["id"]`; return it as stored."""
+        return self._call("PUT", f"/clusters/{quote(str(document['id']), safe='')}", document)
+
     def put_cluster(self, document: Document) -> Any:
         """Register a cluster, or replace its document; return the document as stored."""
         try:
-            return self._call("POST", "/clusters", document)
+            return self.create_cluster(document)
         except RequestRefused as refused:
             if refused.code != Code.ALREADY_EXISTS:
                 raise
-        return self._call("PUT", f"/clusters/{quote(str(document['id']), safe='')}", document)
+        return self.replace_cluster(document)
 
     def _enveloped(self, method: str, path: str, body: Document | None = None) -> Any:
         """Return the `data` of a reply in the envelope of the policy service."""

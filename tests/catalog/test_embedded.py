@@ -139,7 +139,7 @@ async def test_queries(catalog):
     with refused(Code.UNSUPPORTED, "$where"):
         await catalog.query_clusters({"$where": "1"})
     for query in ([], "x"):
-        with refused(Code.BAD_MESSAGE, "body"):
+        with refused(Code.BAD_MESSAGE, "query"):
             await catalog.query_clusters(query)
 
 

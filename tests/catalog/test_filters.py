@@ -32,7 +32,7 @@ def test_a_filter_says_which_documents_match(query, matches):
         ({"$where": "sleep(1000)"}, Code.UNSUPPORTED, "$where"),
         ({"$and": [{"id": 1}, {"$function": {}}]}, Code.UNSUPPORTED, "$and[1].$function"),
         ({"id": {"$not": {"$where": "1"}}}, Code.UNSUPPORTED, "id.$not.$where"),
-        ([], Code.BAD_MESSAGE, "body"),
+        ([], Code.BAD_MESSAGE, "query"),
         ({"$or": [1]}, Code.BAD_MESSAGE, "$or[0]"),
         ({"id": {"$in": "c1"}}, Code.BAD_MESSAGE, "id.$in"),
         ({"$or": [{"id": 1}] * 257}, Code.TOO_LARGE, "$or"),

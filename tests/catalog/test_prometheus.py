@@ -46,6 +46,7 @@ class Small:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            wbufsize = -1  # One packet for head and body; two would wait for each other.
 
             def do_GET(self) -> None:
                 status, body = answer.reply(self.path)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from moorage.catalog.embedded import EmbeddedCatalog
-from moorage.catalog.search import CHANGED_MAX, WAITING_MAX
+from moorage.catalog.search import CHANGED_MAX, FEW, WAITING_MAX
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.query import parse_filter
@@ -58,6 +58,17 @@ async def test_metrics_are_asked_first_and_limit_the_clusters(catalog):
     # Metrics of clusters that nobody knows find nothing; neither does a condition nothing meets.
     assert await catalog.matching(wanted(clusterMetricsQuery=free(99))) == []
     assert await catalog.matching(wanted(clusterQuery=gpus(1), clusterMetricsQuery=free(100))) == []
+
+
+@pytest.mark.parametrize("least", [0, FEW - 1, FEW, FEW + 5])
+async def test_clusters_and_metrics_agree_however_many_either_finds(catalog, least):
+    names = [f"n{number:04d}" for number in range(FEW + 10)]
+    await asyncio.gather(*(catalog.create_cluster(cluster(n, int(n[1:]))) for n in names))
+    await asyncio.gather(*(catalog.put_metrics(metrics(n, int(n[1:]) % 7)) for n in names))
+    both = wanted(clusterQuery=gpus(least), clusterMetricsQuery=free(6))
+    expected = [n for n in names if int(n[1:]) >= least and int(n[1:]) % 7 == 6]
+    expected = [n for n, least_free in (("c1", 1), ("c4", 4)) if least_free >= least] + expected
+    assert await catalog.matching(both) == expected
 
 
 async def test_a_search_sees_every_change_that_was_made_before_it(catalog):

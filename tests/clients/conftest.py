@@ -8,6 +8,7 @@ import io
 import itertools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -298,6 +299,8 @@ class Shell:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            # A shell's background jobs ignore Ctrl-C, and so would this one.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  # No other thread holds a lock that this needs.
         )
 
     def process(self, *arguments: str) -> subprocess.CompletedProcess[str]:

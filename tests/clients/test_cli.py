@@ -275,11 +275,12 @@ def test_ctrl_c_ends_quietly(shell, harbour):
     assert (process.returncode, out, err) == (130, "", "moorage: interrupted\n")
 
 
-def test_a_reader_that_goes_away_is_no_error(shell):
+@pytest.mark.parametrize("words", [["fleet"], ["fleet", "--json"], ["version"]])
+def test_a_reader_that_goes_away_is_no_error(shell, words):
     reading, writing = os.pipe()
     os.close(reading)
     with subprocess.Popen(
-        [shell.program, "fleet", "--json"],
+        [shell.program, *words],
         env=shell.environment,
         stdout=writing,
         stderr=subprocess.PIPE,
@@ -288,6 +289,26 @@ def test_a_reader_that_goes_away_is_no_error(shell):
         os.close(writing)
         _, err = process.communicate(timeout=30)
     assert (process.returncode, err) == (0, "")
+
+
+@pytest.mark.parametrize("words", [["fleet"], ["fleet", "--json"], ["version"]])
+def test_a_closed_stdout_is_no_error(shell, words):
+    done = subprocess.run(
+        ["/bin/sh", "-c", 'exec "$@" >&-', "sh", shell.program, *words],
+        env=shell.environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", ["ask first:1-x --ttl inf", "ask first:1-x --lease --wait inf"])
+def test_endless_times_are_refused_by_the_command_line(shell, words):
+    done = shell(*words.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert words.split()[-2] in done.stderr
 
 
 def test_an_ask_survives_a_server_that_restarts(shell, harbour):

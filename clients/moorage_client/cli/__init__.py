@@ -8,6 +8,7 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 __all__ = ["main"]
 
@@ -21,8 +22,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     from moorage_client.cli.program import run  # noqa: PLC0415  # See the module docstring.
 
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:  # Closed by whoever started us; what is written goes nowhere.
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # For good.
+        elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # Whatever the terminal can show.
     code = run(sys.argv[1:] if arguments is None else arguments)
     try:

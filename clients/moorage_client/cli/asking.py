@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage.model import LeaseTerms
+from moorage.protocol.fields import TTL_SECONDS_MAX, WAIT_SECONDS_MAX
 from moorage_client.answers import Answer, Lease
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.output import ends_in, fields, note, print_json, say, where
@@ -20,6 +21,17 @@ TTL_SECONDS: Final = 300.0
 _RESOURCES: Final = "What must fit"
 _LEASE: Final = "Lease"
 _POLICY: Final = "For the policy"
+
+_HoldSeconds = Annotated[
+    float | None,
+    typer.Option(
+        min=1, max=TTL_SECONDS_MAX, help="Hold it for seconds (else 300)", rich_help_panel=_LEASE
+    ),
+]
+_WaitSeconds = Annotated[
+    float | None,
+    typer.Option(min=0, max=WAIT_SECONDS_MAX, help="Wait for seconds", rich_help_panel=_LEASE),
+]
 
 
 def json_object(text: str | None, option: str) -> Any:
@@ -96,13 +108,8 @@ def ask(
     lease: Annotated[
         bool, typer.Option("--lease", help="Hold it; else advice", rich_help_panel=_LEASE)
     ] = False,
-    ttl: Annotated[
-        float | None,
-        typer.Option(min=1, help="Hold it for seconds (else 300)", rich_help_panel=_LEASE),
-    ] = None,
-    wait: Annotated[
-        float | None, typer.Option(min=0, help="Wait for seconds", rich_help_panel=_LEASE)
-    ] = None,
+    ttl: _HoldSeconds = None,
+    wait: _WaitSeconds = None,
     priority: Annotated[
         int | None, typer.Option(help="Higher goes first", rich_help_panel=_LEASE)
     ] = None,
@@ -156,7 +163,8 @@ def renew(
     session: Session,
     lease: Annotated[str, typer.Argument(help="Id of the lease")],
     ttl: Annotated[
-        float | None, typer.Option(min=1, help="Seconds from now (else the lease's own)")
+        float | None,
+        typer.Option(min=1, max=TTL_SECONDS_MAX, help="Seconds from now (else the lease's own)"),
     ] = None,
     lease_token: Annotated[
         str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask`)")

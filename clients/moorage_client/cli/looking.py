@@ -116,7 +116,7 @@ def fleet(
                 )
                 for row in rows
             ),
-            empty="No clusters. Register one with POST /clusters on the HTTP side.",
+            empty="No clusters. Import some: moorage fleet import SOURCE",
         )
 
 

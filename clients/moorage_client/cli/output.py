@@ -74,7 +74,11 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
         note(empty)
         return
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    Console(width=None if known else _PIPE_COLUMNS, highlight=False).print(shown)
+    console = Console(width=None if known else _PIPE_COLUMNS, highlight=False)
+    # Rendered first: rich would end the process with 1 where nobody reads on.
+    with console.capture() as rendered:
+        console.print(shown)
+    sys.stdout.write(rendered.get())
 
 
 def fields(document: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from moorage_client.cli import asking, looking, policies
+from moorage_client.cli import asking, fleet, looking, policies
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
 from moorage_client.cli.output import (
     explain_failure,
@@ -46,6 +46,11 @@ def _shared(
 
 policy = typer.Typer(help="Register policies and look at them.", no_args_is_help=True)
 app.add_typer(policy, name="policy")
+machines = typer.Typer(
+    cls=fleet.FleetGroup,
+    help="Look at the fleet (`fleet` or `fleet CLUSTER`), and import machines into it.",
+)
+app.add_typer(machines, name="fleet")
 
 command(app, "ask")(asking.ask)
 command(app, "renew")(asking.renew)
@@ -55,7 +60,8 @@ command(app, "leases")(looking.leases)
 command(app, "status")(looking.status)
 command(app, "why")(looking.why)
 command(app, "queue")(looking.queue)
-command(app, "fleet")(looking.fleet)
+command(machines, fleet.DEFAULT)(looking.fleet)
+command(machines, "import")(fleet.import_fleet)
 command(policy, "push")(policies.push)
 command(policy, "list")(policies.list_policies)
 command(policy, "show")(policies.show)

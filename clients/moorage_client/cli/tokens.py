@@ -82,11 +82,6 @@ class TokenFile:
 
         self._change(note)
 
-    def forget(self, lease: str) -> None:
-        """Forget a lease. Errors as `keep`."""
-        if self.path.exists():
-            self._change(lambda entries: entries.pop(lease, None))
-
     def _read(self) -> Entries:
         try:
             document = json.loads(self.path.read_bytes())

@@ -12,7 +12,10 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
 
-from moorage.catalog.base import Catalog
+import msgspec
+from msgspec import structs
+
+from moorage.catalog.base import Catalog, SearchAction
 from moorage.config import Config
 from moorage.core.words import (
     Address,
@@ -26,10 +29,12 @@ from moorage.core.words import (
     RenewAsked,
     SessionLost,
 )
-from moorage.daemon.answers import MessageId, encode, refuse
+from moorage.daemon.answers import MessageId, encode, refusal_of, refuse
+from moorage.daemon.finding import Finder, Found
 from moorage.gateway.deliver import Request
 from moorage.model import Ask, ClusterId, Code, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
+from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest, BlockRequest
 
 WARNED_MAX: Final = 20
@@ -63,10 +68,12 @@ class Admission:
     Args:
         config: Bounds and defaults.
         catalog: Knows rules and clusters.
+        finder: Finds the clusters that a request describes.
         backends: Names that `provision.backend` may have.
         post: Posts an event to the core.
         reply: Sends a finished reply to an address.
         manage: Runs a rule's `management` and answers at the address.
+        place: Finds the place of a block and answers at the address.
         failed: Learns of a defect.
 
     """
@@ -76,18 +83,22 @@ class Admission:
         *,
         config: Config,
         catalog: Catalog,
+        finder: Finder,
         backends: Collection[str],
         post: Callable[[Event], None],
         reply: Callable[[Address, bytes], None],
         manage: Callable[[Address, Tenant, wire.Manage], None],
+        place: Callable[[Address, Tenant, BlockRequest], None],
         failed: Callable[[BaseException], None],
     ) -> None:
         self._config = config
         self._catalog = catalog
+        self._finder = finder
         self._backends = backends
         self._post = post
         self._reply = reply
         self._manage = manage
+        self._place = place
         self._failed = failed
         self._open: dict[Address, Context] = {}
         self._askers: dict[RequestId, Address] = {}
@@ -111,28 +122,74 @@ class Admission:
         self._failed(error)
 
     async def request(self, to: Address, tenant: Tenant, message: Request) -> None:
-        """Take a request. Nothing here has to wait."""
-        self.request_nowait(to, tenant, message)
+        """Take a request that needs a search, or something of an external service, first."""
+        if not isinstance(message, AllocationRequest):
+            self.request_nowait(to, tenant, message)
+            return
+        try:
+            message, warnings = await self._searched(tenant, message)
+            warnings += await self._catalog.fetch(message.policy_rule_uri, self._wanted(message))
+        except ServiceError as error:
+            self._reply(to, refuse(refusal_of(error), message_id=message.id))
+        else:
+            self._admit(to, tenant, message, list(dict.fromkeys(warnings)))
 
     def request_nowait(self, to: Address, tenant: Tenant, message: Request) -> bool:
-        """Take a request; it is answered at `to`, now or later."""
-        warnings: list[str] = []
+        """Take a request; it is answered at `to`, now or later. False: `request` has to."""
         if isinstance(message, AllocationRequest):
-            verdict = self._ask(tenant, message, warnings)
-            if isinstance(verdict, Refusal):
-                self._reply(to, refuse(verdict, message_id=message.id, warnings=warnings))
-                return True
-            # Existing clients get the two documented keys; whoever asks for more gets the id.
-            shown = message.id is not None or message.explain or message.lease is not None
-            self._remember(to, Context(message.id, verdict.id, shown, warnings))
-            self._post(Asked(to, verdict))
+            if _described(message):
+                return False
+            warnings = self._catalog.at_hand(message.policy_rule_uri, self._wanted(message))
+            if warnings is None:
+                return False
+            self._admit(to, tenant, message, warnings)
             return True
         if isinstance(message, BlockRequest):
-            refusal = _unsupported("input", "Block-level requests are not served yet.")
-            self._reply(to, refuse(refusal, message_id=message.id))
+            self._place(to, tenant, message)  # The gateway keeps the order of the replies.
             return True
         self._operation(to, tenant, message)
         return True
+
+    def _admit(
+        self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: list[str]
+    ) -> None:
+        verdict = self._ask(tenant, message, warnings)
+        if isinstance(verdict, Refusal):
+            self._reply(to, refuse(verdict, message_id=message.id, warnings=warnings))
+            return
+        # Existing clients get the two documented keys; whoever asks for more gets the id.
+        shown = message.id is not None or message.explain or message.lease is not None
+        self._remember(to, Context(message.id, verdict.id, shown, warnings))
+        self._post(Asked(to, verdict))
+
+    def _wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
+        """Return the clusters to have at hand: None for all; none where it is refused anyway."""
+        named = message.candidates()
+        too_many = named is not None and len(named) > self._config.candidates_max
+        return () if too_many else named
+
+    async def _searched(
+        self, tenant: Tenant, message: AllocationRequest
+    ) -> tuple[AllocationRequest, list[str]]:
+        """Name the candidates that a request describes; return it, and warnings for its reply."""
+        body = message.filter or message.search
+        if message.clusters is not None or body is None:
+            return message, []
+        action: SearchAction = "filter" if message.filter else "search"
+        named = await self._catalog.search(action, body)
+        if named is None:
+            found = await self._finder.find(action, body, tenant, at=action, live_only=True)
+        else:
+            found = Found(named, len(named), [])
+        if not found.ids:
+            what = f"{found.matched} clusters match, but none is live" if found.matched else ""
+            reason = f"{action}: {what or 'no cluster matches'}."
+            expected = "a description that live clusters meet"
+            raise ServiceError(Code.UNKNOWN_CLUSTERS, reason, field=action, expected=expected)
+        ids, limit, warnings = tuple(found.ids), self._config.candidates_max, found.warnings
+        if len(ids) > limit:
+            warnings.append(f"Only the first {limit} of {len(ids)} clusters found were considered.")
+        return structs.replace(message, clusters=ids[:limit], filter=None, search=None), warnings
 
     # ---------------------------------------------------------------------------------------
 
@@ -170,7 +227,8 @@ class Admission:
         """Return the request that `name` means: its server's id, or its message's own `id`."""
         for other in self._numbers.get(to.session, ()):
             context = self._open[other]
-            if context.request and str(context.message_id) == name:
+            own = context.message_id
+            if context.request and own is not None and str(own) == name:
                 return context.request
         return RequestId(name)
 
@@ -202,6 +260,7 @@ class Admission:
             seed=int.from_bytes(drawn[26:]) >> 1,
             explain=message.explain,
             dry_run=message.dry_run,
+            size=_size(message),
         )
 
     def _unknown_policy(self, uri: str) -> Refusal:
@@ -212,10 +271,6 @@ class Admission:
         return Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri", expected, {"nearest": near})
 
     def _refuse_unserved(self, message: AllocationRequest) -> Refusal | None:
-        if message.clusters is None and (message.filter or message.search):
-            name = "filter" if message.filter else "search"
-            reason = f"`{name}` is not served yet; name the candidates in `clusters`."
-            return _unsupported(name, reason)
         if message.lease is not None:
             longest = self._config.lease_ttl_seconds_max
             if message.lease.ttl_seconds > longest:
@@ -246,7 +301,7 @@ class Admission:
         if len(named) > limit:
             reason = f"clusters: expected at most {limit} ids, got {len(named)}."
             return Refusal(Code.BAD_MESSAGE, reason, "clusters", f"at most {limit} ids")
-        is_live = frozenset(live).__contains__ if len(named) > 1 else live.__contains__
+        is_live = self._catalog.is_live
         missing = [name for name in named if not is_live(name)]
         if not missing:
             return named
@@ -319,13 +374,23 @@ class Admission:
 
 
 class HttpCalls:
-    """Addresses for `POST /allocate`: each call is one message of a session of its own."""
+    """Addresses for `POST /allocate`: each call is one message of a session of its own.
+
+    Attributes:
+        draining: The daemon stops: calls are refused from now on.
+
+    """
 
     SESSION: Final = SessionId("http")
 
     def __init__(self) -> None:
+        self.draining = False
         self._number = 0
         self._waiting: dict[Address, asyncio.Future[bytes]] = {}
+
+    def waiting(self) -> tuple[Address, ...]:
+        """Return where a reply is awaited."""
+        return tuple(self._waiting)
 
     def open(self) -> tuple[Address, asyncio.Future[bytes]]:
         """Return a new address, and the future of its reply."""
@@ -340,6 +405,17 @@ class HttpCalls:
         future = self._waiting.pop(to, None)
         if future is not None and not future.done():
             future.set_result(reply)
+
+
+def _described(message: AllocationRequest) -> bool:
+    """Return whether its candidates are described, not named."""
+    return message.clusters is None and bool(message.filter or message.search)
+
+
+def _size(message: AllocationRequest) -> int:
+    """Return the bytes of what a message brings along for the rule and the engine alone."""
+    parts = (message.inputs, message.parameters, message.settings, message.provision)
+    return sum(len(msgspec.json.encode(part)) for part in parts if part)
 
 
 def _unsupported(field: str, reason: str, expected: str = "") -> Refusal:

@@ -1,57 +1,39 @@
 """Request traces of the openb kind: reading them, and the published packing protocol.
 
 Called by `moored replay` and `moored bench`, which drive a trace through a real daemon, and by
-the tests of the shipped rules. Columns are those of the Alibaba cluster-trace-gpu-v2023 files;
-the protocol is that of "Beware of Fragmentation" (USENIX ATC'23): requests in random order, none
-ends, drawn again until their GPU demand is 1.3 times the capacity.
+the tests of the shipped rules. Columns are those of the Alibaba cluster-trace-gpu-v2023 files; its
+table of nodes is read by `moorage_client.inventory`, which imports such tables as fleets. The
+protocol is that of "Beware of Fragmentation" (USENIX ATC'23): requests in random order, none ends,
+drawn again until their GPU demand is 1.3 times the capacity.
 """
 
-import csv
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Final
 
 from moorage.model import GPU_MILLI
+from moorage_client.inventory.openb import TableError as TraceError
+from moorage_client.inventory.openb import TraceNode, lines, read_nodes
+from moorage_client.inventory.openb import trace_document as cluster_document
+
+__all__ = [
+    "TraceError",
+    "TraceNode",
+    "TracePod",
+    "arrivals",
+    "capacity_milli",
+    "cluster_document",
+    "permuted_names",
+    "read_nodes",
+    "read_pods",
+    "typical_classes",
+]
 
 TYPICAL_SHARE: Final = 0.95
 """The typical classes are the most frequent ones that make up this share of the requests."""
-ROWS_MAX: Final = 1_000_000
-"""Rows of one CSV file; a longer file is refused rather than read into memory."""
-
-
-class TraceError(ValueError):
-    """A trace file cannot be read as one.
-
-    Args:
-        path: The file.
-        line: Its line, from 1; 0 where the whole file is meant.
-        column: The column's name; empty where the whole line is meant.
-        expected: What was expected there.
-
-    """
-
-    def __init__(self, path: Path, line: int, column: str, expected: str) -> None:
-        place = f"{path}" + (f", line {line}" if line else "")
-        place += f", column {column}" if column else ""
-        super().__init__(f"{place}: expected {expected}")
-        self.path = path
-        self.line = line
-        self.column = column
-        self.expected = expected
-
-
-@dataclass(frozen=True, slots=True)
-class TraceNode:
-    """One machine: CPU in milli, memory in MiB, `gpus` devices of one model."""
-
-    name: str
-    cpu_milli: int
-    memory_mib: int
-    gpus: int
-    model: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,33 +65,6 @@ class TracePod:
 # Reading ---------------------------------------------------------------------------------------
 
 
-def read_nodes(path: Path) -> list[TraceNode]:
-    """Read a node file: columns `sn, cpu_milli, memory_mib, gpu, model`.
-
-    Raises:
-        TraceError: A column is missing, or a value is not what its column holds.
-        OSError: The file cannot be opened.
-
-    """
-    nodes = []
-    names = set[str]()
-    for line in _lines(path, ("sn", "cpu_milli", "memory_mib", "gpu", "model")):
-        name = line.text("sn")
-        if name in names:
-            raise TraceError(path, line.number, "sn", f"each node once, not {name!r} again")
-        names.add(name)
-        nodes.append(
-            TraceNode(
-                name=name,
-                cpu_milli=line.whole("cpu_milli"),
-                memory_mib=line.whole("memory_mib"),
-                gpus=line.whole("gpu"),
-                model=line.values["model"],
-            )
-        )
-    return nodes
-
-
 def read_pods(path: Path) -> list[TracePod]:
     """Read a request file: columns `name, cpu_milli, memory_mib, num_gpu, gpu_milli[, gpu_spec]`.
 
@@ -121,69 +76,24 @@ def read_pods(path: Path) -> list[TracePod]:
 
     """
     pods = []
-    for line in _lines(path, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")):
-        gpus, gpu_milli = line.whole("num_gpu"), line.whole("gpu_milli", most=GPU_MILLI)
-        if bool(gpus) != bool(gpu_milli):
-            raise TraceError(
-                path, line.number, "gpu_milli", "more than 0 exactly where num_gpu is more than 0"
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for line in lines(path, file, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")):
+            gpus, gpu_milli = line.whole("num_gpu"), line.whole("gpu_milli", most=GPU_MILLI)
+            if bool(gpus) != bool(gpu_milli):
+                expected = "more than 0 exactly where num_gpu is more than 0"
+                raise TraceError(path, line.number, "gpu_milli", expected)
+            spec = line.values.get("gpu_spec") or ""
+            pods.append(
+                TracePod(
+                    name=line.text("name"),
+                    cpu_milli=line.whole("cpu_milli"),
+                    memory_mib=line.whole("memory_mib"),
+                    gpus=gpus,
+                    gpu_milli=gpu_milli,
+                    models=tuple(model for model in spec.split("|") if model),
+                )
             )
-        spec = line.values.get("gpu_spec") or ""
-        pods.append(
-            TracePod(
-                name=line.text("name"),
-                cpu_milli=line.whole("cpu_milli"),
-                memory_mib=line.whole("memory_mib"),
-                gpus=gpus,
-                gpu_milli=gpu_milli,
-                models=tuple(model for model in spec.split("|") if model),
-            )
-        )
     return pods
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    path: Path
-    number: int
-    values: Mapping[str, str]
-
-    def text(self, column: str) -> str:
-        if not self.values[column]:
-            raise TraceError(self.path, self.number, column, "a name, not an empty field")
-        return self.values[column]
-
-    def whole(self, column: str, most: int | None = None) -> int:
-        value = self.values[column]
-        limit = f" up to {most}" if most is not None else ""
-        # isdecimal alone would take the digits of other scripts.
-        if not (value.isascii() and value.isdecimal()) or (most is not None and int(value) > most):
-            raise TraceError(
-                self.path, self.number, column, f"a whole number{limit}, not {value!r}"
-            )
-        return int(value)
-
-
-def _lines(path: Path, columns: Sequence[str]) -> Iterator[_Line]:
-    with path.open(encoding="utf-8", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            present = reader.fieldnames or ()
-            for column in columns:
-                if column not in present:
-                    raise TraceError(path, 1, column, "this column in the header")
-            for values in reader:
-                number = reader.line_num
-                if number > ROWS_MAX + 1:
-                    raise TraceError(path, number, "", f"at most {ROWS_MAX} rows")
-                if None in values or None in values.values():
-                    raise TraceError(path, number, "", f"{len(present)} fields, as in the header")
-                yield _Line(path, number, values)
-        except UnicodeDecodeError:
-            raise TraceError(path, 0, "", "text in UTF-8") from None
-        except csv.Error as error:
-            # The inner reader counts the line that failed; the outer one only those it returned.
-            line = reader.reader.line_num
-            raise TraceError(path, line, "", f"valid CSV ({error})") from None
 
 
 # The protocol ----------------------------------------------------------------------------------
@@ -275,52 +185,3 @@ def permuted_names(nodes: Sequence[TraceNode], seed: int = 42) -> dict[str, str]
 def capacity_milli(nodes: Sequence[TraceNode]) -> int:
     """Return the GPU milli of all nodes together."""
     return sum(node.gpus for node in nodes) * GPU_MILLI
-
-
-def cluster_document(
-    nodes: Sequence[TraceNode],
-    cluster_id: str = "openb",
-    names: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
-    """Return the body of `POST /clusters` that describes the nodes as one cluster.
-
-    Args:
-        nodes: Its machines.
-        cluster_id: Its id.
-        names: Node ids to use in place of the names, e.g. `permuted_names`.
-
-    """
-    rename: Callable[[str], str] = (names or {}).__getitem__ if names else str
-    gpus = sum(node.gpus for node in nodes)
-    cores = sum(node.cpu_milli for node in nodes) / 1000
-    memory = sum(node.memory_mib for node in nodes)
-    return {
-        "id": cluster_id,
-        "status": "live",
-        "nodes": {
-            "count": len(nodes),
-            "nodeData": [_node_document(node, rename(node.name)) for node in nodes],
-        },
-        "gpus": {"count": gpus, "memory": 0},
-        "vcpus": {"count": cores},
-        "memory": memory,
-        "swap": 0,
-        "tags": ["trace"],
-        "clusterMetadata": {"name": cluster_id, "description": "Nodes of a request trace"},
-        "config": {"publicHostname": "localhost"},
-    }
-
-
-def _node_document(node: TraceNode, node_id: str) -> dict[str, Any]:
-    return {
-        "id": node_id,
-        "gpus": {
-            "count": node.gpus,
-            "memory": 0,
-            "gpus": [{"modelName": node.model, "memory": 0} for _ in range(node.gpus)],
-            "modelNames": [node.model] if node.gpus else [],
-        },
-        "vcpus": {"count": node.cpu_milli / 1000},
-        "memory": node.memory_mib,
-        "swap": 0,
-    }

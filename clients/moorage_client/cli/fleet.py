@@ -1,0 +1,158 @@
+"""The commands about the fleet: `moorage fleet [CLUSTER]` looks at it, `fleet import` fills it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Final
+
+import typer
+
+from moorage.model import Code
+from moorage_client.cli.output import note, print_json, table
+from moorage_client.cli.session import Session
+from moorage_client.errors import MoorageError, RequestRefused, refusal
+
+DEFAULT: Final = "show"
+"""The command of the group that needs no name."""
+
+_HELPS: Final = ("-h", "--help")
+
+
+class FleetGroup(typer.core.TyperGroup):
+    """A group of commands whose first one, `show`, needs no name."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the name of the default command before arguments that name none."""
+        named = bool(args) and (args[0] in self.commands or args[0] in _HELPS)
+        return super().parse_args(ctx, args if named else [DEFAULT, *args])
+
+
+def import_fleet(
+    session: Session,
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            help="A file, or - for stdin: CSV of nodes (sn, cpu_milli, memory_mib, gpu, model), "
+            "JSON of cluster documents, of `kubectl get nodes -o json`, or of `ray list nodes "
+            "--detail --format json`. Or: local (this machine), ray, ray:URL (of its dashboard)",
+            show_default=False,
+        ),
+    ],
+    cluster_id: Annotated[
+        str, typer.Option(help="Id of the cluster that the sources together are")
+    ] = "",
+    replace: Annotated[
+        bool, typer.Option("--replace", help="A cluster that exists becomes what was imported")
+    ] = False,
+    merge: Annotated[
+        bool,
+        typer.Option("--merge", help="A cluster that exists keeps its other nodes and its fields"),
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the documents, and change nothing")
+    ] = False,
+) -> None:
+    """Register the machines of a site as clusters, from where it keeps them.
+
+    A cluster that exists is left alone, and the import refused, unless --replace or --merge says
+    what to do with it.
+    """
+    from moorage_client.inventory import InventoryError, collect  # noqa: PLC0415  # Slow to import.
+
+    if replace and merge:
+        raise typer.BadParameter("give --replace or --merge, not both")
+    try:
+        found = collect(sources, cluster_id)
+    except InventoryError as error:
+        raise typer.BadParameter(str(error)) from error
+    for each in found.notes:
+        note(each)
+    if dry_run and not merge:
+        print_json({"clusters": found.documents})
+        return
+    with session.services() as services:
+        known = {} if replace else _known(services, found.documents)
+        if known and not merge:
+            raise refusal(
+                Code.ALREADY_EXISTS,
+                f"{', '.join(sorted(known))}: registered already, and nothing was changed; give"
+                " --replace to make them what was imported, or --merge to add its nodes",
+                field="id",
+            )
+        if dry_run:
+            print_json({"clusters": [_merged(known, each) for each in found.documents]})
+        else:
+            done = _register(services, known, found.documents, replace=replace)
+            _report(session, done)
+
+
+def _known(services: Any, documents: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    wanted = [document["id"] for document in documents]
+    return {each["id"]: each for each in services.clusters({"id": {"$in": wanted}})}
+
+
+def _merged(
+    known: Mapping[str, Mapping[str, Any]], document: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    from moorage_client.inventory import merged  # noqa: PLC0415  # Slow to import.
+
+    old = known.get(document["id"])
+    return document if old is None else merged(old, document)
+
+
+def _register(
+    services: Any,
+    known: Mapping[str, Mapping[str, Any]],
+    documents: Sequence[Mapping[str, Any]],
+    *,
+    replace: bool,
+) -> list[dict[str, Any]]:
+    """Store the documents one by one, and return what became of each."""
+    done: list[dict[str, Any]] = []
+    try:
+        for document in documents:
+            if document["id"] in known:
+                stored = services.replace_cluster(_merged(known, document))
+                done.append(_row(stored, "merged"))
+                continue
+            try:
+                done.append(_row(services.create_cluster(document), "created"))
+            except RequestRefused as refused:
+                if not replace or refused.code != Code.ALREADY_EXISTS:
+                    raise
+                done.append(_row(services.replace_cluster(document), "replaced"))
+    except MoorageError:
+        if done:  # Clusters are stored one by one; those before the failure are there now.
+            note(f"imported before the failure: {', '.join(row['cluster_id'] for row in done)}")
+        raise
+    return done
+
+
+def _row(stored: Mapping[str, Any], action: str) -> dict[str, Any]:
+    totals = {name: stored.get(name) or {} for name in ("nodes", "gpus", "vcpus")}
+    counts = {name: group.get("count", 0) for name, group in totals.items()}
+    return {
+        "cluster_id": stored["id"],
+        "action": action,
+        **counts,
+        "memory_mib": stored.get("memory", 0),
+    }
+
+
+def _report(session: Session, rows: list[dict[str, Any]]) -> None:
+    if session.json:
+        print_json({"clusters": rows})
+        return
+    table(
+        ("cluster", "", "nodes>", "GPUs>", "CPUs>", "memory MiB>"),
+        (
+            (
+                row["cluster_id"],
+                row["action"],
+                row["nodes"],
+                row["gpus"],
+                row["vcpus"],
+                row["memory_mib"],
+            )
+            for row in rows
+        ),
+        empty="The sources name no cluster.",
+    )

@@ -1,0 +1,32 @@
+"""What machines there are, read from where a site already keeps it, as cluster documents.
+
+`moorage fleet import` calls `collect`; the trials share the reader of node tables (`openb`). The
+documents are those of allocation-server.md, section 6.
+
+A source is one of:
+
+- a file, or `-` for stdin: a table of nodes (CSV), cluster documents (JSON), what
+  `kubectl get nodes -o json` printed, or what `ray list nodes --detail --format json` or
+  `ray.nodes()` did; which of them it is, its content says;
+- `local`: this machine;
+- `ray`, or `ray:URL`: the dashboard of a Ray cluster.
+
+What can go wrong is one tree, below `MoorageError`:
+
+    InventoryError    a source cannot be read, or the sources contradict each other
+    └── TableError    a line of a CSV file is not what its header says
+"""
+
+from moorage_client.inventory.collecting import collect, read
+from moorage_client.inventory.documents import Document, Inventory, InventoryError, merged
+from moorage_client.inventory.openb import TableError
+
+__all__ = [
+    "Document",
+    "Inventory",
+    "InventoryError",
+    "TableError",
+    "collect",
+    "merged",
+    "read",
+]

@@ -1,0 +1,132 @@
+"""Reading sources of any kind, and putting together what they say of one cluster."""
+
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from moorage_client.inventory.documents import Document, Inventory, InventoryError, combined
+from moorage_client.inventory.kubernetes import KINDS, kubernetes_inventory
+from moorage_client.inventory.openb import nodes_in, trace_document
+from moorage_client.inventory.ray import dashboard_inventory, is_ray_node, ray_inventory
+from moorage_client.inventory.this_machine import machine_inventory
+
+FILE_BYTES_MAX: Final = 256 << 20
+"""Size of one file; a larger one is refused rather than read into memory."""
+
+STDIN: Final = "-"
+MACHINE: Final = "local"
+RAY: Final = "ray"
+
+_FORMS: Final = (
+    "cluster documents, the output of `kubectl get nodes -o json`, of "
+    "`ray list nodes --detail --format json`, or of ray.nodes()"
+)
+
+
+def collect(sources: Sequence[str], cluster_id: str = "") -> Inventory:
+    """Read sources; what they say of one cluster becomes one document.
+
+    Args:
+        sources: Each as the package's docstring has it.
+        cluster_id: Id for the cluster of all of them; empty: each source names its own.
+
+    Returns:
+        Documents with an id each, in the order of the sources, and all notes.
+
+    Raises:
+        InventoryError: A source cannot be read, names no cluster where none was given, or lists
+            a node that another one lists too.
+
+    """
+    documents: list[tuple[str, Document]] = []
+    notes: list[str] = []
+    for source in sources:
+        found = read(source, cluster_id)
+        if cluster_id and len(found.documents) > 1:
+            raise InventoryError(
+                source, "", f"one cluster to be called {cluster_id}, not {len(found.documents)}"
+            )
+        for document in found.documents:
+            if not (cluster_id or document["id"]):
+                raise InventoryError(source, "", "a name for its cluster: give --cluster-id NAME")
+            documents.append((source, {**document, "id": cluster_id or document["id"]}))
+        notes += found.notes
+    return Inventory(tuple(combined(documents)), tuple(notes))
+
+
+def read(source: str, cluster_id: str = "") -> Inventory:
+    """Read one source.
+
+    Args:
+        source: As the package's docstring has it.
+        cluster_id: Id for a cluster whose source knows none; empty: it stays empty.
+
+    Raises:
+        InventoryError: It cannot be read.
+
+    """
+    if source == MACHINE:
+        return machine_inventory(source, cluster_id)
+    kind, _, url = source.partition(":")
+    if kind == RAY:
+        return dashboard_inventory(source, url, cluster_id)
+    text = _text(source)
+    path = Path("stdin" if source == STDIN else source)
+    if text.lstrip()[:1] in {"{", "["}:
+        return _json(str(path), text, cluster_id)
+    table = nodes_in(path, io.StringIO(text, newline=""))
+    return Inventory((trace_document(table, cluster_id),))
+
+
+def _text(source: str) -> str:
+    name = "stdin" if source == STDIN else source
+    try:
+        if source == STDIN:
+            content = sys.stdin.buffer.read(FILE_BYTES_MAX + 1)
+        else:
+            with Path(source).open("rb") as file:
+                content = file.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        expected = f"a file, `{STDIN}`, `{MACHINE}`, `{RAY}` or `{RAY}:URL` ({error.strerror})"
+        raise InventoryError(name, "", expected) from error
+    if len(content) > FILE_BYTES_MAX:
+        raise InventoryError(name, "", f"at most {FILE_BYTES_MAX} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise InventoryError(name, f"line {line}", "text in UTF-8") from error
+
+
+def _json(source: str, text: str, cluster_id: str) -> Inventory:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        place = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        raise InventoryError(source, place, f"valid JSON ({error})") from error
+    if isinstance(value, dict) and value.get("kind") in KINDS:
+        return kubernetes_inventory(source, value, cluster_id)
+    if isinstance(value, dict) and isinstance(value.get("clusters"), list):
+        return _documents(source, "clusters", value["clusters"])
+    entries = value if isinstance(value, list) else [value]
+    if entries and all(map(is_ray_node, entries)):
+        return ray_inventory(source, entries, cluster_id)
+    return _documents(source, "", entries)
+
+
+def _documents(source: str, place: str, entries: Sequence[Any]) -> Inventory:
+    """Return cluster documents as they are; the server checks all their fields."""
+    if not entries:
+        raise InventoryError(source, place, _FORMS)
+    for number, entry in enumerate(entries):
+        here = f"{place}[{number}]" if place or len(entries) > 1 else ""
+        if not isinstance(entry, dict):
+            raise InventoryError(source, here, f"an object; a source has {_FORMS}")
+        cluster_id = entry.get("id")
+        if not isinstance(cluster_id, str) or not cluster_id:
+            expected = f"the id of a cluster (a text); a source has {_FORMS}"
+            raise InventoryError(source, f"{here}.id".lstrip("."), expected)
+    return Inventory(tuple(entries))

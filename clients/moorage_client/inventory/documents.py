@@ -1,0 +1,192 @@
+"""The documents that all readers of inventory make, and how two of one cluster become one.
+
+Numbers of memory are MiB in fields that are documented in MB, as everywhere in Moorage; what a
+source gives in another unit is converted once, by its reader.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage_client.errors import MoorageError
+
+Document = dict[str, Any]
+"""A JSON object."""
+
+MIB: Final = 1 << 20
+"""Bytes."""
+
+_TOTALS: Final = ("gpus", "vcpus", "memory", "swap", "storage", "network")
+"""Sums over the nodes; the server adds up those that a document lacks."""
+
+
+class InventoryError(MoorageError, ValueError):
+    """A source cannot be read as inventory.
+
+    Args:
+        source: The file, or the name of the source.
+        place: Where in it, e.g. `items[3].status.capacity.cpu`; empty: all of it.
+        expected: What was expected there, and what to do.
+
+    """
+
+    def __init__(self, source: str, place: str, expected: str) -> None:
+        super().__init__(f"{source}{f', {place}' if place else ''}: expected {expected}")
+        self.source = source
+        self.place = place
+        self.expected = expected
+
+
+@dataclass(frozen=True, slots=True)
+class Inventory:
+    """What sources hold.
+
+    Args:
+        documents: One for each cluster; an empty `id` is still to be chosen.
+        notes: What a person should know: nodes left out, devices that could not be read.
+
+    """
+
+    documents: tuple[Document, ...]
+    notes: tuple[str, ...] = ()
+
+
+def device(
+    model: str,
+    memory_mib: int = 0,
+    *,
+    name: str = "",
+    exclusive: bool = False,
+    link_group: str = "",
+    numa: int = -1,
+) -> Document:
+    """Return a device for `gpus.gpus`; arguments as those of `moorage.model.Gpu`.
+
+    What is unknown is left out: a device without a name is called by its index.
+    """
+    known: Document = {"modelName": model, "memory": memory_mib}
+    known |= {"id": name} if name else {}
+    known |= {"exclusive": True} if exclusive else {}
+    known |= {"linkGroup": link_group} if link_group else {}
+    return known | ({"numa": numa} if numa >= 0 else {})
+
+
+def node_document(
+    name: str,
+    *,
+    cpu_milli: int,
+    memory_mib: int,
+    devices: Sequence[Document] = (),
+    swap_mib: int = 0,
+    rack: str = "",
+    labels: Mapping[str, str] | None = None,
+) -> Document:
+    """Return a machine for `nodes.nodeData`; sizes are those of the machine when it is empty."""
+    models = dict.fromkeys(each["modelName"] for each in devices)
+    node: Document = {
+        "id": name,
+        "gpus": {
+            "count": len(devices),
+            "memory": sum(each["memory"] for each in devices),
+            "gpus": list(devices),
+            "modelNames": list(models),
+        },
+        "vcpus": {"count": cpu_milli / 1000},
+        "memory": memory_mib,
+        "swap": swap_mib,
+    }
+    node |= {"rack": rack} if rack else {}
+    return node | ({"labels": dict(labels)} if labels else {})
+
+
+def cluster_document(
+    cluster_id: str,
+    nodes: Sequence[Document],
+    *,
+    tag: str,
+    description: str,
+    region: str = "",
+) -> Document:
+    """Return the body of `POST /clusters` that describes the nodes as one cluster.
+
+    Args:
+        cluster_id: Its id; empty where the caller is yet to choose one.
+        nodes: Its machines, as `node_document` makes them.
+        tag: What kind of source they came from.
+        description: The same for a person.
+        region: Where it stands; empty: not known.
+
+    """
+    region_id = {"regionId": region} if region else {}
+    return {
+        "id": cluster_id,
+        "status": "live",
+        **region_id,
+        "nodes": {"count": len(nodes), "nodeData": list(nodes)},
+        "gpus": {
+            "count": sum(node["gpus"]["count"] for node in nodes),
+            "memory": sum(node["gpus"]["memory"] for node in nodes),
+        },
+        "vcpus": {"count": sum(round(node["vcpus"]["count"] * 1000) for node in nodes) / 1000},
+        "memory": sum(node["memory"] for node in nodes),
+        "swap": sum(node["swap"] for node in nodes),
+        "tags": [tag],
+        "clusterMetadata": {"name": cluster_id, "description": description},
+        "config": {"publicHostname": "localhost"},
+    }
+
+
+def nodes_of(document: Mapping[str, Any]) -> list[Document]:
+    """Return the machines that a document lists; a malformed list counts as none."""
+    nodes = document.get("nodes")
+    entries = nodes.get("nodeData") if isinstance(nodes, dict) else None
+    return list(entries) if isinstance(entries, list) else []
+
+
+def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Document:
+    """Return the document of a cluster with the nodes of a second one put into it.
+
+    A node that both list is as the second one says; those that only one lists stay. Everything
+    else is as in the first, but for the totals, which the server adds up anew over all nodes.
+
+    Args:
+        old: The document that the cluster has.
+        new: The document with the nodes to add or replace; it is not written to, nor is `old`.
+
+    """
+    fresh = {str(node.get("id")): node for node in nodes_of(new)}
+    nodes = [fresh.pop(str(node.get("id")), node) for node in nodes_of(old)]
+    return _without_totals(old, [*nodes, *fresh.values()])
+
+
+def combined(found: Iterable[tuple[str, Document]]) -> list[Document]:
+    """Return one document for each cluster, its nodes taken from all that name it.
+
+    Args:
+        found: Documents, each with the source that it came from.
+
+    Raises:
+        InventoryError: Two list the same node.
+
+    """
+    by_id: dict[str, Document] = {}
+    for source, document in found:
+        cluster_id = document["id"]
+        known = by_id.get(cluster_id)
+        if known is None:
+            by_id[cluster_id] = document
+            continue
+        names = {str(node.get("id")) for node in nodes_of(known)}
+        for node in nodes_of(document):
+            if str(node.get("id")) in names:
+                expected = f"each node of cluster {cluster_id} once, not {node.get('id')} again"
+                raise InventoryError(source, "", expected)
+        by_id[cluster_id] = merged(known, document)
+    return list(by_id.values())
+
+
+def _without_totals(document: Mapping[str, Any], nodes: Sequence[Document]) -> Document:
+    kept = {name: value for name, value in document.items() if name not in _TOTALS}
+    group = document.get("nodes")
+    rest = {**group} if isinstance(group, dict) else {}
+    return {**kept, "nodes": {**rest, "count": len(nodes), "nodeData": list(nodes)}}

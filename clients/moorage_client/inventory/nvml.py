@@ -1,0 +1,126 @@
+"""NVIDIA GPUs of this machine, through NVML, as devices of a cluster document.
+
+`this_machine` calls it. The bindings (`nvidia-ml-py`, module `pynvml`) are the extra `nvml`, and
+are loaded only here.
+"""
+
+import importlib
+from pathlib import Path
+from typing import Any, Final
+
+from moorage_client.inventory.documents import MIB, Document, InventoryError, device
+
+_DRIVER: Final = Path("/proc/driver/nvidia")
+_PCI: Final = Path("/sys/bus/pci/devices")
+
+
+def devices_here(source: str) -> tuple[list[Document], str, str]:
+    """Return the NVIDIA devices of this machine.
+
+    Args:
+        source: How errors and the note call it.
+
+    Returns:
+        The devices, by index; the version of the driver; and where there are none, why.
+
+    Raises:
+        InventoryError: The driver is there, but its devices cannot be read: a document without
+            them would say that the machine has none.
+
+    """
+    try:
+        nvml = importlib.import_module("pynvml")
+    except ImportError:
+        return _none(source, "nvidia-ml-py is missing: pip install 'moorage[nvml]'")
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError as error:
+        return _none(source, f"NVML says: {error}")
+    try:
+        count = nvml.nvmlDeviceGetCount()
+        handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+        groups = _link_groups(nvml, handles)
+        found = [
+            each
+            for index, handle in enumerate(handles)
+            for each in _devices(nvml, handle, index, groups[index])
+        ]
+        driver = str(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError as error:
+        raise InventoryError(source, "NVML", f"to read its GPUs, but NVML says: {error}") from error
+    finally:
+        nvml.nvmlShutdown()
+    return found, driver, "" if found else f"{source}: no NVIDIA GPUs: the driver knows none"
+
+
+def _none(source: str, why: str) -> tuple[list[Document], str, str]:
+    if _DRIVER.exists():
+        raise InventoryError(source, "NVML", f"to read the GPUs of its NVIDIA driver, but {why}")
+    return [], "", f"{source}: no NVIDIA GPUs: {why}"
+
+
+def _devices(nvml: Any, handle: Any, index: int, group: str) -> list[Document]:
+    """Return one physical device, or the MIG instances that it is divided into."""
+    numa = _numa(str(nvml.nvmlDeviceGetPciInfo(handle).busId))
+    instances = _instances(nvml, handle)
+    if instances is None:
+        memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB
+        model = str(nvml.nvmlDeviceGetName(handle))
+        # The index is the id, written down: instances of other devices come in between.
+        return [device(model, memory, name=str(index), link_group=group, numa=numa)]
+    return [
+        device(
+            str(nvml.nvmlDeviceGetName(instance)),
+            nvml.nvmlDeviceGetMemoryInfo(instance).total // MIB,
+            name=f"{index}:{number}",
+            exclusive=True,
+            numa=numa,
+        )
+        for number, instance in instances
+    ]
+
+
+def _instances(nvml: Any, handle: Any) -> list[tuple[int, Any]] | None:
+    """Return the MIG instances of a device with their numbers; None: it is not divided."""
+    try:
+        mode, _ = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError_NotSupported:
+        return None
+    if mode != nvml.NVML_DEVICE_MIG_ENABLE:
+        return None
+    found = []
+    for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            found.append((number, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)))
+        except nvml.NVMLError_NotFound:
+            continue  # Numbers have gaps where instances were destroyed.
+    return found
+
+
+def _link_groups(nvml: Any, handles: list[Any]) -> list[str]:
+    """Return for each device the group that NVLink joins it to; empty: none."""
+    groups = list(range(len(handles)))
+    for first, one in enumerate(handles):
+        for second in range(first):
+            if groups[first] != groups[second] and _linked(nvml, one, handles[second]):
+                merged = groups[first]
+                groups = [groups[second] if each == merged else each for each in groups]
+    return [f"nvlink-{each}" if groups.count(each) > 1 else "" for each in groups]
+
+
+def _linked(nvml: Any, one: Any, other: Any) -> bool:
+    try:
+        status = nvml.nvmlDeviceGetP2PStatus(one, other, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
+    except nvml.NVMLError_NotSupported:
+        return False
+    return bool(status == nvml.NVML_P2P_STATUS_OK)
+
+
+def _numa(bus: str) -> int:
+    """Return the NUMA domain of a PCI device, -1 where it is unknown."""
+    # NVML writes an eight-digit domain, the kernel a four-digit one, in small letters.
+    domain, _, rest = bus.lower().partition(":")
+    try:
+        return int((_PCI / f"{domain[-4:]}:{rest}" / "numa_node").read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return -1

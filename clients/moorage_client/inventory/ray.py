@@ -1,0 +1,190 @@
+"""The nodes of a Ray cluster, as a cluster document: from its dashboard, or from what Ray printed.
+
+The dashboard is asked over plain HTTP, so neither a `ray` package nor one of the cluster's own
+version is needed: `GET /api/v0/nodes` is what `ray list nodes` asks, `GET /nodes?view=summary`
+adds the names and sizes of the devices. Where a cluster has no dashboard, the output of
+`ray.nodes()` as JSON is read instead.
+
+A node keeps Ray's own id, which is what Ray's node affinity takes; its name is in its labels.
+"""
+
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import requests
+
+from moorage_client.inventory.documents import (
+    MIB,
+    Document,
+    Inventory,
+    InventoryError,
+    cluster_document,
+    device,
+    node_document,
+)
+
+URL_DEFAULT: Final = "http://127.0.0.1:8265"
+"""Where `ray start --head` puts its dashboard."""
+NODES_MAX: Final = 10_000
+"""What Ray's API server returns at most (`RAY_MAX_LIMIT_FROM_API_SERVER`)."""
+REPLY_BYTES_MAX: Final = 256 << 20
+"""Size of one reply of the dashboard, whose summary names every process of every node."""
+SECONDS_MAX: Final = 30.0
+"""How long connecting may take, and each wait for more of a reply."""
+
+RACK_LABEL: Final = "rack"
+NAME_LABEL: Final = "ray.io/node-name"
+
+_MODEL: Final = re.compile(r"accelerator_type:(.+)")
+_HUMAN: Final = re.compile(r"(\d+(?:\.\d+)?) (B|KiB|MiB|GiB|TiB)")
+_UNITS: Final = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
+    """Ask the dashboard of a Ray cluster for its nodes.
+
+    Args:
+        source: How errors call it.
+        url: Of the dashboard; empty: where Ray puts it on this machine.
+        cluster_id: Id of the cluster, since Ray has none; empty: still to be chosen.
+
+    Raises:
+        InventoryError: Nothing answers there, or something that is no Ray dashboard.
+
+    """
+    url = (url or URL_DEFAULT).rstrip("/")
+    with requests.Session() as session:
+        if token := os.environ.get("RAY_AUTH_TOKEN"):  # As Ray's own tools do.
+            session.headers["Authorization"] = f"Bearer {token}"
+        answer = _get(session, source, f"{url}/api/v0/nodes?detail=1&limit={NODES_MAX}")
+        listed = answer.get("result")
+        if not isinstance(listed, dict) or not isinstance(listed.get("result"), list):
+            raise InventoryError(source, "data.result.result", "a list of nodes from Ray's API")
+        summary = _get(session, source, f"{url}/nodes?view=summary").get("summary")
+    if (listed.get("total") or 0) > len(listed["result"]):
+        expected = f"at most {NODES_MAX} nodes, which is all that Ray lists, not {listed['total']}"
+        raise InventoryError(source, "", expected)
+    found = ray_inventory(source, listed["result"], cluster_id, summary or ())
+    warning = listed.get("partial_failure_warning")
+    return Inventory(
+        found.documents, (*found.notes, *([f"{source}: {warning}"] if warning else []))
+    )
+
+
+def ray_inventory(
+    source: str, nodes: Sequence[Any], cluster_id: str, summary: Sequence[Any] = ()
+) -> Inventory:
+    """Return the nodes of a Ray cluster as one cluster document; dead ones are left out.
+
+    Args:
+        source: How errors call it.
+        nodes: As `ray list nodes --detail --format json` or `ray.nodes()` has them.
+        cluster_id: Id of the cluster; empty: still to be chosen.
+        summary: What the dashboard measured of them, where it was asked.
+
+    Raises:
+        InventoryError: A field is not what Ray documents.
+
+    """
+    measured = {
+        str(each["raylet"].get("nodeId")): each
+        for each in summary
+        if isinstance(each, dict) and isinstance(each.get("raylet"), dict)
+    }
+    documents, dead = [], 0
+    for number, node in enumerate(nodes):
+        if not isinstance(node, dict):
+            raise InventoryError(source, f"[{number}]", "a node (an object)")
+        if node.get("state", "ALIVE") != "ALIVE" or node.get("Alive", True) is not True:
+            dead += 1
+            continue
+        documents.append(_node(source, f"[{number}].", node, measured))
+    found = cluster_document(cluster_id, documents, tag="ray", description="Nodes of a Ray cluster")
+    return Inventory((found,), (f"{source}: left out {dead} dead nodes",) if dead else ())
+
+
+def is_ray_node(value: Any) -> bool:
+    """Tell whether a value looks like a node as Ray prints it."""
+    return isinstance(value, dict) and ("resources_total" in value or "NodeManagerAddress" in value)
+
+
+def _node(
+    source: str, place: str, node: Mapping[str, Any], measured: Mapping[str, Any]
+) -> Document:
+    key = "node_id" if "node_id" in node else "NodeID"
+    name = node.get(key)
+    if not isinstance(name, str) or not name:
+        raise InventoryError(source, place + key, "Ray's id of the node")
+    key = "resources_total" if "resources_total" in node else "Resources"
+    resources = node.get(key)
+    if not isinstance(resources, dict):
+        expected = "an object of resources; with `ray list nodes`, give --detail"
+        raise InventoryError(source, place + key, expected)
+    given = node.get("labels", node.get("Labels"))
+    labels = {str(k): str(v) for k, v in given.items()} if isinstance(given, dict) else {}
+    called = node.get("node_name", node.get("NodeName"))
+    if isinstance(called, str) and called:
+        labels[NAME_LABEL] = called
+
+    def amount(resource: str) -> float:
+        return _amount(source, f"{place}{key}.{resource}", resources.get(resource, 0))
+
+    return node_document(
+        name,
+        cpu_milli=round(amount("CPU") * 1000),
+        memory_mib=int(amount("memory") / MIB),
+        devices=_devices(int(amount("GPU")), resources, measured.get(name) or {}),
+        rack=labels.get(RACK_LABEL, ""),
+        labels=labels,
+    )
+
+
+def _devices(
+    count: int, resources: Mapping[str, Any], measured: Mapping[str, Any]
+) -> list[Document]:
+    """Return as many devices as Ray schedules on; what was measured tells what they are."""
+    named = (found[1] for key in resources if (found := _MODEL.fullmatch(key)))
+    model = next(named, "")
+    seen = [each for each in measured.get("gpus") or () if isinstance(each, dict)]
+    if len(seen) != count:  # Ray was told another number; then who is who is not known.
+        return [device(model) for _ in range(count)]
+    return [
+        device(str(each.get("name") or model), int(each.get("memoryTotal") or 0)) for each in seen
+    ]
+
+
+def _amount(source: str, place: str, value: Any) -> float:
+    """Return a number, also one that Ray's command line has made readable: `22.420 GiB`."""
+    if isinstance(value, str) and (found := _HUMAN.fullmatch(value)):
+        return float(found[1]) * _UNITS[found[2]]
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise InventoryError(source, place, f"a number, not {value!r}")
+    return value
+
+
+def _get(session: requests.Session, source: str, url: str) -> Mapping[str, Any]:
+    """Return the `data` of a reply of the dashboard."""
+    try:
+        with session.get(url, timeout=SECONDS_MAX, stream=True) as response:
+            content = bytearray()
+            for chunk in response.iter_content(1 << 20):
+                content += chunk
+                if len(content) > REPLY_BYTES_MAX:
+                    expected = f"a reply of at most {REPLY_BYTES_MAX} bytes from {url}"
+                    raise InventoryError(source, "", expected)
+    except requests.RequestException as error:
+        hint = "name its dashboard as ray:http://HOST:8265"
+        raise InventoryError(source, "", f"a Ray dashboard at {url}; {hint} ({error})") from error
+    try:
+        reply = json.loads(content)
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict) or not isinstance(reply.get("data"), dict):
+        said = reply.get("msg") if isinstance(reply, dict) else None
+        got = said or f"HTTP {response.status_code} {response.reason}"
+        raise InventoryError(source, "", f"Ray's answer to GET {url}, not: {got}")
+    data: Mapping[str, Any] = reply["data"]
+    return data

@@ -1,0 +1,85 @@
+"""This machine as a cluster of one node: CPUs, memory, and its NVIDIA GPUs.
+
+In a container, sizes are those of the container. GPUs are read through NVML (`pip install
+'moorage[nvml]'`); MIG instances are devices of their own, and NVLink joins devices into groups.
+"""
+
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Final
+
+from moorage_client.inventory.documents import (
+    MIB,
+    Inventory,
+    cluster_document,
+    node_document,
+)
+from moorage_client.inventory.nvml import devices_here
+
+_MEMINFO: Final = Path("/proc/meminfo")
+_CGROUP: Final = Path("/sys/fs/cgroup")
+
+
+def machine_inventory(source: str, cluster_id: str) -> Inventory:
+    """Return this machine as a cluster document.
+
+    Args:
+        source: How errors and notes call it.
+        cluster_id: Id of the cluster; empty: this machine's name.
+
+    Raises:
+        InventoryError: There are NVIDIA GPUs, but they cannot be read.
+
+    """
+    host = platform.node() or "localhost"
+    devices, driver, note = devices_here(source)
+    system = platform.system().lower()
+    labels = {"kubernetes.io/arch": platform.machine(), "kubernetes.io/os": system}
+    node = node_document(
+        host,
+        cpu_milli=cpu_milli(),
+        memory_mib=memory_mib(),
+        devices=devices,
+        swap_mib=_meminfo("SwapTotal") // MIB,
+        labels=labels | ({"nvidia.com/driver": driver} if driver else {}),
+    )
+    found = cluster_document(
+        cluster_id or host, [node], tag="machine", description="A single machine"
+    )
+    return Inventory((found,), (note,) if note else ())
+
+
+def cpu_milli() -> int:
+    """Return the CPU that this process may use, in thousandths of a core."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    milli = (cores or 1) * 1000
+    quota = _first_line(_CGROUP / "cpu.max").split()
+    if len(quota) == 2 and quota[0].isdecimal():  # noqa: PLR2004  # Quota and period.
+        milli = min(milli, int(quota[0]) * 1000 // int(quota[1]))
+    return milli
+
+
+def memory_mib() -> int:
+    """Return the memory that this process may use, in MiB."""
+    total = _meminfo("MemTotal") or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = _first_line(_CGROUP / "memory.max")
+    return min(total, int(limit) if limit.isdecimal() else total) // MIB
+
+
+def _meminfo(name: str) -> int:
+    """Return a line of /proc/meminfo in bytes; 0 where there is none."""
+    try:
+        text = _MEMINFO.read_text(encoding="ascii")
+    except OSError:
+        return 0
+    found = re.search(rf"^{name}:\s+(\d+) kB$", text, re.MULTILINE)
+    return int(found[1]) * 1024 if found else 0
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").partition("\n")[0]
+    except OSError:
+        return ""  # No limit, or another generation of control groups.

@@ -1,0 +1,180 @@
+"""`moorage fleet import` against a real server, and `moorage fleet` as it always was."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from moorage.trials.process import daemon
+from moorage_client.cli.program import run
+
+HERE = Path(__file__).parent
+HEADER = "sn,cpu_milli,memory_mib,gpu,model\n"
+
+
+@pytest.fixture(scope="module")
+def server():
+    with daemon() as running:
+        yield running
+
+
+@pytest.fixture
+def moorage(server, tmp_path, monkeypatch):
+    """Run command lines within this process, which is quicker than a process each."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MOORAGE_URL", server.ws)
+    monkeypatch.setenv("MOORAGE_HTTP_URL", server.http)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def moorage(*arguments, given=""):
+        out, err = io.StringIO(), io.StringIO()
+        stdin = io.TextIOWrapper(io.BytesIO(given.encode()))
+        with monkeypatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+            patch.setattr("sys.stdin", stdin)
+            code = run(arguments)
+        return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
+
+    return moorage
+
+
+def table(*rows):
+    return HEADER + "".join(f"{row}\n" for row in rows)
+
+
+def document(done):
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout)
+
+
+def nodes(moorage, cluster):
+    return {row["node_id"]: row for row in document(moorage("fleet", cluster, "--json"))}
+
+
+def refusal(done):
+    return done.returncode, json.loads(done.stdout)["error"]
+
+
+def test_a_table_becomes_a_cluster_that_the_fleet_shows(moorage):
+    source = table("a,64000,262144,2,A100", "b,32000,131072,0,")
+    done = moorage("fleet", "import", "-", "--cluster-id", "lab", "--json", given=source)
+    assert document(done) == {
+        "clusters": [
+            {
+                "cluster_id": "lab",
+                "action": "created",
+                "nodes": 2,
+                "gpus": 2,
+                "vcpus": 96.0,
+                "memory_mib": 393_216,
+            }
+        ]
+    }
+    found = nodes(moorage, "lab")
+    assert found["a"]["gpus"] == {"0": 1000, "1": 1000}
+    assert found["b"]["cpu_milli_free"] == 32_000
+    shown = moorage("fleet")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "lab" in shown.stdout
+    assert moorage("fleet", "show").stdout == shown.stdout
+    assert moorage("fleet", "show", "lab").stdout == moorage("fleet", "lab").stdout
+
+
+def test_a_cluster_that_exists_is_left_alone_unless_told(moorage):
+    def give(*options, rows):
+        source = table(*rows)
+        return moorage("fleet", "import", "-", "--cluster-id=bay", *options, given=source)
+
+    assert document(give("--json", rows=["a,1000,1,0,", "b,1000,1,0,"]))
+    status, error = refusal(give("--json", rows=["c,1000,1,0,"]))
+    assert (status, error["code"]) == (3, "already_exists")
+    assert "--replace" in error["reason"]
+    assert "--merge" in error["reason"]
+    assert set(nodes(moorage, "bay")) == {"a", "b"}
+
+    merged = document(give("--merge", "--json", rows=["b,2000,1,0,", "c,1000,1,0,"]))
+    assert merged["clusters"][0]["action"] == "merged"
+    assert merged["clusters"][0]["vcpus"] == 4.0  # Added up anew over all nodes.
+    found = nodes(moorage, "bay")
+    assert {name: row["cpu_milli_free"] for name, row in found.items()} == {
+        "a": 1000,
+        "b": 2000,
+        "c": 1000,
+    }
+    replaced = document(give("--replace", "--json", rows=["d,1000,1,0,"]))
+    assert replaced["clusters"][0]["action"] == "replaced"
+    assert set(nodes(moorage, "bay")) == {"d"}
+
+
+def test_a_dry_run_prints_what_can_be_imported_and_changes_nothing(moorage, tmp_path):
+    kubernetes = str(HERE / "kubernetes_nodes.json")
+    dry = moorage("fleet", "import", kubernetes, "--cluster-id", "k8s", "--dry-run")
+    printed = document(dry)
+    assert "cordoned" in dry.stderr
+    assert [each["id"] for each in printed["clusters"]] == ["k8s"]
+    assert "k8s" not in moorage("fleet").stdout
+
+    done = moorage("fleet", "import", "-", "--json", given=dry.stdout)
+    assert document(done)["clusters"][0]["gpus"] == 8 + 9 + 2
+    found = nodes(moorage, "k8s")
+    assert len(found["gpu-a"]["gpus"]) == 8
+    assert "mig-3g.40gb-0" in found["mig-a"]["gpus"]
+
+    more = tmp_path / "more.csv"
+    more.write_text(table("extra,1000,1,0,"))
+    merged = moorage("fleet", "import", "more.csv", "--cluster-id=k8s", "--merge", "--dry-run")
+    rows = document(merged)["clusters"][0]["nodes"]["nodeData"]
+    assert [row["id"] for row in rows] == ["gpu-a", "mig-a", "shared-a", "cpu-a", "extra"]
+    assert set(nodes(moorage, "k8s")) == set(found)
+
+
+def test_this_machine_through_a_pipe(moorage, server):
+    program = Path(sys.executable).with_name("moorage")
+    pipe = f"{program} fleet import local --dry-run | {program} fleet import - --cluster-id desk"
+    environment = {**os.environ, "MOORAGE_HTTP_URL": server.http}
+    done = subprocess.run(
+        ["bash", "-c", pipe], env=environment, capture_output=True, check=True, timeout=60
+    )
+    assert b"desk" in done.stdout
+    (node,) = nodes(moorage, "desk").values()
+    assert node["cpu_milli_free"] > 0
+
+
+def test_clusters_are_stored_one_by_one_and_a_failure_says_which_were(moorage, tmp_path):
+    good = {"id": "good", "nodes": {"nodeData": []}}
+    bad = {"id": "bad", "nodes": {"nodeData": [{"id": "n", "memory": "much"}]}}
+    (tmp_path / "both.json").write_text(json.dumps([good, bad]))
+    done = moorage("fleet", "import", "both.json", "--json")
+    status, error = refusal(done)
+    assert (status, error["code"]) == (3, "bad_message")
+    assert "nodes.nodeData[0].memory: expected a number" in error["reason"]
+    assert done.stderr == "imported before the failure: good\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["none.csv"], "none.csv: expected a file"),
+        (["-"], "stdin, line 2, column cpu_milli: expected a whole number, not 'x'"),
+        ([], "Missing argument"),
+        (["local", "--replace", "--merge"], "not both"),
+        (["ray:http://127.0.0.1:1"], "expected a Ray dashboard at http://127.0.0.1:1"),
+    ],
+)
+def test_what_cannot_be_read_is_a_wrong_command_line(moorage, arguments, said):
+    given = table("a,x,1,0,")
+    done = moorage("fleet", "import", *arguments, "--cluster-id=c", "--json", given=given)
+    status, error = refusal(done)
+    assert (status, error["code"], done.stderr) == (2, "usage", "")
+    assert said in error["reason"]
+
+
+def test_help_names_both_commands(moorage):
+    done = moorage("fleet", "--help")
+    assert done.returncode == 0
+    assert "import" in done.stdout
+    assert "show" in done.stdout

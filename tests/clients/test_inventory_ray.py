@@ -1,0 +1,249 @@
+"""Ray's nodes: as its dashboard and its command line give them, and as a real Ray does."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from moorage_client.inventory import InventoryError, collect
+
+# What Ray 2.60 answered, for a node with two GPUs and one that had died.
+ALIVE = {
+    "node_id": "cb7337e0bb2b1158ab90f431346393eddb050cfaf34fc9a658459593",
+    "node_ip": "192.0.2.2",
+    "is_head_node": True,
+    "state": "ALIVE",
+    "state_message": None,
+    "node_name": "192.0.2.2",
+    "resources_total": {
+        "memory": 24073395968.0,
+        "GPU": 2.0,
+        "accelerator_type:A100": 1.0,
+        "object_store_memory": 100000000.0,
+        "node:__internal_head__": 1.0,
+        "node:192.0.2.2": 1.0,
+        "CPU": 2.0,
+    },
+    "labels": {"rack": "r1", "ray.io/node-id": "cb7337"},
+    "start_time_ms": 1795187237660,
+    "end_time_ms": 0,
+}
+DEAD = {**ALIVE, "node_id": "aa", "state": "DEAD", "resources_total": {}}
+PRINTED = {**ALIVE, "resources_total": {**ALIVE["resources_total"], "memory": "22.420 GiB"}}
+FROM_PYTHON = {
+    "NodeID": "bb",
+    "Alive": True,
+    "NodeManagerAddress": "192.0.2.3",
+    "NodeName": "worker",
+    "Resources": {"CPU": 4.0, "memory": 1073741824.0},
+    "Labels": {},
+}
+GPU = {"index": 0, "name": "NVIDIA A100-SXM4-80GB", "memoryUsed": 1, "memoryTotal": 81920}
+
+
+class Dashboard:
+    """A small HTTP server that answers as Ray's dashboard does, or as a test wants it to."""
+
+    def __init__(self) -> None:
+        summary = {"raylet": {"nodeId": ALIVE["node_id"]}, "gpus": [GPU, GPU]}
+        self.nodes = [ALIVE, DEAD]
+        self.total = 2
+        self.warning = ""
+        self.summary = [summary]
+        self.raw: bytes | None = None
+        self.token = ""
+        answer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                bearer = self.headers.get("Authorization") == f"Bearer {answer.token}"
+                status, body = answer.reply(self.path)
+                if answer.token and not bearer:
+                    status, body = 401, b"Unauthorized"
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def reply(self, path: str) -> tuple[int, bytes]:
+        if self.raw is not None:
+            return 200, self.raw
+        if path.startswith("/api/v0/nodes?"):
+            rows = {
+                "total": self.total,
+                "result": self.nodes,
+                "partial_failure_warning": self.warning,
+            }
+            data = {"result": rows}
+        elif path == "/nodes?view=summary":
+            data = {"summary": self.summary}
+        else:
+            return 404, b"404: Not Found"
+        return 200, json.dumps({"result": True, "msg": "", "data": data}).encode()
+
+
+@pytest.fixture
+def dashboard(monkeypatch) -> Iterator[Dashboard]:
+    monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    dashboard = Dashboard()
+    thread = threading.Thread(target=dashboard.server.serve_forever, args=(0.01,))
+    thread.start()
+    yield dashboard
+    dashboard.server.shutdown()
+    thread.join()
+    dashboard.server.server_close()
+
+
+def imported(dashboard):
+    (document,) = collect([f"ray:{dashboard.url}/"], "ray").documents
+    return document["nodes"]["nodeData"]
+
+
+def test_a_dashboard_tells_nodes_and_devices(dashboard):
+    found = collect([f"ray:{dashboard.url}"], "ray")
+    (node,) = found.documents[0]["nodes"]["nodeData"]
+    assert node["id"] == ALIVE["node_id"]  # What Ray's node affinity takes.
+    assert node["vcpus"] == {"count": 2.0}
+    assert node["memory"] == 22_958
+    assert node["rack"] == "r1"
+    assert node["labels"]["ray.io/node-name"] == "192.0.2.2"
+    assert node["gpus"]["gpus"] == [{"modelName": "NVIDIA A100-SXM4-80GB", "memory": 81_920}] * 2
+    assert found.notes == (f"ray:{dashboard.url}: left out 1 dead nodes",)
+
+
+def test_devices_that_were_not_measured_have_the_model_that_ray_schedules_by(dashboard):
+    dashboard.summary = [{"raylet": {"nodeId": ALIVE["node_id"]}, "gpus": [GPU]}]
+    (node,) = imported(dashboard)
+    assert node["gpus"]["gpus"] == [{"modelName": "A100", "memory": 0}] * 2
+    dashboard.summary = []
+    assert imported(dashboard) == [node]
+
+
+def test_a_token_of_ray_is_shown(dashboard, monkeypatch):
+    dashboard.token = "secret"  # noqa: S105  # Of a server that lives for one test.
+    with pytest.raises(InventoryError, match="HTTP 401 Unauthorized"):
+        imported(dashboard)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
+    assert len(imported(dashboard)) == 1
+
+
+def test_what_ray_could_not_tell_is_a_note_or_an_error(dashboard):
+    dashboard.warning = "1 node did not answer"
+    assert collect([f"ray:{dashboard.url}"], "r").notes[-1].endswith("1 node did not answer")
+    dashboard.total = 12_000
+    with pytest.raises(InventoryError, match=r"at most 10000 nodes.*not 12000"):
+        imported(dashboard)
+
+
+@pytest.mark.parametrize(
+    ("raw", "said"),
+    [
+        (b"<html>", "HTTP 200 OK"),
+        (b'{"msg": "no"}', "not: no"),
+        (b'{"data": {}}', "data.result.result: expected a list"),
+        (b'{"data": {"result": {"result": [7]}}}', r"\[0\]: expected a node"),
+    ],
+)
+def test_a_server_that_is_no_dashboard_is_named(dashboard, raw, said):
+    dashboard.raw = raw
+    with pytest.raises(InventoryError, match=said) as caught:
+        imported(dashboard)
+    assert dashboard.url in str(caught.value)
+
+
+def test_nothing_that_answers():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        with pytest.raises(InventoryError, match="ray:http://HOST:8265"):
+            collect([f"ray:{url}"], "r")
+
+
+def test_what_ray_printed_is_read_from_a_file(tmp_path):
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps([PRINTED, FROM_PYTHON]))
+    (document,) = collect([str(path)], "ray").documents
+    first, second = document["nodes"]["nodeData"]
+    assert (first["memory"], first["gpus"]["count"]) == (22_958, 2)
+    assert (second["id"], second["vcpus"]["count"], second["memory"]) == ("bb", 4.0, 1024)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"node_id": ""}, r"\[0\].node_id"),
+        ({"resources_total": None}, r"\[0\].resources_total: .*--detail"),
+        ({"resources_total": {"CPU": "2 cores"}}, r"\[0\].resources_total.CPU: .*'2 cores'"),
+        ({"resources_total": {"GPU": -1}}, r"\[0\].resources_total.GPU"),
+    ],
+)
+def test_what_is_wrong_in_a_node_is_named(tmp_path, change, said):
+    path = tmp_path / "nodes.json"
+    path.write_text(json.dumps([ALIVE | change]))
+    with pytest.raises(InventoryError, match=said):
+        collect([str(path)], "ray")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+@pytest.fixture
+def folder() -> Iterator[str]:
+    """A folder whose path is short: Ray puts sockets deep into it."""
+    with tempfile.TemporaryDirectory(prefix="ray-", dir="/tmp") as name:
+        yield name
+
+
+RAY = shutil.which("ray", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(RAY is None, reason="no `ray` on the PATH: pip install 'ray[default]'")
+def test_a_real_ray(tmp_path, folder):
+    port, dashboard = free_port(), free_port()
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
+    start = (
+        *(RAY, "start", "--head", "--block", f"--port={port}", "--node-ip-address=127.0.0.1"),
+        *("--include-dashboard=true", f"--dashboard-port={dashboard}", "--num-cpus=3"),
+        *("--num-gpus=2", '--resources={"accelerator_type:A100": 1}', "--labels=rack=r7"),
+        *("--object-store-memory=100000000", f"--temp-dir={folder}", "--min-worker-port=0"),
+        "--max-worker-port=0",
+    )
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        ray = subprocess.Popen(start, env=environment, stdout=output, stderr=output)
+    try:
+        for _ in range(60):
+            try:
+                (node,) = collect([f"ray:http://127.0.0.1:{dashboard}"], "r").documents[0]["nodes"][
+                    "nodeData"
+                ]
+                break
+            except (InventoryError, ValueError):
+                assert ray.poll() is None, log.read_text()
+                with pytest.raises(subprocess.TimeoutExpired):
+                    ray.wait(1)  # Its dashboard is up some seconds after it says so.
+        assert (node["vcpus"]["count"], node["gpus"]["count"], node["rack"]) == (3.0, 2, "r7")
+        assert node["gpus"]["modelNames"] == ["A100"]
+        assert node["memory"] > 0
+    finally:
+        ray.terminate()
+        ray.wait(60)
