@@ -1,7 +1,10 @@
 """`moored`: the daemon, and the trials that play a client against it."""
 
 import contextlib
+import io
 import os
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +15,8 @@ import typer
 from moorage.config import Config, ConfigError, settings_help
 
 EXIT_USAGE = 2
+STDERR = 2
+"""The last of the three descriptors that every program has."""
 
 app = typer.Typer(
     name="moored",
@@ -76,7 +81,7 @@ def replay(
         Path, typer.Option(help="CSV: name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]")
     ],
     policy: Annotated[str, typer.Option(help="Shipped rule that decides.")] = "fgd",
-    arrive: Annotated[float, typer.Option(min=0.01, help="GPU demand / capacity.")] = 1.3,
+    arrive: Annotated[float, typer.Option(min=0.01, max=100, help="GPU demand / capacity.")] = 1.3,
     seed: Annotated[int, typer.Option(help="Of the order of nodes and requests.")] = 42,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on; reports means.")] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Requests at most.")] = None,
@@ -120,7 +125,8 @@ def doctor(
 @app.command(short_help="Measure, as ratios to a baseline of the same run.")
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(help="grants, startup, first_lease; all by default.")
+        list[str] | None,
+        typer.Argument(help="grants, startup, first_lease, candidates; all by default."),
     ] = None,
     nodes: Annotated[Path | None, typer.Option(help="Node file of a trace, for `grants`.")] = None,
     pods: Annotated[Path | None, typer.Option(help="Request file, for `grants`.")] = None,
@@ -144,18 +150,39 @@ def _config(flags: dict[str, Any], file: Path | None) -> Config:
 @contextlib.contextmanager
 def _trial_errors() -> Iterator[None]:
     """Turn what keeps a trial from being played into one line and an exit code."""
+    from httpx import HTTPError  # noqa: PLC0415  # As in serve.
+    from websockets.exceptions import WebSocketException  # noqa: PLC0415  # As in serve.
+
     from moorage.trials.process import TrialError  # noqa: PLC0415  # As in serve.
     from moorage.trials.trace import TraceError  # noqa: PLC0415  # As in serve.
 
+    # Whoever stops a trial stops its daemon too, and lets it clean up.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
-    except (TrialError, TraceError, OSError) as error:
+    except (TrialError, TraceError, OSError, HTTPError, WebSocketException) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None
 
 
+def _open_standard_streams() -> None:
+    """Put /dev/null where stdin, stdout or stderr is closed.
+
+    Their numbers would go to the next files that are opened; libuv ends the process over that.
+    """
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR:
+        os.set_inheritable(number, True)  # noqa: FBT003  # The os module's own signature.
+    os.close(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(STDERR, "w", closefd=False)
+
+
 def main() -> None:
     """Run the command line."""
+    _open_standard_streams()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # Whatever the terminal can show.
     app()
 
 

@@ -145,3 +145,11 @@ def test_bench_figures_are_ratios():
     assert told["grants"]["granted"] == told["grants"]["requests"]
     assert told["grants"]["grants_to_echo"] > 0.04
     assert told["first_lease"]["first_lease_to_imports"] > 1
+
+
+@pytest.mark.heavy
+def test_filters_over_many_clusters_cost_what_their_hits_cost():
+    told = json.loads(moored("bench", "candidates", "--json", timeout=300).stdout)["candidates"]
+    assert told["many"] == 100 * told["few"]
+    for kind in ("filter", "filter_with_metrics", "filter_after_change", "ask"):
+        assert told[f"{kind}_many_to_few"] <= 20, kind

@@ -32,6 +32,12 @@ class House:
         prepared = await self.catalog.prepare_policy(document)
         return (await self.catalog.register_policy(prepared)).ref.uri
 
+    async def search(self, action, body, tenant):
+        if "fault" in body:
+            raise ServiceError(Code(body["fault"]), "no", field="fault")
+        documents = [{"id": "c1", "action": action, "tenant": tenant, "body": body}]
+        return documents, body.get("warnings", [])
+
     async def allocate(self, body, tenant):
         if body == b"hold":
             self.asked.set()

@@ -42,6 +42,8 @@ async def test_the_interface_is_described(client):
         ("put", "/cluster"),
         ("delete", "/policy/{uri}"),
         ("post", "/allocate"),
+        ("post", "/api/filter-data"),
+        ("post", "/api/no-ir/similarity-search"),
         ("get", "/readyz"),
     } <= operations.keys()
     for operation in operations.values():
@@ -55,6 +57,7 @@ PROTECTED = [
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
     ("POST", "/allocate"),
+    ("POST", "/api/filter-data"),
     ("GET", "/clusters/c1"),
     ("POST", "/clusters/query"),
     ("GET", "/cluster/query"),

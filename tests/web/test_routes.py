@@ -191,3 +191,44 @@ async def test_allocate_hands_the_body_and_the_tenant_over(client):
             "error": {"code": "busy", "reason": "later", "waiting": 3},
         },
     )
+
+
+# Search ------------------------------------------------------------------------------------
+
+SEARCHES = [
+    ("/api/filter-data", "filter"),
+    ("/api/no-ir/filter", "filter"),
+    ("/api/similarity-search", "search"),
+    ("/api/no-ir/similarity-search", "search"),
+]
+
+
+@pytest.mark.parametrize(("path", "action"), SEARCHES)
+async def test_searches(client, path, action):
+    body = {"matchType": "cluster"}
+    found = await client.post(path, json=body)
+    document = {"id": "c1", "action": action, "tenant": "local", "body": body}
+    assert (found.status_code, found.json()) == (200, {"success": True, "data": [document]})
+    warned = (await client.post(path, json={"warnings": ["metrics are old"]})).json()
+    assert (warned["success"], warned["warnings"]) == (True, ["metrics are old"])
+
+
+@pytest.mark.parametrize(("path", "action"), SEARCHES)
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("bad_message", 400),
+        ("unknown_policy", 400),
+        ("too_large", 400),
+        ("policy_timeout", 400),
+        ("busy", 503),
+        ("unavailable", 503),
+    ],
+)
+async def test_a_failed_search_is_no_success(client, path, action, code, status):
+    del action
+    answer = await client.post(path, json={"fault": code})
+    said = answer.json()
+    assert (answer.status_code, said["success"], said["message"]) == (status, False, "no")
+    assert (said["error"]["code"], said["error"]["field"]) == (code, "fault")
+    assert "data" not in said

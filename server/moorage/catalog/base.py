@@ -269,10 +269,6 @@ class Catalog(Protocol):
 
         """
 
-    @property
-    def searches(self) -> bool:
-        """Whether an external search service answers `search`."""
-
     async def search(self, action: SearchAction, body: Document) -> list[ClusterId] | None:
         """Let an external search service find clusters; None where there is no such service.
 

@@ -342,11 +342,6 @@ class EmbeddedCatalog:
         del uri, cluster_ids
         return []
 
-    @property
-    def searches(self) -> bool:
-        """See `Catalog.searches`."""
-        return False
-
     async def search(self, action: SearchAction, body: Document) -> list[ClusterId] | None:
         """See `Catalog.search`."""
         del action, body

@@ -3,18 +3,21 @@
 from typing import Any
 
 from moorage.catalog.search import refusal_of
+from moorage.protocol.faults import ServiceError
 from moorage.query import Condition, Predicate, QueryError, parse_mongo, predicate
 
 __all__ = ["compile_filter", "parse_filter"]
 
 
 def parse_filter(query: Any) -> Condition:
-    """Return what a Mongo filter says; an empty one says everything.
+    """Return what a Mongo filter says; an empty one, or None, says everything.
 
     Raises:
         ServiceError: `bad_message`, `unsupported` or `too_large`, naming the place in the filter.
 
     """
+    if query is not None and not isinstance(query, dict):
+        raise ServiceError.wrong_field("query", "a filter (an object of fields and conditions)")
     try:
         return parse_mongo(query, "")
     except QueryError as error:

@@ -270,11 +270,6 @@ class MixedCatalog(EmbeddedCatalog):
             return self.live_ids()
         return [name for name in cluster_ids if name in self._live]
 
-    @property
-    def searches(self) -> bool:
-        """See `Catalog.searches`."""
-        return self._external_search is not None
-
     async def search(self, action: SearchAction, body: Document) -> list[ClusterId] | None:
         """See `Catalog.search`."""
         if self._external_search is None:

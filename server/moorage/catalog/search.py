@@ -14,7 +14,15 @@ from moorage.catalog.base import CLUSTERS_MAX, Document
 from moorage.catalog.records import DocumentEntry
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
-from moorage.query import Condition, DocumentIndex, Filter, QueryError, nearest, restricted
+from moorage.query import (
+    EVERYTHING,
+    Condition,
+    DocumentIndex,
+    Filter,
+    QueryError,
+    nearest,
+    restricted,
+)
 
 __all__ = ["DocumentSearch", "refusal_of"]
 
@@ -24,6 +32,9 @@ WAITING_MAX: Final = 1024
 """Searches at one time; one more is refused with `busy`."""
 CHANGED_MAX: Final = 4 * CLUSTERS_MAX
 """Changed documents noted between two searches; beyond it the next one indexes all again."""
+
+FEW: Final = 1000
+"""So many clusters are named to the metrics index; of more, its own answer is sought in theirs."""
 
 _News = dict[str, tuple[Document | None, Document | None]]
 """Cluster and metrics documents by id; None: there is none any more."""
@@ -61,13 +72,17 @@ class DocumentSearch:
 
         def work() -> list[str]:
             clusters, metrics = self._indexes
-            condition = asked.condition
-            if (companion := asked.companions.get("clusterMetrics")) is not None:
-                found = metrics.matching(companion)
-                if not found:
-                    return []
-                condition = restricted(condition, "id", found)
-            return clusters.matching(condition)
+            companion = asked.companions.get("clusterMetrics")
+            if companion is None:
+                return clusters.matching(asked.condition)
+            if asked.condition == EVERYTHING:
+                return [name for name in metrics.matching(companion) if name in clusters]
+            # Both must hold, so the order is free: whichever finds few is asked first.
+            found = clusters.matching(asked.condition)
+            if len(found) <= FEW:
+                return metrics.matching(restricted(companion, "clusterId", found))
+            measured = frozenset(metrics.matching(companion))
+            return [name for name in found if name in measured]
 
         return [ClusterId(name) for name in await self.run(work)]
 

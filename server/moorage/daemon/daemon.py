@@ -5,6 +5,7 @@
 
 import asyncio
 import contextlib
+import gc
 from collections.abc import Iterable
 from typing import Any, Final, assert_never
 
@@ -13,6 +14,8 @@ from prometheus_client.metrics_core import Metric
 
 from moorage.catalog import base as catalog
 from moorage.catalog.embedded import EmbeddedCatalog
+from moorage.catalog.mixed import MixedCatalog
+from moorage.catalog.prometheus import PrometheusPoller
 from moorage.config import Config
 from moorage.core.allocator import Allocator
 from moorage.core.words import (
@@ -26,6 +29,7 @@ from moorage.core.words import (
     Forget,
     Granted,
     Proposed,
+    Queued,
     Recall,
     Refusal,
     Restarted,
@@ -37,11 +41,20 @@ from moorage.core.words import (
 )
 from moorage.daemon import recall
 from moorage.daemon.admission import Admission, HttpCalls
-from moorage.daemon.answers import encode, refuse
+from moorage.daemon.answers import encode, refusal_of, refuse
+from moorage.daemon.block_tasks import BlockServices
+from moorage.daemon.blocks import Blocks
 from moorage.daemon.crank import Crank
 from moorage.daemon.engine_room import EngineRoom
+from moorage.daemon.finding import Finder, code_of
 from moorage.daemon.measures import Measures, gauge, gauges
-from moorage.daemon.services import HttpServices, RuleServices, code_of
+from moorage.daemon.services import (
+    STOPPING,
+    HttpServices,
+    RuleServices,
+    external_services,
+    prometheus_source,
+)
 from moorage.engines.base import Engine
 from moorage.engines.memory import MemoryEngine
 from moorage.gateway.server import Gateway, GatewaySettings
@@ -49,6 +62,7 @@ from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
+from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host import PolicyFault, Sandbox
 from moorage.sandbox.limits import Limits
 from moorage.web.server import WebServer
@@ -83,8 +97,10 @@ class Daemon:
         self._rules: Sandbox
         self._crank: Crank
         self._engines: EngineRoom
+        self._finder: Finder
         self._admission: Admission
         self._gateway: Gateway
+        self._prometheus: PrometheusPoller | None = None
 
     async def start(self) -> tuple[int, int]:
         """Open everything and serve.
@@ -113,11 +129,7 @@ class Daemon:
         for warning in recovery.warnings:
             log.warning("ledger", finding=warning)
         self._allocator.replay(recovery.facts)
-        self._catalog = await EmbeddedCatalog.open(
-            config.data_dir / "catalog.db",
-            on_change=self._changed,
-            code_root=config.policy_code_root,
-        )
+        self._catalog = await self._open_catalog()
         self._closing.push_async_callback(self._catalog.close)
         self._rules = Sandbox(
             fleet=self._allocator.state.fleet,
@@ -147,27 +159,59 @@ class Daemon:
         self._engines = EngineRoom(engines, self._post, self._fail)
         self._closing.push_async_callback(self._engines.close)
         self._reconcile()
-        await self._crank.settled()
+        await self._settled()
+        self._finder = Finder(self._catalog, self._rules)
+        self._blocks = Blocks(
+            catalog=self._catalog,
+            finder=self._finder,
+            rules=self._rules,
+            fleet=lambda: self._allocator.state.fleet,
+            clusters_max=config.candidates_max,
+        )
         self._admission = Admission(
             config=config,
             catalog=self._catalog,
+            finder=self._finder,
             backends=engines.keys(),
             post=self._post,
             reply=self._reply,
             manage=self._manage,
+            place=self._place,
             failed=self._fail,
         )
         self._measures.watch(self._gauges)
+        # What was loaded stays. Without this, collections that look through ten thousand documents
+        # in vain stop the server for a third of a second each (measured).
+        gc.freeze()
         return await self._open_doors()
+
+    async def _open_catalog(self) -> catalog.Catalog:
+        """Open the embedded catalog, or the one that mirrors the services named in its place."""
+        config = self._config
+        path, root = config.data_dir / "catalog.db", config.policy_code_root
+        external = external_services(config)
+        if not external:
+            return await EmbeddedCatalog.open(path, self._changed, root)
+        return await MixedCatalog.open_mixed(path, self._changed, external=external, code_root=root)
 
     def _reconcile(self) -> None:
         """Bring the core up to date with the world before anybody may ask."""
         live = {cluster.id: cluster for cluster in self._catalog.clusters()}
-        for cluster_id in self._allocator.state.clusters.keys() - live.keys():
-            self._post(ClusterGone(cluster_id))
+        if self._catalog.registry_known:
+            for cluster_id in self._allocator.state.clusters.keys() - live.keys():
+                self._post(ClusterGone(cluster_id))
+        self._spawn(self._catalog.keep_fresh())
         for cluster in live.values():
             self._post(ClusterSeen(cluster))
         self._post(Restarted(self._config.restart_grace_seconds))
+
+    async def _settled(self) -> None:
+        """Wait until the crank rests; raise what broke it, since it then never will."""
+        settled = asyncio.ensure_future(self._crank.settled())
+        await asyncio.wait([settled, self._broken], return_when=asyncio.FIRST_COMPLETED)
+        settled.cancel()
+        if self._broken.done():
+            await self._broken
 
     async def _open_doors(self) -> tuple[int, int]:
         config = self._config
@@ -182,6 +226,8 @@ class Daemon:
         services = HttpServices(
             catalog=self._catalog,
             rules=self._rules,
+            finder=self._finder,
+            blocks=BlockServices(self._blocks, self._spawn),
             admission=self._admission,
             calls=self._calls,
             authenticate=self._authenticate,
@@ -191,8 +237,21 @@ class Daemon:
         web = WebServer(services)
         http_port = await web.start(config.http_host, config.http_port)
         self._closing.push_async_callback(web.close)
+        self._follow_prometheus()
         self._ready = True
         return port, http_port
+
+    def _follow_prometheus(self) -> None:
+        if not self._config.prometheus_url:
+            return
+
+        def tell(finding: str) -> None:
+            log.warning("prometheus", finding=finding)
+
+        source = prometheus_source(self._config)
+        self._prometheus = PrometheusPoller(self._catalog, source, tell)
+        self._closing.push_async_callback(self._prometheus.close)
+        self._spawn(self._prometheus.run())
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -206,6 +265,7 @@ class Daemon:
     async def stop(self) -> None:
         """Close the doors, let what is under way finish, write a checkpoint, let go."""
         self._ready = False
+        self._calls.draining = True
         broken = self._broken.done()
         self._broken.cancel()
         if not broken:
@@ -214,6 +274,9 @@ class Daemon:
                 async with asyncio.timeout(DRAIN_SECONDS_MAX):
                     await self._crank.settled()
                     await self._crank.checkpoint()
+        for to in self._calls.waiting():  # In the queue, or with a rule: they end with the crank.
+            if (reply := self._admission.answer(to, STOPPING)) is not None:
+                self._calls.reply(to, reply)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -233,6 +296,9 @@ class Daemon:
             case catalog.ClusterDeleted(cluster_id):
                 self._rules.documents_changed(cluster_id)
                 self._post(ClusterGone(cluster_id))
+            case catalog.ClustersListed(cluster_ids):
+                for cluster_id in self._allocator.state.clusters.keys() - cluster_ids:
+                    self._post(ClusterGone(cluster_id))
             case catalog.MetricsPut(cluster_id) | catalog.MetricsDeleted(cluster_id):
                 self._rules.documents_changed(cluster_id)
             case catalog.PolicyPut() | catalog.PolicyDeleted():
@@ -241,7 +307,14 @@ class Daemon:
                 assert_never(change)
 
     def _stepped(self, event: Event, turn: Turn) -> None:
-        """Tell the cells what became of their proposals, before they are asked anything else."""
+        """Pass on what the step means, before anything of it leaves.
+
+        The cells learn what became of their proposals before they are asked anything else; the
+        gateway learns whose messages wait in the queue and are in flight no longer.
+        """
+        for fact in turn.facts:
+            if isinstance(fact, Queued) and (to := self._admission.asker(fact.ask.id)) is not None:
+                self._gateway.park(to)
         if isinstance(event, Proposed | ConsultFailed):
             granted = any(
                 isinstance(fact, Granted) and fact.lease.id == event.request for fact in turn.facts
@@ -292,7 +365,13 @@ class Daemon:
         self._spawn(self._run_management(to, tenant, message))
 
     async def _run_management(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
-        record = self._catalog.policy(message.policy_rule_uri)
+        try:
+            await self._catalog.fetch(message.policy_rule_uri, ())
+            record = self._catalog.policy(message.policy_rule_uri)
+        except ServiceError as error:
+            self._admission.forget(to)
+            self._reply(to, refuse(refusal_of(error), message_id=message.id))
+            return
         if record is None:
             reason = f"No policy “{message.policy_rule_uri}” is registered."
             expected = "the URI of a registered policy"
@@ -308,6 +387,12 @@ class Daemon:
         self._admission.forget(to)
         self._reply(to, reply)
 
+    def _place(self, to: Address, tenant: Tenant, message: wire.BlockRequest) -> None:
+        self._spawn(self._answer_block(to, tenant, message))
+
+    async def _answer_block(self, to: Address, tenant: Tenant, message: wire.BlockRequest) -> None:
+        self._reply(to, await self._blocks.answer(tenant, message))
+
     def _authenticate(self, bearer: str | None) -> Tenant | None:
         if not self._config.tokens:
             return LOCAL_TENANT
@@ -320,9 +405,9 @@ class Daemon:
         details = {
             "ledger_seq": self._ledger.last_seq,
             "backlog": self._crank.backlog,
-            "sandbox": self._rules.report().mode,
+            "sandbox": self._config.sandbox if self._rules.up else "down",
         }
-        return self._ready and not self._broken.done(), details
+        return self._ready and self._rules.up and not self._broken.done(), details
 
     def _gauges(self) -> Iterable[Metric]:
         state, fleet = self._allocator.state, self._allocator.state.fleet
@@ -341,6 +426,11 @@ class Daemon:
         yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)
         sessions = self._gateway.stats().sessions
         yield gauge("moorage_sessions", "Open WebSockets", sessions)
+        if (prometheus := self._prometheus) is not None:
+            up, last = prometheus.up, prometheus.last
+            yield gauge("moorage_prometheus_up", "Prometheus answered the last round", up)
+            ages = (("fresh", float(last.fresh)), ("stale", float(last.stale)))
+            yield gauges("moorage_prometheus_nodes", "Nodes with metrics from it", "age", ages)
 
     def _fail(self, error: BaseException) -> None:
         if not self._broken.done():

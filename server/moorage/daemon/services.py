@@ -5,27 +5,59 @@ here.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
-from moorage.catalog.base import Catalog, PolicyRecord
+from moorage.catalog.base import Catalog, SearchAction
 from moorage.catalog.base import Document as JsonDocument
+from moorage.catalog.mixed import External
+from moorage.catalog.prometheus import PrometheusSource
+from moorage.catalog.samples import Labels
+from moorage.config import Config
 from moorage.core.words import Refusal
 from moorage.daemon.admission import Admission, HttpCalls
 from moorage.daemon.answers import refuse
+from moorage.daemon.block_tasks import BlockServices
+from moorage.daemon.finding import Finder, code_of
 from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError, twin_status
 from moorage.sandbox import contract as sandbox
-from moorage.sandbox.host import Sandbox
+from moorage.sandbox.host import PolicyFault, Sandbox
+
+STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
 
 
-def code_of(record: PolicyRecord) -> sandbox.PolicyCode:
-    """Return a registered rule as the sandbox loads it."""
-    return sandbox.PolicyCode(record.ref, record.files, record.settings, record.parameters)
+def external_services(config: Config) -> External:
+    """Return what the configuration says of external services, as the catalog takes it."""
+    return External(
+        clusters=config.cluster_service_url,
+        metrics=config.global_cluster_metrics_url,
+        search=config.search_server_api_url,
+        policies=config.policy_db_url,
+        timeout_seconds=config.external_timeout_seconds,
+        cluster_refresh_seconds=config.cluster_refresh_seconds,
+        metrics_fresh_seconds=config.metrics_fresh_seconds,
+        policy_fresh_seconds=config.policy_fresh_seconds,
+        stale_seconds_max=config.external_stale_seconds_max,
+    )
+
+
+def prometheus_source(config: Config) -> PrometheusSource:
+    """Return what the configuration says of Prometheus, as the catalog's poller takes it."""
+    return PrometheusSource(
+        url=config.prometheus_url,
+        labels=Labels(
+            cluster_label=config.prometheus_cluster_label,
+            cluster=config.prometheus_cluster,
+            node_labels=config.prometheus_node_labels,
+        ),
+        interval_seconds=config.prometheus_interval_seconds,
+        stale_seconds=config.prometheus_stale_seconds,
+    )
 
 
 class RuleServices:
@@ -63,6 +95,8 @@ class HttpServices:
     Args:
         catalog: Documents and rules.
         rules: Checks a rule before it is registered.
+        finder: Answers the search endpoints.
+        blocks: Answers the block endpoints.
         admission: Where `POST /allocate` goes.
         calls: Addresses for it.
         authenticate: Bearer token to tenant.
@@ -76,6 +110,8 @@ class HttpServices:
         *,
         catalog: Catalog,
         rules: Sandbox,
+        finder: Finder,
+        blocks: BlockServices,
         admission: Admission,
         calls: HttpCalls,
         authenticate: Callable[[str | None], Tenant | None],
@@ -84,6 +120,7 @@ class HttpServices:
     ) -> None:
         self._catalog = catalog
         self._rules = rules
+        self._finder = finder
         self._admission = admission
         self._calls = calls
         self._readiness = readiness
@@ -103,11 +140,18 @@ class HttpServices:
         self.update_policy = catalog.update_policy
         self.delete_policy = catalog.delete_policy
         self.query_policies = catalog.query_policies
+        self.select_clusters_for_block = blocks.select_clusters
+        self.dry_run_block = blocks.dry_run
+        self.allocate_block = blocks.allocate
+        self.block_task = blocks.task
 
     async def publish_policy(self, document: JsonDocument) -> str:
         """Register a rule: read on paper, then loaded in a cell, then stored."""
         prepared = await self._catalog.prepare_policy(document)
-        result = await self._rules.check(code_of(prepared.record))
+        try:
+            result = await self._rules.check(code_of(prepared.record))
+        except PolicyFault as fault:
+            raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
         if not result.ok:
             first = result.findings[0]
             where = f"{first.file}, line {first.line}: " if first.line else ""
@@ -122,6 +166,13 @@ class HttpServices:
         record = await self._catalog.register_policy(prepared)
         return record.ref.uri
 
+    async def search(
+        self, action: SearchAction, body: JsonDocument, tenant: str
+    ) -> tuple[list[JsonDocument], list[str]]:
+        """Answer the search service's endpoints from the documents in this process."""
+        found = await self._finder.find(action, body, Tenant(tenant))
+        return self._finder.documents(found), found.warnings
+
     async def allocate(self, body: bytes, tenant: str) -> tuple[int, bytes]:
         """Answer the HTTP twin of an ad-hoc request."""
         try:
@@ -129,8 +180,11 @@ class HttpServices:
         except BadMessage as error:
             refusal = Refusal(error.code, error.reason, error.field, error.expected, error.details)
             return twin_status(error.code), refuse(refusal, message_id=error.id)
+        if self._calls.draining:
+            return twin_status(STOPPING.code), refuse(STOPPING, message_id=message.id)
         to, future = self._calls.open()
-        self._admission.request_nowait(to, Tenant(tenant), message)
+        if not self._admission.request_nowait(to, Tenant(tenant), message):
+            await self._admission.request(to, Tenant(tenant), message)
         reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
         code = verdict.error.code if verdict.error else None

@@ -18,7 +18,7 @@ CODES: Final[dict[Code, str]] = {
     Code.TOO_LARGE: "The message, or something in it, is larger than the stated limit.",
     Code.UNAUTHORIZED: "The token is missing, unknown, or not allowed to do this.",
     Code.UNKNOWN_POLICY: "No policy has this `policy_rule_uri`.",
-    Code.UNKNOWN_CLUSTERS: "None of the named clusters is in the registry.",
+    Code.UNKNOWN_CLUSTERS: "No cluster that is named, or found by `filter` or `search`, is live.",
     Code.UNKNOWN_LEASE: "There is no such lease, or it ended too long ago to be remembered.",
     Code.UNKNOWN_REQUEST: "There is no such request, or it ended too long ago to be remembered.",
     Code.WRONG_TOKEN: "The token does not own this lease.",

@@ -152,6 +152,28 @@ class Worker:
             replica.propose(frame.request, value, demand)
         return frames.Result(frame.nonce, answer, changed, self._output.take())
 
+    def apply(self, frame: frames.Apply) -> frames.Result | frames.Failed:
+        """Run the rule once on plain input."""
+        if frame.forget_contexts:
+            self._contexts.clear()
+        if frame.context is not None:
+            self._contexts[frame.tenant] = frame.context
+        self._nonce = frame.nonce
+        try:
+            packed = self._contexts.get(frame.tenant, b"")
+            context = _decode(packed) if packed else {}
+            rule, parameters = self._policy.instance(frame.overrides)
+            value = rule.eval(parameters, _decode(frame.input_data), context)
+            if frame.ids_only:
+                value = ids_of(value)
+            answer = self._answer_bytes(self._plain(value))
+            changed = self._context(context, packed)
+        except BaseException as error:  # noqa: BLE001  # As in evaluate.
+            return self._failure(error)
+        if changed is not None:
+            self._contexts[frame.tenant] = changed
+        return frames.Result(frame.nonce, answer, changed, self._output.take())
+
     def manage(self, frame: frames.Manage) -> frames.Result | frames.Failed:
         """Run a management command."""
         self._nonce = frame.nonce
@@ -272,6 +294,19 @@ class Worker:
         )
 
 
+def ids_of(value: Any) -> Any:
+    """Return ids in the place of objects that have one: alone, in a list, in an object's list."""
+    if isinstance(value, dict):
+        if "id" in value:
+            return value["id"]
+        return {
+            name: ids_of(each) if isinstance(each, list) else each for name, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [each.get("id", each) if isinstance(each, dict) else each for each in value]
+    return value
+
+
 def live(plan: jail.Plan) -> NoReturn:
     """Put up the wall, report, and serve until the host closes the channel.
 
@@ -303,5 +338,7 @@ def live(plan: jail.Plan) -> NoReturn:
             channel.send(worker.evaluate(frame))
         elif isinstance(frame, frames.Manage):
             channel.send(worker.manage(frame))
+        elif isinstance(frame, frames.Apply):
+            channel.send(worker.apply(frame))
         else:
             os._exit(1)

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol, cast
 import msgspec
 
 from moorage.core.words import Refusal
-from moorage.model import Ask, Code, Demand
+from moorage.model import Code
 from moorage.policy import Fleet
 from moorage.sandbox import answering, frames
 from moorage.sandbox.contexts import Contexts, ToldContexts
@@ -30,14 +30,13 @@ from moorage.sandbox.limits import (
     PIPELINE_BYTES_MAX,
     Limits,
 )
-from moorage.sandbox.work import Work
+from moorage.sandbox.work import Work, demand_fields, overrides
 
 CALLS_FLOOD_FACTOR: Final = 16
 """A rule that goes on calling so many times beyond its quota is killed, not answered."""
 LOAD_UNDISTURBED: Final = 0.1
 """Share of its time that a load may take before its cell counts as a hog."""
 _encoder: Final = msgspec.msgpack.Encoder()
-_overrides_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _decode_json: Final = msgspec.json.Decoder().decode
 _QUESTIONS: Final = (frames.Call, frames.Want)
 _ABOUT_THE_HEAD: Final = (frames.Result, frames.Failed, *_QUESTIONS)
@@ -173,7 +172,7 @@ class Cell(asyncio.Protocol):
         """
         work.nonce = _nonces.draw()
         try:
-            data = frames.pack(self._manage(work) if work.consult is None else self._evaluate(work))
+            data = frames.pack(self._frame(work))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return Refusal(Code.BAD_MESSAGE, f"the request cannot be packed: {error}", "inputs")
         if len(data) > HOST_FRAME_BYTES_MAX:
@@ -284,8 +283,25 @@ class Cell(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         self._outgoing.append(data)
 
-    def _manage(self, work: Work) -> frames.Manage:
-        return frames.Manage(work.nonce, work.action, work.data)
+    def _frame(self, work: Work) -> frames.Evaluate | frames.Manage | frames.Apply:
+        if work.kind == "apply":
+            return self._apply(work)
+        if work.consult is None:
+            return frames.Manage(work.nonce, work.action, work.data)
+        return self._evaluate(work)
+
+    def _apply(self, work: Work) -> frames.Apply:
+        assert self._contexts is not None  # As in `_evaluate`.
+        context, forget, work.chain = self._contexts.tell(work.tenant)
+        return frames.Apply(
+            work.nonce,
+            work.tenant,
+            work.input_data,
+            work.overrides,
+            context,
+            forget,
+            work.ids_only,
+        )
 
     def _evaluate(self, work: Work) -> frames.Evaluate:
         assert work.consult is not None  # `put` asked for it.
@@ -297,13 +313,13 @@ class Cell(asyncio.Protocol):
             work.nonce,
             ask.id,
             ask.tenant,
-            None if ask.demand is None else _demand_fields(ask.demand),
+            None if ask.demand is None else demand_fields(ask.demand),
             ask.candidates,
             work.consult.reserved,
             ask.inputs,
             ask.seed,
             work.provisional,
-            _overrides(ask),
+            overrides(ask.settings, ask.parameters),
             context,
             forget,
             tuple(self._stale),
@@ -475,22 +491,3 @@ def cpu_seconds(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         return 0.0
-
-
-def _demand_fields(demand: Demand) -> frames.DemandFields:
-    return (
-        demand.gpus,
-        demand.gpu_milli,
-        demand.models,
-        demand.gpu_memory_mib,
-        demand.cpu_milli,
-        demand.memory_mib,
-        demand.nodes,
-        demand.topology,
-    )
-
-
-def _overrides(ask: Ask) -> bytes:
-    if not ask.parameters and not ask.settings:
-        return b""
-    return _overrides_encoder.encode([dict(ask.settings), dict(ask.parameters)])

@@ -152,6 +152,10 @@ class Zygote:
             return await asyncio.wait_for(asyncio.shield(future), SPAWN_SECONDS_MAX)
         except (OSError, TimeoutError) as error:
             raise SpawnError(f"the zygote did not answer a spawn order: {error}") from error
+        except asyncio.CancelledError:
+            if future.done() and future.exception() is None:
+                discard(future.result())  # It came while the order was being given up.
+            raise
         finally:
             self._orders.pop(number, None)
 

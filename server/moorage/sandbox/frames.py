@@ -77,6 +77,21 @@ class Manage(_Frame, tag=3):
     data: Any
 
 
+class Apply(_Frame, tag=6):
+    """Evaluate the rule once on plain input, msgpack, which no fleet and no lease depend on.
+
+    With `ids_only`, objects with an `id` that the rule returns are answered as their ids.
+    """
+
+    nonce: int
+    tenant: str
+    input_data: bytes
+    overrides: bytes
+    context: bytes | None
+    forget_contexts: bool
+    ids_only: bool
+
+
 class Answer(_Frame, tag=4):
     """What a service said to a `Call`. `value` is msgpack; `message` is empty on success."""
 
@@ -169,7 +184,7 @@ class Want(_Frame, tag=23):
     ids: tuple[str, ...]
 
 
-ToCell = Probe | Load | Evaluate | Manage | Answer | Documents
+ToCell = Probe | Load | Evaluate | Manage | Apply | Answer | Documents
 FromCell = Jailed | Probed | Loaded | Result | Failed | Call | Want
 
 _encoder: Final = msgspec.msgpack.Encoder()

@@ -10,8 +10,10 @@ about it and before the effects of that step are carried out.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Final
+
+import msgspec
 
 from moorage.core.words import Consult, ConsultFailed, Proposed, Refusal
 from moorage.model import Code, RequestId, Tenant
@@ -35,13 +37,14 @@ from moorage.sandbox.contract import (
 from moorage.sandbox.control import SpawnError
 from moorage.sandbox.limits import (
     FINDINGS_MAX,
+    INPUT_BYTES_MAX,
     MESSAGE_CHARACTERS_MAX,
     OUTPUT_RING_BYTES_MAX,
     OUTPUT_RINGS_MAX,
     Limits,
 )
 from moorage.sandbox.pool import Pool
-from moorage.sandbox.work import Work
+from moorage.sandbox.work import Work, overrides
 
 __all__ = [
     "CheckResult",
@@ -308,8 +311,51 @@ class Sandbox:
             PolicyFault: It has none, raised, overran, or its answer cannot be sent.
 
         """
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        work = Work("manage", code, tenant, action=action, data=data, future=future)
+        return await self._outcome(Work("manage", code, tenant, action=action, data=data))
+
+    async def evaluate(
+        self,
+        code: PolicyCode,
+        tenant: Tenant,
+        input_data: Any,
+        *,
+        parameters: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        ids_only: bool = False,
+    ) -> Any:
+        """Run the rule's `eval` on plain input and return its plain value.
+
+        Limits, context and injected clients are those of a consultation; nothing is proposed.
+
+        Args:
+            code: The policy.
+            tenant: On whose behalf, and with whose context.
+            input_data: What `eval` is given: JSON data, at most `INPUT_BYTES_MAX` packed.
+            parameters: In the place of the policy's defaults.
+            settings: In the place of the policy's defaults.
+            ids_only: Answer the `id` of an object in its place: a rule that returns the documents
+                it was given need not send them back.
+
+        Raises:
+            PolicyFault: The rule failed as a consultation can, or the input cannot be sent.
+
+        """
+        try:
+            packed = msgspec.msgpack.encode(input_data)
+            overriding = overrides(settings, parameters)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            refusal = Refusal(Code.BAD_MESSAGE, f"the input cannot be packed: {error}")
+            raise PolicyFault(refusal) from error
+        if len(packed) + len(overriding) > INPUT_BYTES_MAX:
+            reason = f"the rule's input has {len(packed) + len(overriding)} bytes; give it less"
+            expected = f"at most {INPUT_BYTES_MAX} bytes"
+            raise PolicyFault(Refusal(Code.TOO_LARGE, reason, expected=expected))
+        work = Work("apply", code, tenant)
+        work.input_data, work.overrides, work.ids_only = packed, overriding, ids_only
+        return await self._outcome(work)
+
+    async def _outcome(self, work: Work) -> Any:
+        work.future = future = asyncio.get_running_loop().create_future()
         refusal = self._submit(work)
         if refusal is not None:
             raise PolicyFault(refusal)

@@ -17,6 +17,8 @@ CONTEXTS_PER_CELL_MAX: Final = 256
 """Tenants whose context a cell remembers; beyond it the cell forgets all and is told again."""
 CELL_FRAME_BYTES_MAX: Final = 2 << 20
 """One frame from a cell; longer ones break the protocol."""
+INPUT_BYTES_MAX: Final = 16 << 20
+"""Packed plain input of one evaluation (documents to rank); more is refused, with TOO_LARGE."""
 HOST_FRAME_BYTES_MAX: Final = 64 << 20
 """One frame to a cell (a snapshot of the fleet is the largest); longer work is refused."""
 CALL_ANSWER_BYTES_MAX: Final = 8 << 20

@@ -329,7 +329,7 @@ class Pool:
             self.nursery.when_ended(cell, partial(self._died, group, head))
 
     def _died(self, group: Group | None, head: Work, cause: str) -> None:
-        if cause == ORPHANED and head.kind == "evaluate":
+        if cause == ORPHANED and head.kind in {"evaluate", "apply"}:
             self._resend(group, [head])  # Evaluations have no effects; the rule is innocent.
         else:
             self._finish(head, None, crashed(cause, head.code.ref), None)

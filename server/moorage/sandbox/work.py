@@ -1,11 +1,14 @@
 """One thing that a cell is asked to do, and how its failure reads. Used by `channel` and `pool`."""
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
+import msgspec
+
 from moorage.core.words import Consult, ConsultFailed, Proposed, Refusal
-from moorage.model import Code, PolicyRef
+from moorage.model import Code, Demand, PolicyRef
 from moorage.sandbox import frames
 from moorage.sandbox.contexts import Chain
 from moorage.sandbox.contract import PolicyCode, PolicyFault
@@ -15,6 +18,7 @@ from moorage.sandbox.limits import (
     NAME_CHARACTERS_MAX,
 )
 
+_overrides_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _CODES: Final[dict[frames.FailureKind, Code]] = {
     "error": Code.POLICY_ERROR,
     "memory": Code.POLICY_MEMORY,
@@ -30,7 +34,7 @@ _EXPECTED: Final[dict[frames.FailureKind, str]] = {
 
 @dataclass(slots=True, eq=False)
 class Work:
-    """A consultation, a management call or a load, from submission to its one outcome.
+    """A consultation, another call of a rule or a load, from submission to its one outcome.
 
     Args:
         kind: Which.
@@ -39,16 +43,22 @@ class Work:
         consult: The consultation, for `evaluate`.
         action: For `manage`.
         data: For `manage`.
-        future: Gets the outcome of `manage` and `load`; consultations are delivered.
+        input_data: For `apply`, packed.
+        overrides: For `apply`, as `Evaluate` has them.
+        ids_only: For `apply`, as `Apply` has it.
+        future: Gets the outcome of all but consultations, which are delivered.
 
     """
 
-    kind: Literal["evaluate", "manage", "load"]
+    kind: Literal["evaluate", "manage", "apply", "load"]
     code: PolicyCode
     tenant: str
     consult: Consult | None = None
     action: str = ""
     data: Any = None
+    input_data: bytes = b""
+    overrides: bytes = b""
+    ids_only: bool = False
     future: asyncio.Future[Any] | None = None
     nonce: int = 0
     chain: Chain | None = None
@@ -135,3 +145,24 @@ def overran(seconds: float, ref: PolicyRef, doing: str) -> Refusal:
         f"the rule did not {doing} within {seconds:g} s and was stopped",
         details={"policy_rule_uri": ref.uri, "seconds": seconds},
     )
+
+
+def demand_fields(demand: Demand) -> frames.DemandFields:
+    """Return a demand as frames carry it."""
+    return (
+        demand.gpus,
+        demand.gpu_milli,
+        demand.models,
+        demand.gpu_memory_mib,
+        demand.cpu_milli,
+        demand.memory_mib,
+        demand.nodes,
+        demand.topology,
+    )
+
+
+def overrides(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> bytes:
+    """Return what a caller sets in the place of a policy's defaults, packed; empty for nothing."""
+    if not parameters and not settings:
+        return b""
+    return _overrides_encoder.encode([dict(settings), dict(parameters)])

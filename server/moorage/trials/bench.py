@@ -3,7 +3,8 @@
 `grants`: durable grants per second through socket, jailed `fgd` and ledger, against a bare echo
 on the same socket stack with the same client. `startup`: time to the first answer with a million
 facts in the ledger's history, against an empty ledger. `first_lease`: `moored demo` from start
-to first lease, against starting the interpreter with the same imports.
+to first lease, against starting the interpreter with the same imports. `candidates`: a filter with
+ten hits among ten thousand clusters, against one with ten hits among a hundred.
 """
 
 import asyncio
@@ -15,9 +16,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 import msgspec
 import uvloop
 
+from moorage.catalog.base import Document
+from moorage.catalog.embedded import EmbeddedCatalog
 from moorage.core.state import State, apply, condense
 from moorage.core.words import ClusterSet, Ended, Fact, Granted
 from moorage.ledger.sqlite import SqliteLedger
@@ -36,7 +40,8 @@ from moorage.model import (
 )
 from moorage.trials import replay, trace
 from moorage.trials.load import Load, drive
-from moorage.trials.process import child, daemon
+from moorage.trials.process import Running, TrialError, child, daemon
+from moorage_policies import catalog as shipped
 
 REQUESTS: Final = 6_000
 """Requests of one throughput run: below the point where the openb fleet starts to say no."""
@@ -49,6 +54,12 @@ CHECKPOINT_FACTS: Final = 20_000
 """As the daemon's own default: the tail to replay is as long as it can get."""
 STARTS: Final = 3
 """Starts of each kind; the quickest counts, since noise only ever adds."""
+CLUSTERS_FEW: Final = 100
+CLUSTERS_MANY: Final = 10_000
+HITS: Final = 10
+"""Clusters that every filter of `candidates` finds, however many there are."""
+FILTERS: Final = 300
+"""Filters of one kind that are timed, one after the other."""
 
 Figures = dict[str, Any]
 
@@ -213,10 +224,107 @@ def first_lease() -> Figures:
     }
 
 
+def candidates() -> Figures:
+    """Measure filters with the same number of hits over many clusters, against a few.
+
+    Over HTTP by the cluster documents, by their metrics too, and each right after a change of
+    metrics; and the whole of an ask over a WebSocket.
+    """
+    with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
+        few = _filter_seconds(Path(folder) / "few", CLUSTERS_FEW)
+        many = _filter_seconds(Path(folder) / "many", CLUSTERS_MANY)
+    figures: Figures = {"few": CLUSTERS_FEW, "many": CLUSTERS_MANY, "hits": HITS}
+    for name, seconds in few.items():
+        figures |= {f"{name}_few_seconds": seconds, f"{name}_many_seconds": many[name]}
+        figures[f"{name}_many_to_few"] = many[name] / seconds
+    return figures
+
+
+def _filter_seconds(data: Path, clusters: int) -> dict[str, float]:
+    """Return the median seconds of a filter over so many clusters, by kind."""
+    data.mkdir()
+    asyncio.run(_write_clusters(data, clusters))
+    documents: Document = {
+        "logicalOperator": "AND",
+        "conditions": [
+            {"variable": "gpus.count", "operator": ">=", "value": 4},
+            {"variable": "tags", "operator": "IN", "value": ["wanted"]},
+            {"variable": "regionId", "operator": "LIKE", "value": "eu-*"},
+        ],
+    }
+    metrics = {"variable": "cluster.gpu.totalFreeMem", "operator": ">", "value": 1000}
+    plain = {"matchType": "cluster", "filter": {"clusterQuery": documents}}
+    both = {
+        "matchType": "cluster",
+        "filter": {"clusterQuery": documents, "clusterMetricsQuery": metrics},
+    }
+    ask = {"adhoc": True, "policy_rule_uri": "first_fit:1.0-stable", "inputs": {}, "filter": both}
+    ask["resources"] = {"gpus": 1}
+    with daemon(data) as running, httpx.Client(base_url=running.http, timeout=60) as http:
+        http.post("/policy", json=shipped.document("first_fit")).raise_for_status()
+        return {
+            "filter": _filters(http, plain),
+            "filter_with_metrics": _filters(http, both),
+            "filter_after_change": _filters(http, both, changing=True),
+            "ask": _asks(running, msgspec.json.encode(ask).decode()),
+        }
+
+
+def _filters(http: httpx.Client, body: Document, *, changing: bool = False) -> float:
+    taken: list[float] = []
+    for number in range(FILTERS):
+        if changing:
+            http.post("/cluster", json=_metrics(number % CLUSTERS_FEW)).raise_for_status()
+        started = time.perf_counter()
+        answer = http.post("/api/filter-data", json=body)
+        taken.append(time.perf_counter() - started)
+        found = len(answer.raise_for_status().json()["data"])
+        if found != HITS:
+            raise TrialError(f"a filter found {found} clusters where there are {HITS}")
+    return sorted(taken)[FILTERS // 2]
+
+
+def _asks(running: Running, message: str) -> float:
+    load = uvloop.run(drive(running.ws, [message] * FILTERS))
+    if not all(b'"cluster_id":' in reply for reply in load.replies):
+        raise TrialError(f"an ask with a filter was refused: {load.replies[0][:300]!r}")
+    return load.quantile(0.5)
+
+
+async def _write_clusters(data: Path, clusters: int) -> None:
+    """Fill the catalog of a daemon that is not started yet."""
+    catalog = await EmbeddedCatalog.open(data / "catalog.db", lambda _: None)
+    for start in range(0, clusters, CLUSTERS_FEW):
+        numbers = range(start, min(start + CLUSTERS_FEW, clusters))
+        await asyncio.gather(*(catalog.create_cluster(_cluster(each)) for each in numbers))
+        await asyncio.gather(*(catalog.put_metrics(_metrics(each)) for each in numbers))
+    await catalog.close()
+
+
+def _cluster(number: int) -> Document:
+    """Return one cluster of many; the first ones are those that are looked for."""
+    node = {"gpus": {"count": 8, "memory": 655_360, "modelNames": ["A100"]}, "memory": 1_048_576}
+    rows = [{"id": f"n{row}", "vcpus": {"count": 128}, **node} for row in range(4)]
+    return {
+        "id": f"cluster-{number:05d}",
+        "regionId": f"eu-{number % 7}",
+        "tags": ["gpu", "wanted" if number < HITS else f"team-{number % 50}"],
+        "nodes": {"nodeData": rows},
+        "reputation": number % 100,
+    }
+
+
+def _metrics(number: int) -> Document:
+    node = {"gpu": {"totalFreeMem": 50_000 + number}, "vcpu": {"load5m": number % 90}}
+    rows = [{"id": f"n{row}", **node} for row in range(4)]
+    return {"clusterId": f"cluster-{number:05d}", "nodes": rows}
+
+
 BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "grants": grants,
     "startup": startup,
     "first_lease": first_lease,
+    "candidates": candidates,
 }
 
 

@@ -4,7 +4,7 @@
 allocation-server.md, sections 8 and 13.
 """
 
-from typing import Any
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -18,6 +18,19 @@ __all__ = ["TENANT", "service_routes"]
 
 TENANT = "tenant"
 """Where `web.app` leaves the authenticated tenant in the request's state."""
+SERVER_ERRORS: Final = 500
+"""The first status that means that the server, not the request, is at fault."""
+_FILTER: Final = (
+    '`{"matchType": "cluster", "filter": {"clusterQuery": …, "clusterMetricsQuery": …}}`, bare or'
+    ' in `{"header": {}, "body": {"values": …}}`. A query is a condition `{"variable", "operator",'
+    ' "value"}`, conditions under `{"logicalOperator", "conditions"}`, or a Mongo-style filter.'
+)
+_SEARCH: Final = (
+    '`{"matchType": "cluster", "rankingPolicyRule": {"policyRuleURI", "settings", "parameters":'
+    ' {"filterRule", "return"}}}`, bare or in an envelope. Without `policyRuleURI`, clusters are'
+    " ranked by likeness to `parameters.like`, an id or a part of a document, with"
+    " `parameters.weights` by path."
+)
 
 
 def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
@@ -29,7 +42,7 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     """
     router = APIRouter()
-    for group in (_clusters, _metrics, _policies, _allocator):
+    for group in (_clusters, _metrics, _search, _policies, _allocator, _blocks):
         router.include_router(group(services, bodies))
     return router
 
@@ -139,6 +152,36 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
+def _search(services: WebServices, bodies: BodyReader) -> APIRouter:
+    router = APIRouter(tags=["search"])
+
+    async def found(action: Literal["filter", "search"], request: Request) -> Response:
+        body = await _document(request, bodies)
+        tenant: str = getattr(request.state, TENANT)
+        try:
+            documents, warnings = await services.search(action, body, tenant)
+        except ServiceError as error:
+            if error.status < SERVER_ERRORS or error.code.startswith("policy_"):
+                error.status = 400  # The one status that its clients know (8.2).
+            raise
+        answer = {"success": True, "data": documents}
+        return json_response(answer | {"warnings": warnings} if warnings else answer)
+
+    async def filtered(request: Request) -> Response:
+        """Answer the cluster documents that match, by id; bare bodies and enveloped ones."""
+        return await found("filter", request)
+
+    async def ranked(request: Request) -> Response:
+        """Answer the documents that the filter rule finds, ranked, the best first."""
+        return await found("search", request)
+
+    for path in ("/api/filter-data", "/api/no-ir/filter"):
+        router.post(path, summary="Filter clusters", openapi_extra=_body(_FILTER))(filtered)
+    for path in ("/api/similarity-search", "/api/no-ir/similarity-search"):
+        router.post(path, summary="Rank clusters", openapi_extra=_body(_SEARCH))(ranked)
+    return router
+
+
 def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     router = APIRouter(tags=["policies"])
 
@@ -211,6 +254,45 @@ def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
         tenant: str = getattr(request.state, TENANT)
         status, answer = await services.allocate(body, tenant)
         return Response(answer, status, media_type="application/json")
+
+    return router
+
+
+def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
+    router = APIRouter(tags=["blocks"])
+    block_body = _body(
+        "A block document, bare or under `input`: `policies` (or `policyRulesSpec`) names its"
+        " `clusterAllocator` and `resourceAllocator`, each `{policyRuleURI, parameters, settings}`."
+    )
+
+    @router.post(
+        "/blockActions/selectClusters", summary="Where could it run?", openapi_extra=block_body
+    )
+    async def select_clusters(request: Request) -> Response:
+        """Answer what the clusterAllocator selects, bare: `{"clusters": [documents]}`."""
+        body, tenant = await _document(request, bodies), getattr(request.state, TENANT)
+        return json_response(await services.select_clusters_for_block(body, tenant))
+
+    @router.post("/blockActions/dryRun", summary="Where would it run?", openapi_extra=block_body)
+    async def dry_run(request: Request) -> Response:
+        """Answer the cluster chosen, with its score and node. Nothing is reserved."""
+        body, tenant = await _document(request, bodies), getattr(request.state, TENANT)
+        result, warnings = await services.dry_run_block(body, tenant)
+        answer = {"success": True, "data": result}
+        return json_response(answer | {"warnings": warnings} if warnings else answer)
+
+    @router.post(
+        "/blockActions/allocate", summary="Where would it run? Later", openapi_extra=block_body
+    )
+    async def allocate(request: Request) -> Response:
+        """Answer `{"task_id"}` at once; the task makes the dry run. Nothing is reserved."""
+        body, tenant = await _document(request, bodies), getattr(request.state, TENANT)
+        return json_response({"task_id": await services.allocate_block(body, tenant)})
+
+    @router.get("/api/tasks/{task_id}", summary="Read a task")
+    async def task(task_id: str, request: Request) -> Response:
+        """Answer `status`: `pending`, `completed` with `result`, or `failed` with `error`."""
+        return _success(await services.block_task(task_id, getattr(request.state, TENANT)))
 
     return router
 

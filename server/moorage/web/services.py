@@ -4,7 +4,7 @@ The front door knows no other room. The methods on documents mirror those of the
 refuse with `protocol.faults.ServiceError`.
 """
 
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 Document = dict[str, Any]
 
@@ -50,6 +50,18 @@ class WebServices(Protocol):
     async def query_metrics(self, query: Document | None = None) -> list[Document]:
         """Return the metrics documents that match a filter; None: all."""
 
+    async def search(
+        self, action: Literal["filter", "search"], body: Document, tenant: str
+    ) -> tuple[list[Document], list[str]]:
+        """Return the cluster documents that a filter or a similarity search finds, and warnings.
+
+        Args:
+            action: Which of the two.
+            body: Bare, or in its envelope.
+            tenant: On whose behalf a policy ranks.
+
+        """
+
     async def publish_policy(self, document: Document) -> str:
         """Check and register a PolicyRule document; return its URI."""
 
@@ -76,6 +88,24 @@ class WebServices(Protocol):
             The HTTP status and the JSON body.
 
         """
+
+    async def select_clusters_for_block(self, body: Document, tenant: str) -> Any:
+        """Return the clusters that a block's clusterAllocator selects, as it returned them.
+
+        Args:
+            body: The block document, bare or as `{"input": document}`.
+            tenant: Who asks.
+
+        """
+
+    async def dry_run_block(self, body: Document, tenant: str) -> tuple[Any, list[str]]:
+        """Return where a block would run, and warnings; arguments as above."""
+
+    async def allocate_block(self, body: Document, tenant: str) -> str:
+        """Return the id of a task that finds where a block would run; arguments as above."""
+
+    async def block_task(self, task_id: str, tenant: str) -> Document:
+        """Return `task_id`, `status` (`pending`, `completed`, `failed`), `result` or `error`."""
 
     async def readiness(self) -> tuple[bool, Document]:
         """Return whether requests can be served, and what says so, by component."""
