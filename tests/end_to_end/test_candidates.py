@@ -1,5 +1,6 @@
 """Filter and search through a real daemon: over the socket, at `/allocate` and at the endpoints."""
 
+import itertools
 import json
 import threading
 
@@ -198,6 +199,18 @@ def test_a_policy_ranks_what_the_filter_rule_finds(server, wrap, values):
     assert seen(server, search=search(highest=False, **{"return": 2})) == ["south", "west"]
 
 
+def test_more_than_a_policy_can_be_given_is_refused_and_likeness_still_ranks_it(server):
+    big = [cluster(f"big-{n}", status="draining", pad="x" * (9 << 20)) for n in range(2)]
+    server.register(*big)
+    answer = server.http.post("/api/similarity-search", json=ranking(CHEAPEST))
+    assert answer.json()["error"]["code"] == "too_large"
+    assert "filterRule" in answer.json()["message"]
+    like = ranking(like={"gpus": {"count": 8}}, **{"return": 1})
+    assert len(found(server, "/api/similarity-search", like)) == 1
+    for each in big:
+        server.http.delete(f"/clusters/{each['id']}").raise_for_status()
+
+
 def test_the_order_of_a_search_is_the_order_of_the_candidates(server):
     server.publish(rule("return {'order': list(input_data['cluster_data'])}", "order:1.0-x"))
     for highest, order in ((True, ["north", "east", "west", "south"]), (False, None)):
@@ -336,6 +349,48 @@ def test_more_clusters_than_are_considered_are_said(server):
         alike = small.ask(search=ranking(like={"gpus": {"count": 8}}), resources={"gpus": 4})
         assert alike["data"]["cluster_id"] == "c3"
         small.close()
+
+
+def test_documents_metrics_and_policies_of_other_services_are_searched_here(server):
+    parts = ("CLUSTER_SERVICE_URL", "GLOBAL_CLUSTER_METRICS_URL", "POLICY_DB_URL")
+    with daemon(environment=dict.fromkeys(parts, server.running.http)) as running:
+        outpost = Server(running)
+        free = simple("cluster.gpu.totalFreeMem", ">", "20")
+        assert seen(outpost, filter=filtering(None, free)) == ["north", "south"]
+        eu = filtering(simple("tags", "==", "eu"))
+        search = ranking(CHEAPEST, filterRule=eu, **{"return": 1})
+        assert seen(outpost, search=search) == ["north"]
+        assert found(outpost, "/api/similarity-search", search) == ["north"]
+        assert found(outpost, "/api/filter-data", filtering(None, free)) == ["north", "south"]
+        unknown = outpost.ask(SEEN, search=ranking("none:1-x"))
+        assert unknown["error"]["code"] == "unknown_policy"
+        assert running.log.read_text() == ""
+        outpost.close()
+
+
+def test_every_spoiled_query_is_refused_by_its_place_and_the_daemon_lives(server):
+    conditions = [simple("a", "==", 1), simple("b", "IN", ["x"]), simple("c", "LIKE", "d*")]
+    spoils = [("variable", each) for each in (None, 7, "", ".a", "a..b", "$where", [], {})]
+    spoils += [("operator", each) for each in (None, 7, "", "~", "===", "in", [], {})]
+    spoils += [("more", each) for each in (None, 1, "x")]
+    bodies, places = [], []
+    for number, (key, value) in itertools.product(range(3), spoils):
+        for logic in ("AND", "OR"):
+            spoiled = [dict(each) for each in conditions]
+            spoiled[number][key] = value
+            query = {"logicalOperator": logic, "conditions": spoiled}
+            for metrics in (False, True):
+                bodies.append(filtering(None, query) if metrics else filtering(query))
+                kind = "clusterMetricsQuery" if metrics else "clusterQuery"
+                places.append(f"filter.filter.{kind}.conditions[{number}].{key}")
+    assert len(bodies) > 200
+    replies = server.say(*(wish(SEEN, filter=body) for body in bodies))
+    for reply, place in zip(replies, places, strict=True):
+        assert reply["success"] is False
+        assert reply["error"]["field"] == place
+        assert reply["error"]["code"] in {"bad_message", "unsupported"}
+        assert reply["message"].startswith(place)
+    assert server.ask(resources={"gpus": 1})["success"]
 
 
 def test_the_interface_is_described(server):

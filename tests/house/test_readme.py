@@ -238,7 +238,7 @@ def test_every_code_and_setting_is_named(readme: str) -> None:
     assert [name for name in settings() if f"| `{name}`" not in readme] == []
 
 
-@pytest.mark.parametrize("name", [*EXTERNAL_SERVICES, *OTHER_NAMES, CONFIG_FILE])
+@pytest.mark.parametrize("name", sorted({*EXTERNAL_SERVICES, *OTHER_NAMES, CONFIG_FILE}))
 def test_every_other_name_in_the_environment_is_named(readme: str, name: str) -> None:
     assert f"`{name}`" in readme
 

@@ -142,9 +142,10 @@ class Finder:
             raise ServiceError(Code.BUSY, reason, field=field) from error
         except PolicyFault as fault:
             no = fault.refusal
+            hint = "; rank fewer, with a `filterRule`" if no.code is Code.TOO_LARGE else ""
             raise ServiceError(
                 no.code,
-                f"Ranking {len(ids)} clusters by {uri}: {no.reason}",
+                f"Ranking {len(ids)} clusters by {uri}: {no.reason}{hint}",
                 field=field,
                 expected=no.expected,
                 details=no.details,

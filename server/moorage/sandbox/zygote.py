@@ -66,6 +66,8 @@ def _spawn(control: socket.socket, order: int, plan: jail.Plan, null: int) -> No
             socket.send_fds(control, [report], [ours.fileno(), pidfd])
         finally:
             os.close(pidfd)
+    except ConnectionError:
+        os._exit(0)  # The host closed its end, as above.
     except OSError as error:
         control.send(REPORT.pack(b"E", order, error.errno or 0, 0))
     finally:
