@@ -36,7 +36,7 @@ lint: $(VENV)/dev ## Check format, style, types and who imports whom.
 
 .PHONY: test-fast
 test-fast: $(VENV)/dev ## Run the tests that take seconds.
-	$(BIN)/pytest -m "not heavy"
+	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile
 
 .PHONY: test-heavy
 test-heavy: $(VENV)/dev ## Run the tests that take minutes.

@@ -104,6 +104,19 @@ return list(seen)
 """
 
 
+async def test_nobody_waits_for_ever_behind_a_slow_rule(make_bench):
+    limits = Limits(
+        evaluation_seconds=5.0, queue_seconds=0.2, cells_per_policy_max=1, pipeline_max=1
+    )
+    bench = await make_bench(limits=limits)
+    slow = bench.policy("import time\ntime.sleep(0.1)\nreturn {}")
+    outcomes = await asyncio.gather(*[bench.ask(slow) for _ in range(12)])
+    refused = [each for each in outcomes if isinstance(each, ConsultFailed)]
+    assert 0 < len(refused) < 12
+    assert {each.refusal.code for each in refused} == {Code.BUSY}
+    assert "too slow for so many requests" in refused[0].refusal.reason
+
+
 async def test_isolation_levels(make_bench):  # Class 87.
     bench = await make_bench()
     code = bench.policy(STATEFUL)

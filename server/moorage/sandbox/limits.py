@@ -61,6 +61,7 @@ class Limits:
         cells_per_policy_max: Cells one policy may have while some of them are slow.
         pipeline_max: Consultations in flight to one cell.
         queue_max: Consultations waiting on the host per policy; beyond it the answer is BUSY.
+        queue_seconds: How long a consultation may wait there; then the answer is BUSY too.
         demote_seconds: CPU time of one evaluation after which its cell runs at idle priority.
         evaluations_per_cell_max: After so many a cell is replaced (RLIMIT_CPU is cumulative).
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
@@ -78,7 +79,8 @@ class Limits:
     cells_per_policy_max: int = 4
     pipeline_max: int = 32
     queue_max: int = 4096
-    demote_seconds: float = 0.005
+    queue_seconds: float = 30.0
+    demote_seconds: float = 0.01
     evaluations_per_cell_max: int = 1_000_000
     cpu_seconds_per_cell_max: int = 3600
     spares: int = 1

@@ -136,6 +136,7 @@ class Pool:
                 f"{waiting - 1} consultations already wait for {ref.uri}",
                 expected=f"fewer than {self.limits.queue_max}; try again shortly",
             )
+        work.submitted_at = time.monotonic()
         group.backlog.append(work)
         self._mark(group)
         return None
@@ -199,6 +200,7 @@ class Pool:
         self._pumping = None
         dirty, self._dirty = self._dirty, {}
         for group in dirty.values():
+            self._refuse_stale(group)
             touched: dict[Cell, None] = {}
             while group.backlog:
                 cell = self._choose(group)
@@ -216,6 +218,16 @@ class Pool:
                 cell.flush()
             if touched:
                 self.watch_soon()
+
+    def _refuse_stale(self, group: Group) -> None:
+        """Refuse what has waited too long behind a slow rule's other consultations."""
+        limit = self.limits.queue_seconds
+        oldest = time.monotonic() - limit
+        while group.backlog and group.backlog[0].submitted_at < oldest:
+            self.counters["busy"] += 1
+            uri = group.code.ref.uri
+            reason = f"{uri} is too slow for so many requests: this one waited {limit:g} s for it"
+            self._finish(group.backlog.popleft(), None, Refusal(Code.BUSY, reason), None)
 
     @staticmethod
     def _choose(group: Group) -> Cell | None:

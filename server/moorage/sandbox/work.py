@@ -60,6 +60,7 @@ class Work:
     overrides: bytes = b""
     ids_only: bool = False
     future: asyncio.Future[Any] | None = None
+    submitted_at: float = 0.0
     nonce: int = 0
     chain: Chain | None = None
     size: int = 0
