@@ -183,7 +183,7 @@ async def _write_history(path: Path) -> int:
         facts = []
         if (
             written - checkpointed >= CHECKPOINT_FACTS
-            and written + CHECKPOINT_FACTS < HISTORY_FACTS
+            and written + CHECKPOINT_FACTS <= HISTORY_FACTS
         ):
             checkpointed = written
             await ledger.checkpoint(written, list(condense(state)))
