@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from moorage.model import GPU_MILLI, Cluster, Demand, Share
+from moorage.model import GPU_MILLI, Cluster, Demand, Gpu, Share
 
 CHANGES_MAX: Final = 65_536
 """Changes remembered for `changed_since`; whoever is further behind is told to look at all."""
@@ -94,19 +94,17 @@ class Fleet:
             for number, cluster in enumerate(clusters)
             for node in sorted(cluster.nodes, key=lambda node: node.id)
         ]
-        rows, width = len(pairs), max((len(node.gpus) for _, _, node in pairs), default=0)
-        assert width < 256, "devices are counted in bytes"  # noqa: PLR2004  # A byte's range.
+        # Nodes of one kind have equal devices: each kind's columns are made once.
+        kinds: dict[tuple[Gpu, ...], int] = {}
+        kind_of = [kinds.setdefault(node.gpus, len(kinds)) for _, _, node in pairs]
         # Tuples, because rules are handed them: a rule that sorts one would mislead the next.
         self.cluster_ids: tuple[str, ...] = tuple(cluster.id for cluster in clusters)
         self.node_ids: tuple[tuple[str, str], ...] = tuple(
             (name, node.id) for _, name, node in pairs
         )
-        self.gpu_ids: tuple[tuple[str, ...], ...] = tuple(
-            tuple(gpu.id for gpu in node.gpus) for _, _, node in pairs
-        )
-        models = {gpu.model for _, _, node in pairs for gpu in node.gpus}
-        self.models: tuple[str, ...] = tuple(sorted(models))
-        model_code = {model: code for code, model in enumerate(self.models)}
+        ids = [tuple(gpu.id for gpu in gpus) for gpus in kinds]
+        self.gpu_ids: tuple[tuple[str, ...], ...] = tuple(ids[kind] for kind in kind_of)
+        self.models: tuple[str, ...] = tuple(sorted({g.model for gpus in kinds for g in gpus}))
         # A rack's name is its cluster's own: two clusters may each have a "rack-1".
         named = sorted({(number, node.rack) for number, _, node in pairs if node.rack})
         racks = {rack: code for code, rack in enumerate(named)}
@@ -114,28 +112,35 @@ class Fleet:
         self.cluster: Ints = np.array([number for number, _, _ in pairs], np.int64)
         self.cpu_total: Ints = np.array([node.cpu_milli for _, _, node in pairs], np.int64)
         self.memory_total: Ints = np.array([node.memory_mib for _, _, node in pairs], np.int64)
-        self.gpu_total: Ints = np.zeros((rows, width), np.int64)
-        self.gpu_model: Ints = np.full((rows, width), -1, np.int64)
-        self.gpu_memory: Ints = np.zeros((rows, width), np.int64)
-        self.gpu_link: Ints = np.full((rows, width), -1, np.int64)
-        self.gpu_numa: Ints = np.full((rows, width), -1, np.int64)
-        self.gpu_exclusive: Bools = np.zeros((rows, width), np.bool_)
-        for row, (_, _, node) in enumerate(pairs):
-            links = {
-                name: code
-                for code, name in enumerate(sorted({g.link_group for g in node.gpus} - {""}))
-            }
-            domains = sorted({gpu.numa for gpu in node.gpus if gpu.numa >= 0})
-            for column, gpu in enumerate(node.gpus):
-                self.gpu_total[row, column] = GPU_MILLI
-                self.gpu_model[row, column] = model_code[gpu.model]
-                self.gpu_memory[row, column] = gpu.memory_mib
-                self.gpu_link[row, column] = links.get(gpu.link_group, -1)
-                self.gpu_numa[row, column] = domains.index(gpu.numa) if gpu.numa >= 0 else -1
-                self.gpu_exclusive[row, column] = gpu.exclusive
+        self._fill_devices(list(kinds), kind_of)
         self.cpu_free: Ints = self.cpu_total.copy()
         self.memory_free: Ints = self.memory_total.copy()
         self.gpu_free: Ints = self.gpu_total.copy()
+
+    def _fill_devices(self, kinds: Sequence[tuple[Gpu, ...]], kind_of: Sequence[int]) -> None:
+        shape = len(kinds), max(map(len, kinds), default=0)
+        assert shape[1] < 256, "devices are counted in bytes"  # noqa: PLR2004  # A byte's range.
+        model_code = {model: code for code, model in enumerate(self.models)}
+        total, memory = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        model, link, numa = (np.full(shape, -1, np.int64) for _ in range(3))
+        exclusive = np.zeros(shape, np.bool_)
+        for row, gpus in enumerate(kinds):
+            links = sorted({gpu.link_group for gpu in gpus} - {""})
+            domains = sorted({gpu.numa for gpu in gpus if gpu.numa >= 0})
+            for column, gpu in enumerate(gpus):
+                total[row, column] = GPU_MILLI
+                memory[row, column] = gpu.memory_mib
+                model[row, column] = model_code[gpu.model]
+                link[row, column] = links.index(gpu.link_group) if gpu.link_group else -1
+                numa[row, column] = domains.index(gpu.numa) if gpu.numa >= 0 else -1
+                exclusive[row, column] = gpu.exclusive
+        rows = np.array(kind_of, np.int64)
+        self.gpu_total: Ints = total[rows]
+        self.gpu_memory: Ints = memory[rows]
+        self.gpu_model: Ints = model[rows]
+        self.gpu_link: Ints = link[rows]
+        self.gpu_numa: Ints = numa[rows]
+        self.gpu_exclusive: Bools = exclusive[rows]
 
     def _renew(self) -> None:
         self._row_of = {pair: row for row, pair in enumerate(self.node_ids)}
