@@ -12,7 +12,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -52,6 +53,8 @@ WINDOW: Final = 8
 HISTORY_FACTS: Final = 1_000_000
 CHECKPOINT_FACTS: Final = 20_000
 """As the daemon's own default: the tail to replay is as long as it can get."""
+BATCH_FACTS: Final = 5_000
+HELD_LEASES: Final = 1_000
 STARTS: Final = 3
 """Starts of each kind; the quickest counts, since noise only ever adds."""
 CLUSTERS_FEW: Final = 100
@@ -162,44 +165,39 @@ async def _write_history(path: Path) -> int:
     """
     ledger = SqliteLedger(path)
     await ledger.open()
-    state = State()
-    gpus = tuple(Gpu(str(number)) for number in range(8))
-    rows = tuple(Node(NodeId(f"n{row:03d}"), 128_000, 1_048_576, gpus) for row in range(125))
-    facts: list[Fact] = [ClusterSet(Cluster(ClusterId("history"), rows))]
-    held: list[RequestId] = []
-    number = 0
+    state, life = State(), _life()
     checkpointed = written = 0
     while written < HISTORY_FACTS:
-        while len(facts) < min(5_000, HISTORY_FACTS - written):
-            if len(held) == 1_000:  # noqa: PLR2004  # Every device is held: the oldest lets go.
-                facts.append(Ended(held.pop(0), float(number), "released"))
-            number += 1
-            lease = _lease(number)
-            held.append(lease.id)
-            facts.append(Granted(lease))
+        facts = list(islice(life, BATCH_FACTS))
         for fact in facts:
             apply(state, fact)
-        written = await ledger.append(facts, float(number))
-        facts = []
-        if (
-            written - checkpointed >= CHECKPOINT_FACTS
-            and written + CHECKPOINT_FACTS <= HISTORY_FACTS
-        ):
+        written = await ledger.append(facts, float(written))
+        if written % CHECKPOINT_FACTS == 0 and written < HISTORY_FACTS:
             checkpointed = written
             await ledger.checkpoint(written, list(condense(state)))
     await ledger.close()
     return written - checkpointed
 
 
+def _life() -> Iterator[Fact]:
+    gpus = tuple(Gpu(str(number)) for number in range(8))
+    rows = tuple(Node(NodeId(f"n{row:03d}"), 128_000, 1_048_576, gpus) for row in range(125))
+    yield ClusterSet(Cluster(ClusterId("history"), rows))
+    for number in count():
+        if number >= HELD_LEASES:  # Every device is held: the oldest lets go.
+            yield Ended(_lease(number - HELD_LEASES).id, float(number), "released")
+        yield Granted(_lease(number))
+
+
 def _lease(number: int) -> Lease:
-    device = number % 1_000
+    device = number % HELD_LEASES
     return Lease(
         id=RequestId(f"{number:016x}"),
         tenant=Tenant("bench"),
         token=f"token-{number}",
         policy=PolicyRef("fgd:1.0-stable", "0" * 64),
         placement=(Share(ClusterId("history"), NodeId(f"n{device // 8:03d}"), (str(device % 8),)),),
-        fencing=number,
+        fencing=number + 1,
         granted_at=float(number),
         expires_at=number + 4e9,
         terms=LeaseTerms(ttl_seconds=4e9),
