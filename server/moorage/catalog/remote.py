@@ -6,7 +6,7 @@ others. Sections 5.6 and 8, with the client's half of section 13.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -366,24 +366,35 @@ def _digest(raw: bytes) -> Digest:
     return hashlib.blake2b(raw, digest_size=16).digest()
 
 
-def _read_clusters(
-    raws: Sequence[msgspec.Raw], seen: Mapping[Digest, ClusterId], wanted: frozenset[str] | None
-) -> ClustersRead:
-    read = ClustersRead()
+def _unseen(
+    raws: Sequence[msgspec.Raw],
+    seen: Mapping[Digest, ClusterId],
+    read: "ClustersRead | MetricsRead",
+) -> Iterator[tuple[int, bytes, Digest]]:
+    """Yield number, content and digest of the documents that changed; note the others as same."""
     for number, raw in enumerate(raws):
         content = bytes(raw)
         digest = _digest(content)
         known = seen.get(digest)
-        if known is not None:
-            if known not in read.found:
-                read.same.add(known)
-            continue
+        if known is None:
+            yield number, content, digest
+        elif known not in read.found:
+            read.same.add(known)
+
+
+def _read_clusters(
+    raws: Sequence[msgspec.Raw], seen: Mapping[Digest, ClusterId], wanted: frozenset[str] | None
+) -> ClustersRead:
+    read = ClustersRead()
+    for number, content, digest in _unseen(raws, seen, read):
         document: Any = None
         try:
             document = _document_of(content)
             _check_depth(document)
             checked = read_cluster_document(document)
-            entry = DocumentEntry(checked.id, checked.document, pack(checked.document), len(raw))
+            entry = DocumentEntry(
+                checked.id, checked.document, pack(checked.document), len(content)
+            )
         except (ServiceError, WrongAnswer) as error:
             _leave_out(read.left_out, document, "id", number, str(error))
             continue
@@ -404,14 +415,7 @@ def _read_metrics(
     raws: Sequence[msgspec.Raw], seen: Mapping[Digest, ClusterId], wanted: frozenset[str] | None
 ) -> MetricsRead:
     read = MetricsRead()
-    for number, raw in enumerate(raws):
-        content = bytes(raw)
-        digest = _digest(content)
-        known = seen.get(digest)
-        if known is not None:
-            if known not in read.found:
-                read.same.add(known)
-            continue
+    for number, content, digest in _unseen(raws, seen, read):
         document: Any = None
         try:
             document = _document_of(content)
@@ -420,7 +424,7 @@ def _read_metrics(
             if wanted is not None and cluster_id not in wanted:
                 continue  # Nobody asked for it.
             _, complete = read_metrics_document(document)
-            entry = DocumentEntry(cluster_id, complete, pack(complete), len(raw))
+            entry = DocumentEntry(cluster_id, complete, pack(complete), len(content))
         except (ServiceError, WrongAnswer) as error:
             _leave_out(read.left_out, document, "clusterId", number, str(error))
             continue

@@ -62,6 +62,7 @@ class Crank:
         self._work = asyncio.Event()
         self._handed = last_seq
         self._checkpointed = last_seq
+        self._checkpoints: set[asyncio.Task[None]] = set()
         # Time of day as of now, counted on by a clock that nobody sets: a step of the system's
         # clock must neither end every lease at once nor keep waiters waiting for hours.
         self._epoch = time.time() - time.monotonic()
@@ -105,15 +106,24 @@ class Crank:
                 self._let_go(turn)
             self._committing = False
             if body is not None:
-                await self._ledger.checkpoint(self._handed, body)
+                # Beside the next commits: grants must not wait for it.
+                writing = self._loop.create_task(self._ledger.checkpoint(self._handed, body))
+                self._checkpoints.add(writing)
+                writing.add_done_callback(self._checkpoint_written)
             self._schedule()
             self._rest()
 
     async def checkpoint(self) -> None:
-        """Write a checkpoint now. Only when settled."""
+        """Write a checkpoint now, after those under way. Only when settled."""
+        await asyncio.gather(*self._checkpoints)
         if self._handed > self._checkpointed:
             self._checkpointed = self._handed
             await self._ledger.checkpoint(self._handed, list(condense(self._allocator.state)))
+
+    def _checkpoint_written(self, task: asyncio.Task[None]) -> None:
+        self._checkpoints.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
 
     def _is_checkpoint_due(self) -> bool:
         due = self._handed - self._checkpointed >= self._checkpoint_every_facts
