@@ -10,7 +10,7 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from moorage.trials.packing import fleet_of, pack
+from moorage.trials.packing import openb, pack
 from moorage.trials.trace import arrivals, capacity_milli, read_nodes, read_pods, typical_classes
 from moorage_policies import catalog
 
@@ -28,8 +28,8 @@ def main() -> None:
         raise SystemExit(f"no traces at {arguments.data}: name their folder with --data")
     nodes = read_nodes(arguments.data / "nodes.csv")
     pods = read_pods(arguments.data / f"pods_{arguments.trace}.csv")
-    runs = [(name, name, {}) for name in catalog.shipped()]
-    runs[-1] = ("fgd", "fgd", {"typical": typical_classes(pods)})
+    known = {"fgd": {"typical": typical_classes(pods)}}
+    runs = [(name, name, known.get(name, {})) for name in catalog.shipped()]
     runs.append(("fgd, learning", "fgd", {}))
     print(f"{'rule':14} {'seed':>4} {'us/decision':>11} {'x first_fit':>11} {'allocated':>9}")
     for seed in map(int, arguments.seeds.split(",")):
@@ -37,7 +37,7 @@ def main() -> None:
         baseline = 0.0
         for label, name, parameters in runs:
             rule = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule("", {}, parameters)
-            packing = pack(rule, fleet_of(nodes, seed), order, parameters, seed)
+            packing = pack(rule, openb(nodes, seed), order, parameters, seed)
             each = packing.microseconds_per_decision
             baseline = baseline or each
             ratio, percent = each / baseline, packing.allocated_percent

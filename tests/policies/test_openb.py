@@ -7,7 +7,7 @@ from statistics import mean
 
 import pytest
 
-from moorage.trials.packing import Packing, fleet_of, pack
+from moorage.trials.packing import Packing, openb, pack
 from moorage.trials.trace import arrivals, capacity_milli, read_nodes, read_pods, typical_classes
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
@@ -33,7 +33,7 @@ def run(trace: str, rule: str, seed: int, *, learn: bool = False) -> Packing:
     parameters = {"typical": typical_classes(pods)} if rule == "fgd" and not learn else {}
     policy = import_module(f"moorage_policies.{rule}").AIOSv1PolicyRule("", {}, parameters)
     order = arrivals(pods, capacity_milli(nodes), 1.3, seed)
-    return pack(policy, fleet_of(nodes, seed), order, parameters, seed)
+    return pack(policy, openb(nodes, seed), order, parameters, seed)
 
 
 @pytest.mark.parametrize("rule", PUBLISHED_AS)

@@ -1,53 +1,18 @@
 """The character of each shipped rule on tiny fleets, and what all of them owe every request."""
 
 from collections import Counter
-from importlib import import_module
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small import ask, cluster_data, fleet_with, new_rule, node, take
 
 from moorage.model import Cluster, Demand, Gpu, Node
 from moorage.policy import Fleet, FleetView, best_rows, parse_proposal
 from moorage_policies import catalog
 
 RULES = list(catalog.shipped())
-
-
-def new_rule(name):
-    return import_module(f"moorage_policies.{name}").AIOSv1PolicyRule(f"{name}:1.0-stable", {}, {})
-
-
-def node(name, gpus=4, cpu=64_000, memory=65_536, rack="", models=None, groups=None):
-    models = models or ["A"] * gpus
-    groups = groups or [""] * gpus
-    return Node(
-        id=name,
-        cpu_milli=cpu,
-        memory_mib=memory,
-        rack=rack,
-        gpus=tuple(
-            Gpu(id=str(number), model=model, link_group=group)
-            for number, (model, group) in enumerate(zip(models, groups, strict=True))
-        ),
-    )
-
-
-def fleet_with(*nodes, cluster="c"):
-    fleet = Fleet()
-    fleet.install([Cluster(id=cluster, nodes=nodes)])
-    return fleet
-
-
-def ask(rule, fleet, demand, *, seed=1, parameters=None, context=None, **view):
-    data = {"fleet": FleetView(fleet, demand, **view), "inputs": {}, "seed": seed}
-    return rule.eval(parameters or {}, data, {} if context is None else context)
-
-
-def take(fleet, value, demand):
-    for wish in parse_proposal(value, demand):
-        fleet.take(wish.share())
 
 
 # Characters ------------------------------------------------------------------------------------
@@ -216,6 +181,7 @@ def test_inputs_stand_in_for_resources(name):
     fleet = fleet_with(node("a", models=["A", "A", "B", "B"]))
     data = {
         "fleet": FleetView(fleet),
+        "cluster_data": cluster_data(fleet),
         "seed": 1,
         "inputs": {"gpus": 1, "gpu_milli": 300, "cpu_milli": 2000, "models": ["B"]},
     }
@@ -250,7 +216,9 @@ def test_inputs_stand_in_for_resources(name):
     ],
 )
 def test_a_request_that_says_not_what_must_fit_is_declined_with_the_way_out(name, inputs):
-    data = {"fleet": FleetView(fleet_with(node("a"))), "seed": 1, "inputs": inputs}
+    fleet = fleet_with(node("a"))
+    data = {"fleet": FleetView(fleet), "cluster_data": cluster_data(fleet), "seed": 1}
+    data["inputs"] = inputs
     value = new_rule(name).eval({}, data, {})
     assert list(value) == ["declined"]
     assert "`resources`" in value["declined"]
@@ -352,7 +320,7 @@ def test_it_proposes_exactly_what_is_feasible(name, nodes, steps):
             for share in held.pop(0):
                 fleet.give(share)
         view = FleetView(fleet, demand, candidates)
-        data = {"fleet": view, "inputs": {}, "seed": number}
+        data = {"fleet": view, "cluster_data": cluster_data(fleet), "inputs": {}, "seed": number}
         value = rule.eval({}, data, context)
         if room_for(view, demand):
             held.append(check(fleet, view, demand, value))

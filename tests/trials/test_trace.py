@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from moorage.model import Demand
-from moorage.trials.packing import fleet_of, pack
 from moorage.trials.trace import (
     TraceError,
     TraceNode,
@@ -21,7 +20,6 @@ from moorage.trials.trace import (
     read_pods,
     typical_classes,
 )
-from moorage_policies.first_fit import AIOSv1PolicyRule as FirstFit
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
 NODE_HEADER = "sn,cpu_milli,memory_mib,gpu,model"
@@ -181,35 +179,6 @@ def test_a_pod_s_resources_are_those_of_a_request():
         "models": ["A"],
     }
     assert Demand(**CPU.resources()) == Demand(cpu_milli=1000, memory_mib=1024)
-
-
-# Packing in one process ------------------------------------------------------------------------
-
-
-def test_packing_counts_what_was_placed():
-    nodes = [TraceNode("a", 64_000, 65_536, 2, "T4")]
-    packing = pack(FirstFit("", {}, {}), fleet_of(nodes, 1), named(WHOLE, HALF, WHOLE, CPU))
-    assert (packing.granted, packing.declined) == (3, 1)
-    assert packing.allocated_percent == 75.0
-    assert packing.microseconds_per_decision > 0
-
-
-class Greedy:
-    """A rule that gives away what is not there, or leaves the choice of GPUs open."""
-
-    def __init__(self, gpus):
-        self.gpus = gpus
-
-    def eval(self, parameters, input_data, context):
-        cluster, node = input_data["fleet"].node_ids[0]
-        return {"cluster_id": cluster, "node_id": node, "gpus": self.gpus}
-
-
-@pytest.mark.parametrize("gpus", [["0"], None, ["0", "1"]])
-def test_packing_refuses_an_unsound_rule(gpus):
-    nodes = [TraceNode("a", 64_000, 65_536, 2, "T4")]
-    with pytest.raises(ValueError, match="p00"):
-        pack(Greedy(gpus), fleet_of(nodes, 1), named(WHOLE, WHOLE))
 
 
 # The real files --------------------------------------------------------------------------------

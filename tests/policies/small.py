@@ -1,0 +1,100 @@
+"""Small fleets, and asking a rule about them as a cell does."""
+
+from importlib import import_module
+
+import msgspec
+
+from moorage.model import Cluster, Gpu, Node
+from moorage.policy import Fleet, FleetView, parse_proposal
+from moorage.sandbox.cluster_data import ClusterData
+
+
+def new_rule(name, parameters=None):
+    module = import_module(f"moorage_policies.{name}")
+    return module.AIOSv1PolicyRule(f"{name}:1.0-stable", {}, parameters or {})
+
+
+def node(
+    name,
+    gpus=4,
+    cpu=64_000,
+    memory=65_536,
+    rack="",
+    models=None,
+    groups=None,
+    numa=None,
+    gpu_memory=0,
+    labels=None,
+):
+    models = models or ["A"] * gpus
+    groups = groups or [""] * gpus
+    numa = numa or [-1] * gpus
+    return Node(
+        id=name,
+        cpu_milli=cpu,
+        memory_mib=memory,
+        rack=rack,
+        labels=labels or {},
+        gpus=tuple(
+            Gpu(str(number), model, gpu_memory, group, domain)
+            for number, (model, group, domain) in enumerate(zip(models, groups, numa, strict=True))
+        ),
+    )
+
+
+def fleet_with(*nodes, cluster="c"):
+    fleet = Fleet()
+    fleet.install([Cluster(id=cluster, nodes=nodes)])
+    return fleet
+
+
+def document_of(cluster):
+    """Return the part of a cluster's document that rules read labels from."""
+    rows = [{"id": each.id, "labels": dict(each.labels)} for each in cluster.nodes]
+    return {"id": cluster.id, "nodes": {"nodeData": rows}}
+
+
+def cluster_data(fleet, clusters=(), metrics=None):
+    """Return `input_data["cluster_data"]`, as a cell builds it.
+
+    `clusters` have documents; a cluster of the fleet that is not among them has a bare one.
+    """
+    entries = {name: {"data": {"id": name}} for name in fleet.cluster_ids}
+    entries |= {cluster.id: {"data": document_of(cluster)} for cluster in clusters}
+    packed = {
+        name: msgspec.msgpack.encode(entry | {"cluster_metrics": (metrics or {}).get(name)})
+        for name, entry in entries.items()
+    }
+    return ClusterData(ClusterData.keys_of(fleet.cluster_ids), lambda _: packed, fleet)
+
+
+def ask(
+    rule,
+    fleet,
+    demand,
+    *,
+    seed=1,
+    parameters=None,
+    context=None,
+    inputs=None,
+    clusters=(),
+    metrics=None,
+    **view,
+):
+    data = {
+        "fleet": FleetView(fleet, demand, **view),
+        "cluster_data": cluster_data(fleet, clusters, metrics),
+        "inputs": inputs or {},
+        "seed": seed,
+    }
+    return rule.eval(parameters or {}, data, {} if context is None else context)
+
+
+def take(fleet, value, demand):
+    for wish in parse_proposal(value, demand):
+        fleet.take(wish.share())
+
+
+def give(fleet, value, demand):
+    for wish in parse_proposal(value, demand):
+        fleet.give(wish.share())
