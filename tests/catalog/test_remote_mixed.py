@@ -8,6 +8,7 @@ import pytest
 from liar import Liar, answer, hang_up, silence
 
 from moorage.catalog.base import (
+    Allowance,
     ClusterDeleted,
     ClusterPut,
     ClustersListed,
@@ -156,7 +157,7 @@ def read(catalog, name):
 async def have(catalog, names=None, uri=URI):
     """Return the warnings of an ask that has what it needs."""
     warnings = catalog.at_hand(uri, names)
-    return await catalog.fetch(uri, names) if warnings is None else warnings
+    return await catalog.fetch(uri, names, Allowance()) if warnings is None else warnings
 
 
 # An ask and its requests -------------------------------------------------------------------------
@@ -204,8 +205,8 @@ async def test_asks_that_come_together_share_their_requests(site, opened):
 
 async def test_whoever_gives_up_takes_nothing_from_the_others(site, opened):
     catalog = await opened.open(site, "metrics clusters")
-    first = asyncio.create_task(catalog.fetch(URI, None))
-    second = asyncio.create_task(catalog.fetch(URI, None))
+    first = asyncio.create_task(catalog.fetch(URI, None, Allowance()))
+    second = asyncio.create_task(catalog.fetch(URI, None, Allowance()))
     await asyncio.sleep(0)
     first.cancel()
     assert await second == []
@@ -242,7 +243,9 @@ async def test_any_mix_of_external_and_embedded_parts(site, opened, parts):
     assert (await catalog.get_metrics("a"))["clusterId"] == "a"
     assert (await catalog.get_policy(URI))["policy_rule_uri"] == URI
     assert [each["id"] for each in await catalog.query_clusters({"id": "a"})] == ["a"]
-    assert (await catalog.search("filter", {"x": 1}) is None) is ("search" not in parts)
+    assert (await catalog.search("filter", {"x": 1}, Allowance()) is None) is (
+        "search" not in parts
+    )
 
 
 async def store(catalog, document):
@@ -498,7 +501,7 @@ async def test_what_is_no_uri_never_becomes_a_request(site, opened, uri):
 async def test_closing_gives_up_what_is_under_way(site, opened):
     catalog = await opened.open(site, timeout_seconds=60.0)
     site.behave = silence
-    waiting = asyncio.create_task(catalog.fetch(URI, None))
+    waiting = asyncio.create_task(catalog.fetch(URI, None, Allowance()))
     await until(lambda: site.count("/policy"))
     await catalog.close()
     opened.catalogs.clear()

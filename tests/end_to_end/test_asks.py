@@ -14,10 +14,18 @@ def hold(server, **more) -> dict:
 
 def test_advice_has_the_two_documented_keys_and_holds_nothing(server):
     reply = server.ask(resources={"gpus": 2})
+    assert reply.pop("warnings") == [
+        (
+            "No clusters, filter or search was given:"
+            " all 2 live clusters were considered (at most 10000 are)."
+        )
+    ]
     assert reply == {
         "success": True,
         "data": {"cluster_id": "east", "node_id": "east-0", "gpus": ["0", "1"]},
     }
+    named = server.ask(resources={"gpus": 2}, clusters=["east"])
+    assert named == reply
     assert server.say({"op": "leases"})[0]["data"]["leases"] == []
 
 
@@ -254,7 +262,8 @@ def test_an_unsound_proposal_grants_nothing_and_says_why(server):
 
 def test_a_value_that_names_no_cluster_is_passed_on(server):
     server.publish(rule('return {"error": "GPU memory"}', "error:1-x"))
-    assert server.ask("error:1-x") == {"success": True, "data": {"error": "GPU memory"}}
+    passed_on = server.ask("error:1-x", clusters=["east"])
+    assert passed_on == {"success": True, "data": {"error": "GPU memory"}}
     error = hold(server, policy="error:1-x")["error"]
     assert (error["code"], error["data"]) == ("policy_declined", {"error": "GPU memory"})
 

@@ -136,6 +136,13 @@ def test_clusters_win_over_filter_and_filter_over_search(server):
     eu = filtering(simple("tags", "==", "eu"))
     search = ranking(like="west", **{"return": 1})
     assert seen(server, clusters=["west"], filter=eu, search=search) == ["west"]
+    every = server.ask(SEEN, clusters=["west"], filter=eu, search=search)
+    assert every["warnings"] == [
+        "filter was ignored: clusters was given and wins.",
+        "search was ignored: clusters was given and wins.",
+    ]
+    two = server.ask(SEEN, filter=eu, search=search)
+    assert two["warnings"] == ["search was ignored: filter was given and wins."]
     assert seen(server, filter=eu, search=search) == ["east", "north"]
     assert seen(server, filter={}, search=search) == ["south"]
     assert seen(server, filter=None, search={}, clusters=[]) == ["east", "north", "south", "west"]
@@ -346,6 +353,13 @@ def test_more_clusters_than_are_considered_are_said(server):
         every = small.ask(FIRST_FIT, filter=filtering(), resources={"gpus": 1})
         assert every["success"]
         assert every["warnings"] == ["Only the first 2 of 4 clusters found were considered."]
+        none = small.ask(resources={"gpus": 1})
+        assert none["warnings"] == [
+            (
+                "No clusters, filter or search was given:"
+                " only the first 2 of 4 live clusters were considered."
+            )
+        ]
         alike = small.ask(search=ranking(like={"gpus": {"count": 8}}), resources={"gpus": 4})
         assert alike["data"]["cluster_id"] == "c3"
         small.close()

@@ -65,6 +65,12 @@ def until(ask, good):
     raise AssertionError(reply)
 
 
+def doubts(reply):
+    """Return the warnings of a reply but for the one that says which clusters it is about."""
+    said = reply.get("warnings", [])
+    return [each for each in said if not each.startswith("No clusters, filter or search")]
+
+
 # One real daemon uses another's services ---------------------------------------------------------
 
 
@@ -112,7 +118,11 @@ def test_what_is_new_there_can_be_asked_for_here_at_once(outpost, site):
     asked = {"clusters": ["new", "none", "../x"], "lease": LEASE, "resources": {"gpus": 1}}
     reply = outpost.ask("new:1.0-x", **asked)
     assert reply["lease"]["placement"][0]["cluster_id"] == "new"
-    assert reply["warnings"] == ["Unknown clusters were left out: none, ../x."]
+    # A rule and a cluster never seen take both requests: the metrics come with the next ask.
+    of_metrics, of_clusters = reply["warnings"]
+    assert of_metrics.startswith("The metrics of 1 clusters were not read and are null: new.")
+    assert "at most 2 requests" in of_metrics
+    assert of_clusters == "Unknown clusters were left out: none, ../x."
     site.http.delete("/clusters/new").raise_for_status()
     gone = until(lambda: outpost.ask(FIRST_FIT, clusters=["new"]), lambda r: not r["success"])
     assert gone["error"]["code"] == "unknown_clusters"
@@ -160,15 +170,13 @@ def test_a_site_is_killed_and_comes_back(tmp_path):
             site.publish(catalog.document("first_fit"), READS_METRICS)
             asked = {"resources": {"gpus": 1}, "lease": LEASE}
             kept = until(lambda: here.ask(**asked), lambda reply: reply["success"])["lease"]
-            until(lambda: here.ask("reads:1.0-metrics"), lambda reply: "warnings" not in reply)
+            until(lambda: here.ask("reads:1.0-metrics"), lambda reply: not doubts(reply))
             os.kill(site.running.pid, signal.SIGKILL)
 
         # Known clusters and rules are served, with warnings; metrics are null.
-        reply = until(
-            lambda: here.ask("reads:1.0-metrics"), lambda reply: len(reply["warnings"]) == 3
-        )
+        reply = until(lambda: here.ask("reads:1.0-metrics"), lambda reply: len(doubts(reply)) == 3)
         assert reply["data"] == {"east": None}
-        of_policy, of_clusters, of_metrics = reply["warnings"]
+        of_policy, of_clusters, of_metrics = doubts(reply)
         assert of_policy.startswith(f"The policy store at http://127.0.0.1:{port} ")
         assert of_clusters.startswith(f"The cluster registry at http://127.0.0.1:{port} ")
         assert of_metrics.startswith("The metrics of 1 clusters could not be read and are null")
@@ -181,8 +189,7 @@ def test_a_site_is_killed_and_comes_back(tmp_path):
             until(
                 lambda: here.ask("reads:1.0-metrics"),
                 lambda reply: (
-                    "warnings" not in reply
-                    and reply["data"] == {"east": {"gpu": {"totalFreeMem": 5}}}
+                    not doubts(reply) and reply["data"] == {"east": {"gpu": {"totalFreeMem": 5}}}
                 ),
             )
         renewed = here.say({"op": "renew", "lease": kept["id"], "token": kept["token"]})[0]
@@ -224,7 +231,9 @@ def truth(names):
             found = [metrics(name) for name in wanted if name in names]
             await answer({"success": True, "data": found})(asked, writer)
         elif asked.path.startswith("/policy/"):
-            await answer({"success": True, "data": READS_METRICS})(asked, writer)
+            uri = asked.path.removeprefix("/policy/")
+            document = READS_METRICS | {"policy_rule_uri": uri}
+            await answer({"success": True, "data": document})(asked, writer)
         else:
             await answer({"success": True, "data": [{"id": names[-1]}]})(asked, writer)
 
@@ -254,6 +263,72 @@ def test_two_requests_for_any_number_of_candidates_and_none_for_the_next(tmp_pat
                 "/api/no-ir/filter",
                 "/api/no-ir/similarity-search",
             ]
+
+
+NEVER_OLD = {
+    "MOORAGE_METRICS_FRESH_SECONDS": "3600",
+    "MOORAGE_POLICY_FRESH_SECONDS": "3600",
+    "MOORAGE_CLUSTER_REFRESH_SECONDS": "3600",
+}
+ALWAYS_OLD = NEVER_OLD | {
+    "MOORAGE_METRICS_FRESH_SECONDS": "0",
+    "MOORAGE_POLICY_FRESH_SECONDS": "0",
+}
+
+
+@pytest.mark.parametrize("age", [NEVER_OLD, ALWAYS_OLD], ids=["never old", "always old"])
+@pytest.mark.parametrize("search", [True, False], ids=["search too", "search here"])
+def test_no_ask_makes_more_than_two_requests(age, search):
+    names = [f"c{number:03}" for number in range(50)]
+    with LiarInThread() as liar:
+        liar.behave = truth(names)
+        services = (*PARTS, "SEARCH_SERVER_API_URL") if search else PARTS
+        with serving(**dict.fromkeys(services, liar.url), **age) as here:
+            rules, late = iter(range(1000)), iter(range(1000))
+
+            def candidates(kind):
+                """Return what names the candidates; new clusters are ones that came just now."""
+                if kind == "new":
+                    fresh = [f"late{next(late)}" for _ in range(20)]
+                    names.extend(fresh)
+                    return {"clusters": [*names[:5], *fresh]}
+                like = {"parameters": {"like": {"gpus": {"count": 4}}}}
+                bodies = {"filter": {"filter": {}}, "search": {"rankingPolicyRule": like}}
+                return {kind: {"matchType": "cluster", **bodies[kind]}} if kind in bodies else {}
+
+            for kind in ("all", "new", "filter", "search"):
+                new_rule = f"reads:1.{next(rules)}-metrics"
+                for uri in (new_rule, new_rule, new_rule):
+                    asked = candidates(kind)
+                    before = len(liar.asked)
+                    reply = here.ask(uri, **asked)
+                    requests = liar.asked[before:]
+                    assert reply["success"], reply
+                    assert len(requests) <= 2, [each.path for each in requests]
+                    unread = [each for each in reply.get("warnings", []) if "not read" in each]
+                    # Whatever was not read is said.
+                    assert bool(unread) == (None in reply["data"].values())
+                if age is NEVER_OLD and kind != "new":
+                    assert not unread
+
+
+def test_a_rule_in_use_is_read_again_in_the_background_and_costs_no_ask(tmp_path):
+    with LiarInThread() as liar:
+        liar.behave = truth(["east"])
+        age = NEVER_OLD | {"MOORAGE_POLICY_FRESH_SECONDS": "1"}
+        with serving(**dict.fromkeys(PARTS, liar.url), **age) as here:
+            assert here.ask("reads:1.0-metrics")["success"]
+            caused = 0
+
+            def asked():
+                nonlocal caused
+                before = liar.count("/policy/")
+                reply = here.ask("reads:1.0-metrics")
+                caused += liar.count("/policy/") - before
+                return reply
+
+            until(asked, lambda _: liar.count("/policy/") >= 4)
+            assert caused <= 1  # One may fall between two looks.
 
 
 LIES = {
@@ -306,7 +381,7 @@ def test_no_lie_costs_more_than_its_part_of_the_answer(lied_to, lie):
 def test_replies_stay_in_order_where_some_have_to_wait(lied_to):
     here, liar = lied_to
     liar.behave = truth(["east"])
-    until(lambda: here.ask("reads:1.0-metrics"), lambda r: "warnings" not in r)
+    until(lambda: here.ask("reads:1.0-metrics"), lambda r: not doubts(r))
     with here.socket() as client:
         for number in range(20):
             uri = "reads:1.0-metrics" if number % 2 else f"none:1.0-x{number}"

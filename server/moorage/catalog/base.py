@@ -35,6 +35,35 @@ STORE_BYTES_MAX: Final = 512 * 1024 * 1024
 """All documents and policy files together; what goes beyond is refused with `too_large`."""
 RESULT_BYTES_MAX: Final = 128 * 1024 * 1024
 """All documents of one query's answer; a wider query is refused with `too_large`."""
+REQUESTS_MAX: Final = 2
+"""Requests that one ask may cause at external services, whatever its candidates."""
+SPENT: Final = (
+    f"An ask makes at most {REQUESTS_MAX} requests to external services, and this one made them;"
+    " the next one finds what these brought."
+)
+"""What a warning or a refusal says of a question that was not put."""
+
+
+@dataclass(slots=True)
+class Allowance:
+    """What one ask may still cause at external services; it goes with the ask from step to step.
+
+    Repetitions after a failure are not counted, nor the download of a rule's code, once for each
+    version. Joining a request that is under way for somebody else counts.
+
+    Args:
+        left: Requests.
+
+    """
+
+    left: int = REQUESTS_MAX
+
+    def spend(self) -> bool:
+        """Take one request, if one is left; return whether one was."""
+        if self.left <= 0:
+            return False
+        self.left -= 1
+        return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,8 +287,22 @@ class Catalog(Protocol):
 
         """
 
-    async def fetch(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str]:
+    async def fetch(
+        self,
+        uri: str,
+        cluster_ids: Sequence[str] | None,
+        allowance: Allowance,
+        *,
+        searching: bool = False,
+    ) -> list[str]:
         """Bring into memory what `at_hand` missed, in bulk and within a stated time.
+
+        Args:
+            uri: The ask's rule; empty: none is wanted.
+            cluster_ids: Clusters it names; None: every live one.
+            allowance: What the ask may cause. A rule that is not known comes first, then clusters
+                that are not known, then metrics; what is known, if old, waits for another ask.
+            searching: Its clusters are going to be searched for, which may take requests too.
 
         Returns:
             Warnings for the ask: what could not be read, and what that left out.
@@ -269,12 +312,15 @@ class Catalog(Protocol):
 
         """
 
-    async def search(self, action: SearchAction, body: Document) -> list[ClusterId] | None:
+    async def search(
+        self, action: SearchAction, body: Document, allowance: Allowance
+    ) -> list[ClusterId] | None:
         """Let an external search service find clusters; None where there is no such service.
 
         Args:
             action: What the body is.
             body: As the client sent it, bare or in its envelope.
+            allowance: What the ask may cause; a search takes one.
 
         Raises:
             ServiceError: `unavailable`, or `bad_message` with what the service said.

@@ -13,6 +13,7 @@ import msgspec
 
 from moorage.catalog.base import (
     RESULT_BYTES_MAX,
+    Allowance,
     Change,
     ClusterDeleted,
     ClusterPut,
@@ -337,14 +338,23 @@ class EmbeddedCatalog:
         del uri, cluster_ids
         return []
 
-    async def fetch(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str]:
+    async def fetch(
+        self,
+        uri: str,
+        cluster_ids: Sequence[str] | None,
+        allowance: Allowance,
+        *,
+        searching: bool = False,
+    ) -> list[str]:
         """See `Catalog.fetch`."""
-        del uri, cluster_ids
+        del uri, cluster_ids, allowance, searching
         return []
 
-    async def search(self, action: SearchAction, body: Document) -> list[ClusterId] | None:
+    async def search(
+        self, action: SearchAction, body: Document, allowance: Allowance
+    ) -> list[ClusterId] | None:
         """See `Catalog.search`."""
-        del action, body
+        del action, body, allowance
         return None
 
     # The embedded search service -----------------------------------------------------------

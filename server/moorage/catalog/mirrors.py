@@ -13,7 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from moorage.catalog.base import CLUSTERS_MAX
+from moorage.catalog.base import CLUSTERS_MAX, SPENT, Allowance
 from moorage.catalog.batches import Batches
 from moorage.catalog.documents import cluster_id_of
 from moorage.catalog.records import DocumentEntry
@@ -130,12 +130,15 @@ class ClusterMirror:
             async with asyncio.timeout(FIRST_SECONDS_MAX):
                 await self.read_all()
         except TimeoutError as error:
-            service = self._registry.service
-            raise ServiceError(
-                Code.UNAVAILABLE,
-                f"The {service.name} at {service.url} is still being read; ask again in a moment.",
-                details={"service": service.name, "url": service.url},
-            ) from error
+            raise self._not_read() from error
+
+    def _not_read(self) -> ServiceError:
+        service = self._registry.service
+        return ServiceError(
+            Code.UNAVAILABLE,
+            f"The {service.name} at {service.url} is still being read; ask again in a moment.",
+            details={"service": service.name, "url": service.url},
+        )
 
     async def close(self) -> None:
         """Give up what is under way and close the connections."""
@@ -151,13 +154,18 @@ class ClusterMirror:
             return None
         return self._warnings(ids)
 
-    async def fetch(self, ids: Sequence[str] | None) -> list[str]:
+    async def fetch(self, ids: Sequence[str] | None, allowance: Allowance) -> list[str]:
         """Look up what `at_hand` missed; raise `unavailable` where nothing can be answered."""
         if not self._served():
+            if not allowance.spend():
+                raise self._not_read()
             await self.read_soon()
         unknown = [] if ids is None else self._unknown(ids)
-        if not unknown:
+        if all(name in self._left_out for name in unknown):
             return self._warnings(ids)
+        if not allowance.spend():
+            what = f"Clusters were not looked up and were left out: {listed(unknown)}."
+            return [*self._warnings(ids), f"{what} {SPENT}"]
         try:
             await self._naming.join(unknown)
         except ServiceError as error:
@@ -308,13 +316,15 @@ class MetricsMirror:
                 self._all = (ids, min(self._read_at[name] for name in ids))
         return self._warnings(ids)
 
-    async def fetch(self, ids: Sequence[str]) -> list[str]:
+    async def fetch(self, ids: Sequence[str], allowance: Allowance) -> list[str]:
         """Ask for those that are not fresh; what cannot be read is null, and said in a warning."""
         oldest = _now() - self._fresh_seconds
         missing = [name for name in ids if self._read_at.get(name, _NEVER) < oldest]
         if not missing:
             return self._warnings(ids)
         if self._failure is None:
+            if not allowance.spend():
+                return self._null(ids, missing, "were not read", SPENT)
             try:
                 await self._asking.join(missing)
             except ServiceError as error:
@@ -331,12 +341,15 @@ class MetricsMirror:
     def _without(self, ids: Sequence[str], missing: Sequence[str]) -> list[str]:
         """Go on without the metrics that are missing, and see whether the service is back."""
         assert self._failure is not None
-        for name in missing:
-            self.forget(name)
         if self._probe is None and _now() >= self._probe_at:
             self._probe = asyncio.create_task(self._ask_again(missing))
-        what = f"The metrics of {len(missing)} clusters could not be read and are null"
-        return [*self._warnings(ids), f"{what}: {listed(missing)}. {self._failure.reason}"]
+        return self._null(ids, missing, "could not be read", self._failure.reason)
+
+    def _null(self, ids: Sequence[str], missing: Sequence[str], what: str, why: str) -> list[str]:
+        for name in missing:
+            self.forget(name)
+        said = f"The metrics of {len(missing)} clusters {what} and are null: {listed(missing)}."
+        return [*self._warnings(ids), f"{said} {why}"]
 
     async def _ask_again(self, ids: Sequence[str]) -> None:
         try:

@@ -6,6 +6,7 @@ the embedded catalog's own code; what differs is how they get there (`catalog.mi
 mirrored part is written to where it is kept, not here.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Final, Self
 import msgspec
 
 from moorage.catalog.base import (
+    Allowance,
     Change,
     ClusterDeleted,
     ClusterPut,
@@ -219,8 +221,11 @@ class MixedCatalog(EmbeddedCatalog):
     async def keep_fresh(self) -> None:
         """See `Catalog.keep_fresh`."""
         self._following = True
-        if self._mirrored_clusters is not None:
-            await self._mirrored_clusters.run()
+        async with asyncio.TaskGroup() as group:
+            if self._mirrored_clusters is not None:
+                group.create_task(self._mirrored_clusters.run())
+            if self._mirrored_policies is not None:
+                group.create_task(self._mirrored_policies.run())
 
     @property
     def registry_known(self) -> bool:
@@ -249,19 +254,34 @@ class MixedCatalog(EmbeddedCatalog):
             warnings += found
         return warnings
 
-    async def fetch(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str]:
+    async def fetch(
+        self,
+        uri: str,
+        cluster_ids: Sequence[str] | None,
+        allowance: Allowance,
+        *,
+        searching: bool = False,
+    ) -> list[str]:
         """See `Catalog.fetch`."""
         warnings: list[str] = []
+        policies, clusters = self._mirrored_policies, self._mirrored_clusters
+        metrics = self._mirrored_metrics
+        wanted = cluster_ids is None or len(cluster_ids) > 0
         # One after the other: what the first refuses, the others need not be asked for.
-        if self._mirrored_policies is not None and is_policy_uri(uri):
-            found = self._mirrored_policies.at_hand(uri)
-            warnings += await self._mirrored_policies.fetch(uri) if found is None else found
-        if cluster_ids is not None and not cluster_ids:
-            return warnings
-        if self._mirrored_clusters is not None:
-            warnings += await self._mirrored_clusters.fetch(cluster_ids)
-        if self._mirrored_metrics is not None:
-            warnings += await self._mirrored_metrics.fetch(self._measured(cluster_ids))
+        if policies is not None and is_policy_uri(uri):
+            reserved = 0
+            if searching:
+                reserved = (self._external_search is not None) + (metrics is not None)
+            elif wanted:
+                reserved += clusters is not None and clusters.at_hand(cluster_ids) is None
+                reserved += metrics is not None and (
+                    metrics.at_hand(self._measured(cluster_ids)) is None
+                )
+            warnings += await policies.fetch(uri, allowance, reserved)
+        if clusters is not None and wanted:
+            warnings += await clusters.fetch(cluster_ids, allowance)
+        if metrics is not None and wanted:
+            warnings += await metrics.fetch(self._measured(cluster_ids), allowance)
         return warnings
 
     def _measured(self, cluster_ids: Sequence[str] | None) -> Sequence[str]:
@@ -270,10 +290,13 @@ class MixedCatalog(EmbeddedCatalog):
             return self.live_ids()
         return [name for name in cluster_ids if name in self._live]
 
-    async def search(self, action: SearchAction, body: Document) -> list[ClusterId] | None:
+    async def search(
+        self, action: SearchAction, body: Document, allowance: Allowance
+    ) -> list[ClusterId] | None:
         """See `Catalog.search`."""
         if self._external_search is None:
             return None
+        assert allowance.spend(), "a search comes after a rule at most"
         return await self._external_search.find(action, body)
 
     # Reading what is mirrored ---------------------------------------------------------------
@@ -281,13 +304,13 @@ class MixedCatalog(EmbeddedCatalog):
     async def get_cluster(self, cluster_id: str) -> Document:
         """See `Catalog.get_cluster`."""
         if self._mirrored_clusters is not None:
-            await self._mirrored_clusters.fetch([cluster_id_of(cluster_id, "id")])
+            await self._mirrored_clusters.fetch([cluster_id_of(cluster_id, "id")], Allowance())
         return await super().get_cluster(cluster_id)
 
     async def query_clusters(self, query: Document) -> list[Document]:
         """See `Catalog.query_clusters`."""
         if self._mirrored_clusters is not None:
-            await self._mirrored_clusters.fetch(None)
+            await self._mirrored_clusters.fetch(None, Allowance())
         return await super().query_clusters(query)
 
     async def get_metrics(self, cluster_id: str) -> Document:
@@ -314,7 +337,7 @@ class MixedCatalog(EmbeddedCatalog):
     async def get_policy(self, uri: str) -> Document:
         """See `Catalog.get_policy`."""
         if is_policy_uri(uri):
-            await self.fetch(uri, ())
+            await self.fetch(uri, (), Allowance())
         return await super().get_policy(uri)
 
     async def query_policies(self, query: Document | None = None) -> list[Document]:

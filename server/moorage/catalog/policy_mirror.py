@@ -5,13 +5,14 @@ from there is prepared as an upload is: read on paper here, compiled and run in 
 """
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from moorage.catalog.base import STORE_BYTES_MAX, Document, PolicyRecord
+from moorage.catalog.base import SPENT, STORE_BYTES_MAX, Allowance, Document, PolicyRecord
 from moorage.catalog.batches import Batches
 from moorage.catalog.remote import Denied, PolicyStore
 from moorage.model import Code
@@ -23,6 +24,10 @@ POLICIES_KEPT_MAX: Final = 1_000
 """Rules kept in memory; beyond it the one asked for longest ago is let go."""
 POLICIES_BYTES_MAX: Final = STORE_BYTES_MAX
 """Their files and documents; beyond it likewise."""
+ROUNDS: Final = 10
+"""Looks for rules that are getting too old, within the time in which they do."""
+ROUND_SECONDS_MIN: Final = 0.05
+"""Shortest pause between two looks."""
 
 
 def _now() -> float:
@@ -31,13 +36,17 @@ def _now() -> float:
 
 @dataclass(slots=True)
 class _Kept:
-    """A rule in memory: as what it was read, when it was last asked for, when last answered."""
+    """A rule in memory: as what it was read, when it was last asked for, when last answered.
+
+    `wanted` says whether an ask has used it since it was last asked for.
+    """
 
     document: Document
     etag: str
     size: int
     asked_at: float
     read_at: float
+    wanted: bool = False
     failure: ServiceError | None = None
 
 
@@ -49,7 +58,8 @@ class PolicyMirror:
         prepare: Turns a PolicyRule document into a record, as for an upload.
         keep: Puts a record into memory, in the place of the one before.
         drop: Takes a rule out of memory.
-        fresh_seconds: What was read longer ago is asked for again.
+        fresh_seconds: What was read longer ago is asked for again. What is in use is asked for
+            again before that, by `run`, so that no ask has to.
         stale_seconds_max: Where the store does not answer, a rule that is known is used that
             long, with a warning.
 
@@ -81,21 +91,56 @@ class PolicyMirror:
             await asking.close()
         await self.store.service.close()
 
+    async def run(self) -> None:
+        """Ask again for the rules that are in use, before they are too old, until cancelled."""
+        while self._fresh_seconds:  # 0: whoever wants a rule asks.
+            await asyncio.sleep(max(self._fresh_seconds / ROUNDS, ROUND_SECONDS_MIN))
+            due = _now() - self._fresh_seconds * (1 - 2 / ROUNDS)
+            for uri in [u for u, kept in self._kept.items() if kept.wanted and kept.asked_at < due]:
+                with contextlib.suppress(ServiceError):  # What fails is told by the next ask.
+                    await self._read(uri)
+
     def at_hand(self, uri: str) -> list[str] | None:
         """Return warnings where the rule is known and fresh, else None."""
         kept = self._kept.get(uri)
         if kept is None or _now() - kept.asked_at > self._fresh_seconds:
             return None
+        kept.wanted = True
         return _warnings(kept)
 
-    async def fetch(self, uri: str) -> list[str]:
-        """Ask for a rule, once for all who want it now.
+    async def fetch(self, uri: str, allowance: Allowance, reserved: int) -> list[str]:
+        """Ask for a rule that is not at hand, once for all who want it now.
+
+        Args:
+            uri: Which.
+            allowance: What the ask may cause.
+            reserved: Requests of these that a rule which is known must leave.
 
         Raises:
             ServiceError: `unknown_policy`; `unavailable`; `bad_policy` where what the store has
                 cannot be used.
 
         """
+        found = self.at_hand(uri)
+        if found is not None:
+            return found
+        kept = self._kept.get(uri)
+        if (
+            kept is not None
+            and allowance.left <= reserved
+            and _now() - kept.read_at <= self._stale_seconds_max
+        ):
+            return _warnings(kept, SPENT)
+        if not allowance.spend():
+            raise ServiceError(Code.UNAVAILABLE, f"{self._place} was not asked. {SPENT}")
+        await self._read(uri)
+        kept = self._kept.get(uri)
+        if kept is None:
+            return []
+        kept.wanted = True
+        return _warnings(kept)
+
+    async def _read(self, uri: str) -> None:
         asking = self._asking.get(uri)
         if asking is None:
             asking = self._asking[uri] = Batches(self._ask)
@@ -113,8 +158,6 @@ class PolicyMirror:
         finally:
             if asking.idle and self._asking.get(uri) is asking:
                 del self._asking[uri]
-        found = self._kept.get(uri)
-        return [] if found is None else _warnings(found)
 
     async def _ask(self, keys: frozenset[str]) -> None:
         (uri,) = keys
@@ -176,8 +219,9 @@ class PolicyMirror:
             self._drop(uri)
 
 
-def _warnings(kept: _Kept) -> list[str]:
-    if kept.failure is None:
+def _warnings(kept: _Kept, why: str = "") -> list[str]:
+    why = kept.failure.reason if kept.failure is not None else why
+    if not why:
         return []
     age = _now() - kept.read_at
-    return [f"{kept.failure.reason} The rule is as of {age:.0f} seconds ago."]
+    return [f"{why} The rule is as of {age:.0f} seconds ago."]

@@ -15,7 +15,7 @@ from typing import Any, Final, assert_never
 import msgspec
 from msgspec import structs
 
-from moorage.catalog.base import Catalog, SearchAction
+from moorage.catalog.base import Allowance, Catalog, SearchAction
 from moorage.config import Config
 from moorage.core.words import (
     Address,
@@ -126,9 +126,15 @@ class Admission:
         if not isinstance(message, AllocationRequest):
             self.request_nowait(to, tenant, message)
             return
+        uri, allowance, warnings = message.policy_rule_uri, Allowance(), _ignored(message)
         try:
-            message, warnings = await self._searched(tenant, message)
-            warnings += await self._catalog.fetch(message.policy_rule_uri, self._wanted(message))
+            if _described(message):
+                # The rule first: where it is not there, nothing needs to be searched.
+                warnings += await self._catalog.fetch(uri, (), allowance, searching=True)
+                message, found = await self._searched(tenant, message, allowance)
+                warnings += found
+                uri = ""
+            warnings += await self._catalog.fetch(uri, self._wanted(message), allowance)
         except ServiceError as error:
             self._reply(to, refuse(refusal_of(error), message_id=message.id))
         else:
@@ -142,7 +148,7 @@ class Admission:
             warnings = self._catalog.at_hand(message.policy_rule_uri, self._wanted(message))
             if warnings is None:
                 return False
-            self._admit(to, tenant, message, warnings)
+            self._admit(to, tenant, message, [*_ignored(message), *warnings])
             return True
         if isinstance(message, BlockRequest):
             self._place(to, tenant, message)  # The gateway keeps the order of the replies.
@@ -169,16 +175,17 @@ class Admission:
         return () if too_many else named
 
     async def _searched(
-        self, tenant: Tenant, message: AllocationRequest
+        self, tenant: Tenant, message: AllocationRequest, allowance: Allowance
     ) -> tuple[AllocationRequest, list[str]]:
         """Name the candidates that a request describes; return it, and warnings for its reply."""
         body = message.filter or message.search
-        if message.clusters is not None or body is None:
-            return message, []
+        assert body is not None
         action: SearchAction = "filter" if message.filter else "search"
-        named = await self._catalog.search(action, body)
+        named = await self._catalog.search(action, body, allowance)
         if named is None:
-            found = await self._finder.find(action, body, tenant, at=action, live_only=True)
+            found = await self._finder.find(
+                action, body, tenant, allowance, at=action, live_only=True
+            )
         else:
             found = Found(named, len(named), [])
         if not found.ids:
@@ -294,9 +301,13 @@ class Admission:
         live = self._catalog.live_ids()
         named = message.candidates()
         if named is None:
+            none = "No clusters, filter or search was given"
             if len(live) <= limit:
+                what = f"all {len(live)} live clusters were considered (at most {limit} are)"
+                warnings.append(f"{none}: {what}.")
                 return None
-            warnings.append(f"Only the first {limit} of {len(live)} live clusters were considered.")
+            what = f"only the first {limit} of {len(live)} live clusters were considered"
+            warnings.append(f"{none}: {what}.")
             return live[:limit]
         if len(named) > limit:
             reason = f"clusters: expected at most {limit} ids, got {len(named)}."
@@ -410,6 +421,12 @@ class HttpCalls:
 def _described(message: AllocationRequest) -> bool:
     """Return whether its candidates are described, not named."""
     return message.clusters is None and bool(message.filter or message.search)
+
+
+def _ignored(message: AllocationRequest) -> list[str]:
+    """Say which descriptions of the candidates count for nothing, because another one wins."""
+    given = [name for name in ("clusters", "filter", "search") if getattr(message, name)]
+    return [f"{name} was ignored: {given[0]} was given and wins." for name in given[1:]]
 
 
 def _size(message: AllocationRequest) -> int:

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from moorage.catalog.base import Catalog, Document, PolicyRecord
+from moorage.catalog.base import Allowance, Catalog, Document, PolicyRecord
 from moorage.core.words import Told
 from moorage.daemon.answers import encode, refusal_of, refuse
 from moorage.daemon.block_run import BlockRun, Candidate
@@ -154,7 +154,7 @@ class Blocks:
     async def _policy(self, spec: PolicySpec, warnings: list[str]) -> PolicyRecord:
         place = f"{spec.at}.policyRuleURI"
         try:
-            warnings += await self._catalog.fetch(spec.uri, ())
+            warnings += await self._catalog.fetch(spec.uri, (), Allowance(1))
         except ServiceError as error:
             if error.code is not Code.UNKNOWN_POLICY:
                 raise
@@ -171,10 +171,11 @@ class Blocks:
         self, tenant: Tenant, spec: BlockSpec, warnings: list[str]
     ) -> list[Candidate]:
         """Return the clusters that the filter finds: live ones, up to the limit, by id."""
+        allowance = Allowance()  # The block's policies were one request each, if at all.
         names: Sequence[str] = self._catalog.live_ids()
         missing = "no cluster is registered and live"
         if spec.filter is not None:
-            names = await self._found(tenant, *spec.filter, warnings)
+            names = await self._found(tenant, *spec.filter, allowance, warnings)
             missing = "no live cluster meets it"
         if not names:
             place = f"{spec.cluster_allocator.at}.parameters.filter"
@@ -184,16 +185,16 @@ class Blocks:
         if len(names) > most:
             warnings.append(f"Only the first {most} of {len(names)} clusters were considered.")
             names = names[:most]
-        warnings += await self._catalog.fetch("", names)
+        warnings += await self._catalog.fetch("", names, allowance)
         blobs = self._catalog.document_blobs(names)
         return [Candidate(name, packed) for name, _, packed in blobs]
 
     async def _found(
-        self, tenant: Tenant, body: Document, at: str, warnings: list[str]
+        self, tenant: Tenant, body: Document, at: str, allowance: Allowance, warnings: list[str]
     ) -> Sequence[str]:
-        elsewhere = await self._catalog.search("filter", body)
+        elsewhere = await self._catalog.search("filter", body, allowance)
         if elsewhere is not None:
             return sorted(frozenset(self._catalog.live_ids()).intersection(elsewhere))
-        found = await self._finder.find("filter", body, tenant, at=at, live_only=True)
+        found = await self._finder.find("filter", body, tenant, allowance, at=at, live_only=True)
         warnings += found.warnings
         return sorted(found.ids)

@@ -366,7 +366,7 @@ class Daemon:
 
     async def _run_management(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
         try:
-            await self._catalog.fetch(message.policy_rule_uri, ())
+            await self._catalog.fetch(message.policy_rule_uri, (), catalog.Allowance())
             record = self._catalog.policy(message.policy_rule_uri)
         except ServiceError as error:
             self._admission.forget(to)

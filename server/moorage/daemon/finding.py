@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from moorage.catalog.base import Catalog, Document, PolicyRecord, SearchAction
+from moorage.catalog.base import Allowance, Catalog, Document, PolicyRecord, SearchAction
 from moorage.catalog.search import refusal_of
 from moorage.model import ClusterId, Code, Tenant
 from moorage.protocol.faults import ServiceError
@@ -59,6 +59,7 @@ class Finder:
         action: SearchAction,
         body: Document,
         tenant: Tenant,
+        allowance: Allowance,
         *,
         at: str = "",
         live_only: bool = False,
@@ -69,6 +70,7 @@ class Finder:
             action: Which of the two.
             body: As the client sent it, bare or in its envelope.
             tenant: On whose behalf a policy ranks.
+            allowance: What this may cause at external services.
             at: The place of the body, with which the fields of refusals start.
             live_only: Leave out what can be no candidate, before anything is ranked.
 
@@ -80,13 +82,13 @@ class Finder:
         if action == "filter":
             asked = await _parsed(parse_filter, body, at)
             _refuse_others(asked.match_type, body, at)
-            warnings = await self._catalog.fetch("", None)
+            warnings = await self._catalog.fetch("", None, allowance)
             ids = await self._catalog.matching(asked)
             kept = self._kept(ids, live_only=live_only)
             return Found(kept, len(ids), warnings)
         search = await _parsed(parse_search, body, at)
         _refuse_others(search.match_type, body, at)
-        warnings = await self._catalog.fetch(search.policy_rule_uri, None)
+        warnings = await self._catalog.fetch(search.policy_rule_uri, None, allowance)
         ids = await self._catalog.matching(search.filter or Filter("cluster"))
         kept = self._kept(ids, live_only=live_only)
         if kept:  # Where nothing is found, nothing is ranked (allocation-server.md, 5.5).

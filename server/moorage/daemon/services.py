@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.catalog.base import Catalog, SearchAction
+from moorage.catalog.base import Allowance, Catalog, SearchAction
 from moorage.catalog.base import Document as JsonDocument
 from moorage.catalog.mixed import External
 from moorage.catalog.prometheus import PrometheusSource
@@ -170,7 +170,7 @@ class HttpServices:
         self, action: SearchAction, body: JsonDocument, tenant: str
     ) -> tuple[list[JsonDocument], list[str]]:
         """Answer the search service's endpoints from the documents in this process."""
-        found = await self._finder.find(action, body, Tenant(tenant))
+        found = await self._finder.find(action, body, Tenant(tenant), Allowance())
         return self._finder.documents(found), found.warnings
 
     async def allocate(self, body: bytes, tenant: str) -> tuple[int, bytes]:
