@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
+from moorage.catalog.schemas import PolicySchemas
 from moorage.model import Cluster, ClusterId, PolicyRef
 from moorage.query import Filter
 
@@ -71,11 +72,12 @@ class PolicyRecord:
     """One immutable version of a rule, as the sandbox loads it.
 
     Args:
-        ref: URI and digest; the digest covers files, settings and parameters.
+        ref: URI and digest; the digest covers files, settings, parameters and schemas.
         files: Content by path; the entry is `function.py`, siblings are importable from it.
-        settings: Defaults (`policy_settings`).
-        parameters: Defaults (`policy_parameters`).
+        settings: Defaults: `policy_settings`, completed by those that its schema says.
+        parameters: Defaults: `policy_parameters`, completed likewise.
         document: The PolicyRule document with its identity filled in, for readers.
+        schemas: What its schemas say; None where it has none, as on most hot paths.
 
     """
 
@@ -84,6 +86,7 @@ class PolicyRecord:
     settings: Mapping[str, Any]
     parameters: Mapping[str, Any]
     document: Document
+    schemas: PolicySchemas | None = None
 
 
 @dataclass(frozen=True, slots=True)

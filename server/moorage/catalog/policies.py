@@ -15,6 +15,7 @@ import msgspec
 from moorage.catalog.archives import bad_code
 from moorage.catalog.base import Document, PolicyRecord, PreparedPolicy
 from moorage.catalog.documents import encode
+from moorage.catalog.schemas import read_schemas
 from moorage.model import Code, PolicyRef
 from moorage.protocol.faults import ServiceError
 
@@ -57,7 +58,7 @@ _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "policy_parameters_schema": (dict, "an object with one entry per field"),
     "policy_settings": (dict, "an object"),
     "policy_parameters": (dict, "an object"),
-    "management_commands_schema": ((list, dict), "a list of {name, description, schema}"),
+    "management_commands_schema": (list, "a list of {name, description, schema}"),
     "description": (str, "a text"),
     "functionality_data": (dict, "an object"),
     "resource_estimates": (dict, "an object"),
@@ -69,8 +70,10 @@ _RULE_FIELDS: Final = (
     "policy_output_schema",
     "policy_settings_schema",
     "policy_parameters_schema",
+    "management_commands_schema",
     "type",
 )
+_DIGESTED: Final = tuple(field for field in _RULE_FIELDS if field.endswith("_schema"))
 
 
 def complete_policy_document(given: Any) -> Document:
@@ -139,33 +142,39 @@ def prepared_policy(document: Document, files: Mapping[str, bytes]) -> PreparedP
 
     """
     _check_requirements(files)
-    settings = document.get("policy_settings") or {}
-    parameters = document.get("policy_parameters") or {}
-    ref = PolicyRef(document["policy_rule_uri"], _digest(files, settings, parameters))
+    ref = PolicyRef(document["policy_rule_uri"], _digest(files, document))
     # The copy that readers see is the copy that was checked, whatever the caller does to its own.
     kept = msgspec.json.decode(encode({**document, "digest": ref.digest}), type=Document)
     return PreparedPolicy(record_from(ref, files, kept))
 
 
 def record_from(ref: PolicyRef, files: Mapping[str, bytes], document: Document) -> PolicyRecord:
-    """Return the record of a document whose identity and digest are known."""
+    """Return the record of a document whose identity and digest are known.
+
+    Raises:
+        ServiceError: `bad_message`: a schema is malformed, or the defaults do not keep to it.
+
+    """
+    schemas = read_schemas(document)
     return PolicyRecord(
         ref=ref,
         files=files,
-        settings=document.get("policy_settings") or {},
-        parameters=document.get("policy_parameters") or {},
+        settings=schemas.settings_completed if schemas else document.get("policy_settings") or {},
+        parameters=(
+            schemas.parameters_completed if schemas else document.get("policy_parameters") or {}
+        ),
         document=document,
+        schemas=schemas,
     )
 
 
-def _digest(
-    files: Mapping[str, bytes], settings: Mapping[str, Any], parameters: Mapping[str, Any]
-) -> str:
-    """Return the SHA-256 of what the rule does: its files and its defaults."""
+def _digest(files: Mapping[str, bytes], document: Document) -> str:
+    """Return the SHA-256 of what the rule does: its files, its defaults and its schemas."""
     content = {
         "files": {path: hashlib.sha256(data).hexdigest() for path, data in files.items()},
-        "settings": settings,
-        "parameters": parameters,
+        "settings": document.get("policy_settings") or {},
+        "parameters": document.get("policy_parameters") or {},
+        "schemas": {field: document[field] for field in _DIGESTED if document.get(field)},
     }
     try:
         canonical = msgspec.json.encode(content, order="sorted")

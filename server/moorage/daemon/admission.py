@@ -8,7 +8,7 @@ import asyncio
 import base64
 import difflib
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, assert_never
 
@@ -251,6 +251,15 @@ class Admission:
         candidates = self._candidates(message, warnings)
         if isinstance(candidates, Refusal):
             return candidates
+        inputs = message.inputs
+        parameters: Mapping[str, Any] = message.parameters or {}
+        settings: Mapping[str, Any] = message.settings or {}
+        if record.schemas is not None:
+            try:
+                inputs = record.schemas.given(inputs)
+                parameters, settings = record.schemas.overrides(parameters, settings)
+            except ServiceError as error:
+                return refusal_of(error)
         drawn = secrets.token_bytes(34)  # One call to the system for all three.
         return Ask(
             id=RequestId(drawn[:8].hex()),
@@ -260,9 +269,9 @@ class Admission:
             demand=message.demand(),
             terms=message.terms(),
             provision=message.provisioning(),
-            inputs=message.inputs,
-            parameters=message.parameters or {},
-            settings=message.settings or {},
+            inputs=inputs,
+            parameters=parameters,
+            settings=settings,
             token=base64.urlsafe_b64encode(drawn[8:26]).decode(),
             seed=int.from_bytes(drawn[26:]) >> 1,
             explain=message.explain,

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from moorage.catalog.base import Allowance, Catalog, Document, PolicyRecord, SearchAction
 from moorage.catalog.search import refusal_of
+from moorage.daemon.guard import SchemaGuard
 from moorage.model import ClusterId, Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter, MatchType, QueryError, Search, parse_filter, parse_search
@@ -157,7 +158,8 @@ class Finder:
 
 def code_of(record: PolicyRecord) -> sandbox.PolicyCode:
     """Return a registered rule as the sandbox loads it."""
-    return sandbox.PolicyCode(record.ref, record.files, record.settings, record.parameters)
+    guard = None if record.schemas is None else SchemaGuard(record.schemas)
+    return sandbox.PolicyCode(record.ref, record.files, record.settings, record.parameters, guard)
 
 
 async def _parsed(parse: Callable[[Any, str], T], body: Document, at: str) -> T:

@@ -35,7 +35,7 @@ CODES: Final[dict[Code, str]] = {
     Code.POLICY_TIMEOUT: "The rule took longer than it may.",
     Code.POLICY_CRASHED: "The rule's process died, or did what the sandbox does not allow.",
     Code.POLICY_MEMORY: "The rule used more memory than it may.",
-    Code.POLICY_BAD_OUTPUT: "What the rule returned is not a placement and not plain JSON.",
+    Code.POLICY_BAD_OUTPUT: "The rule returned no placement, no JSON, or what its schema forbids.",
     Code.POLICY_UNSOUND: "The rule proposed something that is not there or does not fit.",
     Code.POLICY_DECLINED: "The rule returned no placement, so there is nothing to lease.",
     Code.CANCELLED: "The request was cancelled while it waited.",

@@ -2,7 +2,8 @@
 
 Pure values and functions. `parse_filter` and `parse_search` read bodies, `parse_condition` and
 `parse_mongo` single queries; `evaluate` and `predicate` apply them to a document, `DocumentIndex`
-to ten thousand; `nearest` ranks by likeness. README.md has the language, by example.
+to ten thousand; `nearest` ranks by likeness; `expression` is its safe part of
+regular expressions. README.md has the language, by example.
 
 Everything that is wrong with a query is one exception:
 
@@ -13,6 +14,7 @@ from moorage.query.bodies import COMPANIONS, Filter, MatchType, Search, parse_fi
 from moorage.query.conditions import EVERYTHING, Condition, restricted
 from moorage.query.errors import QueryError
 from moorage.query.evaluate import Predicate, evaluate, predicate
+from moorage.query.expressions import expression
 from moorage.query.index import DocumentIndex
 from moorage.query.parse import parse_condition, parse_mongo
 from moorage.query.ranking import DEFAULT_WEIGHTS, nearest
@@ -29,6 +31,7 @@ __all__ = [
     "QueryError",
     "Search",
     "evaluate",
+    "expression",
     "nearest",
     "parse_condition",
     "parse_filter",

@@ -66,6 +66,24 @@ class ServiceError(Exception):
         self.status = status
 
 
+class Guard(Protocol):
+    """What the schemas of a policy allow; the daemon brings one where a policy has any.
+
+    The host asks it, since a cell could answer anything for itself.
+    """
+
+    def overrides(
+        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return what a caller sets in the place of defaults, completed, or raise `PolicyFault`."""
+
+    def command(self, action: str, data: Any) -> Any:
+        """Return the data of a management command, completed, or raise `PolicyFault`."""
+
+    def judge(self, value: Any) -> Refusal | None:
+        """Return why what `eval` returned is refused, or None."""
+
+
 @dataclass(frozen=True)
 class PolicyCode:
     """One policy version as the registry keeps it. The server never compiles or parses it.
@@ -76,6 +94,7 @@ class PolicyCode:
             file is importable from it by its dotted path. A leading `code/` is ignored.
         settings: Default settings of the policy document.
         parameters: Default parameters of the policy document.
+        guard: What its schemas allow; None where it has none.
 
     """
 
@@ -83,6 +102,7 @@ class PolicyCode:
     files: Mapping[str, bytes]
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    guard: Guard | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

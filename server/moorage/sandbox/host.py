@@ -238,6 +238,10 @@ class Sandbox:
                 if len(self._proposers) > PROPOSERS_MAX:
                     request, oldest = self._proposers.popitem(last=False)
                     oldest.settle(request)
+        guard = work.code.guard
+        if refusal is None and guard is not None and work.judged:
+            refusal = guard.judge(value)
+            self._pool.counters["failures"] += refusal is not None
         event = work.succeeded(value) if refusal is None else work.failed(refusal)
         if event is not None:
             self._deliver(event)
@@ -308,9 +312,12 @@ class Sandbox:
         """Run the rule's `management(action, data)` and return its plain value.
 
         Raises:
-            PolicyFault: It has none, raised, overran, or its answer cannot be sent.
+            PolicyFault: It has none, raised, overran, or its answer cannot be sent; or its schema
+                of management commands has no such action, or other data for it.
 
         """
+        if code.guard is not None:
+            data = code.guard.command(action, data)
         return await self._outcome(Work("manage", code, tenant, action=action, data=data))
 
     async def evaluate(
@@ -337,9 +344,12 @@ class Sandbox:
                 it was given need not send them back.
 
         Raises:
-            PolicyFault: The rule failed as a consultation can, or the input cannot be sent.
+            PolicyFault: The rule failed as a consultation can, or the input cannot be sent; or
+                parameters, settings or answer are not what its schemas say.
 
         """
+        if code.guard is not None:
+            parameters, settings = code.guard.overrides(parameters, settings)
         try:
             packed = msgspec.msgpack.encode(input_data)
             overriding = overrides(settings, parameters)

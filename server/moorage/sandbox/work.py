@@ -76,6 +76,11 @@ class Work:
         ask = self.consult.ask if self.consult else None
         return ask is not None and ask.terms is not None and not ask.dry_run
 
+    @property
+    def judged(self) -> bool:
+        """Whether the outcome is what `eval` returned, whole."""
+        return self.kind in {"evaluate", "apply"} and not self.ids_only
+
     def failed(self, refusal: Refusal) -> ConsultFailed | None:
         """Return the event of a failure; futures are resolved here instead."""
         if self.consult is not None:

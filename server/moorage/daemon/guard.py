@@ -1,0 +1,50 @@
+"""The schemas of a policy as the sandbox's host asks them; see `sandbox.contract.Guard`.
+
+`finding.code_of` makes one for every policy that has schemas. Catalog and sandbox do not know each
+other, so their two kinds of "no" meet here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.catalog.schemas import PolicySchemas
+from moorage.core.words import Refusal
+from moorage.daemon.answers import refusal_of
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host import PolicyFault
+
+
+class SchemaGuard:
+    """A `Guard` over the schemas of one policy.
+
+    Args:
+        schemas: As the catalog read them.
+
+    """
+
+    def __init__(self, schemas: PolicySchemas) -> None:
+        self._schemas = schemas
+
+    def overrides(
+        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """See `Guard.overrides`."""
+        try:
+            return self._schemas.overrides(parameters, settings)
+        except ServiceError as error:
+            raise PolicyFault(refusal_of(error)) from error
+
+    def command(self, action: str, data: Any) -> Any:
+        """See `Guard.command`."""
+        try:
+            return self._schemas.command(action, data)
+        except ServiceError as error:
+            raise PolicyFault(refusal_of(error)) from error
+
+    def judge(self, value: Any) -> Refusal | None:
+        """See `Guard.judge`."""
+        try:
+            self._schemas.judge(value)
+        except ServiceError as error:
+            return refusal_of(error)
+        return None

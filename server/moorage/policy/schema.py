@@ -1,0 +1,262 @@
+"""The schema mini-language of PolicyRule documents: what a schema says, and checking values.
+
+A schema is an object with one entry per field (allocation-server.md, section 3.4):
+
+    {"replicas": {"type": "number", "min": 1, "max": 8, "default": 1, "description": "copies"},
+     "zone": {"type": "string", "choices": ["a", "b"], "required": true}}
+
+`type` is one of `string`, `number`, `boolean`, `array`, `object`, `any`. A `string` may have a
+`pattern` (which may occur anywhere in it; `^` and `$` are its ends), a `string` or an `array` a
+`length` or a `max_length`, a `number` a `min` and a `max`; all but an `array` and an `object` may
+have `choices`. `properties` says what is in an `object`, `items` what is in an `array`.
+
+The documents say nothing of fields that are left out. Here a field may be left out unless it is
+`required`, and then gets its `default`; `null` counts as left out, except where the type is `any`.
+Fields that the schema does not name are let through.
+
+`catalog.schemas` has the schemas of an upload read by `schema_reader`; admission and the sandbox's
+host check values with them. Everything is bounded: no value can hold up the loop.
+
+    SchemaError   the place, what is expected there, and what is there instead
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, cast
+
+__all__ = ["Pattern", "Schema", "SchemaError"]
+
+VALUES_MAX: Final = 20_000
+"""Values looked at in one check: some milliseconds. A longer one is refused."""
+MATCHED_TEXT_CHARS_MAX: Final = 4096
+"""Characters of one text that a pattern may read, as in queries."""
+MATCHED_CHARS_MAX: Final = 100_000
+"""Characters that the patterns of one check may read: some milliseconds."""
+PATH_CHARS_MAX: Final = 300
+SHOWN_CHARS_MAX: Final = 60
+
+KINDS: Final[Mapping[str, tuple[type, ...]]] = {
+    "string": (str,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list, tuple),
+    "object": (dict,),
+    "any": (object,),
+}
+NO_VALUE: Final = object()
+_LONG: Final = 1e300
+
+
+class SchemaError(ValueError):
+    """A schema that says nothing sensible, or a value that is not what its schema says.
+
+    Args:
+        path: Where, as a dotted path; list elements as `[3]`.
+        expected: What was expected there.
+        found: What is there instead.
+
+    """
+
+    def __init__(self, path: str, expected: str, found: str) -> None:
+        super().__init__(f"{path}: expected {expected}; {found}")
+        self.path = path
+        self.expected = expected
+        self.found = found
+
+
+class Pattern(Protocol):
+    """A pattern ready to match in time linear in the text; whoever reads schemas brings it."""
+
+    def matches(self, text: str) -> bool:
+        """Return whether it occurs in a text."""
+
+
+@dataclass(slots=True)
+class Budget:
+    """What one check may still look at."""
+
+    values: int = VALUES_MAX
+    characters: int = MATCHED_CHARS_MAX
+
+    def spend(self, path: str, characters: int = 0) -> None:
+        self.values -= 1
+        self.characters -= characters
+        if self.values < 0:
+            raise SchemaError(path, f"at most {VALUES_MAX} values in all", "here are more")
+        if self.characters < 0:
+            expected = f"at most {MATCHED_CHARS_MAX} characters in all texts with a pattern"
+            raise SchemaError(path, expected, "here are more")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a schema says of one field."""
+
+    kind: str
+    required: bool = False
+    default: Any = NO_VALUE
+    pattern: Pattern | None = None
+    length: int | None = None
+    max_length: int | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: frozenset[tuple[type, Any]] | None = None
+    properties: "Schema | None" = None
+    items: "Entry | None" = None
+    expected: str = ""
+    """All of it in words, for the refusal of a value."""
+
+    def check(self, value: Any, path: str, budget: Budget) -> Any:
+        """Return the value, completed where a default within it was missing."""
+        budget.spend(path)
+        if not isinstance(value, KINDS[self.kind]) or not self._allows(value, path, budget):
+            raise SchemaError(path, self.expected, f"found {shown(value)}")
+        if self.properties is not None:
+            return self.properties.checked(value, path, budget)
+        if self.items is not None:
+            check = self.items.check
+            given = cast("Sequence[Any]", value)
+            elements = [
+                check(each, f"{path}[{number}]", budget) for number, each in enumerate(given)
+            ]
+            unchanged = all(new is old for new, old in zip(elements, given, strict=True))
+            return given if unchanged else elements
+        return value
+
+    def _allows(self, value: Any, path: str, budget: Budget) -> bool:
+        if self.kind == "number" and not finite(value):
+            return False
+        if self.choices is not None and comparable(value) not in self.choices:
+            return False
+        if self.minimum is not None and value < self.minimum:
+            return False
+        if self.maximum is not None and value > self.maximum:
+            return False
+        if self.length is not None and len(value) != self.length:
+            return False
+        if self.max_length is not None and len(value) > self.max_length:
+            return False
+        if self.pattern is not None:
+            if len(value) > MATCHED_TEXT_CHARS_MAX:
+                expected = f"{self.expected}, of at most {MATCHED_TEXT_CHARS_MAX} characters"
+                raise SchemaError(path, expected, f"found {len(value)} characters")
+            budget.spend(path, len(value))
+            return self.pattern.matches(value)
+        return True
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What is known of the fields of an object. Made by `schema_reader.read_schema`.
+
+    Attributes:
+        defaults: What fields get that are left out, by name.
+
+    """
+
+    _entries: Mapping[str, Entry]
+    _required: tuple[str, ...]
+    defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def required(self) -> tuple[str, ...]:
+        """The fields that may not be left out."""
+        return self._required
+
+    def check(self, value: Any, path: str, *, known: Collection[str] = ()) -> Mapping[str, Any]:
+        """Check an object.
+
+        Args:
+            value: JSON data.
+            path: Its place, with which the places in errors start, e.g. `inputs`.
+            known: Fields that have a value where this object will be laid over: they may be left
+                out, and get no default here.
+
+        Returns:
+            The object itself, or a copy with the defaults of what was left out.
+
+        Raises:
+            SchemaError: It is not what the schema says.
+
+        """
+        return self.checked(value, path, Budget(), known)
+
+    def check_each(self, values: Sequence[Any], path: str) -> None:
+        """Check several objects, within the bounds of one check; errors as `check`."""
+        budget = Budget()
+        for number, value in enumerate(values):
+            self.checked(value, f"{path}[{number}]", budget)
+
+    def checked(
+        self, value: Any, path: str, budget: Budget, known: Collection[str] = ()
+    ) -> Mapping[str, Any]:
+        """As `check`, of a part of a larger value."""
+        if not isinstance(value, Mapping):
+            raise SchemaError(path, "an object", f"found {shown(value)}")
+        given = cast("Mapping[str, Any]", value)
+        for name in self._required:
+            if name not in known and self._left_out(name, given):
+                expected = self._entries[name].expected
+                raise SchemaError(under(path, name), expected, "it is missing")
+        changed: dict[str, Any] = {}
+        unset: list[str] = []
+        for name, entry in self._entries.items():
+            if not self._left_out(name, given):
+                found = given[name]
+                completed = entry.check(found, under(path, name), budget)
+                if completed is not found:
+                    changed[name] = completed
+            elif name in known:
+                unset.append(name)
+            elif name in self.defaults:
+                changed[name] = self.defaults[name]
+        if not changed and given.keys().isdisjoint(unset):
+            return given
+        return {name: each for name, each in given.items() if name not in unset} | changed
+
+    def _left_out(self, name: str, given: Mapping[str, Any]) -> bool:
+        value = given.get(name)
+        return value is None and (self._entries[name].kind != "any" or name not in given)
+
+
+# Words -----------------------------------------------------------------------------------------
+
+
+def finite(value: float) -> bool:
+    """Return whether a number is one in JSON; an int may be too large to become a float."""
+    return not isinstance(value, bool) and (isinstance(value, int) or math.isfinite(value))
+
+
+def comparable(value: Any) -> tuple[type, Any]:
+    """Return what tells values apart as JSON does: `true` is not 1, and 1 is 1.0."""
+    if isinstance(value, list | dict):
+        return (list, None)  # No choice is one.
+    return (bool if isinstance(value, bool) else object, value)
+
+
+def under(path: str, name: str) -> str:
+    joined = f"{path}.{name}" if path else name
+    return joined if len(joined) <= PATH_CHARS_MAX else f"{joined[:PATH_CHARS_MAX]}…"
+
+
+def cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
+
+
+def shown(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "true" if value else "false"
+        case str():
+            return f'"{cut(value)}"'
+        case int() | float():
+            return f"{value:.6g}" if abs(value) < _LONG else "a very large number"
+        case Mapping():
+            return "an object" if value else "an empty object"
+        case Sequence():
+            return f"a list of {len(value)}" if value else "an empty list"
+        case _:
+            return f"a {type(value).__name__}"

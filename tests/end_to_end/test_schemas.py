@@ -1,0 +1,168 @@
+"""The schemas of a policy, on a running daemon: asks, answers, blocks, rankings and commands."""
+
+import pytest
+from served import rule
+
+COUNT = {"type": "number", "min": 1, "max": 4, "description": "GPUs"}
+SIZE = {**COUNT, "default": 2}
+ZONE = {"type": "string", "pattern": "^z[0-9]$", "required": True}
+ECHO = """
+return {"cluster_id": "east", "inputs": input_data["inputs"], "parameters": parameters,
+        "zone": self.settings["zone"]}
+"""
+SAYS = "return input_data['inputs']['says']"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _published(server):
+    server.publish(
+        rule(
+            ECHO,
+            "schemas.echo:1-t",
+            policy_input_schema={"jobs": {"type": "array", "items": COUNT}, "size": SIZE},
+            policy_parameters_schema={"size": SIZE, "zone": ZONE},
+            policy_settings_schema={"zone": ZONE},
+            policy_settings={"zone": "z0"},
+        ),
+        rule(
+            SAYS,
+            "schemas.says:1-t",
+            policy_output_schema={
+                "cluster_id": {"type": "string", "required": True},
+                "gpus": {"type": "array", "max_length": 2},
+            },
+        ),
+    )
+
+
+def test_defaults_apply_and_the_caller_overrides_them(server):
+    reply = server.ask("schemas.echo:1-t", parameters={"zone": "z1"})
+    assert reply["data"]["inputs"] == {"size": 2}
+    assert reply["data"]["parameters"] == {"zone": "z1", "size": 2}
+    assert reply["data"]["zone"] == "z0"
+    more = {"parameters": {"zone": "z1", "size": 4}, "settings": {"zone": "z9"}}
+    data = server.ask("schemas.echo:1-t", inputs={"size": 1}, **more)["data"]
+    assert (data["inputs"]["size"], data["parameters"]["size"], data["zone"]) == (1, 4, "z9")
+
+
+@pytest.mark.parametrize(
+    ("more", "field", "expected"),
+    [
+        ({}, "parameters.zone", "a text that matches ^z[0-9]$"),
+        ({"parameters": {"zone": "y1"}}, "parameters.zone", "a text that matches ^z[0-9]$"),
+        (
+            {"parameters": {"zone": "z1", "size": 5}},
+            "parameters.size",
+            "a number from 1 to 4 (GPUs), by default 2",
+        ),
+        (
+            {"parameters": {"zone": "z1"}, "settings": {"zone": 1}},
+            "settings.zone",
+            "a text that matches ^z[0-9]$",
+        ),
+        (
+            {"parameters": {"zone": "z1"}, "inputs": {"jobs": [1, 0]}},
+            "inputs.jobs[1]",
+            "a number from 1 to 4 (GPUs)",
+        ),
+    ],
+)
+def test_a_wrong_ask_is_told_the_field(server, more, field, expected):
+    error = server.ask("schemas.echo:1-t", **more)["error"]
+    assert (error["code"], error["field"]) == ("bad_message", field)
+    assert error["expected"].startswith(expected)
+    answer = server.http.post(
+        "/allocate", json={"policy_rule_uri": "schemas.echo:1-t", "inputs": {}, **more}
+    )
+    assert answer.json()["error"]["field"] == field
+
+
+@pytest.mark.parametrize(
+    ("says", "field"),
+    [
+        ({"cluster_id": "east"}, None),
+        ({"declined": "no room"}, None),
+        ([{"cluster_id": "east"}], None),
+        ({"gpus": []}, "output.cluster_id"),
+        ({"cluster_id": "east", "gpus": ["0", "1", "2"]}, "output.gpus"),
+        ("east", "output"),
+    ],
+)
+def test_an_answer_is_held_against_its_schema(server, says, field):
+    reply = server.ask("schemas.says:1-t", inputs={"says": says})
+    assert reply["success"] is (field is None), reply
+    if field is not None:
+        assert (reply["error"]["code"], reply["error"]["field"]) == ("policy_bad_output", field)
+
+
+def test_what_a_refused_proposal_took_is_given_back(server):
+    """A cell takes its own proposal at once; when the schema refuses it, it must let go of it."""
+    server.publish(
+        rule(
+            'return {"cluster_id": "east", "node_id": "east-0",'
+            ' "gpus": input_data["inputs"]["gpus"], "free":'
+            ' sum(input_data["cluster_data"]["east"]["capacity"]["east-0"]["gpus"].values())}',
+            "schemas.take:1-t",
+            policy_output_schema={"gpus": {"type": "array", "max_length": 1}},
+        )
+    )
+    lease = {"lease": {"ttl_seconds": 60}}
+    three = {"inputs": {"gpus": ["0", "1", "2"]}, "resources": {"gpus": 3}}
+    for _ in range(3):
+        assert server.ask("schemas.take:1-t", **three, **lease)["error"]["field"] == "output.gpus"
+    seen = server.ask("schemas.take:1-t", inputs={"gpus": ["0"]}, resources={"gpus": 1})
+    assert seen["data"]["free"] == 4000
+
+
+def test_blocks_and_rankings_keep_to_them_too(server):
+    ranking = {
+        "matchType": "cluster",
+        "rankingPolicyRule": {"policyRuleURI": "schemas.echo:1-t", "parameters": {"return": 1}},
+    }
+    error = server.ask(search=ranking)["error"]
+    assert error["code"] == "bad_message"
+    assert "parameters.zone" in error["reason"]
+    server.publish(
+        rule(
+            "return {'selection_score_data': {'score': parameters['score']}}",
+            "schemas.score:1-t",
+            policy_parameters_schema={"score": {"type": "number", "default": 1}},
+            policy_output_schema={"selection_score_data": {"type": "object", "required": True}},
+        )
+    )
+    policy = {"policyRuleURI": "schemas.score:1-t"}
+    block = {"input": {"policies": {"resourceAllocator": policy}}, "id": 1}
+    assert server.say(block)[0]["success"]
+    policy["parameters"] = {"score": "high"}
+    error = server.say(block)[0]["error"]
+    assert error["code"] == "bad_message"
+    assert "parameters.score: expected a number" in error["reason"]
+
+
+def test_management_commands_are_those_declared(server):
+    code = (
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters): ...\n"
+        "    def eval(self, parameters, input_data, context): ...\n"
+        "    def management(self, action, data): return [action, data]\n"
+    )
+    commands = [{"name": "resize", "description": "…", "schema": {"size": SIZE}}]
+    server.publish(
+        {
+            "policy_rule_uri": "schemas.managed:1-t",
+            "code": code,
+            "management_commands_schema": commands,
+        }
+    )
+    message = {"op": "manage", "policy_rule_uri": "schemas.managed:1-t"}
+    good, wrong, unknown = server.say(
+        {**message, "action": "resize", "data": {}},
+        {**message, "action": "resize", "data": {"size": 9}},
+        {**message, "action": "drop", "data": {}},
+    )
+    assert good["data"] == ["resize", {"size": 2}]
+    assert wrong["error"]["field"] == "data.size"
+    assert (unknown["error"]["field"], unknown["error"]["expected"]) == (
+        "action",
+        "one of resize",
+    )

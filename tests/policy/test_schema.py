@@ -1,0 +1,243 @@
+"""The schema mini-language: what it accepts, completes and refuses, and in which words."""
+
+import time
+from typing import Any
+
+import pytest
+
+from moorage.policy.schema import (
+    MATCHED_CHARS_MAX,
+    VALUES_MAX,
+    Pattern,
+    Schema,
+    SchemaError,
+)
+from moorage.policy.schema_reader import read_schema
+from moorage.query import QueryError, expression
+
+SIZE = {"type": "number", "min": 1, "max": 8}
+
+
+def pattern(text: str, path: str) -> Pattern:
+    try:
+        return expression(text, "", path)
+    except QueryError as error:
+        raise SchemaError(path, error.expected, error.reason) from error
+
+
+def read(document: Any) -> Schema:
+    schema = read_schema(document, "s", pattern)
+    assert schema is not None
+    return schema
+
+
+def refusal(document: Any, value: Any, **more: Any) -> str:
+    with pytest.raises(SchemaError) as caught:
+        read(document).check(value, "inputs", **more)
+    return str(caught.value)
+
+
+def malformed(document: Any) -> str:
+    with pytest.raises(SchemaError) as caught:
+        read(document)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("nothing", [None, {}])
+def test_an_empty_schema_says_nothing(nothing):
+    assert read_schema(nothing, "s", pattern) is None
+
+
+@pytest.mark.parametrize(
+    ("entry", "good", "bad"),
+    [
+        ({"type": "string"}, ["", "x"], [1, True, [], {}]),
+        ({"type": "number"}, [0, -1.5, 10**400], ["1", True, float("nan"), float("inf"), []]),
+        ({"type": "boolean"}, [True, False], [0, 1, "true"]),
+        ({"type": "array"}, [[], [1]], [{}, "x", 1]),
+        ({"type": "object"}, [{}, {"a": 1}], [[], "x", 1]),
+        ({"type": "any"}, [1, "x", [], {}, True, None], []),
+        ({"type": "string", "pattern": "^a+$"}, ["a", "aa"], ["", "b", "ab"]),
+        ({"type": "string", "pattern": "a"}, ["bab"], ["b"]),
+        ({"type": "string", "length": 2}, ["ab"], ["a", "abc"]),
+        ({"type": "string", "max_length": 2}, ["", "ab"], ["abc"]),
+        ({"type": "array", "length": 1}, [[0]], [[], [0, 0]]),
+        ({"type": "array", "max_length": 1}, [[], [0]], [[0, 0]]),
+        ({"type": "number", "min": 1}, [1, 1.5], [0, 0.999]),
+        ({"type": "number", "max": 1}, [1, -5], [1.001]),
+        ({"type": "string", "choices": ["a", "b"]}, ["a"], ["c", ""]),
+        ({"type": "number", "choices": [1, 2]}, [1, 2.0], [3, True]),
+        ({"type": "boolean", "choices": [True]}, [True], [False]),
+        ({"type": "any", "choices": [1, "a", True]}, [1, "a", True], [0, False, [], {}]),
+        ({"type": "array", "items": SIZE}, [[], [1, 8]], [[0], [1, "x"], [None]]),
+        ({"type": "object", "properties": {"a": SIZE}}, [{}, {"a": 1}, {"b": 0}], [{"a": 9}]),
+    ],
+)
+def test_types_and_constraints(entry, good, bad):
+    schema = read({"f": entry})
+    for value in good:
+        assert schema.check({"f": value}, "v") == {"f": value}
+    for value in bad:
+        with pytest.raises(SchemaError):
+            schema.check({"f": value}, "v")
+
+
+def test_a_field_may_be_left_out_unless_it_is_required():
+    schema = read({"a": {"type": "number"}, "b": {"type": "any"}})
+    assert schema.check({}, "v") == {}
+    assert schema.check({"a": None, "b": None}, "v") == {"a": None, "b": None}
+    needs = {"a": {**SIZE, "required": True, "description": "how many"}}
+    assert refusal(needs, {}) == (
+        "inputs.a: expected a number from 1 to 8 (how many); it is missing"
+    )
+    assert refusal(needs, {"a": None}).endswith("it is missing")
+    assert read(needs).check({}, "v", known=("a",)) == {}
+
+
+def test_defaults_fill_what_is_left_out_on_all_levels():
+    inner = {"b": {"type": "number", "default": 2}, "c": {"type": "number"}}
+    schema = read(
+        {
+            "a": {"type": "object", "properties": inner, "default": {"c": 3}},
+            "l": {"type": "array", "items": {"type": "object", "properties": inner}},
+        }
+    )
+    assert schema.defaults == {"a": {"c": 3, "b": 2}}
+    given = {"l": [{"b": 1}, {}], "more": 1}
+    assert schema.check(given, "v") == {
+        "a": {"c": 3, "b": 2},
+        "l": [{"b": 1}, {"b": 2}],
+        "more": 1,
+    }
+    assert given == {"l": [{"b": 1}, {}], "more": 1}, "what was given is left as it was"
+    whole = {"a": {"b": 1}, "l": [{"b": 1}]}
+    assert schema.check(whole, "v") is whole, "what lacks nothing is not copied"
+
+
+def test_what_has_a_value_elsewhere_gets_no_default():
+    schema = read({"a": {"type": "number", "default": 1}, "b": {"type": "number", "default": 2}})
+    assert schema.check({}, "v", known=("a",)) == {"b": 2}
+    assert schema.check({"a": None}, "v", known=("a", "b")) == {}
+
+
+@pytest.mark.parametrize(
+    ("document", "value", "said"),
+    [
+        ({"n": SIZE}, {"n": 9}, "inputs.n: expected a number from 1 to 8; found 9"),
+        ({"n": SIZE}, [], "inputs: expected an object; found an empty list"),
+        (
+            {"n": {"type": "string", "choices": ["a", "b"]}},
+            {"n": "c"},
+            'inputs.n: expected a text out of "a", "b"; found "c"',
+        ),
+        (
+            {"o": {"type": "object", "properties": {"l": {"type": "array", "items": SIZE}}}},
+            {"o": {"l": [1, 0]}},
+            "inputs.o.l[1]: expected a number from 1 to 8; found 0",
+        ),
+        (
+            {"t": {"type": "string", "pattern": "^x", "max_length": 3}},
+            {"t": "y"},
+            'inputs.t: expected a text of at most 3 characters that matches ^x; found "y"',
+        ),
+        (
+            {"t": {"type": "number", "default": 3, "description": "copies"}},
+            {"t": "y"},
+            'inputs.t: expected a number (copies), by default 3; found "y"',
+        ),
+    ],
+)
+def test_a_refusal_names_field_expectation_and_finding(document, value, said):
+    assert refusal(document, value) == said
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        ([], "s: expected an object with one entry per field"),
+        ({"a": 1}, "s.a: expected an object that describes the field"),
+        ({"a": {}}, "s.a.type: expected one of string, number, boolean, array, object, any"),
+        ({"a": {"type": "integer"}}, 'found "integer", which is `number` here'),
+        ({"a": {"type": "colour"}}, "s.a.type: expected one of string, number"),
+        ({"a": {"type": []}}, "s.a.type: expected one of"),
+        ({"type": "object", "properties": {}}, "this is no JSON Schema"),
+        ({"a": {"type": "number", "minimum": 1}}, "s.a.minimum: expected one of type,"),
+        ({"a": {"type": "number", "minn": 1}}, "did you mean `min`?"),
+        ({"a": {"type": "string", "min": 1}}, "s.a.min: expected no `min` where the type is str"),
+        ({"a": {"type": "number", "pattern": "x"}}, "it is for string"),
+        ({"a": {"type": "number", "min": "1"}}, "s.a.min: expected a finite number"),
+        ({"a": {"type": "number", "max": True}}, "s.a.max: expected a finite number"),
+        ({"a": {"type": "number", "min": 2, "max": 1}}, "s.a.min: expected at most `max`, 1"),
+        ({"a": {"type": "string", "length": -1}}, "s.a.length: expected a whole number from 0"),
+        ({"a": {"type": "string", "max_length": 1.5}}, "s.a.max_length: expected a whole number"),
+        (
+            {"a": {"type": "string", "length": 3, "max_length": 2}},
+            "s.a.length: expected at most `max_length`, 2",
+        ),
+        ({"a": {"type": "string", "choices": []}}, "s.a.choices: expected a list of 1 to 1000"),
+        ({"a": {"type": "string", "choices": ["x", 1]}}, "s.a.choices[1]: expected a text"),
+        ({"a": {"type": "number", "choices": [True]}}, "s.a.choices[0]: expected a number"),
+        ({"a": {"type": "any", "choices": [[]]}}, "s.a.choices[0]: expected a text, a number"),
+        ({"a": {"type": "string", "pattern": "("}}, "s.a.pattern: expected characters"),
+        ({"a": {"type": "string", "pattern": ""}}, "s.a.pattern: expected a regular expression"),
+        ({"a": {"type": "string", "required": "yes"}}, "s.a.required: expected true or false"),
+        ({"a": {"type": "object", "required": ["b"]}}, "each required field says so itself"),
+        ({"a": {"type": "string", "default": 1}}, "s.a.default: expected a text; found 1"),
+        (
+            {"a": {"type": "string", "default": "x", "required": True}},
+            "s.a.default: expected none where the field is `required`",
+        ),
+        ({"a": {"type": "string", "description": 1}}, "s.a.description: expected a text"),
+        ({"a": {"type": "array", "items": []}}, "s.a.items: expected an object that describes"),
+        ({"a": {"type": "array", "items": {**SIZE, "required": True}}}, "s.a.items.required"),
+        ({"a": {"type": "object", "properties": []}}, "s.a.properties: expected an object with"),
+        (
+            {"a": {"type": "object", "properties": {"b": {"type": "x"}}}},
+            "s.a.properties.b.type: expected one of",
+        ),
+        ({str(n): {"type": "any"} for n in range(501)}, "s.500: expected at most 500 entries"),
+        (
+            {str(n): {"type": "string", "pattern": "x"} for n in range(33)},
+            "s.32.pattern: expected at most 32 patterns",
+        ),
+    ],
+)
+def test_a_malformed_schema_is_refused_with_its_place(document, said):
+    assert said in malformed(document)
+
+
+@pytest.mark.parametrize("key", ["properties", "items"])
+def test_a_schema_is_only_so_deep(key):
+    entry: Any = {"type": "any"}
+    for _ in range(40):
+        inside = {"x": entry} if key == "properties" else entry
+        entry = {"type": "object" if key == "properties" else "array", key: inside}
+    assert "expected at most 16 levels" in malformed({"a": entry})
+
+
+def test_a_check_looks_at_so_many_values_and_characters_only():
+    numbers = {"l": {"type": "array", "items": {"type": "number"}}}
+    assert f"at most {VALUES_MAX} values" in refusal(numbers, {"l": [0] * 10**6})
+    texts = {"l": {"type": "array", "items": {"type": "string", "pattern": "(a|b)*c$"}}}
+    some = MATCHED_CHARS_MAX // 4000
+    assert "expected at most 100000 characters" in refusal(
+        texts, {"l": ["a" * 3999 + "c"] * 2 * some}
+    )
+    assert "of at most 4096 characters" in refusal({"t": texts["l"]["items"]}, {"t": "a" * 5000})
+
+
+def test_no_pattern_takes_longer_than_its_text():
+    """`(a+)+$` takes a backtracking matcher 2^n steps; n is 4000 here."""
+    schema = read({"t": {"type": "string", "pattern": "^(a+)+$"}})
+    started = time.process_time()
+    with pytest.raises(SchemaError):
+        schema.check({"t": "a" * 4000 + "b"}, "v")
+    assert time.process_time() - started < 10  # It would be there until the sun burns out.
+
+
+def test_several_objects_share_the_bounds_of_one_check():
+    schema = read({"l": {"type": "array", "items": {"type": "number"}}})
+    half = {"l": [0] * (VALUES_MAX // 2)}
+    schema.check_each([half], "output")
+    with pytest.raises(SchemaError, match=r"output\[1\]\.l"):
+        schema.check_each([half, half], "output")
