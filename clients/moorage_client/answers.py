@@ -64,6 +64,7 @@ class Answer:
         warnings: What the server did differently from what the request may have meant.
         reasons: Why this placement, if `explain` was asked for.
         request: The server's id of the request, for `why`.
+        policy_rule_uri: The version that answered, where an alias was asked.
 
     """
 
@@ -72,6 +73,7 @@ class Answer:
     warnings: tuple[str, ...] = ()
     reasons: Mapping[str, Any] | None = None
     request: str = ""
+    policy_rule_uri: str = ""
 
 
 class UnreadableError(ValueError):
@@ -86,6 +88,7 @@ def read_answer(reply: Reply) -> Answer:
         warnings=reply.warnings,
         reasons=reply.reasons,
         request=reply.request,
+        policy_rule_uri=reply.policy_rule_uri,
     )
 
 

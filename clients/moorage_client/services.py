@@ -9,7 +9,7 @@ import logging
 import os
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
 import requests
@@ -186,6 +186,68 @@ class Services:
         """Delete a policy."""
         self._enveloped("DELETE", f"/policy/{quote(uri, safe='')}")
 
+    def manage_policy(self, uri: str, action: str, data: Document | None = None) -> Any:
+        """Call the `management` of a policy and return what it returned."""
+        body = {"action": action, "data": data or {}}
+        return self._enveloped("POST", f"/policy/{quote(uri, safe='')}/manage", body)
+
+    def aliases(self) -> Any:
+        """Return all aliases, without their histories."""
+        return self._enveloped("GET", "/policy-alias")
+
+    def alias(self, alias: str) -> Any:
+        """Return an alias: the version it means, its canary, its shadow and its history."""
+        return self._enveloped("GET", _alias(alias))
+
+    def activate_policy(self, alias: str, policy_rule_uri: str) -> Any:
+        """Let an alias mean a version from now on; return the alias.
+
+        Args:
+            alias: `name:word`, or a bare policy name for its `stable`; made where there is none.
+            policy_rule_uri: A registered version of that policy.
+
+        """
+        body = {"policy_rule_uri": policy_rule_uri}
+        return self._enveloped("POST", _alias(alias, "/activate"), body)
+
+    def roll_back_policy(self, alias: str) -> Any:
+        """Let an alias mean what it meant before; return the alias."""
+        return self._enveloped("POST", _alias(alias, "/rollback"), {})
+
+    def delete_alias(self, alias: str) -> Any:
+        """Delete an alias and return it as it was; the versions stay."""
+        return self._enveloped("DELETE", _alias(alias))
+
+    def start_canary(
+        self,
+        alias: str,
+        policy_rule_uri: str,
+        percent: float,
+        *,
+        by: Literal["request", "tenant"] = "request",
+        seed: int = 0,
+    ) -> Any:
+        """Send a share of an alias's requests to another version; return the alias.
+
+        Args:
+            alias: As `activate_policy`.
+            policy_rule_uri: The candidate.
+            percent: Of the requests, above 0 and up to 100.
+            by: What decides: the request (a repetition goes the same way), or its tenant.
+            seed: Another seed is another draw.
+
+        """
+        body = {"policy_rule_uri": policy_rule_uri, "percent": percent, "by": by, "seed": seed}
+        return self._enveloped("POST", _alias(alias, "/canary"), body)
+
+    def stop_canary(self, alias: str) -> Any:
+        """Send all requests of an alias to its active version again; return the alias."""
+        return self._enveloped("DELETE", _alias(alias, "/canary"))
+
+    def canary_report(self, alias: str) -> Any:
+        """Return how the active version and the candidate do."""
+        return self._enveloped("GET", _alias(alias, "/canary"))
+
     def clusters(self, query: Document | None = None) -> Any:
         """Return the cluster documents that match a Mongo-style filter; None: all."""
         return self._call("POST", "/clusters/query", {"query": query or {}})
@@ -233,6 +295,10 @@ class Services:
             code = _CODES.get(response.status_code, Code.INTERNAL)
             raise _refusal(reply, code, response.reason)
         return reply
+
+
+def _alias(alias: str, action: str = "") -> str:
+    return f"/policy-alias/{quote(alias, safe='')}{action}"
 
 
 def _refusal(reply: Any, code: Code, reason: str) -> RequestRefused:

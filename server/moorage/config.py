@@ -173,6 +173,14 @@ class Config:
         int,
         Setting(whole(16, 65536), "What a rule's process may use beyond its start, in MiB."),
     ] = 256
+    policy_fallback_failures: Annotated[
+        int,
+        Setting(
+            whole(0, 1_000_000),
+            "Requests in a row that a version may fail at before its alias falls back to the last "
+            "good version; 0 never does.",
+        ),
+    ] = 5
     policy_code_root: Annotated[
         Path | None,
         Setting(

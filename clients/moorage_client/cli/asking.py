@@ -60,7 +60,7 @@ def json_object(text: str | None, option: str) -> Any:
 
 def ask(
     session: Session,
-    policy: Annotated[str, typer.Argument(help="URI of the policy, name:version-tag")],
+    policy: Annotated[str, typer.Argument(help="The policy: name:version-tag, or an alias")],
     gpus: Annotated[
         int | None, typer.Option(min=0, help="GPUs on each node", rich_help_panel=_RESOURCES)
     ] = None,
@@ -294,6 +294,8 @@ def _envelope(answer: Answer) -> dict[str, Any]:
         document["warnings"] = list(answer.warnings)
     if answer.reasons is not None:
         document["reasons"] = answer.reasons
+    if answer.policy_rule_uri:
+        document["policy_rule_uri"] = answer.policy_rule_uri
     return document | ({"request": answer.request} if answer.request else {})
 
 

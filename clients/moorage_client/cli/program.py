@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from moorage_client.cli import asking, fleet, looking, policies
+from moorage_client.cli import asking, fleet, looking, policies, publishing
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
 from moorage_client.cli.output import (
     explain_failure,
@@ -65,6 +65,11 @@ command(machines, "import")(fleet.import_fleet)
 command(policy, "push")(policies.push)
 command(policy, "list")(policies.list_policies)
 command(policy, "show")(policies.show)
+command(policy, "activate")(publishing.activate)
+command(policy, "rollback")(publishing.roll_back)
+command(policy, "aliases")(publishing.aliases)
+command(policy, "canary")(publishing.canary)
+command(policy, "manage")(publishing.manage)
 
 
 def version(session: Session) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
+from moorage.catalog.aliases import Aliases
 from moorage.catalog.schemas import PolicySchemas
 from moorage.model import Cluster, ClusterId, PolicyRef
 from moorage.query import Filter
@@ -171,6 +172,10 @@ Change = (
 
 class Catalog(Protocol):
     """What is known of the world outside the core."""
+
+    @property
+    def aliases(self) -> Aliases:
+        """Names that mean a version of a policy; wherever a URI is asked for, they may stand."""
 
     async def close(self) -> None:
         """Finish what was begun and let go of everything. Later calls are refused."""

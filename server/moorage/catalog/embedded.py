@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 import msgspec
 
+from moorage.catalog.aliases import Aliases
 from moorage.catalog.base import (
     RESULT_BYTES_MAX,
     Allowance,
@@ -82,6 +83,7 @@ class EmbeddedCatalog:
         self._metrics: dict[str, DocumentEntry] = {}
         self._search = DocumentSearch(self._clusters, self._metrics)
         self._policies: dict[str, PolicyEntry] = {}
+        self.aliases = Aliases(store)
         self._live: set[ClusterId] = set()
         self._live_ids: tuple[ClusterId, ...] | None = None
         self._version = 0
@@ -124,6 +126,7 @@ class EmbeddedCatalog:
             self._metrics[entry.id] = entry
         for policy in loaded.policies:
             self._policies[policy.id] = policy
+        self.aliases.take_over(loaded.aliases)
 
     async def close(self) -> None:
         """Finish what was begun and close the file."""
@@ -277,7 +280,7 @@ class EmbeddedCatalog:
 
     async def get_policy(self, uri: str) -> Document:
         """See `Catalog.get_policy`."""
-        return entry_of(self._policies, uri, "policy").document
+        return entry_of(self._policies, self.aliases.meaning(uri), "policy").document
 
     async def update_policy(self, uri: str, change: Document) -> Document:
         """See `Catalog.update_policy`."""
@@ -423,7 +426,7 @@ class EmbeddedCatalog:
 
     def policy(self, uri: str) -> PolicyRecord | None:
         """See `Catalog.policy`."""
-        entry = self._policies.get(uri)
+        entry = self._policies.get(self.aliases.meaning(uri))
         return entry.record if entry else None
 
     def policy_uris(self) -> Sequence[str]:

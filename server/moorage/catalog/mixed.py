@@ -235,7 +235,7 @@ class MixedCatalog(EmbeddedCatalog):
 
     def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
         """See `Catalog.at_hand`."""
-        warnings: list[str] = []
+        uri, warnings = self.aliases.meaning(uri), list[str]()
         wanted = cluster_ids is None or len(cluster_ids) > 0
         if self._mirrored_policies is not None and is_policy_uri(uri):
             found = self._mirrored_policies.at_hand(uri)
@@ -263,7 +263,7 @@ class MixedCatalog(EmbeddedCatalog):
         searching: bool = False,
     ) -> list[str]:
         """See `Catalog.fetch`."""
-        warnings: list[str] = []
+        uri, warnings = self.aliases.meaning(uri), list[str]()
         policies, clusters = self._mirrored_policies, self._mirrored_clusters
         metrics = self._mirrored_metrics
         wanted = cluster_ids is None or len(cluster_ids) > 0
@@ -336,6 +336,7 @@ class MixedCatalog(EmbeddedCatalog):
 
     async def get_policy(self, uri: str) -> Document:
         """See `Catalog.get_policy`."""
+        uri = self.aliases.meaning(uri)
         if is_policy_uri(uri):
             await self.fetch(uri, (), Allowance())
         return await super().get_policy(uri)

@@ -10,6 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 import msgspec
 
+from moorage.catalog.aliases import Alias, read_alias
 from moorage.catalog.base import (
     CLUSTERS_MAX,
     POLICIES_MAX,
@@ -101,6 +102,7 @@ class Loaded:
     clusters: list[tuple[DocumentEntry, bool]]
     metrics: list[DocumentEntry]
     policies: list[PolicyEntry]
+    aliases: list[Alias]
 
 
 def load(database: Database) -> Loaded:
@@ -108,6 +110,7 @@ def load(database: Database) -> Loaded:
     clusters: list[tuple[DocumentEntry, bool]] = []
     metrics: list[DocumentEntry] = []
     policies: list[PolicyEntry] = []
+    aliases: list[Alias] = []
     row = Row("", b"")
     try:
         for row in database.rows("cluster"):
@@ -122,13 +125,15 @@ def load(database: Database) -> Loaded:
             ref = PolicyRef(row.id, document["digest"])
             record = record_from(ref, unpack_files(row.files), document)
             policies.append(PolicyEntry(record, len(row.document)))
+        for row in database.rows("alias"):
+            aliases.append(read_alias(row))
     except (ServiceError, msgspec.MsgspecError, KeyError) as error:
         raise ServiceError(
             Code.UNAVAILABLE,
             f"the catalog's record {row.id} cannot be read: {error};"
             " restore the file from a backup, or delete that record",
         ) from error
-    return Loaded(clusters, metrics, policies)
+    return Loaded(clusters, metrics, policies, aliases)
 
 
 def write(

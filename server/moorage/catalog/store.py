@@ -26,11 +26,11 @@ SCHEMA_VERSION: Final = 1
 CLOSE_SECONDS_MAX: Final = 30.0
 """How long `close` waits for the jobs already accepted."""
 
-Kind = Literal["cluster", "metrics", "policy"]
+Kind = Literal["cluster", "metrics", "policy", "alias", "context"]
 T = TypeVar("T")
 
 # `usage` follows `records` by triggers, so that limits are checked in the transaction that would
-# break them, without counting rows.
+# break them, without counting rows. Kinds without a row in it have bounds of their own.
 _SCHEMA: Final = """
 CREATE TABLE records (
     kind TEXT NOT NULL, id TEXT NOT NULL, document BLOB NOT NULL, files BLOB NOT NULL,
@@ -118,6 +118,12 @@ class Database:
             "SELECT id, document, files FROM records WHERE kind = ? ORDER BY id", (kind,)
         )
         return [Row(*values) for values in found]
+
+    def count(self, kind: Kind) -> int:
+        """Return how many records of a kind there are, by counting them."""
+        found = self._connection.execute("SELECT count(*) FROM records WHERE kind = ?", (kind,))
+        (records,) = found.fetchone()
+        return int(records)
 
     def usage(self, kind: Kind) -> Usage:
         """Return how much is stored, this transaction included."""

@@ -91,6 +91,14 @@ class Allocator:
         """How many asks rules are being consulted about."""
         return len(self._pending)
 
+    def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
+        """Return the URI of the rule that the first request with this key went to, or ""."""
+        key = (tenant, idempotency_key)
+        first = self.state.keys.get(key) or self._keys.get(key, RequestId(""))
+        known = self._pending.get(first) or self.state.waiting.get(first)
+        lease = self.state.lease(first)
+        return known.ask.policy.uri if known else lease.policy.uri if lease else ""
+
     def replay(self, facts: Iterable[Fact]) -> None:
         """Restore the state from the ledger. Nothing is decided again."""
         for fact in facts:

@@ -8,8 +8,9 @@ import asyncio
 import base64
 import difflib
 import secrets
+import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
 import msgspec
@@ -30,7 +31,9 @@ from moorage.core.words import (
     SessionLost,
 )
 from moorage.daemon.answers import MessageId, encode, refusal_of, refuse
+from moorage.daemon.arms import Arm
 from moorage.daemon.finding import Finder, Found
+from moorage.daemon.publishing import Publishing
 from moorage.gateway.deliver import Request
 from moorage.model import Ask, ClusterId, Code, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
@@ -53,6 +56,9 @@ class Context:
         request: The ask it became; empty for an operation.
         shown: The reply names the ask.
         warnings: For the reply.
+        version: The version that was chosen; empty where the message named it itself.
+        arm: Where the outcome is noted, where an alias was named.
+        admitted_at: By the monotonic clock; for the arm.
 
     """
 
@@ -60,6 +66,9 @@ class Context:
     request: RequestId = _NONE
     shown: bool = False
     warnings: list[str] = field(default_factory=list[str])
+    version: str = ""
+    arm: Arm | None = None
+    admitted_at: float = 0.0
 
 
 class Admission:
@@ -69,6 +78,7 @@ class Admission:
         config: Bounds and defaults.
         catalog: Knows rules and clusters.
         finder: Finds the clusters that a request describes.
+        publishing: Chooses the version that an alias means.
         backends: Names that `provision.backend` may have.
         post: Posts an event to the core.
         reply: Sends a finished reply to an address.
@@ -84,6 +94,7 @@ class Admission:
         config: Config,
         catalog: Catalog,
         finder: Finder,
+        publishing: Publishing,
         backends: Collection[str],
         post: Callable[[Event], None],
         reply: Callable[[Address, bytes], None],
@@ -94,6 +105,8 @@ class Admission:
         self._config = config
         self._catalog = catalog
         self._finder = finder
+        self._publishing = publishing
+        self._aliases = catalog.aliases
         self._backends = backends
         self._post = post
         self._reply = reply
@@ -126,6 +139,7 @@ class Admission:
         if not isinstance(message, AllocationRequest):
             self.request_nowait(to, tenant, message)
             return
+        alias, message = self._versioned(tenant, message)
         uri, allowance, warnings = message.policy_rule_uri, Allowance(), _ignored(message)
         try:
             if _described(message):
@@ -138,17 +152,18 @@ class Admission:
         except ServiceError as error:
             self._reply(to, refuse(refusal_of(error), message_id=message.id))
         else:
-            self._admit(to, tenant, message, list(dict.fromkeys(warnings)))
+            self._admit(to, tenant, message, list(dict.fromkeys(warnings)), alias)
 
     def request_nowait(self, to: Address, tenant: Tenant, message: Request) -> bool:
         """Take a request; it is answered at `to`, now or later. False: `request` has to."""
         if isinstance(message, AllocationRequest):
             if _described(message):
                 return False
+            alias, message = self._versioned(tenant, message)
             warnings = self._catalog.at_hand(message.policy_rule_uri, self._wanted(message))
             if warnings is None:
                 return False
-            self._admit(to, tenant, message, [*_ignored(message), *warnings])
+            self._admit(to, tenant, message, [*_ignored(message), *warnings], alias)
             return True
         if isinstance(message, BlockRequest):
             self._place(to, tenant, message)  # The gateway keeps the order of the replies.
@@ -156,16 +171,37 @@ class Admission:
         self._operation(to, tenant, message)
         return True
 
+    def _versioned(
+        self, tenant: Tenant, message: AllocationRequest
+    ) -> tuple[str, AllocationRequest]:
+        """Return the alias that a request names, or "", and the request with a version in it."""
+        alias = message.policy_rule_uri
+        if alias not in self._aliases:
+            return "", message
+        version = self._publishing.choose(tenant, message)
+        return alias, structs.replace(message, policy_rule_uri=version)
+
     def _admit(
-        self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: list[str]
+        self,
+        to: Address,
+        tenant: Tenant,
+        message: AllocationRequest,
+        warnings: list[str],
+        alias: str,
     ) -> None:
         verdict = self._ask(tenant, message, warnings)
+        version = message.policy_rule_uri if alias else ""
         if isinstance(verdict, Refusal):
-            self._reply(to, refuse(verdict, message_id=message.id, warnings=warnings))
+            reply = refuse(verdict, message_id=message.id, warnings=warnings, version=version)
+            self._reply(to, reply)
             return
         # Existing clients get the two documented keys; whoever asks for more gets the id.
         shown = message.id is not None or message.explain or message.lease is not None
-        self._remember(to, Context(message.id, verdict.id, shown, warnings))
+        context = Context(message.id, verdict.id, shown, warnings)
+        if alias:
+            arm = self._publishing.arm(alias, version)
+            context = replace(context, version=version, arm=arm, admitted_at=time.monotonic())
+        self._remember(to, context)
         self._post(Asked(to, verdict))
 
     def _wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
@@ -206,12 +242,23 @@ class Admission:
         if context is None:
             return None
         self.forget(to)
+        if context.arm is not None:
+            waited = context.admitted_at == 0.0
+            seconds = None if waited else time.monotonic() - context.admitted_at
+            context.arm.note(answer, seconds)
         return encode(
             answer,
             message_id=context.message_id,
             request=context.request if context.shown else "",
             warnings=context.warnings,
+            version=context.version,
         )
+
+    def parked(self, to: Address) -> None:
+        """Note that an ask waits in the queue: how long it takes says nothing of its rule."""
+        context = self._open.get(to)
+        if context is not None and context.arm is not None:
+            self._open[to] = replace(context, admitted_at=0.0)
 
     def forget(self, to: Address) -> None:
         """Note that an address was answered, or that nobody listens there any more."""

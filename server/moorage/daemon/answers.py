@@ -18,6 +18,7 @@ def encode(
     message_id: MessageId = None,
     request: str = "",
     warnings: Sequence[str] = (),
+    version: str = "",
 ) -> bytes:
     """Write an answer as one reply.
 
@@ -26,6 +27,7 @@ def encode(
         message_id: The request's own `id`, echoed.
         request: The server's id of the request, for `why`; empty where there is none.
         warnings: What the caller should know beside the answer.
+        version: The version of the rule that was asked, where the request named an alias.
 
     Returns:
         JSON text.
@@ -34,7 +36,12 @@ def encode(
     match answer:
         case Advice(data, reasons):
             return replies.success(
-                data, id=message_id, request=request, warnings=warnings, reasons=reasons
+                data,
+                id=message_id,
+                request=request,
+                warnings=warnings,
+                reasons=reasons,
+                policy_rule_uri=version,
             )
         case LeaseNews(lease, data, reasons, owner):
             return replies.success(
@@ -44,11 +51,14 @@ def encode(
                 warnings=warnings,
                 reasons=reasons,
                 lease=questions.lease_row(lease) | ({"token": lease.token} if owner else {}),
+                policy_rule_uri=version,
             )
         case Told(data):
             return replies.success(data, id=message_id, warnings=warnings)
         case Refusal():
-            return refuse(answer, message_id=message_id, request=request, warnings=warnings)
+            return refuse(
+                answer, message_id=message_id, request=request, warnings=warnings, version=version
+            )
 
 
 def refuse(
@@ -57,6 +67,7 @@ def refuse(
     message_id: MessageId = None,
     request: str = "",
     warnings: Sequence[str] = (),
+    version: str = "",
 ) -> bytes:
     """Write a refusal as a failure reply."""
     details: Mapping[str, Any] = refusal.details
@@ -69,6 +80,7 @@ def refuse(
         id=message_id,
         request=request,
         warnings=warnings,
+        policy_rule_uri=version,
     )
 
 

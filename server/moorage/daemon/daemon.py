@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, Final, assert_never
 
 import structlog
@@ -47,7 +47,9 @@ from moorage.daemon.blocks import Blocks
 from moorage.daemon.crank import Crank
 from moorage.daemon.engine_room import EngineRoom
 from moorage.daemon.finding import Finder, code_of
+from moorage.daemon.managing import Management
 from moorage.daemon.measures import Measures, gauge, gauges
+from moorage.daemon.publishing import Publishing
 from moorage.daemon.services import (
     STOPPING,
     HttpServices,
@@ -63,7 +65,7 @@ from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
-from moorage.sandbox.host import PolicyFault, Sandbox
+from moorage.sandbox.host import Sandbox
 from moorage.sandbox.limits import Limits
 from moorage.web.server import WebServer
 
@@ -160,7 +162,26 @@ class Daemon:
         self._closing.push_async_callback(self._engines.close)
         self._reconcile()
         await self._settled()
+        self._introduce(engines.keys())
+        self._measures.watch(self._gauges)
+        # What was loaded stays. Without this, collections that look through ten thousand documents
+        # in vain stop the server for a third of a second each (measured).
+        gc.freeze()
+        return await self._open_doors()
+
+    def _introduce(self, backends: Collection[str]) -> None:
+        """Build what answers requests, of rooms that are open."""
+        config = self._config
         self._finder = Finder(self._catalog, self._rules)
+        self._management = Management(self._catalog, self._rules)
+        self._publishing = Publishing(
+            catalog=self._catalog,
+            rules=self._rules,
+            failures_max=config.policy_fallback_failures,
+            asked_before=self._allocator.policy_asked,
+            tell=self._tell_policies,
+            spawn=self._spawn,
+        )
         self._blocks = Blocks(
             catalog=self._catalog,
             finder=self._finder,
@@ -172,18 +193,14 @@ class Daemon:
             config=config,
             catalog=self._catalog,
             finder=self._finder,
-            backends=engines.keys(),
+            publishing=self._publishing,
+            backends=backends,
             post=self._post,
             reply=self._reply,
             manage=self._manage,
             place=self._place,
             failed=self._fail,
         )
-        self._measures.watch(self._gauges)
-        # What was loaded stays. Without this, collections that look through ten thousand documents
-        # in vain stop the server for a third of a second each (measured).
-        gc.freeze()
-        return await self._open_doors()
 
     async def _open_catalog(self) -> catalog.Catalog:
         """Open the embedded catalog, or the one that mirrors the services named in its place."""
@@ -228,6 +245,8 @@ class Daemon:
             rules=self._rules,
             finder=self._finder,
             blocks=BlockServices(self._blocks, self._spawn),
+            publishing=self._publishing,
+            management=self._management,
             admission=self._admission,
             calls=self._calls,
             authenticate=self._authenticate,
@@ -315,6 +334,7 @@ class Daemon:
         for fact in turn.facts:
             if isinstance(fact, Queued) and (to := self._admission.asker(fact.ask.id)) is not None:
                 self._gateway.park(to)
+                self._admission.parked(to)
         if isinstance(event, Proposed | ConsultFailed):
             granted = any(
                 isinstance(fact, Granted) and fact.lease.id == event.request for fact in turn.facts
@@ -361,29 +381,19 @@ class Daemon:
         if reply is not None:
             self._reply(effect.to, reply)
 
+    def _tell_policies(self, event: str, data: dict[str, Any]) -> None:
+        """Pass on what happened to an alias."""
+
     def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
         self._spawn(self._run_management(to, tenant, message))
 
     async def _run_management(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
+        uri, action = message.policy_rule_uri, message.action
         try:
-            await self._catalog.fetch(message.policy_rule_uri, (), catalog.Allowance())
-            record = self._catalog.policy(message.policy_rule_uri)
+            data = await self._management.run(uri, tenant, action, message.data)
+            reply = encode(Told(data), message_id=message.id)
         except ServiceError as error:
-            self._admission.forget(to)
-            self._reply(to, refuse(refusal_of(error), message_id=message.id))
-            return
-        if record is None:
-            reason = f"No policy “{message.policy_rule_uri}” is registered."
-            expected = "the URI of a registered policy"
-            refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri", expected)
-            reply = refuse(refusal, message_id=message.id)
-        else:
-            try:
-                code = code_of(record)
-                data = await self._rules.manage(code, tenant, message.action, message.data)
-                reply = encode(Told(data), message_id=message.id)
-            except PolicyFault as fault:
-                reply = refuse(fault.refusal, message_id=message.id)
+            reply = refuse(refusal_of(error), message_id=message.id)
         self._admission.forget(to)
         self._reply(to, reply)
 
@@ -426,6 +436,7 @@ class Daemon:
         yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)
         sessions = self._gateway.stats().sessions
         yield gauge("moorage_sessions", "Open WebSockets", sessions)
+        yield from self._publishing.metrics()
         if (prometheus := self._prometheus) is not None:
             up, last = prometheus.up, prometheus.last
             yield gauge("moorage_prometheus_up", "Prometheus answered the last round", up)

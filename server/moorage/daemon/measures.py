@@ -1,6 +1,6 @@
 """What the daemon counts, for `/metrics`."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
@@ -71,9 +71,19 @@ def gauge(name: str, about: str, value: float) -> Metric:
     return GaugeMetricFamily(name, about, value=value)
 
 
+def gauges_of(
+    name: str,
+    about: str,
+    labels: Sequence[str],
+    values: Iterable[tuple[Sequence[str], float]],
+) -> Metric:
+    """Return one gauge per combination of values of several labels."""
+    family = GaugeMetricFamily(name, about, labels=labels)
+    for keys, value in values:
+        family.add_metric(keys, value)
+    return family
+
+
 def gauges(name: str, about: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
     """Return one gauge per value of a label."""
-    family = GaugeMetricFamily(name, about, labels=[label])
-    for key, value in values:
-        family.add_metric([key], value)
-    return family
+    return gauges_of(name, about, [label], (([key], value) for key, value in values))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.catalog.aliases import Canary
 from moorage.catalog.base import Allowance, Catalog, SearchAction
 from moorage.catalog.base import Document as JsonDocument
 from moorage.catalog.mixed import External
@@ -20,6 +21,8 @@ from moorage.daemon.admission import Admission, HttpCalls
 from moorage.daemon.answers import refuse
 from moorage.daemon.block_tasks import BlockServices
 from moorage.daemon.finding import Finder, code_of
+from moorage.daemon.managing import Management
+from moorage.daemon.publishing import Publishing
 from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
@@ -97,6 +100,8 @@ class HttpServices:
         rules: Checks a rule before it is registered.
         finder: Answers the search endpoints.
         blocks: Answers the block endpoints.
+        publishing: Changes aliases.
+        management: Runs `management` of rules.
         admission: Where `POST /allocate` goes.
         calls: Addresses for it.
         authenticate: Bearer token to tenant.
@@ -112,6 +117,8 @@ class HttpServices:
         rules: Sandbox,
         finder: Finder,
         blocks: BlockServices,
+        publishing: Publishing,
+        management: Management,
         admission: Admission,
         calls: HttpCalls,
         authenticate: Callable[[str | None], Tenant | None],
@@ -138,12 +145,41 @@ class HttpServices:
         self.query_metrics = catalog.query_metrics
         self.get_policy = catalog.get_policy
         self.update_policy = catalog.update_policy
-        self.delete_policy = catalog.delete_policy
         self.query_policies = catalog.query_policies
         self.select_clusters_for_block = blocks.select_clusters
         self.dry_run_block = blocks.dry_run
         self.allocate_block = blocks.allocate
         self.block_task = blocks.task
+        self._publishing = publishing
+        self._management = management
+        self.aliases = publishing.list
+        self.alias = publishing.show
+        self.activate_policy = publishing.activate
+        self.roll_back_policy = publishing.roll_back
+        self.stop_canary = publishing.stop_canary
+        self.canary_report = publishing.canary_report
+        self.delete_alias = publishing.delete
+
+    async def start_canary(self, alias: str, body: JsonDocument, who: str) -> JsonDocument:
+        """Send a share of an alias's requests to another version."""
+        try:
+            canary = msgspec.convert(
+                {**body, "version": body.get("policy_rule_uri", "")}, type=Canary
+            )
+        except msgspec.ValidationError as error:
+            expected = "`policy_rule_uri`, `percent` above 0 up to 100, `by`: request or tenant"
+            reason = f"body: {error}; expected {expected}"
+            raise ServiceError(Code.BAD_MESSAGE, reason, expected=expected) from error
+        return await self._publishing.start_canary(alias, canary, who)
+
+    async def delete_policy(self, uri: str) -> JsonDocument:
+        """Delete a version that no alias means."""
+        self._publishing.refuse_deletion(uri)
+        return await self._catalog.delete_policy(uri)
+
+    async def manage_policy(self, uri: str, tenant: str, action: str, data: JsonDocument) -> Any:
+        """Run a rule's `management`."""
+        return await self._management.run(uri, Tenant(tenant), action, data)
 
     async def publish_policy(self, document: JsonDocument) -> str:
         """Register a rule: read on paper, then loaded in a cell, then stored."""

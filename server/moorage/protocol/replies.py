@@ -30,6 +30,7 @@ class _Success(Struct, omit_defaults=True):
     lease: Mapping[str, Any] | None = None
     warnings: Sequence[str] = ()
     reasons: Mapping[str, Any] | None = None
+    policy_rule_uri: str = ""
 
 
 def success(
@@ -40,6 +41,7 @@ def success(
     lease: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     reasons: Mapping[str, Any] | None = None,
+    policy_rule_uri: str = "",
 ) -> bytes:
     """Write a success reply.
 
@@ -50,6 +52,7 @@ def success(
         lease: As made by `lease_object`.
         warnings: Sentences for a person.
         reasons: Why it was decided so.
+        policy_rule_uri: The version that answered, where the request named an alias.
 
     Returns:
         JSON. Where `data` or `reasons` hold what JSON cannot say (NaN, infinity, objects), a
@@ -57,7 +60,9 @@ def success(
 
     """
     try:
-        text = _encode(_Success(True, data, id, request, lease, tuple(warnings), reasons))  # noqa: FBT003  # Positional is faster.
+        text = _encode(
+            _Success(True, data, id, request, lease, tuple(warnings), reasons, policy_rule_uri)  # noqa: FBT003  # Positional is faster.
+        )
         if b"null" in text:  # What NaN and infinity become, silently.
             _check_finite([data, reasons])
     except _UNENCODABLE as error:
@@ -69,6 +74,7 @@ def success(
             field="data",
             expected="null, booleans, finite numbers, strings, lists, and objects with string keys",
             lease=lease,
+            policy_rule_uri=policy_rule_uri,
         )
     return text
 
@@ -85,6 +91,7 @@ def failure(
     lease: Mapping[str, Any] | None = None,
     warnings: Sequence[str] = (),
     reasons: Mapping[str, Any] | None = None,
+    policy_rule_uri: str = "",
 ) -> bytes:
     """Write a failure reply: `message` for existing clients, `error` for machines.
 
@@ -99,6 +106,7 @@ def failure(
         lease: A lease that exists all the same, so that its owner can release it.
         warnings: Sentences for a person.
         reasons: Why it was decided so.
+        policy_rule_uri: The version that was asked, where the request named an alias.
 
     """
     error: dict[str, Any] = {**(details or {}), "code": code, "reason": reason}
@@ -113,6 +121,7 @@ def failure(
         "lease": lease,
         "warnings": list(warnings) or None,
         "reasons": reasons,
+        "policy_rule_uri": policy_rule_uri or None,
     }
     reply = {"success": False, "message": reason, "error": error}
     reply |= {name: extra for name, extra in extras.items() if extra is not None}
@@ -224,6 +233,7 @@ class Reply(Struct, frozen=True):
     reasons: dict[str, Any] | None = None
     id: MessageId = None
     request: str = ""
+    policy_rule_uri: str = ""
     details: dict[str, Any] = {}
     """All of `error`, its further data included."""
 
@@ -245,6 +255,7 @@ class _Incoming(Struct, frozen=True):
     reasons: dict[str, Any] | None = None
     id: MessageId = None
     request: str = ""
+    policy_rule_uri: str = ""
     event: str = ""
 
 
@@ -280,6 +291,7 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
         reasons=came.reasons,
         id=came.id,
         request=came.request,
+        policy_rule_uri=came.policy_rule_uri,
         details=came.error or {},
     )
 

@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import BodyReader, failure, json_response
-from moorage.web.routes import TENANT, service_routes
+from moorage.web.bodies import TENANT, BodyReader, failure, json_response
+from moorage.web.routes import service_routes
 from moorage.web.services import WebServices
 
 __all__ = ["create_app"]

@@ -14,8 +14,20 @@ from starlette.responses import Response
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["BODY_BYTES_MAX", "BodyReader", "decode_json", "failure", "json_response"]
+__all__ = [
+    "BODY_BYTES_MAX",
+    "TENANT",
+    "BodyReader",
+    "decode_json",
+    "described",
+    "failure",
+    "json_response",
+    "read_document",
+    "succeeded",
+]
 
+TENANT: Final = "tenant"
+"""Where `web.app` leaves the authenticated tenant in the request's state."""
 BODY_BYTES_MAX: Final = 24 * 1024 * 1024
 """One request body; larger ones are answered 413."""
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -93,6 +105,35 @@ def decode_json(body: bytes) -> Any:
 def json_response(content: Any, status: int = 200) -> Response:
     """Return a JSON answer."""
     return Response(msgspec.json.encode(content), status, media_type="application/json")
+
+
+def succeeded(data: Any, status: int = 200) -> Response:
+    """Return an answer in the envelope of the documented services."""
+    return json_response({"success": True, "data": data}, status)
+
+
+async def read_document(request: Request, bodies: BodyReader) -> dict[str, Any]:
+    """Return a body that must be a JSON object.
+
+    Raises:
+        ServiceError: As `BodyReader.read` and `decode_json`; `bad_message`.
+
+    """
+    value = decode_json(await bodies.read(request))
+    if not isinstance(value, dict):
+        raise ServiceError.wrong_field("body", "a JSON object")
+    return value
+
+
+def described(description: str) -> dict[str, Any]:
+    """Return what OpenAPI says of a body, for `openapi_extra`."""
+    return {
+        "requestBody": {
+            "required": True,
+            "description": description,
+            "content": {"application/json": {"schema": {"type": "object"}}},
+        }
+    }
 
 
 def failure(fault: ServiceError, path: str) -> Response:

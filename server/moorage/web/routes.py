@@ -4,20 +4,22 @@
 allocation-server.md, sections 8 and 13.
 """
 
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import BodyReader, decode_json, json_response
+from moorage.web.aliases import alias_routes
+from moorage.web.bodies import TENANT, BodyReader, json_response
+from moorage.web.bodies import described as _body
+from moorage.web.bodies import read_document as _document
+from moorage.web.bodies import succeeded as _success
 from moorage.web.services import Document, WebServices
 
 __all__ = ["TENANT", "service_routes"]
 
-TENANT = "tenant"
-"""Where `web.app` leaves the authenticated tenant in the request's state."""
 SERVER_ERRORS: Final = 500
 """The first status that means that the server, not the request, is at fault."""
 _FILTER: Final = (
@@ -42,7 +44,7 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     """
     router = APIRouter()
-    for group in (_clusters, _metrics, _search, _policies, _allocator, _blocks):
+    for group in (_clusters, _metrics, _search, _policies, alias_routes, _allocator, _blocks):
         router.include_router(group(services, bodies))
     return router
 
@@ -297,30 +299,9 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
-async def _document(request: Request, bodies: BodyReader) -> Document:
-    value = decode_json(await bodies.read(request))
-    if not isinstance(value, dict):
-        raise ServiceError.wrong_field("body", "a JSON object")
-    return value
-
-
 def _query_of(body: Document) -> Document:
     """Return the filter, which documents show bare and the implementation wraps."""
     if body.keys() == {"query"}:
         query: Document = body["query"]
         return query
     return body
-
-
-def _success(data: Any, status: int = 200) -> Response:
-    return json_response({"success": True, "data": data}, status)
-
-
-def _body(description: str) -> dict[str, Any]:
-    return {
-        "requestBody": {
-            "required": True,
-            "description": description,
-            "content": {"application/json": {"schema": {"type": "object"}}},
-        }
-    }

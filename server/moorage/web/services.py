@@ -77,6 +77,33 @@ class WebServices(Protocol):
     async def query_policies(self, query: Document | None = None) -> list[Document]:
         """Return the PolicyRule documents that match a filter; None: all."""
 
+    async def manage_policy(self, uri: str, tenant: str, action: str, data: Document) -> Any:
+        """Return what a rule's `management` returned; a version, an alias or a name."""
+
+    def aliases(self) -> list[Document]:
+        """Return all aliases without their histories."""
+
+    def alias(self, alias: str) -> Document:
+        """Return an alias: what it means, its canary and shadow, who changed it and when."""
+
+    async def activate_policy(self, alias: str, uri: str, who: str) -> Document:
+        """Make a version the one that an alias means; return the alias."""
+
+    async def roll_back_policy(self, alias: str, who: str) -> Document:
+        """Activate the version that was active before; return the alias."""
+
+    async def start_canary(self, alias: str, body: Document, who: str) -> Document:
+        """Send a share of an alias's requests to a candidate; return the alias."""
+
+    async def stop_canary(self, alias: str, who: str) -> Document:
+        """Send all requests to the active version again; return the alias."""
+
+    def canary_report(self, alias: str) -> Document:
+        """Return how the active version and the candidate do."""
+
+    async def delete_alias(self, alias: str) -> Document:
+        """Delete an alias and return it as it was."""
+
     async def allocate(self, body: bytes, tenant: str) -> tuple[int, bytes]:
         """Answer `POST /allocate`, the HTTP twin of an ad-hoc request.
 

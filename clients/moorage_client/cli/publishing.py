@@ -1,0 +1,163 @@
+"""The commands that put versions of a policy to work: activate, rollback, canary, manage."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from moorage_client.cli.asking import json_object
+from moorage_client.cli.output import fields, print_json, say, table
+from moorage_client.cli.session import Session
+
+Alias = Annotated[
+    str, typer.Argument(help="The alias, as name:word; a bare policy name means its name:stable")
+]
+
+
+class By(StrEnum):
+    """What decides whether a request goes to the candidate."""
+
+    REQUEST = "request"
+    TENANT = "tenant"
+
+
+def activate(
+    session: Session,
+    uri: Annotated[str, typer.Argument(help="The version, name:version-tag")],
+    alias: Annotated[
+        str, typer.Option(help="The alias that shall mean it: a word, or name:word")
+    ] = "stable",
+) -> None:
+    """Let an alias mean a version from now on. Requests under way are not disturbed."""
+    name = alias if ":" in alias else f"{uri.partition(':')[0]}:{alias}"
+    with session.services() as services:
+        _changed(session, services.activate_policy(name, uri))
+
+
+def roll_back(session: Session, alias: Alias) -> None:
+    """Let an alias mean the version that it meant before."""
+    with session.services() as services:
+        _changed(session, services.roll_back_policy(alias))
+
+
+def aliases(
+    session: Session,
+    alias: Annotated[str, typer.Argument(help="An alias, to see who changed it and when")] = "",
+    delete: Annotated[bool, typer.Option("--delete", help="Delete it; the versions stay")] = False,
+) -> None:
+    """List the aliases, or the history of one."""
+    if delete and not alias:
+        raise typer.BadParameter("--delete needs the alias to delete")
+    with session.services() as services:
+        if not alias:
+            _list(session, services.aliases())
+        elif delete:
+            _changed(session, services.delete_alias(alias))
+        else:
+            _show(session, services.alias(alias))
+
+
+def canary(
+    session: Session,
+    alias: Alias,
+    uri: Annotated[str, typer.Argument(help="The candidate; leave it out with the others")] = "",
+    percent: Annotated[
+        float, typer.Option(min=0.0, max=100.0, help="Its share of the requests")
+    ] = 10.0,
+    by: Annotated[By, typer.Option(help="What decides which request goes where")] = By.REQUEST,
+    seed: Annotated[int, typer.Option(help="Another seed is another draw")] = 0,
+    report: Annotated[bool, typer.Option("--report", help="How the versions do")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
+) -> None:
+    """Give another version a share of an alias's requests, see how it does, or end that."""
+    _one_of(uri, report, stop)
+    with session.services() as services:
+        if report:
+            _report(session, services.canary_report(alias))
+        elif stop:
+            _changed(session, services.stop_canary(alias))
+        else:
+            started = services.start_canary(alias, uri, percent, by=by.value, seed=seed)
+            _changed(session, started)
+
+
+def manage(
+    session: Session,
+    policy: Annotated[str, typer.Argument(help="A version, an alias, or a bare name")],
+    action: Annotated[str, typer.Argument(help="The action, as the rule knows it")],
+    data: Annotated[str | None, typer.Option(help="For it: JSON, @file or @-")] = None,
+) -> None:
+    """Call the `management` of a policy and print what it returned, as JSON."""
+    with session.services() as services:
+        print_json(services.manage_policy(policy, action, json_object(data, "--data")))
+
+
+def _one_of(uri: str, report: bool, stop: bool) -> None:
+    if bool(uri) + report + stop != 1:
+        raise typer.BadParameter("name a candidate, or give --report or --stop")
+
+
+def _changed(session: Session, alias: dict[str, Any]) -> None:
+    if session.json:
+        print_json(alias)
+    else:
+        say(f"{alias['alias']} -> {alias['policy_rule_uri']}")
+
+
+def _list(session: Session, found: list[dict[str, Any]]) -> None:
+    if session.json:
+        print_json(found)
+        return
+    table(
+        ("alias", "policy", "former", "canary", "shadow", "activated by"),
+        (
+            (
+                alias["alias"],
+                alias["policy_rule_uri"],
+                alias["former"] or "",
+                _canary(alias["canary"]),
+                alias["shadow"] or "",
+                alias["who"],
+            )
+            for alias in found
+        ),
+        empty="No aliases. Make one: moorage policy activate my-rule:1-stable",
+    )
+
+
+def _show(session: Session, alias: dict[str, Any]) -> None:
+    if session.json:
+        print_json(alias)
+        return
+    history = alias.pop("history")
+    fields({**alias, "canary": _canary(alias["canary"])})
+    for change in history:
+        say("")
+        fields(change)
+
+
+def _canary(canary: dict[str, Any] | None) -> str:
+    return f"{canary['version']} {canary['percent']:g} % by {canary['by']}" if canary else ""
+
+
+def _report(session: Session, report: dict[str, Any]) -> None:
+    if session.json:
+        print_json(report)
+        return
+    arms = [report[name] for name in ("active", "candidate") if report[name]]
+    table(
+        ("policy", "asked>", "granted>", "advised>", "refused>", "faults>", "p50 ms>", "p99 ms>"),
+        (
+            (
+                arm["policy_rule_uri"],
+                arm["asked"],
+                arm["granted"],
+                arm["advised"],
+                sum(arm["refused"].values()) - arm["faults"],
+                arm["faults"],
+                *((arm["latency_ms"] or {}).get(name, "") for name in ("p50", "p99")),
+            )
+            for arm in arms
+        ),
+        empty="",
+    )

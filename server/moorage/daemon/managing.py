@@ -1,0 +1,54 @@
+"""Calls of a rule's `management`, from the socket and from HTTP."""
+
+from typing import Any
+
+from moorage.catalog.base import Allowance, Catalog
+from moorage.daemon.finding import code_of
+from moorage.model import Code, Tenant
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host import PolicyFault, Sandbox
+
+
+class Management:
+    """Runs `management(action, data)` of rules.
+
+    Args:
+        catalog: Has the rules.
+        rules: Runs them.
+
+    """
+
+    def __init__(self, catalog: Catalog, rules: Sandbox) -> None:
+        self._catalog = catalog
+        self._rules = rules
+
+    async def run(self, uri: str, tenant: Tenant, action: str, data: dict[str, Any]) -> Any:
+        """Return what the rule returned, as plain JSON values.
+
+        Args:
+            uri: A version, an alias, or a bare name.
+            tenant: On whose behalf.
+            action: For the rule.
+            data: For the rule.
+
+        Raises:
+            ServiceError: `unknown_policy`, `unavailable`, `unsupported` where the rule has no
+                `management`, or what it did wrong.
+
+        """
+        await self._catalog.fetch(uri, (), Allowance())
+        record = self._catalog.policy(uri)
+        if record is None:
+            raise ServiceError(
+                Code.UNKNOWN_POLICY,
+                f"No policy “{uri[:300]}” is registered.",
+                field="policy_rule_uri",
+                expected="the URI of a registered policy",
+            )
+        try:
+            return await self._rules.manage(code_of(record), tenant, action, data)
+        except PolicyFault as fault:
+            no = fault.refusal
+            raise ServiceError(
+                no.code, no.reason, field=no.field, expected=no.expected, details=no.details
+            ) from fault

@@ -1,0 +1,404 @@
+"""Publishing: which version of a rule answers under an alias, and how that changes.
+
+`admission` asks `choose` for every request that names an alias; the HTTP services change aliases.
+A change is durable before it is answered, and in force at once: requests that were admitted
+before it finish with the version that they were given.
+"""
+
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from hashlib import blake2b
+from typing import Any, Final
+
+import structlog
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from moorage.catalog.aliases import (
+    Alias,
+    Canary,
+    Change,
+    Standing,
+    What,
+    alias_name,
+    name_of,
+    unknown_alias,
+)
+from moorage.catalog.base import Allowance, Catalog, PolicyRecord
+from moorage.daemon.arms import FAULTS, Arm
+from moorage.daemon.finding import code_of
+from moorage.daemon.measures import gauges_of
+from moorage.model import Code, Tenant
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.messages import AllocationRequest
+from moorage.sandbox.host import PolicyFault, Sandbox
+
+SELF: Final = "moored"
+"""Who changed an alias, where the server did it itself."""
+_SHARE_BYTES: Final = 8
+
+log = structlog.get_logger("moored")
+
+
+class Publishing:
+    """All aliases at work.
+
+    Args:
+        catalog: Has them, and the versions.
+        rules: Loads a version before it is activated.
+        failures_max: Faults in a row after which an alias falls back; 0: never.
+        asked_before: Returns the version that an idempotency key's first request went to, or "".
+        tell: Passes on what happened, as an event of the topic `policies`.
+        spawn: Runs a task that may take a moment.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        rules: Sandbox,
+        failures_max: int,
+        asked_before: Callable[[Tenant, str], str],
+        tell: Callable[[str, dict[str, Any]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._catalog = catalog
+        self._rules = rules
+        self._failures_max = failures_max
+        self._asked_before = asked_before
+        self._tell = tell
+        self._spawn = spawn
+        self._arms: dict[tuple[str, str], Arm] = {}
+        self._changes: dict[What, int] = {}
+        self._falling: set[str] = set()
+        self._number = 0
+        self.aliases = catalog.aliases
+
+    # The hot path --------------------------------------------------------------------------
+
+    def choose(self, tenant: Tenant, message: AllocationRequest) -> str:
+        """Return the version that shall answer a request whose `policy_rule_uri` is an alias.
+
+        A repeated request (one with an idempotency key that is known) goes where the first one
+        went, whatever was activated since.
+        """
+        alias = self.aliases.find(message.policy_rule_uri)
+        assert alias is not None  # The caller found its name in `aliases`.
+        key = message.lease.idempotency_key if message.lease is not None else ""
+        if key:
+            earlier = self._asked_before(tenant, key)
+            if earlier and name_of(earlier) == name_of(alias.name):
+                return earlier
+        if alias.canary is not None and self._drawn(alias.canary, tenant, key):
+            return alias.canary.version
+        return alias.version
+
+    def _drawn(self, canary: Canary, tenant: Tenant, key: str) -> bool:
+        """Decide whether a request goes to the candidate, the same way each time."""
+        if canary.by == "tenant":
+            key = ""
+        elif not key:
+            self._number += 1  # Nothing says whether it is a repetition, so each is one of its own.
+            key = f" {self._number}"
+        text = f"{canary.seed}\0{tenant}\0{key}".encode()
+        drawn = int.from_bytes(blake2b(text, digest_size=_SHARE_BYTES).digest())
+        return drawn < canary.percent / 100 * (1 << 8 * _SHARE_BYTES)
+
+    def arm(self, given: str, version: str) -> Arm | None:
+        """Return where the outcome of a request under an alias is noted, if anywhere."""
+        alias = self.aliases.find(given)
+        if alias is None or version not in alias.versions:
+            return None
+        arm = self._arm(alias.name, version)
+        arm.asked += 1
+        return arm
+
+    def _arm(self, name: str, version: str) -> Arm:
+        arm = self._arms.get((name, version))
+        if arm is None:
+            arm = Arm(version, lambda failed: self._failed(name, failed))
+            self._arms[name, version] = arm
+        return arm
+
+    # Changes -------------------------------------------------------------------------------
+
+    async def activate(self, given: str, uri: str, who: str) -> dict[str, Any]:
+        """Make a version the one that an alias means; activating it again changes nothing.
+
+        Args:
+            given: The alias, or a bare policy name for its `stable`; made where there is none.
+            uri: The version, of a policy of the alias's name.
+            who: Who wants it.
+
+        Raises:
+            ServiceError: `unknown_policy`; `bad_policy` where it cannot be loaded; `bad_message`.
+
+        """
+        name = alias_name(given)
+        await self._loadable(name, uri)
+        return await self._activate(name, uri, who, "activated")
+
+    async def roll_back(self, given: str, who: str) -> dict[str, Any]:
+        """Activate the version that was active before this one; twice leads back here.
+
+        Raises:
+            ServiceError: `not_found`: there is no such alias, or it had one version only.
+
+        """
+        alias = self._found(given)
+        if not alias.former:
+            reason = f"alias: {alias.name} has had no version but {alias.version}"
+            raise ServiceError(Code.NOT_FOUND, reason, field="alias")
+        await self._loadable(alias.name, alias.former)
+        return await self._activate(alias.name, alias.former, who, "rolled_back")
+
+    async def _activate(
+        self, name: str, uri: str, who: str, what: What, reason: str = "", expected: str = ""
+    ) -> dict[str, Any]:
+        """Make the change; only from the version `expected`, where that is given."""
+        if self._catalog.policy(uri) is None:
+            raise self._unknown(uri)
+        before = self.aliases.find(name)
+        standing: Standing = self._standing(name, before.version) if before else "untried"
+
+        def change(alias: Alias | None) -> Alias:
+            if alias is None:
+                return Alias(name, uri).changed(Change(time.time(), who, what, uri))
+            if alias.version == uri or (expected and alias.version != expected):
+                return alias
+            # What is fallen back from was failing, also where one answer came in between.
+            stood: Standing = "failing" if what == "fell_back" else standing
+            said = Change(time.time(), who, what, uri, alias.version, stood, reason)
+            canary = alias.canary if alias.canary and alias.canary.version != uri else None
+            shadow = alias.shadow if alias.shadow != uri else ""
+            return alias.changed(said, version=uri, canary=canary, shadow=shadow)
+
+        after = await self.aliases.change(name, change)
+        if after.history[-1:] != (before.history[-1:] if before else ()):
+            self._arm(name, uri).reset()
+            self._said(after)
+        return after.document()
+
+    async def start_canary(self, given: str, canary: Canary, who: str) -> dict[str, Any]:
+        """Send a share of an alias's requests to another version; the counts start afresh."""
+        alias = self._found(given)
+        await self._loadable(alias.name, canary.version)
+        self._refuse_active(alias, canary.version)
+        after = await self._change(alias.name, who, "canary_started", canary.version, canary=canary)
+        for version in (after.version, canary.version):
+            self._arm(alias.name, version).reset()
+        return after.document()
+
+    async def stop_canary(self, given: str, who: str) -> dict[str, Any]:
+        """Send all requests to the active version again."""
+        alias = self._found(given)
+        if alias.canary is None:
+            raise ServiceError(Code.NOT_FOUND, f"alias: {alias.name} has no canary", field="alias")
+        after = await self._change(
+            alias.name, who, "canary_ended", alias.canary.version, canary=None
+        )
+        return after.document()
+
+    async def delete(self, given: str) -> dict[str, Any]:
+        """Forget an alias; return it as it was. The versions stay."""
+        gone = await self.aliases.delete(self._found(given).name)
+        self._tidy(gone.name)
+        return gone.document()
+
+    async def _change(
+        self, name: str, who: str, what: What, version: str, reason: str = "", **fields: Any
+    ) -> Alias:
+        def change(alias: Alias | None) -> Alias:
+            if alias is None:
+                raise unknown_alias(name)
+            return alias.changed(Change(time.time(), who, what, version, reason=reason), **fields)
+
+        after = await self.aliases.change(name, change)
+        self._said(after)
+        return after
+
+    def _said(self, alias: Alias) -> None:
+        """Pass on the latest change of an alias, and forget the counts of what it left."""
+        change = alias.history[-1]
+        self._changes[change.what] = self._changes.get(change.what, 0) + 1
+        self._tidy(alias.name, *alias.versions)
+        data = {"alias": alias.name, "policy_rule_uri": alias.version, **_plain(change)}
+        log.info("policy", **data)
+        self._tell(change.what, data)
+
+    def _tidy(self, name: str, *versions: str) -> None:
+        for key in [k for k in self._arms if k[0] == name and k[1] not in versions]:
+            del self._arms[key]
+
+    # Failing -------------------------------------------------------------------------------
+
+    def _standing(self, name: str, version: str) -> Standing:
+        arm = self._arms.get((name, version))
+        if arm is None:
+            return "untried"
+        if arm.consecutive and (arm.consecutive >= self._failures_max or not arm.answered_well):
+            return "failing"
+        return "good" if arm.answered_well else "untried"
+
+    def _failed(self, name: str, arm: Arm) -> None:
+        """Fall back once a version has failed too often in a row."""
+        if not self._failures_max or arm.consecutive < self._failures_max:
+            return
+        alias = self.aliases.find(name)
+        if alias is None or name in self._falling:
+            return
+        self._falling.add(name)
+        if alias.canary is not None and alias.canary.version == arm.version:
+            self._spawn(self._end_canary(name, arm))
+        elif alias.version == arm.version:
+            self._spawn(self._fall_back(name, arm))
+        else:
+            self._falling.discard(name)  # It is not asked any more.
+
+    async def _end_canary(self, name: str, arm: Arm) -> None:
+        try:
+            await self._change(name, SELF, "canary_ended", arm.version, _reason(arm), canary=None)
+        except ServiceError as error:
+            log.warning("policy", alias=name, finding=f"the canary could not be ended: {error}")
+        finally:
+            self._falling.discard(name)
+
+    async def _fall_back(self, name: str, arm: Arm) -> None:
+        """Activate the last good version that still loads; stay where there is none."""
+        try:
+            alias = self.aliases.find(name)
+            for uri in alias.fallbacks() if alias else ():
+                try:
+                    await self._loadable(name, uri)
+                    await self._activate(name, uri, SELF, "fell_back", _reason(arm), arm.version)
+                except ServiceError as error:
+                    log.warning("policy", alias=name, finding=f"{uri} cannot take over: {error}")
+                else:
+                    return
+            # Said again only after as many faults more, or each of them would say it.
+            arm.consecutive = 0
+            data = {"alias": name, "policy_rule_uri": arm.version, "reason": _reason(arm)}
+            log.warning("policy", finding="it fails, and there is nothing to fall back to", **data)
+            self._tell("no_fallback", data)
+        finally:
+            self._falling.discard(name)
+
+    # Looking -------------------------------------------------------------------------------
+
+    def list(self) -> list[dict[str, Any]]:
+        """Return all aliases, by name, without their histories."""
+        documents = [alias.document() for alias in self.aliases.all()]
+        for document in documents:
+            del document["history"]
+        return documents
+
+    def show(self, given: str) -> dict[str, Any]:
+        """Return an alias with its history, or raise `not_found`."""
+        return self._found(given).document()
+
+    def canary_report(self, given: str) -> dict[str, Any]:
+        """Return how the versions under an alias do, since its canary (else each) was started."""
+        alias = self._found(given)
+        candidate = alias.canary.version if alias.canary else ""
+        return {
+            "alias": alias.name,
+            "canary": alias.document()["canary"],
+            "active": self._arm(alias.name, alias.version).report(),
+            "candidate": self._arm(alias.name, candidate).report() if candidate else None,
+        }
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield what happened to aliases, and how their versions do."""
+        changes = CounterMetricFamily(
+            "moorage_policy_changes", "Changes of aliases, since the start", labels=["what"]
+        )
+        for what, count in self._changes.items():
+            changes.add_metric([what], count)
+        yield changes
+        rows: list[tuple[tuple[str, str, str], float]] = []
+        for (name, version), arm in self._arms.items():
+            refused = sum(arm.refused.values())
+            counts = {
+                "asked": arm.asked,
+                "granted": arm.granted,
+                "advised": arm.advised,
+                "refused": refused - arm.faults,
+                "faults": arm.faults,
+                "consecutive_faults": arm.consecutive,
+            }
+            rows += [((name, version, what), float(count)) for what, count in counts.items()]
+        labels = ("alias", "policy", "what")
+        yield gauges_of("moorage_alias", "Requests under an alias, by version", labels, rows)
+
+    def refuse_deletion(self, uri: str) -> None:
+        """Refuse to delete a version that an alias sends requests to."""
+        if names := self.aliases.using(uri):
+            listed = ", ".join(names)
+            raise ServiceError(
+                Code.ALREADY_EXISTS,
+                f"policy_rule_uri: {uri} serves the alias {listed}; activate another version, or"
+                " delete the alias, first",
+                field="policy_rule_uri",
+                expected="a version that no alias means",
+                details={"aliases": names},
+            )
+
+    # Checks --------------------------------------------------------------------------------
+
+    def _found(self, given: str) -> Alias:
+        name = alias_name(given)
+        alias = self.aliases.find(name)
+        if alias is None:
+            raise unknown_alias(name)
+        return alias
+
+    def _refuse_active(self, alias: Alias, uri: str) -> None:
+        if uri == alias.version:
+            reason = f"policy_rule_uri: {uri} is the active version of {alias.name} already"
+            expected = "another version than the active one"
+            raise ServiceError(Code.BAD_MESSAGE, reason, field="policy_rule_uri", expected=expected)
+
+    async def _loadable(self, name: str, uri: str) -> PolicyRecord:
+        """Return a version that an alias may mean: of its policy, registered, and it loads."""
+        if name_of(uri) != name_of(name):
+            raise ServiceError.wrong_field(
+                "policy_rule_uri", f"a version of {name_of(name)}, as `{name_of(name)}:1.0-beta`"
+            )
+        await self._catalog.fetch(uri, (), Allowance())
+        record = self._catalog.policy(uri)
+        if record is None or record.ref.uri != uri:
+            raise self._unknown(uri)
+        try:
+            found = await self._rules.check(code_of(record))
+        except PolicyFault as fault:
+            raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
+        if not found.ok:
+            reason = f"policy_rule_uri: {uri} cannot be loaded: {found.findings[0].message}"
+            raise ServiceError(Code.BAD_POLICY, reason, field="policy_rule_uri")
+        return record
+
+    def _unknown(self, uri: str) -> ServiceError:
+        known = [each for each in self._catalog.policy_uris() if name_of(each) == name_of(uri)]
+        hint = f"; there are {', '.join(known[:5])}" if known else ""
+        return ServiceError(
+            Code.UNKNOWN_POLICY,
+            f"policy_rule_uri: no policy {uri[:300]!r} is registered{hint}",
+            field="policy_rule_uri",
+            expected="the URI of a registered version",
+        )
+
+
+def _reason(arm: Arm) -> str:
+    codes = ", ".join(f"{count} {code}" for code, count in arm.refused.items() if code in FAULTS)
+    return f"{arm.consecutive} requests in a row failed with {arm.version} ({codes})"
+
+
+def _plain(change: Change) -> dict[str, Any]:
+    return {
+        "at": change.at,
+        "who": change.who,
+        "what": change.what,
+        "version": change.version,
+        "former": change.former,
+        "reason": change.reason,
+    }

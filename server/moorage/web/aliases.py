@@ -1,0 +1,106 @@
+"""Endpoints of publishing: aliases and what they mean, canaries, and calls of `management`."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moorage.protocol.faults import ServiceError
+from moorage.web.bodies import TENANT, BodyReader, described, read_document, succeeded
+from moorage.web.services import Document, WebServices
+
+__all__ = ["alias_routes"]
+
+_VERSION = "`policy_rule_uri`: a registered version of the alias's policy."
+
+
+def alias_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
+    """Return the router of these endpoints; arguments as `service_routes`."""
+    router = APIRouter(tags=["publishing"])
+    _looking(router, services)
+    _changing(router, services, bodies)
+    return router
+
+
+def _looking(router: APIRouter, services: WebServices) -> None:
+    @router.get("/policy-alias", summary="List aliases")
+    async def list_aliases() -> Response:
+        """Answer every alias with the version it means, who activated it and when."""
+        return succeeded(services.aliases())
+
+    @router.get("/policy-alias/{alias}", summary="Read an alias")
+    async def show_alias(alias: str) -> Response:
+        """Answer the alias with its history. A bare policy name means its `stable`."""
+        return succeeded(services.alias(alias))
+
+    @router.get("/policy-alias/{alias}/canary", summary="How does the candidate do?")
+    async def canary_report(alias: str) -> Response:
+        """Answer the outcomes of the active version and of the canary, since it was started."""
+        return succeeded(services.canary_report(alias))
+
+
+def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> None:
+    @router.post(
+        "/policy-alias/{alias}/activate",
+        summary="Activate a version",
+        openapi_extra=described(_VERSION),
+    )
+    async def activate(alias: str, request: Request) -> Response:
+        """Let the alias mean this version from now on; requests under way are not disturbed."""
+        uri = text_of(await read_document(request, bodies), "policy_rule_uri")
+        return succeeded(await services.activate_policy(alias, uri, who_of(request)))
+
+    @router.post("/policy-alias/{alias}/rollback", summary="Activate the former version")
+    async def roll_back(alias: str, request: Request) -> Response:
+        """Let the alias mean what it meant before."""
+        return succeeded(await services.roll_back_policy(alias, who_of(request)))
+
+    @router.post(
+        "/policy-alias/{alias}/canary",
+        summary="Start a canary",
+        openapi_extra=described(
+            f"{_VERSION} `percent` of the requests that it gets; `by`: `request` or `tenant`;"
+            " `seed`, a number that makes it another draw."
+        ),
+    )
+    async def start_canary(alias: str, request: Request) -> Response:
+        """Send a share of the requests to a candidate; the same request always goes one way."""
+        body = await read_document(request, bodies)
+        text_of(body, "policy_rule_uri")
+        return succeeded(await services.start_canary(alias, body, who_of(request)))
+
+    @router.delete("/policy-alias/{alias}/canary", summary="Stop a canary")
+    async def stop_canary(alias: str, request: Request) -> Response:
+        """Send all requests to the active version again."""
+        return succeeded(await services.stop_canary(alias, who_of(request)))
+
+    @router.delete("/policy-alias/{alias}", summary="Remove an alias")
+    async def delete_alias(alias: str) -> Response:
+        """Answer the alias that was removed; the versions stay."""
+        return succeeded(await services.delete_alias(alias))
+
+    @router.post(
+        "/policy/{uri}/manage",
+        summary="Manage a policy",
+        openapi_extra=described("`action`, a text, and `data`, an object, both for the rule."),
+    )
+    async def manage(uri: str, request: Request) -> Response:
+        """Call the rule's `management(action, data)` and answer what it returned."""
+        body = await read_document(request, bodies)
+        action, data = text_of(body, "action"), body.get("data") or {}
+        if not isinstance(data, dict):
+            raise ServiceError.wrong_field("data", "an object")
+        return succeeded(await services.manage_policy(uri, who_of(request), action, data))
+
+
+def who_of(request: Request) -> str:
+    """Return the tenant whose token came with a request."""
+    tenant: str = getattr(request.state, TENANT)
+    return tenant
+
+
+def text_of(body: Document, field: str) -> str:
+    """Return a text of a body, or refuse it."""
+    value = body.get(field)
+    if not isinstance(value, str) or not value:
+        raise ServiceError.wrong_field(field, "a text")
+    return value

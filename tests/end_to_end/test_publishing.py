@@ -1,0 +1,262 @@
+"""Publishing on a real daemon: aliases swap under load, survive kills, share out and fall back."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from served import Server, cluster, rule, wish
+
+from moorage.trials.process import TrialError, daemon
+
+ONE = "swap:1-a"
+TWO = "swap:2-b"
+SAYS = 'return {{"cluster_id": "east", "node_id": "east-0", "says": "{0}"}}'
+
+
+def version(uri: str, body: str = "", **more) -> dict:
+    return rule(body or SAYS.format(uri), uri, **more)
+
+
+def activate(server: Server, alias: str, uri: str) -> dict:
+    path = f"/policy-alias/{alias}/activate"
+    answer = server.http.post(path, json={"policy_rule_uri": uri})
+    assert answer.status_code == 200, answer.text
+    return answer.json()["data"]
+
+
+@pytest.fixture
+def swap(server):
+    """The shared server with two versions of one rule, the first of them active."""
+    server.publish(version(ONE), version(TWO))
+    activate(server, "swap", ONE)
+    yield server
+    server.http.delete("/policy-alias/swap:stable")
+
+
+def test_an_alias_and_a_bare_name_are_answered_by_the_active_version(swap):
+    for name in ("swap", "swap:stable"):
+        reply = swap.ask(name)
+        assert (reply["data"]["says"], reply["policy_rule_uri"]) == (ONE, ONE)
+    activate(swap, "swap:stable", TWO)
+    assert swap.ask("swap")["data"]["says"] == TWO
+    held = swap.ask("swap", lease={"ttl_seconds": 5}, resources={"cpu_milli": 1})
+    assert held["lease"]["policy_rule_uri"] == TWO
+    swap.leases = [held["lease"]]
+    assert "policy_rule_uri" not in swap.ask(ONE), "who names a version knows it"
+    twin = swap.http.post("/allocate", json=wish("swap")).json()
+    assert (twin["success"], twin["policy_rule_uri"]) == (True, TWO)
+
+
+def test_rollback_activates_the_former_and_the_history_says_who_and_when(swap):
+    activate(swap, "swap", TWO)
+    for expected in (ONE, TWO, ONE):
+        answer = swap.http.post("/policy-alias/swap/rollback")
+        assert answer.json()["data"]["policy_rule_uri"] == expected
+        assert swap.ask("swap")["data"]["says"] == expected
+    history = swap.http.get("/policy-alias/swap").json()["data"]["history"]
+    assert [change["what"] for change in history[-3:]] == ["rolled_back"] * 3
+    assert {change["who"] for change in history} == {"local"}
+    times = [change["at"] for change in history]
+    assert times == sorted(times)
+
+
+def test_a_repeated_request_is_answered_by_the_version_of_the_first(swap):
+    ask = wish("swap", lease={"ttl_seconds": 30, "idempotency_key": "k1"}) | {"id": 1}
+    (first,) = swap.say(ask)
+    activate(swap, "swap", TWO)
+    (again,) = swap.say(ask)
+    swap.leases = [first["lease"]]
+    assert again["lease"]["id"] == first["lease"]["id"], again
+    assert again["policy_rule_uri"] == ONE
+
+
+@pytest.mark.parametrize(
+    ("alias", "uri", "code", "says"),
+    [
+        ("swap", "swap:9-none", "unknown_policy", "there are swap:1-a, swap:2-b"),
+        ("swap", "first_fit:1.0-stable", "bad_message", "a version of swap"),
+        ("swap:1-a", ONE, "bad_message", "the word without a dash"),
+        ("a b", ONE, "bad_message", "alias: expected"),
+    ],
+)
+def test_what_cannot_be_activated_is_refused_in_words(swap, alias, uri, code, says):
+    answer = swap.http.post(f"/policy-alias/{alias}/activate", json={"policy_rule_uri": uri})
+    error = answer.json()["error"]
+    assert (error["code"], says in error["reason"]) == (code, True), error
+    assert swap.ask("swap")["data"]["says"] == ONE
+
+
+def test_a_version_that_an_alias_means_is_not_deleted(swap):
+    answer = swap.http.delete(f"/policy/{ONE}")
+    assert (answer.status_code, answer.json()["error"]["aliases"]) == (409, ["swap:stable"])
+    assert swap.http.get("/policy-alias/none").status_code == 404
+    assert swap.http.post("/policy-alias/none/rollback").status_code == 404
+
+
+def test_fifty_activations_while_eight_sockets_ask_disturb_nobody(swap):
+    stop = threading.Event()
+    answers: Counter[str] = Counter()
+    wrong: list[dict] = []
+
+    def ask(number: int) -> None:
+        with swap.socket() as socket:
+            sent = 0
+            while not stop.is_set():
+                sent += 1
+                socket.send(json.dumps(wish("swap") | {"id": f"{number}-{sent}"}))
+                reply = json.loads(socket.recv(30))
+                same = reply.get("data", {}).get("says") == reply.get("policy_rule_uri")
+                if not reply["success"] or not same or reply["id"] != f"{number}-{sent}":
+                    wrong.append(reply)
+                answers[reply.get("policy_rule_uri", "")] += 1
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        with swap.socket() as witness:
+            for turn in range(50):
+                uri = (TWO, ONE)[turn % 2]
+                activate(swap, "swap", uri)
+                witness.send(json.dumps(wish("swap")))
+                assert json.loads(witness.recv(30))["policy_rule_uri"] == uri, "answered: in force"
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert wrong == []
+    assert set(answers) == {ONE, TWO}
+    assert sum(answers.values()) > 50
+
+
+def test_a_kill_in_the_middle_of_activating_leaves_one_of_the_two(tmp_path):
+    for round_ in range(3):
+        told = [ONE]
+        with contextlib.suppress(TrialError), daemon(tmp_path / "data") as running:
+            server = Server(running)
+            if not round_:
+                server.register(cluster("east"))
+                server.publish(version(ONE), version(TWO))
+            activate(server, "swap", ONE)
+            threading.Timer(0.05 + 0.05 * round_, os.kill, (running.pid, signal.SIGKILL)).start()
+            with contextlib.suppress(Exception):
+                while True:
+                    wanted = TWO if told[-1] == ONE else ONE
+                    told.append(f"?{wanted}")
+                    told[-1] = activate(server, "swap", wanted)["policy_rule_uri"]
+            server.close()
+        # The last one may have been made without being told; nothing before it may be lost.
+        possible = {told[-2], told[-1].removeprefix("?")}
+        with daemon(tmp_path / "data") as running:
+            server = Server(running)
+            after = server.http.get("/policy-alias/swap").json()["data"]
+            assert after["policy_rule_uri"] in possible
+            assert server.ask("swap")["data"]["says"] == after["policy_rule_uri"]
+            server.close()
+
+
+def test_a_canary_gets_its_share_and_repetitions_agree(swap):
+    body = {"policy_rule_uri": TWO, "percent": 25, "seed": 7}
+    assert swap.http.post("/policy-alias/swap/canary", json=body).status_code == 200
+    asks = [
+        wish("swap", lease={"ttl_seconds": 30, "idempotency_key": f"c{n}"}, resources={}, id=n)
+        for n in range(200)
+    ]
+    first = {reply["id"]: reply for reply in swap.say(*asks)}
+    swap.leases = [reply["lease"] for reply in first.values()]
+    share = sum(reply["policy_rule_uri"] == TWO for reply in first.values())
+    assert 30 <= share <= 70, "25 % of 200, five standard deviations each way"
+    report = swap.http.get("/policy-alias/swap/canary").json()["data"]
+    assert report["candidate"]["granted"] == share
+    assert report["active"]["granted"] == 200 - share
+    assert report["candidate"]["latency_ms"]["p50"] > 0
+    again = {reply["id"]: reply["policy_rule_uri"] for reply in swap.say(*asks)}
+    assert again == {number: reply["policy_rule_uri"] for number, reply in first.items()}
+    by_tenant = {**body, "by": "tenant"}
+    assert swap.http.post("/policy-alias/swap/canary", json=by_tenant).status_code == 200
+    assert len({reply["policy_rule_uri"] for reply in swap.say(*[wish("swap")] * 20)}) == 1
+    assert swap.http.delete("/policy-alias/swap/canary").status_code == 200
+    assert {r["policy_rule_uri"] for r in swap.say(*[wish("swap")] * 20)} == {ONE}
+    assert swap.http.delete("/policy-alias/swap/canary").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"policy_rule_uri": TWO, "percent": 0}, "percent"),
+        ({"policy_rule_uri": TWO, "percent": 101}, "percent"),
+        ({"policy_rule_uri": TWO, "percent": 5, "by": "moon"}, "by"),
+        ({"policy_rule_uri": ONE, "percent": 5}, "the active version"),
+        ({"percent": 5}, "policy_rule_uri"),
+    ],
+)
+def test_a_canary_that_makes_no_sense_is_refused(swap, body, says):
+    answer = swap.http.post("/policy-alias/swap/canary", json=body)
+    assert answer.status_code == 400
+    assert says in answer.json()["message"]
+
+
+def run(server: Server, *arguments: str, code: int = 0) -> str:
+    urls = {"MOORAGE_URL": server.running.ws, "MOORAGE_HTTP_URL": server.running.http}
+    ran = subprocess.run(
+        [Path(sys.executable).with_name("moorage"), *arguments],
+        env={**os.environ, **urls, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == code, ran.stdout + ran.stderr
+    return ran.stdout
+
+
+def test_the_command_line_publishes_and_manages(swap):
+    server = swap
+    assert run(server, "policy", "activate", TWO) == f"swap:stable -> {TWO}\n"
+    assert run(server, "policy", "rollback", "swap") == f"swap:stable -> {ONE}\n"
+    assert run(server, "policy", "canary", "swap", TWO, "--percent", "50")
+    assert f"{TWO} 50 % by request" in run(server, "policy", "aliases")
+    server.say(*[wish("swap")] * 10)
+    report = json.loads(run(server, "policy", "canary", "swap", "--report", "--json"))
+    assert report["active"]["advised"] + report["candidate"]["advised"] == 10
+    assert ONE in run(server, "policy", "canary", "swap", "--report")
+    run(server, "policy", "canary", "swap", "--stop")
+    run(server, "policy", "canary", "swap", code=2)
+    assert "rolled_back" in run(server, "policy", "aliases", "swap")
+    assert run(server, "policy", "activate", TWO, "--alias", "beta") == f"swap:beta -> {TWO}\n"
+    assert run(server, "policy", "aliases", "swap:beta", "--delete")
+    run(server, "policy", "aliases", "swap:beta", code=5)
+    run(server, "policy", "activate", "swap:9-none", code=5)
+    managed = (
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters): self.id = rule_id\n"
+        "    def eval(self, parameters, input_data, context): return {}\n"
+        "    def management(self, action, data): return {'id': self.id, action: data}\n"
+    )
+    server.publish({"policy_rule_uri": "managed:1-x", "type": "python_class_v1", "code": managed})
+    activate(server, "managed", "managed:1-x")
+    said = run(server, "policy", "manage", "managed", "set", "--data", '{"a": 1}')
+    assert json.loads(said) == {"id": "managed:1-x", "set": {"a": 1}}
+    body = {"action": "get"}
+    answer = server.http.post("/policy/managed/manage", json=body).json()
+    assert answer["data"] == {"id": "managed:1-x", "get": {}}
+    refused = server.http.post("/policy/swap/manage", json=body).json()["error"]
+    assert refused["code"] == "unsupported"
+    (reply,) = server.say({"op": "manage", "policy_rule_uri": "managed", "action": "x"})
+    assert reply["data"] == {"id": "managed:1-x", "x": {}}
+
+
+def test_blocks_and_searches_know_aliases_too(swap):
+    ranks = "return sorted((each['id'] for each in input_data), reverse=True)"
+    swap.publish(rule(ranks, "ranks:1-x"))
+    activate(swap, "ranks", "ranks:1-x")
+    body = {"matchType": "cluster", "rankingPolicyRule": {"policyRuleURI": "ranks"}}
+    found = swap.http.post("/api/similarity-search", json=body).json()
+    assert [each["id"] for each in found["data"]] == ["west", "east"]
