@@ -6,7 +6,13 @@ import threading
 
 import pytest
 
-PUBLIC = ("moorage_client", "moorage_policies", "moorage.policy", "moorage.protocol")
+PUBLIC = (
+    "moorage_client",
+    "moorage_policies",
+    "moorage.policy",
+    "moorage.protocol",
+    "moorage.slots",
+)
 
 STANDS_APART = {
     "APIError",  # The documents of the policy API show it by itself, and policies catch it so.

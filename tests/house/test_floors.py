@@ -13,6 +13,7 @@ PLACES = ("server", "policies", "clients")
 
 FLOORS = "The house has floors, and siblings do not meet"
 PURE = "The pure rooms do no I/O, read no clock, roll no dice and write no log"
+SLOTS = "The slot pool asks the machine for its size and takes a lock, and nothing more"
 WIRE = "The core knows no wire"
 MODEL = "The model needs the standard library only"
 CLIENTS = "Clients enter by the protocol door"
@@ -32,11 +33,15 @@ MUTANTS = [
     ("server/moorage/core/words.py", "from time import time", PURE),
     ("server/moorage/policy/fleet.py", "import random", PURE),
     ("server/moorage/model.py", "import logging", PURE),
+    ("server/moorage/slots/pool.py", "import time", SLOTS),
+    ("server/moorage/slots/pool.py", "import moorage.query", FLOORS),
+    ("server/moorage/slots/pool.py", "import moorage_client", WINGS),
     ("server/moorage/model.py", "import numpy", MODEL),
     ("clients/moorage_client/__init__.py", "import moorage.core.words", CLIENTS),
     ("clients/moorage_client/__init__.py", "import moorage_policies", CLIENTS),
     ("policies/moorage_policies/__init__.py", "import moorage.protocol", RULES),
     ("policies/moorage_policies/__init__.py", "import moorage_client", RULES),
+    ("policies/moorage_policies/__init__.py", "import moorage.slots", RULES),
     ("server/moorage/daemon/__init__.py", "import moorage_client", WINGS),
     ("server/moorage/web/__init__.py", "import moorage_policies", WINGS),
 ]

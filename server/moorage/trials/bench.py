@@ -4,7 +4,8 @@
 on the same socket stack with the same client. `startup`: time to the first answer with a million
 facts in the ledger's history, against an empty ledger. `first_lease`: `moored demo` from start
 to first lease, against starting the interpreter with the same imports. `candidates`: a filter with
-ten hits among ten thousand clusters, against one with ten hits among a hundred.
+ten hits among ten thousand clusters, against one with ten hits among a hundred. `slots`: a checkout
+from a slot pool of ten thousand instances, against one of a hundred.
 """
 
 import asyncio
@@ -42,6 +43,7 @@ from moorage.model import (
 from moorage.trials import replay, trace
 from moorage.trials.load import Load, drive
 from moorage.trials.process import Running, TrialError, child, daemon
+from moorage.trials.slot_costs import slots
 from moorage_policies import catalog as shipped
 
 REQUESTS: Final = 6_000
@@ -323,6 +325,7 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "startup": startup,
     "first_lease": first_lease,
     "candidates": candidates,
+    "slots": slots,
 }
 
 

@@ -1,0 +1,59 @@
+"""A pool of this machine's resources, handed out by the slot and taken back exactly.
+
+`ResourcePool` is the flat pool, `NodeResourcePool` the one that knows nodes, `make_resource_pool`
+makes one of the machine that it runs on. README.md shows them, by example. The classes that a pool
+is made of (`Inventory`, `Allocator`, `AllocationTransaction`) can be used by themselves, and so can
+the `Outcome` of asking whether something could ever fit.
+
+Nothing here does I/O, but for what is written to a file that the caller opened. What can go wrong
+is one tree:
+
+    SlotsError
+    ├── ResourceUnavailable         not now: the type, what was asked and what there is
+    ├── EmptyResourcePoolError      the pool has no types at all
+    ├── UnknownResourceType         the pool has no such type (also a TypeError)
+    ├── InvalidRequest              the request is malformed (also a ValueError)
+    ├── InvalidCheckin              not what was checked out, or no longer (also a ValueError)
+    └── InvalidSpecification        the description of a pool is wrong (also a ValueError)
+        └── SchemaMissingKeyError   it has none of the keys that say what there is
+"""
+
+from moorage.slots.errors import (
+    EmptyResourcePoolError,
+    InvalidCheckin,
+    InvalidRequest,
+    InvalidSpecification,
+    ResourceUnavailable,
+    SchemaMissingKeyError,
+    SlotsError,
+    UnknownResourceType,
+)
+from moorage.slots.inventory import AllocationTransaction, Allocator, Inventory
+from moorage.slots.machine import make_resource_pool
+from moorage.slots.nodes import NodeAllocation, NodeRequest, NodeResourcePool
+from moorage.slots.outcome import Outcome
+from moorage.slots.outstanding import Allocation
+from moorage.slots.pool import ResourcePool
+from moorage.slots.specification import read_specification
+
+__all__ = [
+    "Allocation",
+    "AllocationTransaction",
+    "Allocator",
+    "EmptyResourcePoolError",
+    "InvalidCheckin",
+    "InvalidRequest",
+    "InvalidSpecification",
+    "Inventory",
+    "NodeAllocation",
+    "NodeRequest",
+    "NodeResourcePool",
+    "Outcome",
+    "ResourcePool",
+    "ResourceUnavailable",
+    "SchemaMissingKeyError",
+    "SlotsError",
+    "UnknownResourceType",
+    "make_resource_pool",
+    "read_specification",
+]

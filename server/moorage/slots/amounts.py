@@ -1,0 +1,58 @@
+"""Numbers of slots: ints and floats outside, exact inside.
+
+A pool that adds and subtracts floats drifts: 0.3 - 0.1 - 0.1 - 0.1 is not 0. So inside the pool a
+slot is a great many units, and a number of slots is a whole number of them. A float counts as the
+decimal that it is written as: 0.1 is one tenth.
+"""
+
+import math
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any, Final, NewType
+
+__all__ = ["DECIMALS_MAX", "NONE", "ONE", "SLOTS_MAX", "Amount", "Slots", "exact", "plain", "total"]
+
+Slots = int | float
+"""A number of slots as users write it."""
+Amount = NewType("Amount", int)
+"""A number of slots as it is counted, in units. Only `exact` makes one of what users write."""
+
+SLOTS_MAX: Final = 10**9
+"""Slots of one instance, and of one member of a request."""
+DECIMALS_MAX: Final = 24
+"""Digits behind the point; a third, as Python writes it, has 16."""
+
+_UNITS: Final = 10**DECIMALS_MAX
+"""Of one slot."""
+
+ONE: Final = Amount(_UNITS)
+NONE: Final = Amount(0)
+
+
+def exact(slots: Any) -> Amount | None:
+    """Return a number of slots as it is counted; None if it is none.
+
+    Args:
+        slots: An int or a float; anything else, NaN, infinity, a negative number, more than
+            `SLOTS_MAX` and more than `DECIMALS_MAX` digits behind the point are no such number.
+
+    """
+    if type(slots) is int:  # And no bool.
+        return Amount(slots * _UNITS) if 0 <= slots <= SLOTS_MAX else None
+    if not isinstance(slots, float) or not math.isfinite(slots) or not 0 <= slots <= SLOTS_MAX:
+        return None
+    # The shortest decimal that reads back as this float: what its user wrote.
+    numerator, denominator = Decimal(float.__repr__(slots)).as_integer_ratio()
+    amount, rest = divmod(numerator * _UNITS, denominator)
+    return None if rest else Amount(amount)
+
+
+def plain(amount: Amount) -> Slots:
+    """Return a number of slots as users write it: an int where it is whole."""
+    whole, rest = divmod(amount, _UNITS)
+    return amount / _UNITS if rest else whole
+
+
+def total(amounts: Iterable[Amount]) -> Amount:
+    """Return the sum."""
+    return Amount(sum(amounts))

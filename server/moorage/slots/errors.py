@@ -1,0 +1,59 @@
+"""Everything that can go wrong with a pool, as one tree; the package docstring draws it."""
+# ruff: noqa: N818  # The documented names say what happened; that they are errors, the root says.
+
+__all__ = [
+    "EmptyResourcePoolError",
+    "InvalidCheckin",
+    "InvalidRequest",
+    "InvalidSpecification",
+    "ResourceUnavailable",
+    "SchemaMissingKeyError",
+    "SlotsError",
+    "UnknownResourceType",
+]
+
+
+class SlotsError(Exception):
+    """Root of every error that this package raises on purpose."""
+
+
+class ResourceUnavailable(SlotsError):
+    """What was asked for is not free now, or not in this pool; the message says which."""
+
+
+class EmptyResourcePoolError(SlotsError):
+    """The pool has no types at all: nothing was put into it yet."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or "the resource pool is empty; fill() or populate() it first")
+
+
+class UnknownResourceType(SlotsError, TypeError):
+    """A request names a type that the pool does not have. A `TypeError`, as documented.
+
+    Args:
+        type: The type.
+        known: The types that there are.
+
+    """
+
+    def __init__(self, type: str, known: list[str]) -> None:  # noqa: A002  # The documents' word.
+        super().__init__(
+            f"Unknown resource requirement type {type!r}; the pool has {', '.join(known)}"
+        )
+
+
+class InvalidRequest(SlotsError, ValueError):
+    """A request is malformed; the message names the member and what was expected of it."""
+
+
+class InvalidCheckin(SlotsError, ValueError):
+    """What is returned was not checked out here, or has been returned; nothing was changed."""
+
+
+class InvalidSpecification(SlotsError, ValueError):
+    """The description of a pool is wrong; the message names the place."""
+
+
+class SchemaMissingKeyError(InvalidSpecification):
+    """The description of a pool has none of the keys that say what there is."""

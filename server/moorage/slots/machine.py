@@ -1,0 +1,88 @@
+"""The pool of this machine: what is found here, as its user changed it.
+
+A hook is a plain function `(config, pool)` that changes the description of the pool before the pool
+is made of it. Those of this module find the CPUs and devices, and apply what the configuration
+asks for.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+from moorage.slots.errors import InvalidSpecification
+from moorage.slots.pool import ResourcePool, cpus_here
+from moorage.slots.specification import Document, counted, documents, parse_specification
+
+__all__ = ["HOOKS", "Hook", "find_devices", "make_resource_pool", "replace", "resize"]
+
+Hook = Callable[[Mapping[str, Any], Document], None]
+"""Changes `pool`, a description, by `config`."""
+
+
+def make_resource_pool(
+    config: Mapping[str, Any] | None = None, hooks: Iterable[Hook] | None = None
+) -> ResourcePool:
+    """Make the pool of this machine.
+
+    Args:
+        config: What the hooks read; for those of this module, each of them optional:
+            `cpu_ids` and `gpu_ids`, ids of devices (default: the CPUs of this process, no GPUs);
+            `resource_pool`, a description that is used instead;
+            `resources`, `{type: count}`; `slots_per`, `{type: slots of each instance}`;
+            `oversubscribe`, `{type: factor}`. Types in singular or plural.
+        hooks: Functions of `config` and the description, in order; default `HOOKS`.
+
+    Raises:
+        InvalidSpecification: The configuration is wrong, or the description that comes of it.
+
+    """
+    pool: Document = {"resources": {}, "additional_properties": {}}
+    for hook in HOOKS if hooks is None else hooks:
+        hook(config or {}, pool)
+    return ResourcePool(pool)
+
+
+def find_devices(config: Mapping[str, Any], pool: Document) -> None:
+    """Put the CPUs and GPUs in, by their own ids: of MIG devices, list the instances only."""
+    for kind, found in (("cpus", config.get("cpu_ids", cpus_here())), ("gpus", _gpus(config))):
+        pool["resources"][kind] = [{"id": str(each), "slots": 1} for each in found]
+
+
+def replace(config: Mapping[str, Any], pool: Document) -> None:
+    """Use the description that the configuration has, instead of what was found."""
+    if given := config.get("resource_pool"):
+        read = parse_specification(given)
+        pool["resources"] = {kind: documents(rows) for kind, rows in read.resources.items()}
+        pool["additional_properties"] = read.additional_properties
+
+
+def resize(config: Mapping[str, Any], pool: Document) -> None:
+    """Apply `resources`, `slots_per` and `oversubscribe`, in this order."""
+    resources = pool["resources"]
+    for kind, count in config.get("resources", {}).items():
+        name = kind if kind in resources or kind.endswith("s") else f"{kind}s"
+        resources[name] = documents(counted(count, f"resources.{kind}"))
+    for kind, slots in config.get("slots_per", {}).items():
+        for row in resources[_known(kind, resources)]:
+            row["slots"] = slots
+    for kind, factor in config.get("oversubscribe", {}).items():
+        if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
+            raise InvalidSpecification(f"oversubscribe.{kind}: expected a factor above 0: {factor}")
+        for row in resources[_known(kind, resources)]:
+            row["slots"] = row.get("slots", 1) * factor
+
+
+HOOKS: Final[tuple[Hook, ...]] = (find_devices, replace, resize)
+
+
+def _gpus(config: Mapping[str, Any]) -> Iterable[Any]:
+    found: Iterable[Any] = config.get("gpu_ids", ())
+    return found
+
+
+def _known(kind: str, resources: Mapping[str, Any]) -> str:
+    for name in (kind, f"{kind}s"):
+        if name in resources:
+            return name
+    raise InvalidSpecification(
+        f"there is no type {kind!r} in the pool; it has {', '.join(sorted(resources))}"
+    )

@@ -1,0 +1,470 @@
+"""The pool that knows nodes: what is asked for together comes from one node.
+
+A request is a list of `NodeRequest`s. Each of them gets a node of its own, so two of them are two
+nodes; the largest is placed first, each on the node that has most left afterwards. An exclusive one
+gets a node that nobody else uses, and nobody else gets that node until it is checked in.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from typing import IO, Any, Final, NamedTuple, Self
+
+from moorage.slots.amounts import NONE, Amount, Slots, exact, plain, total
+from moorage.slots.errors import (
+    EmptyResourcePoolError,
+    InvalidCheckin,
+    InvalidRequest,
+    InvalidSpecification,
+    ResourceUnavailable,
+    UnknownResourceType,
+)
+from moorage.slots.inventory import Inventory, allocate, insufficient
+from moorage.slots.outcome import Outcome
+from moorage.slots.outstanding import next_number
+from moorage.slots.requests import MEMBERS_MAX, Member, parse_request
+from moorage.slots.specification import (
+    NODE_NAMES,
+    Document,
+    Format,
+    parse_resources,
+    properties_of,
+    unwrapped,
+    written,
+)
+
+__all__ = ["NodeAllocation", "NodeRequest", "NodeResourcePool"]
+
+NODES_MAX: Final = 100_000
+"""Nodes of one request."""
+
+NodeAllocation = dict[str, Any]
+"""`{"metadata": {"allocation", "nodes", "exclusive"}, "resources": {type: [{node, id, slots}]}}`"""
+
+
+class NodeRequest:
+    """What is wanted of one node.
+
+    Args:
+        resources: Members `{"type", "slots"}`, each to be satisfied by one instance.
+        exclusive: Nobody else may use the node; without members, all of it is taken.
+
+    Raises:
+        InvalidRequest: A member is malformed.
+
+    """
+
+    def __init__(
+        self, resources: Sequence[Mapping[str, Any]] = (), exclusive: bool = False
+    ) -> None:
+        self.members = parse_request(resources)
+        self.exclusive = exclusive
+
+    def add(self, type: str, slots: Slots = 1, count: int = 1) -> Self:  # noqa: A002  # As elsewhere.
+        """Ask for more: `count` members of so many slots each."""
+        if isinstance(count, bool) or not 0 <= count <= MEMBERS_MAX:
+            raise InvalidRequest(f"count: expected a number from 0 to {MEMBERS_MAX}: {count!r}")
+        self.members += parse_request([{"type": type, "slots": slots}]) * count
+        return self
+
+    def count(self, type: str) -> int:  # noqa: A002  # As elsewhere.
+        """Return how many members there are of a type."""
+        return sum(member.type == type for member in self.members)
+
+    def total_slots(self, type: str | None = None) -> Slots:  # noqa: A002  # As elsewhere.
+        """Return the slots of all members of a type; None: of all."""
+        return plain(total(m.slots for m in self.members if type in (None, m.type)))
+
+    def freeze(self) -> tuple[tuple[Member, ...], bool]:
+        """Return it as something that can be compared and be a key; order counts."""
+        return tuple(self.members), self.exclusive
+
+    def __repr__(self) -> str:
+        wanted = ", ".join(f"{plain(slots)} of {kind}" for kind, slots in self.members)
+        return f"<{type(self).__name__} {wanted}{' exclusive' if self.exclusive else ''}>"
+
+
+class _Node:
+    """A node: what of it is free, what it has, and how many allocations use it."""
+
+    __slots__ = ("additional_properties", "closed", "id", "idle", "now", "users")
+
+    def __init__(self, name: str, document: Mapping[str, Any], at: str) -> None:
+        resources = parse_resources(document.get("resources", {}), f"{at}.resources")
+        self.id = name
+        self.now, self.idle = Inventory.of(resources), Inventory.of(resources)
+        self.additional_properties = copy.deepcopy(properties_of(document))
+        self.users = 0
+        self.closed = False
+
+    def open_to(self, request: NodeRequest) -> bool:
+        return not self.closed and not (request.exclusive and self.users)
+
+    def getstate(self) -> Document:
+        return {
+            "id": self.id,
+            "resources": self.now.resources,
+            "additional_properties": copy.deepcopy(self.additional_properties),
+        }
+
+
+class NodeResourcePool:
+    """The resources of several nodes, by node, type, instance and slot.
+
+    Every method is atomic: threads need no lock of their own.
+
+    Args:
+        pool: A description, as for `fill`; None: the pool is empty.
+        allow_multinode: Whether a request may span nodes.
+
+    Raises:
+        InvalidSpecification: The description is wrong; the message names the place.
+
+    """
+
+    def __init__(
+        self, pool: Mapping[str, Any] | None = None, *, allow_multinode: bool = True
+    ) -> None:
+        self._lock = threading.RLock()
+        self.additional_properties: Document = {}
+        self.allow_multinode = allow_multinode
+        self._nodes: dict[str, _Node] = {}
+        self._outstanding: dict[int, list[_Placed]] = {}
+        if pool:
+            self.fill(pool)
+
+    def fill(self, pool: Mapping[str, Any]) -> None:
+        """Make this the pool that is described; whatever was checked out is forgotten.
+
+        Args:
+            pool: `{"nodes": [{"id", "resources": {type: [{"id", "slots"}]},
+                "additional_properties": {}}], "additional_properties": {}}`, also under the key
+                `resource_pool`. Ids of instances are local to their node.
+
+        Raises:
+            InvalidSpecification: It is wrong; the message names the place, and nothing changed.
+
+        """
+        body = unwrapped(pool)
+        listed = body.get("nodes")
+        if not isinstance(listed, list):
+            raise InvalidSpecification(
+                "nodes: expected a list of nodes; ResourcePool reads a pool without them"
+            )
+        nodes: dict[str, _Node] = {}
+        for number, document in enumerate(listed):
+            at = f"nodes[{number}]"
+            if not isinstance(document, Mapping) or not isinstance(document.get("id"), str | int):
+                raise InvalidSpecification(f"{at}: expected an object with an id")
+            name = str(document["id"])
+            if name in nodes:
+                raise InvalidSpecification(f"{at}: the id {name!r} is there twice")
+            nodes[name] = _Node(name, document, at)
+        with self._lock:
+            self.additional_properties = copy.deepcopy(properties_of(body))
+            self._nodes = nodes
+            self._outstanding = {}
+
+    @property
+    def nodes(self) -> list[str]:
+        """The ids of the nodes, as listed."""
+        with self._lock:
+            return list(self._nodes)
+
+    @property
+    def types(self) -> list[str]:
+        """The types that any node has, sorted."""
+        with self._lock:
+            return sorted({kind for node in self._nodes.values() for kind in node.idle.types})
+
+    def __contains__(self, type: object) -> bool:  # noqa: A002  # As elsewhere.
+        return type in self.types
+
+    def empty(self) -> bool:
+        """Return whether there are no nodes."""
+        return not self._nodes
+
+    def count(self, type: str) -> int:  # noqa: A002  # As elsewhere.
+        """Return how many instances all nodes have, or, of `node` and `nodes`, how many nodes.
+
+        Raises:
+            ResourceUnavailable: There is no such type.
+
+        """
+        return len(self._nodes) if type in NODE_NAMES else sum(self.count_by_node(type).values())
+
+    def count_by_node(self, type: str) -> dict[str, int]:  # noqa: A002  # As elsewhere.
+        """Return how many instances of a type, in singular or plural, each node has."""
+        with self._lock:
+            kind = self._named(type)
+            return {
+                name: node.idle.count(kind) if kind in node.idle else 0
+                for name, node in self._nodes.items()
+            }
+
+    def slots_by_node(self, type: str) -> dict[str, Slots]:  # noqa: A002  # As elsewhere.
+        """Return the slots of a type that can be had now of each node; none of an exclusive one."""
+        with self._lock:
+            kind = self._named(type)
+            return {
+                name: 0 if node.closed else node.now.slots_available(kind)
+                for name, node in self._nodes.items()
+            }
+
+    def count_per_node(self, type: str) -> int:  # noqa: A002  # As elsewhere.
+        """Return how many instances of a type every node has at least."""
+        return min(self.count_by_node(type).values())
+
+    def getstate(self) -> Document:
+        """Return `{"additional_properties", "nodes"}` as they are now; a copy."""
+        with self._lock:
+            return {
+                "additional_properties": copy.deepcopy(self.additional_properties),
+                "nodes": [node.getstate() for node in self._nodes.values()],
+            }
+
+    def dump(self, file: IO[Any], format: Format = "yaml") -> None:  # noqa: A002  # As elsewhere.
+        """Write what `getstate` returns, under the key `resource_pool`; `fill` reads it again."""
+        file.write(written(self.getstate(), format))
+
+    def accommodates(self, request: Sequence[Any], allow_multinode: bool | None = None) -> Outcome:
+        """Determine whether the pool could grant a request if nothing were checked out.
+
+        Args:
+            request: As for `checkout`.
+            allow_multinode: As for `checkout`.
+
+        Raises:
+            EmptyResourcePoolError: The pool has no nodes.
+            InvalidRequest: The request is malformed.
+
+        """
+        wanted = _requests(request)
+        with self._lock:
+            self._refuse_if_empty()
+            kinds = {member.type for each in wanted for member in each.members}
+            if missing := sorted(kinds.difference(self.types)):
+                word = "Resource" if len(missing) == 1 else "Resources"
+                return Outcome(ok=False, reason=f"{word} unavailable: {','.join(missing)}")
+            try:
+                placed = self._place(wanted, allow_multinode, idle=True)
+            except ResourceUnavailable as error:
+                return Outcome(ok=False, reason=str(error))
+            for each in placed:
+                each.give_back()
+        return Outcome(ok=True)
+
+    def checkout(
+        self, request: Sequence[Any], allow_multinode: bool | None = None, **kwds: Any
+    ) -> NodeAllocation:
+        """Take everything that a request asks for, or nothing.
+
+        Args:
+            request: A list of `NodeRequest`; or members `{"type", "slots"}` as for a flat pool, all
+                of one node, or of N nodes each if `{"type": "nodes", "slots": N}` is among them.
+            allow_multinode: Whether it may span nodes; None: as the pool says.
+            kwds: Accepted, and ignored.
+
+        Returns:
+            `{"metadata": …, "resources": {type: [{"node", "id", "slots"}]}}`, to be checked in.
+
+        Raises:
+            ResourceUnavailable: There are not enough nodes for it now, or it may not span them.
+            EmptyResourcePoolError: The pool has no nodes.
+            UnknownResourceType: No node has that type. Also a `TypeError`.
+            InvalidRequest: The request is malformed. Also a `ValueError`.
+
+        """
+        del kwds
+        wanted = _requests(request)
+        with self._lock:
+            self._refuse_if_empty()
+            known = self.types
+            for member in (member for each in wanted for member in each.members):
+                if member.type not in known:
+                    raise UnknownResourceType(member.type, known)
+            placed = self._place(wanted, allow_multinode, idle=False)
+            for share in placed:
+                share.node.users += 1
+                share.node.closed = share.exclusive
+            return self._hand_out(placed)
+
+    def checkin(self, resources: Mapping[str, Any]) -> None:
+        """Take back what a checkout returned: all of it, or nothing.
+
+        Args:
+            resources: What `checkout` returned, also if it has been JSON meanwhile.
+
+        Raises:
+            InvalidCheckin: It is malformed, not of this pool, changed, or was checked in before.
+                Also a `ValueError`.
+
+        """
+        number, returned = _parse_allocation(resources)
+        with self._lock:
+            placed = self._outstanding.get(number)
+            if placed is None:
+                raise InvalidCheckin(
+                    f"allocation {number!r} is not checked out (any more): it was checked in "
+                    "before, or is another pool's"
+                )
+            if returned != _rows(placed):
+                raise InvalidCheckin(f"allocation {number} is not what was checked out")
+            del self._outstanding[number]
+            for each in placed:
+                each.give_back()
+                each.node.users -= 1
+                each.node.closed = False  # Had it been somebody else's alone, we had not been here.
+
+    def _place(
+        self, wanted: Sequence[NodeRequest], allow_multinode: bool | None, *, idle: bool
+    ) -> list[_Placed]:
+        """Take what is wanted from a node each, in the order of the request, or nothing."""
+        allowed = self.allow_multinode if allow_multinode is None else allow_multinode
+        if len(wanted) > 1 and not allowed:
+            raise ResourceUnavailable(f"{len(wanted)} nodes are wanted, and only one is allowed")
+        order = sorted(
+            range(len(wanted)), key=lambda n: (not wanted[n].exclusive, -wanted[n].total_slots())
+        )
+        placed: dict[int, _Placed] = {}
+        with ExitStack() as undo:
+            for number in order:
+                used = {each.node.id for each in placed.values()}
+                nodes = [
+                    node
+                    for node in self._nodes.values()
+                    if node.id not in used and (idle or node.open_to(wanted[number]))
+                ]
+                placed[number] = _place_one(wanted[number], nodes, idle=idle)
+                undo.callback(placed[number].give_back)
+            undo.pop_all()  # Everything has its place.
+        return [placed[number] for number in range(len(wanted))]
+
+    def _hand_out(self, placed: list[_Placed]) -> NodeAllocation:
+        number = next_number()
+        self._outstanding[number] = placed
+        resources: dict[str, list[Document]] = {}
+        for each in placed:
+            for kind, rows in each.taken.items():
+                resources.setdefault(kind, []).extend({"node": each.node.id} | r for r in rows)
+        nodes = [each.node.id for each in placed]
+        exclusive = [each.node.id for each in placed if each.exclusive]
+        metadata = {"allocation": number, "nodes": nodes, "exclusive": exclusive}
+        return {"metadata": metadata, "resources": resources}
+
+    def _named(self, kind: str) -> str:
+        for name in (kind, f"{kind}s"):
+            if name in self.types:
+                return name
+        raise ResourceUnavailable(f"Resource unavailable: {kind}")
+
+    def _refuse_if_empty(self) -> None:
+        if not self._nodes:
+            raise EmptyResourcePoolError
+
+
+class _Placed(NamedTuple):
+    """What one node request got."""
+
+    node: _Node
+    inventory: Inventory
+    taken: dict[str, list[Document]]
+    exclusive: bool
+
+    def give_back(self) -> None:
+        for kind, rows in self.taken.items():
+            for row in rows:
+                self.inventory.give(kind, row["id"], exact(row["slots"]) or NONE)
+
+
+def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _Placed:
+    """Take what is wanted from the node that has most left afterwards."""
+    ranked = []
+    for node in nodes:
+        inventory = node.idle if idle else node.now
+        members = request.members or (inventory.everything() if request.exclusive else [])
+        left = _left(inventory, members)
+        if left is not None:
+            ranked.append((left, node, inventory, members))
+    ranked.sort(key=lambda row: -row[0])  # Stable: of equal nodes the one listed first.
+    for _, node, inventory, members in ranked:
+        with suppress(ResourceUnavailable):  # Enough in all, but not on any one instance.
+            return _Placed(node, inventory, allocate(inventory, members), request.exclusive)
+    if not nodes:
+        raise ResourceUnavailable(
+            f"no node is left for {request!r}: each is in use, exclusively so, or in this request"
+        )
+    most = {
+        kind: max(_available(node, kind, idle=idle) for node in nodes)
+        for kind, _ in request.members
+    }
+    wanted = {kind: _total(request.members, kind) for kind in most}
+    short = {kind: (n, most[kind]) for kind, n in wanted.items() if n > most[kind]}
+    raise ResourceUnavailable(
+        f"{insufficient(short)} on any one node"
+        if short
+        else f"no node that may be used has all of {request!r} free at once"
+    )
+
+
+def _left(inventory: Inventory, members: Sequence[Member]) -> int | None:
+    """Return the squared length of what would be left of the types that are wanted; None: none."""
+    squares = 0
+    for kind in {member.type for member in members}:
+        left = (inventory.available(kind) if kind in inventory else NONE) - _total(members, kind)
+        if left < 0:
+            return None
+        squares += left * left
+    return squares
+
+
+def _total(members: Sequence[Member], kind: str) -> Amount:
+    return total(member.slots for member in members if member.type == kind)
+
+
+def _available(node: _Node, kind: str, *, idle: bool) -> Amount:
+    inventory = node.idle if idle else node.now
+    return inventory.available(kind) if kind in inventory else NONE
+
+
+def _requests(request: Any) -> list[NodeRequest]:
+    """Read a request: node requests, or the members of a flat one."""
+    if isinstance(request, NodeRequest):
+        return [request]
+    if not isinstance(request, str | Mapping) and isinstance(request, Iterable):
+        request = list(request)
+        if request and all(isinstance(each, NodeRequest) for each in request):
+            return list[NodeRequest](request)
+    members = parse_request(request)
+    nodes = [plain(member.slots) for member in members if member.type in NODE_NAMES]
+    wanted = NodeRequest()
+    wanted.members = [member for member in members if member.type not in NODE_NAMES]
+    if len(nodes) > 1 or not all(isinstance(each, int) and each <= NODES_MAX for each in nodes):
+        raise InvalidRequest(f"nodes: expected one whole number up to {NODES_MAX}")
+    return [wanted] * int(nodes[0] if nodes else 1)
+
+
+def _rows(placed: Iterable[_Placed]) -> Counter[tuple[Any, ...]]:
+    return Counter(
+        (kind, each.node.id, row["id"], exact(row["slots"]))
+        for each in placed
+        for kind, rows in each.taken.items()
+        for row in rows
+    )
+
+
+def _parse_allocation(document: Any) -> tuple[int, Counter[tuple[Any, ...]]]:
+    try:
+        return int(document["metadata"]["allocation"]), Counter(
+            (kind, row["node"], row["id"], exact(row["slots"]))
+            for kind, rows in document["resources"].items()
+            for row in rows
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InvalidCheckin(
+            f"expected what checkout returned, with metadata and resources; wrong is {error}"
+        ) from error

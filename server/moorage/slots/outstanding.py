@@ -1,0 +1,143 @@
+"""What is checked out: so that only that comes back, and once.
+
+A pool adds what it hands out and settles what it takes back. An `Allocation` knows its number, so
+it is recognised even beside equal ones. One that came as plain JSON is recognised by what it says;
+of equal ones the oldest is settled.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+from moorage.slots.amounts import Amount, exact, plain
+from moorage.slots.errors import InvalidCheckin
+
+__all__ = ["Allocation", "Held", "Outstanding", "next_number", "parse_allocation"]
+
+_NUMBERS: Final = count(1)
+"""Of all pools of this process, so that no pool takes an allocation of another for its own."""
+
+
+def next_number() -> int:
+    """Return a number that no other allocation of this process has."""
+    return next(_NUMBERS)
+
+
+class Held(NamedTuple):
+    """One member of an allocation."""
+
+    type: str
+    id: str
+    slots: Amount
+
+
+class Allocation(dict[str, list[dict[str, Any]]]):
+    """What a checkout returns, `{type: [{"id", "slots"}]}`, and its number.
+
+    It is a plain dict in every other respect.
+
+    Args:
+        resources: What was handed out.
+        number: Its number; none: it is recognised by what it says.
+
+    """
+
+    __slots__ = ("number",)
+
+    def __init__(
+        self, resources: Mapping[str, list[dict[str, Any]]], number: int | None = None
+    ) -> None:
+        super().__init__(resources)
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Allocation, (dict(self), self.number)
+
+
+class Outstanding:
+    """The members of all allocations of a pool that are not checked in yet."""
+
+    __slots__ = ("_holders",)
+
+    def __init__(self) -> None:
+        # For each member the numbers of the allocations that have it, oldest first, and how often.
+        self._holders: dict[Held, dict[int, int]] = {}
+
+    def add(self, allocation: Mapping[str, Iterable[Mapping[str, Any]]]) -> int:
+        """Remember what was handed out; return its number."""
+        number = next_number()
+        for held in parse_allocation(allocation):
+            holders = self._holders.setdefault(held, {})
+            holders[number] = holders.get(number, 0) + 1
+        return number
+
+    def settle(self, returned: Iterable[Held], number: int | None) -> None:
+        """Forget what is returned: all of it, or nothing.
+
+        Args:
+            returned: An allocation, or a part of one.
+            number: The allocation's number, where it is known.
+
+        Raises:
+            InvalidCheckin: Some of it is not checked out; nothing was changed.
+
+        """
+        times = Counter(returned)
+        for held, wanted in times.items():
+            holders = self._holders.get(held, {})
+            known = holders.get(number, 0) if number is not None else _some(holders, wanted)
+            if known < wanted:
+                raise InvalidCheckin(
+                    f"{held.type} {held.id}: {plain(held.slots)} slots are not checked out (any "
+                    "more) by this allocation: it was checked in before, or is another pool's"
+                )
+        for held, wanted in times.items():
+            for _ in range(wanted):
+                self._forget(held, number)
+
+    def forget_type(self, kind: str) -> None:
+        """Forget everything of a type that the pool no longer has."""
+        self._holders = {held: who for held, who in self._holders.items() if held.type != kind}
+
+    def _forget(self, held: Held, number: int | None) -> None:
+        holders = self._holders[held]
+        who = next(iter(holders)) if number is None else number
+        holders[who] -= 1
+        if not holders[who]:
+            del holders[who]
+        if not holders:
+            del self._holders[held]
+
+
+def parse_allocation(resources: Any) -> list[Held]:
+    """Read an allocation that is returned.
+
+    Raises:
+        InvalidCheckin: It is malformed; the message names the place.
+
+    """
+    if not isinstance(resources, Mapping):
+        raise InvalidCheckin(f"expected {{type: [{{'id', 'slots'}}]}}, found {resources!r}")
+    members = []
+    for kind, listed in resources.items():
+        if not isinstance(kind, str) or not isinstance(listed, list | tuple):
+            raise InvalidCheckin(f"{kind}: expected a list of {{'id', 'slots'}}")
+        for number, row in enumerate(listed):
+            if not isinstance(row, Mapping) or set(row) != {"id", "slots"}:
+                raise InvalidCheckin(f"{kind}[{number}]: expected 'id' and 'slots', found {row!r}")
+            slots = exact(row["slots"])
+            if not slots:
+                raise InvalidCheckin(f"{kind}[{number}].slots: not a number above 0: {row!r}")
+            members.append(Held(kind, str(row["id"]), slots))
+    return members
+
+
+def _some(holders: Mapping[int, int], enough: int) -> int:
+    """Return how many there are, counting no further than needed."""
+    found = 0
+    for each in holders.values():
+        found += each
+        if found >= enough:
+            break
+    return found

@@ -1,0 +1,254 @@
+"""The flat pool: instances of types, on one machine."""
+
+import copy
+import os
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import IO, Any, Final
+
+from moorage.slots.amounts import Slots
+from moorage.slots.errors import EmptyResourcePoolError, InvalidCheckin, ResourceUnavailable
+from moorage.slots.inventory import Inventory, allocate
+from moorage.slots.outcome import Outcome
+from moorage.slots.outstanding import Allocation, Outstanding, parse_allocation
+from moorage.slots.requests import parse_request
+from moorage.slots.specification import (
+    NODE_NAMES,
+    Document,
+    Format,
+    counted,
+    documents,
+    parse_specification,
+    written,
+)
+
+__all__ = ["ResourcePool", "cpus_here"]
+
+ALWAYS: Final = "gpus"
+"""A type that every pool has, with no instances if need be: jobs may ask for 0 of it."""
+
+
+class ResourcePool:
+    """The resources of a computer, by type, instance and slot.
+
+    Every method is atomic: threads need no lock of their own. At any time, of every instance, what
+    is free and what is checked out are together what it has.
+
+    Args:
+        pool: A description, as for `fill`; None or empty: the pool is empty.
+
+    Attributes:
+        additional_properties: Whatever else its user keeps with it; `nodes.count` is read here.
+
+    Raises:
+        InvalidSpecification: The description is wrong; the message names the place.
+
+    """
+
+    def __init__(self, pool: Mapping[str, Any] | None = None) -> None:
+        self._lock = threading.RLock()
+        self.additional_properties: Document = {}
+        self._now = self._idle = Inventory({})
+        self._outstanding = Outstanding()
+        if pool:
+            self.fill(pool)
+
+    @property
+    def resources(self) -> dict[str, list[Document]]:
+        """What is free now: `{type: [{"id", "slots"}]}`, exhausted instances included; a copy."""
+        with self._lock:
+            return self._now.resources
+
+    @property
+    def slots_per_resource_type(self) -> Counter[str]:
+        """All slots of each type, free or not; a copy."""
+        with self._lock:
+            return self._idle.totals()
+
+    @property
+    def types(self) -> list[str]:
+        """The types, sorted."""
+        with self._lock:
+            return self._now.types
+
+    def __contains__(self, type: object) -> bool:  # noqa: A002  # The documents' word.
+        with self._lock:
+            return type in self._now
+
+    def __repr__(self) -> str:
+        return written(self.getstate(), "yaml")
+
+    def empty(self) -> bool:
+        """Return whether there are no types."""
+        return not self.types
+
+    def count(self, type: str) -> int:  # noqa: A002  # The documents' word.
+        """Return how many instances there are.
+
+        Args:
+            type: A type, in singular or plural; `node` and `nodes` are counted in the additional
+                properties, and are 1 where nothing is said.
+
+        Raises:
+            ResourceUnavailable: There is no such type.
+
+        """
+        with self._lock:
+            if type in NODE_NAMES:
+                nodes = self.additional_properties.get("nodes")
+                return int(nodes.get("count", 1)) if isinstance(nodes, Mapping) else 1
+            for name in (type, f"{type}s"):
+                if name in self._now:
+                    return self._now.count(name)
+            raise ResourceUnavailable(f"Resource unavailable: {type}")
+
+    def slots_available(self, type: str) -> Slots:  # noqa: A002  # The documents' word.
+        """Return the free slots of a type that can be had now; 0 for an unknown one."""
+        with self._lock:
+            return self._now.slots_available(type)
+
+    def fill(self, pool: Mapping[str, Any]) -> None:
+        """Make this the pool that is described; whatever was checked out is forgotten.
+
+        Args:
+            pool: `{"resources": {type: [{"id", "slots"}]}, "additional_properties": {}}`, or one of
+                the other layouts of `specification`.
+
+        Raises:
+            InvalidSpecification: It is wrong; the message names the place, and nothing changed.
+
+        """
+        read = parse_specification(pool)
+        resources = read.resources | {ALWAYS: read.resources.get(ALWAYS, ())}
+        now, idle = Inventory.of(resources), Inventory.of(resources)
+        properties = copy.deepcopy(read.additional_properties)
+        with self._lock:
+            self.additional_properties = properties
+            self._now, self._idle = now, idle
+            self._outstanding = Outstanding()
+
+    def populate(self, **kwds: int) -> None:
+        """Fill the pool with so many instances of each type, of one slot each.
+
+        Args:
+            kwds: Counts by type; `cpus` is what this process may use, and `gpus` 0, if left out.
+
+        Raises:
+            InvalidSpecification: A count is negative, or none.
+
+        """
+        counts = {"cpus": len(cpus_here()), ALWAYS: 0} | kwds
+        self.fill({"resources": {kind: documents(counted(n, kind)) for kind, n in counts.items()}})
+
+    def pop(self, type: str) -> list[Document] | None:  # noqa: A002  # The documents' word.
+        """Remove a type, and what is checked out of it; return what was free, None if not there."""
+        with self._lock:
+            if type not in self._now:
+                return None
+            self._outstanding.forget_type(type)
+            self._idle.pop(type)
+            return self._now.pop(type)
+
+    def clear(self) -> None:
+        """Empty the pool: nothing of it is left, and what was checked out is forgotten."""
+        with self._lock:
+            self.additional_properties = {}
+            self._now = self._idle = Inventory({})
+            self._outstanding = Outstanding()
+
+    def getstate(self) -> Document:
+        """Return `{"additional_properties", "resources"}` as they are now; a copy."""
+        with self._lock:
+            return {
+                "additional_properties": copy.deepcopy(self.additional_properties),
+                "resources": self._now.resources,
+            }
+
+    def dump(self, file: IO[Any], format: Format = "yaml") -> None:  # noqa: A002  # As in `json.dump` elsewhere.
+        """Write what `getstate` returns, under the key `resource_pool`; `fill` reads it again."""
+        file.write(written(self.getstate(), format))
+
+    def accommodates(self, request: Sequence[Mapping[str, Any]]) -> Outcome:
+        """Determine whether the pool could grant a request if nothing were checked out.
+
+        It is decided by what decides a checkout, so the two agree.
+
+        Args:
+            request: Members, as for `checkout`.
+
+        Raises:
+            EmptyResourcePoolError: The pool has no types.
+            InvalidRequest: The request is malformed.
+
+        """
+        members = parse_request(request)
+        with self._lock:
+            self._refuse_if_empty()
+            if missing := sorted({each.type for each in members if each.type not in self._idle}):
+                word = "Resource" if len(missing) == 1 else "Resources"
+                return Outcome(ok=False, reason=f"{word} unavailable: {','.join(missing)}")
+            try:
+                taken = allocate(self._idle, members)
+            except ResourceUnavailable as error:
+                return Outcome(ok=False, reason=str(error))
+            for held in parse_allocation(taken):
+                self._idle.give(*held)
+        return Outcome(ok=True)
+
+    def checkout(self, request: Sequence[Mapping[str, Any]], **kwds: Any) -> Allocation:
+        """Take everything that a request asks for, or nothing.
+
+        Args:
+            request: Members `{"type", "slots"}`; each is satisfied by one instance, the one with
+                the fewest free slots that are enough, and of equal ones the one listed first.
+            kwds: Accepted, and ignored.
+
+        Returns:
+            `{type: [{"id", "slots"}]}`, in the order of the request, to be checked in.
+
+        Raises:
+            ResourceUnavailable: Not all of it is free; it names what was asked and what there is.
+            EmptyResourcePoolError: The pool has no types.
+            UnknownResourceType: It has not that type. Also a `TypeError`.
+            InvalidRequest: The request is malformed. Also a `ValueError`.
+
+        """
+        del kwds
+        members = parse_request(request)
+        with self._lock:
+            self._refuse_if_empty()
+            taken = allocate(self._now, members)
+            return Allocation(taken, self._outstanding.add(taken))
+
+    def checkin(self, resources: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Take back what a checkout returned, or some members of it: all that is given, or nothing.
+
+        Args:
+            resources: What `checkout` returned, also if it has been JSON meanwhile.
+
+        Raises:
+            InvalidCheckin: It is malformed, not of this pool, or was checked in before. Also a
+                `ValueError`.
+
+        """
+        returned = parse_allocation(resources)
+        number = resources.number if isinstance(resources, Allocation) else None
+        with self._lock:
+            for held in returned:
+                if self._now.instance(held.type, held.id) is None:
+                    raise InvalidCheckin(f"{held.type} {held.id}: this pool has no such instance")
+            self._outstanding.settle(returned, number)
+            for held in returned:
+                self._now.give(*held)
+
+    def _refuse_if_empty(self) -> None:
+        if not self._now.types:
+            raise EmptyResourcePoolError
+
+
+def cpus_here() -> list[int]:
+    """Return the ids of the CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return sorted(os.sched_getaffinity(0))
+    return list(range(os.cpu_count() or 1))

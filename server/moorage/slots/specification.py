@@ -1,0 +1,263 @@
+"""What a pool is described by: the documented layouts, read into one shape and written back.
+
+A description names instances by type, each with an id and its slots. It comes as
+
+- `{"resources": {type: [{"id", "slots"}]}, "additional_properties": {}}`, also under the key
+  `resource_pool`, as in a file;
+- the layout of ctest, `{"local": {type: [...]}}`, or `{"local": [{type: [...]}]}` as ctest itself
+  writes it;
+- in short, `{type: count}`, for ids "0" to "count-1" with one slot each.
+
+`part_of: {"type", "id"}` says that an instance is a part of another one, as a MIG instance is of
+its GPU: whoever has the whole has all of its parts, so the two are never handed out together.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import yaml
+
+from moorage.slots.amounts import ONE, SLOTS_MAX, Amount, exact, plain
+from moorage.slots.errors import InvalidSpecification, SchemaMissingKeyError
+
+__all__ = [
+    "INSTANCES_MAX",
+    "Document",
+    "Format",
+    "Instance",
+    "Specification",
+    "counted",
+    "documents",
+    "parse_resources",
+    "parse_specification",
+    "properties_of",
+    "read_specification",
+    "unwrapped",
+    "written",
+]
+
+Document = dict[str, Any]
+Format = Literal["yaml", "json"]
+
+INSTANCES_MAX: Final = 1_000_000
+"""Instances of one type."""
+
+OUTER_KEY: Final = "resource_pool"
+NODE_NAMES: Final = frozenset({"node", "nodes"})
+"""No types: what is asked for by these names is nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One device, core or whatever else has slots.
+
+    Args:
+        id: Its id, unique within its type.
+        slots: How many it has.
+        part_of: Type and id of the instance that it is a part of.
+
+    """
+
+    id: str
+    slots: Amount
+    part_of: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Specification:
+    """A pool's description, read.
+
+    Args:
+        resources: The instances by type, in the order in which they are listed.
+        additional_properties: Whatever else its user keeps with it.
+
+    """
+
+    resources: dict[str, tuple[Instance, ...]]
+    additional_properties: Document
+
+
+def parse_specification(document: Any) -> Specification:
+    """Read the description of a flat pool, in any of the layouts.
+
+    Raises:
+        InvalidSpecification: It is wrong; the message names the place.
+
+    """
+    body = unwrapped(document)
+    if isinstance(body.get("nodes"), list):
+        raise InvalidSpecification("nodes: a flat pool has none; NodeResourcePool reads this")
+    if "resources" in body:
+        found, at = body["resources"], "resources"
+    elif "local" in body:
+        found, at = _local(body["local"]), "local"
+    else:
+        found = {key: value for key, value in body.items() if key != "additional_properties"}
+        if not found or not all(isinstance(value, int) for value in found.values()):
+            raise SchemaMissingKeyError(
+                "a pool needs the key 'resources' or 'local', or counts such as {'gpus': 4}; "
+                f"found {_list(body)}"
+            )
+        return Specification(parse_resources(found, "pool"), properties_of(body))
+    _only(body, {at, "additional_properties", "version"}, "pool")
+    return Specification(parse_resources(found, at), properties_of(body))
+
+
+def unwrapped(document: Any) -> Mapping[str, Any]:
+    """Return a description without its outer key."""
+    if isinstance(document, Mapping) and OUTER_KEY in document:
+        _only(document, {OUTER_KEY}, "the document")
+        document = document[OUTER_KEY]
+    return _mapping(document, "pool")
+
+
+def properties_of(body: Mapping[str, Any]) -> Document:
+    """Return a copy of the additional properties of a pool or node."""
+    return dict(_mapping(body.get("additional_properties") or {}, "additional_properties"))
+
+
+def parse_resources(document: Any, at: str) -> dict[str, tuple[Instance, ...]]:
+    """Read instances by type.
+
+    Args:
+        document: For each type a list of instances, or how many there are.
+        at: The place, for messages.
+
+    Raises:
+        InvalidSpecification: It is wrong; the message names the place.
+
+    """
+    resources = {}
+    for kind, listed in _mapping(document, at).items():
+        if not isinstance(kind, str) or not kind or kind in NODE_NAMES:
+            raise InvalidSpecification(f"{at}: {kind!r} cannot be the name of a type")
+        place = f"{at}.{kind}"
+        if isinstance(listed, int):
+            resources[kind] = counted(listed, place)
+        elif isinstance(listed, list | tuple):
+            resources[kind] = tuple(
+                _instance(each, f"{place}[{number}]") for number, each in enumerate(listed)
+            )
+        else:
+            raise InvalidSpecification(f"{place}: expected a list of instances, or how many")
+        if len(resources[kind]) > INSTANCES_MAX:
+            raise InvalidSpecification(f"{place}: at most {INSTANCES_MAX} instances")
+        _unique((each.id for each in resources[kind]), place)
+    _check_parts(resources, at)
+    return resources
+
+
+def counted(count: Any, at: str) -> tuple[Instance, ...]:
+    """Return that many instances of one slot, with the ids "0", "1" and so on."""
+    if type(count) is not int or not 0 <= count <= INSTANCES_MAX:
+        raise InvalidSpecification(f"{at}: expected a count from 0 to {INSTANCES_MAX}")
+    return tuple(Instance(str(number), ONE) for number in range(count))
+
+
+def documents(instances: Iterable[Instance]) -> list[Document]:
+    """Return instances as they are written in a description."""
+    rows = []
+    for each in instances:
+        row: Document = {"id": each.id, "slots": plain(each.slots)}
+        if each.part_of:
+            row["part_of"] = {"type": each.part_of[0], "id": each.part_of[1]}
+        rows.append(row)
+    return rows
+
+
+def read_specification(text: str) -> Document:
+    """Return what a file in YAML or JSON says, for `fill` to read.
+
+    Raises:
+        InvalidSpecification: It is neither.
+
+    """
+    try:  # JSON first: tabs, which it may have, are none of YAML's.
+        found = json.loads(text)
+    except ValueError:
+        try:
+            found = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise InvalidSpecification(f"neither YAML nor JSON: {error}") from error
+    return dict(_mapping(found, "the file"))
+
+
+def written(pool: Document, form: Format) -> str:
+    """Return a pool's description as the text of a file."""
+    document = {OUTER_KEY: pool}
+    if form == "json":
+        return json.dumps(document, indent=2) + "\n"
+    return yaml.safe_dump(document, default_flow_style=False)
+
+
+def _instance(document: Any, at: str) -> Instance:
+    row = _mapping(document, at)
+    _only(row, {"id", "slots", "part_of"}, at)
+    name = row.get("id")
+    if isinstance(name, bool) or not isinstance(name, str | int | float) or name == "":
+        raise InvalidSpecification(f"{at}.id: expected a text, found {name!r}")
+    slots = exact(row.get("slots", 1))
+    if slots is None:
+        raise InvalidSpecification(
+            f"{at}.slots: expected a number from 0 to {SLOTS_MAX}, found {row['slots']!r}"
+        )
+    return Instance(str(name), slots, _part_of(row.get("part_of"), f"{at}.part_of"))
+
+
+def _part_of(document: Any, at: str) -> tuple[str, str] | None:
+    if document is None:
+        return None
+    whole = _mapping(document, at)
+    if set(whole) != {"type", "id"}:
+        raise InvalidSpecification(f"{at}: expected 'type' and 'id', found {_list(whole)}")
+    return str(whole["type"]), str(whole["id"])
+
+
+def _check_parts(resources: Mapping[str, tuple[Instance, ...]], at: str) -> None:
+    """Refuse parts of nothing, parts of parts, and what would be counted twice."""
+    known = {(kind, each.id): each for kind, rows in resources.items() for each in rows}
+    for (kind, name), each in known.items():
+        if each.part_of is None:
+            continue
+        place, whole = f"{at}.{kind} {name}", known.get(each.part_of)
+        if whole is None:
+            raise InvalidSpecification(f"{place}: is part of {each.part_of}, which is not listed")
+        if whole.part_of is not None:
+            raise InvalidSpecification(f"{place}: is part of a part; name the whole instead")
+        if each.part_of[0] == kind:
+            raise InvalidSpecification(
+                f"{place}: would be counted twice beside {whole.id}, whose part it is; give the "
+                "parts a type of their own, or leave the whole out"
+            )
+
+
+def _local(document: Any) -> Any:
+    """Return ctest's resources; its own files have a list of just one machine there."""
+    return document[0] if isinstance(document, list) and len(document) == 1 else document
+
+
+def _mapping(document: Any, at: str) -> Mapping[Any, Any]:
+    if not isinstance(document, Mapping):
+        raise InvalidSpecification(f"{at}: expected an object, found {type(document).__name__}")
+    return document
+
+
+def _only(document: Mapping[str, Any], allowed: set[str], at: str) -> None:
+    if unknown := [key for key in document if key not in allowed]:
+        raise InvalidSpecification(
+            f"{at}: unknown {_list(unknown)}; there are {_list(sorted(allowed))}"
+        )
+
+
+def _unique(ids: Iterable[str], at: str) -> None:
+    seen: set[str] = set()
+    for each in ids:
+        if each in seen:
+            raise InvalidSpecification(f"{at}: the id {each!r} is there twice")
+        seen.add(each)
+
+
+def _list(keys: Iterable[Any]) -> str:
+    return ", ".join(repr(key) for key in keys) or "nothing"

@@ -1,0 +1,312 @@
+"""The pool that knows nodes: colocation, exclusive nodes, several nodes, exact returns."""
+
+import io
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.slots import (
+    EmptyResourcePoolError,
+    InvalidCheckin,
+    InvalidRequest,
+    InvalidSpecification,
+    NodeRequest,
+    NodeResourcePool,
+    ResourceUnavailable,
+    UnknownResourceType,
+    read_specification,
+)
+
+
+def pool_of(**gpus) -> NodeResourcePool:
+    """Return nodes with so many GPUs each, and eight CPUs."""
+    nodes = [{"id": name, "resources": {"gpus": n, "cpus": 8}} for name, n in gpus.items()]
+    return NodeResourcePool({"nodes": nodes})
+
+
+def gpus(count: int, *, exclusive: bool = False) -> NodeRequest:
+    return NodeRequest(exclusive=exclusive).add("gpus", count=count)
+
+
+def nodes_of(allocation) -> list[str]:
+    return allocation["metadata"]["nodes"]
+
+
+def test_what_is_asked_for_together_comes_from_one_node():
+    pool = pool_of(a=2, b=2)
+    pool.checkout([gpus(1)])
+    pool.checkout([gpus(1)])
+    assert sum(pool.slots_by_node("gpus").values()) == 2
+    with pytest.raises(ResourceUnavailable, match=r"requested 2, available 1.* on any one node"):
+        pool.checkout([gpus(2)])
+    taken = pool.checkout([gpus(1).add("cpus", count=2)])
+    assert {row["node"] for rows in taken["resources"].values() for row in rows} == {"a"}
+
+
+def test_the_allocation_has_metadata_and_names_nodes():
+    taken = pool_of(a=1).checkout([gpus(1, exclusive=True)])
+    number = taken["metadata"]["allocation"]
+    assert taken == {
+        "metadata": {"allocation": number, "nodes": ["a"], "exclusive": ["a"]},
+        "resources": {"gpus": [{"node": "a", "id": "0", "slots": 1}]},
+    }
+
+
+def test_it_is_the_node_that_has_most_left():
+    pool = pool_of(a=2, b=4, c=3)
+    assert nodes_of(pool.checkout([gpus(1)])) == ["b"]
+    assert nodes_of(pool.checkout([gpus(1)])) == ["b"]  # Of equal ones the one listed first.
+    assert nodes_of(pool.checkout([gpus(1)])) == ["c"]
+    # 1 GPU and 8 CPUs are less than 0 GPUs and 8 CPUs by no length of leftovers but the whole one.
+    assert nodes_of(pool.checkout([NodeRequest().add("cpus")])) == ["a"]
+
+
+def test_the_largest_is_placed_first_and_the_answer_is_in_the_order_of_the_request():
+    taken = pool_of(a=4, b=2).checkout([gpus(2), gpus(3)])
+    assert nodes_of(taken) == ["b", "a"]
+
+
+def test_every_node_request_gets_a_node_of_its_own():
+    pool = pool_of(a=8, b=8)
+    assert sorted(nodes_of(pool.checkout([gpus(1), gpus(1)]))) == ["a", "b"]
+    before = pool.getstate()
+    with pytest.raises(ResourceUnavailable):
+        pool.checkout([gpus(1)] * 3)
+    assert pool.getstate() == before
+
+
+def test_a_flat_request_is_of_one_node_or_of_so_many_each():
+    pool = pool_of(a=4, b=4)
+    assert len(nodes_of(pool.checkout([{"type": "gpus"}] * 2))) == 1
+    taken = pool.checkout([{"type": "nodes", "slots": 2}, {"type": "gpus"}, {"type": "gpus"}])
+    assert sorted(nodes_of(taken)) == ["a", "b"]
+    assert len(taken["resources"]["gpus"]) == 4
+
+
+def test_several_nodes_may_be_refused():
+    pool = pool_of(a=4, b=4)
+    with pytest.raises(ResourceUnavailable, match="only one is allowed"):
+        pool.checkout([gpus(1), gpus(1)], allow_multinode=False)
+    strict = NodeResourcePool(pool.getstate(), allow_multinode=False)
+    assert not strict.accommodates([gpus(1), gpus(1)])
+    assert strict.accommodates([gpus(1), gpus(1)], allow_multinode=True)
+    assert strict.checkout([gpus(1)])
+
+
+class TestExclusive:
+    def test_nobody_else_gets_the_node(self):
+        pool = pool_of(a=4)
+        taken = pool.checkout([gpus(1, exclusive=True)])
+        assert pool.slots_by_node("gpus") == {"a": 0}
+        with pytest.raises(ResourceUnavailable):
+            pool.checkout([gpus(1)])
+        pool.checkin(taken)
+        assert pool.checkout([gpus(4)])
+
+    def test_a_node_in_use_is_not_given(self):
+        pool = pool_of(a=4, b=1)
+        shared = pool.checkout([gpus(1)])
+        assert nodes_of(shared) == ["a"]
+        assert nodes_of(pool.checkout([gpus(1, exclusive=True)])) == ["b"]
+        with pytest.raises(ResourceUnavailable, match="exclusive"):
+            pool.checkout([gpus(0, exclusive=True).add("cpus")])
+        pool.checkin(shared)
+        assert nodes_of(pool.checkout([gpus(1, exclusive=True)])) == ["a"]
+
+    def test_without_members_all_of_it_is_taken(self):
+        pool = pool_of(a=2)
+        taken = pool.checkout([NodeRequest(exclusive=True)])
+        assert {kind: len(rows) for kind, rows in taken["resources"].items()} == {
+            "gpus": 2,
+            "cpus": 8,
+        }
+        pool.checkin(taken)
+        assert pool.slots_by_node("cpus") == {"a": 8}
+
+    def test_it_is_placed_before_what_could_take_its_only_node(self):
+        pool = pool_of(a=3, b=2)
+        pool.checkout([gpus(1)])
+        taken = pool.checkout([gpus(2), gpus(1, exclusive=True)])
+        assert nodes_of(taken) == ["a", "b"]
+
+    def test_parts_go_with_their_whole(self):
+        resources = {
+            "gpus": 1,
+            "mig": [{"id": "0:0", "part_of": {"type": "gpus", "id": "0"}}],
+        }
+        pool = NodeResourcePool({"nodes": [{"id": "a", "resources": resources}]})
+        taken = pool.checkout([NodeRequest(exclusive=True)])
+        assert set(taken["resources"]) == {"gpus"}
+        pool.checkin(taken)
+        assert pool.slots_by_node("mig") == {"a": 1}
+
+
+class TestCheckin:
+    def test_a_round_trip_over_json_restores_it_exactly(self):
+        pool = pool_of(a=4, b=4)
+        before = pool.getstate()
+        taken = pool.checkout([gpus(1).add("cpus", 0.1, 3), gpus(2, exclusive=True)])
+        assert pool.getstate() != before
+        pool.checkin(json.loads(json.dumps(taken)))
+        assert pool.getstate() == before
+
+    def test_twice_is_refused_even_beside_an_equal_one(self):
+        pool = NodeResourcePool(
+            {"nodes": [{"id": "a", "resources": {"gpus": [{"id": "0", "slots": 2}]}}]}
+        )
+        first, second = pool.checkout([gpus(1)]), pool.checkout([gpus(1)])
+        assert first["resources"] == second["resources"]
+        pool.checkin(first)
+        with pytest.raises(InvalidCheckin, match="checked in before"):
+            pool.checkin(first)
+        assert pool.slots_by_node("gpus") == {"a": 1}
+        pool.checkin(second)
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda taken: taken["resources"].update(gpus=[]),
+            lambda taken: taken["resources"]["gpus"][0].update(id="3"),
+            lambda taken: taken["resources"]["gpus"][0].update(slots=2),
+            lambda taken: taken["resources"]["gpus"][0].update(node="z"),
+            lambda taken: taken["resources"]["gpus"][0].update(node=[]),
+            lambda taken: taken["resources"]["gpus"].append({"node": "a", "id": "1", "slots": 1}),
+            lambda taken: taken.pop("resources"),
+            lambda taken: taken.pop("metadata"),
+            lambda taken: taken["metadata"].update(allocation="x"),
+            lambda taken: taken["metadata"].update(allocation=None),
+            lambda taken: taken["metadata"].update(allocation=0),
+        ],
+    )
+    def test_what_was_changed_is_refused_and_changes_nothing(self, change):
+        pool = pool_of(a=4)
+        taken = pool.checkout([gpus(1)])
+        before = pool.getstate()
+        changed = json.loads(json.dumps(taken))
+        change(changed)
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(changed)
+        assert pool.getstate() == before
+        pool.checkin(taken)
+
+    def test_of_another_pool_is_refused(self):
+        pool, other = pool_of(a=4), pool_of(a=4)
+        pool.checkout([gpus(1)])
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(other.checkout([gpus(1)]))
+
+
+def test_counts():
+    pool = pool_of(a=2, b=4)
+    pool.checkout([gpus(1)])
+    assert pool.count("nodes") == pool.count("node") == 2
+    assert pool.count("gpus") == pool.count("gpu") == 6
+    assert pool.count_by_node("gpu") == {"a": 2, "b": 4}
+    assert pool.slots_by_node("gpu") == {"a": 2, "b": 3}
+    assert pool.count_per_node("gpus") == 2
+    assert (pool.nodes, pool.types, pool.empty()) == (["a", "b"], ["cpus", "gpus"], False)
+    assert "gpus" in pool
+    with pytest.raises(ResourceUnavailable, match="apples"):
+        pool.count("apples")
+
+
+def test_accommodates_does_not_depend_on_what_is_checked_out():
+    pool = pool_of(a=2, b=2)
+    pool.checkout([NodeRequest(exclusive=True), NodeRequest(exclusive=True)])
+    before = pool.getstate()
+    assert pool.accommodates([gpus(2), gpus(2)])
+    assert pool.accommodates([gpus(2, exclusive=True)])
+    assert not pool.accommodates([gpus(3)])
+    assert pool.accommodates([{"type": "x"}]).reason == "Resource unavailable: x"
+    assert pool.getstate() == before
+
+
+def test_refusals():
+    with pytest.raises(EmptyResourcePoolError):
+        NodeResourcePool().checkout([gpus(1)])
+    with pytest.raises(EmptyResourcePoolError):
+        NodeResourcePool().accommodates([gpus(1)])
+    with pytest.raises(UnknownResourceType, match="'apples'"):
+        pool_of(a=1).checkout([{"type": "apples"}])
+    for wrong in ([3], "gpus", [{"type": "nodes", "slots": 1.5}], [gpus(1), {"type": "gpus"}]):
+        with pytest.raises(InvalidRequest):
+            pool_of(a=1).checkout(wrong)
+    with pytest.raises(InvalidRequest, match="count"):
+        NodeRequest().add("gpus", count=-1)
+
+
+def test_a_node_request_can_be_counted_and_be_a_key():
+    request = NodeRequest([{"type": "cpus"}]).add("gpus", 0.5, 3)
+    assert (request.count("gpus"), request.total_slots("gpus"), request.total_slots()) == (
+        3,
+        1.5,
+        2.5,
+    )
+    same = NodeRequest([{"type": "cpus"}]).add("gpus", 0.5, 3)
+    assert len({request.freeze(), same.freeze()}) == 1
+    assert same.freeze() != NodeRequest(exclusive=True).freeze()
+
+
+@pytest.mark.parametrize(
+    ("document", "place"),
+    [
+        ({"gpus": 4}, "nodes: expected a list"),
+        ({"resources": {"gpus": 4}}, "nodes: expected a list"),
+        ({"nodes": [{"resources": {}}]}, r"nodes\[0\]"),
+        ({"nodes": [{"id": "a"}, {"id": "a"}]}, "'a' is there twice"),
+        ({"nodes": [{"id": "a", "resources": {"gpus": [3]}}]}, r"nodes\[0\].resources.gpus\[0\]"),
+    ],
+)
+def test_a_wrong_description_names_its_place(document, place):
+    with pytest.raises(InvalidSpecification, match=place):
+        NodeResourcePool(document)
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_what_is_dumped_can_be_filled_in_again(form):
+    pool = pool_of(a=2, b=4)
+    pool.additional_properties["site"] = "lab"
+    file = io.StringIO()
+    pool.dump(file, form)
+    assert NodeResourcePool(read_specification(file.getvalue())).getstate() == pool.getstate()
+
+
+SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=4)
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 4), st.integers(0, 3), st.booleans()), min_size=1, max_size=3
+)
+
+
+@given(SIZES, st.lists(REQUESTS, max_size=6))
+def test_nothing_is_given_twice_and_everything_comes_back(sizes, requests):
+    pool = pool_of(**{f"n{number}": size for number, size in enumerate(sizes)})
+    idle = pool.getstate()
+    held = []
+    for wanted in requests:
+        request = [
+            NodeRequest(exclusive=alone).add("gpus", count=some).add("cpus", count=more)
+            for some, more, alone in wanted
+        ]
+        fits = pool.accommodates(request)
+        try:
+            held.append(pool.checkout(request))
+        except ResourceUnavailable:
+            assert held or not fits
+        else:
+            assert fits
+    rows = [
+        (row["node"], kind, row["id"])
+        for each in held
+        for kind, listed in each["resources"].items()
+        for row in listed
+    ]
+    assert len(rows) == len(set(rows))
+    for each in held:
+        assert len(set(nodes_of(each))) == len(nodes_of(each))
+        for name in each["metadata"]["exclusive"]:
+            assert sum(name in nodes_of(other) for other in held) == 1
+    for each in reversed(held):
+        pool.checkin(each)
+    assert pool.getstate() == idle

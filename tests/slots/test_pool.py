@@ -1,0 +1,410 @@
+"""The flat pool: the original's scenarios, its defects, which stay away, and what was decided."""
+
+import copy
+import io
+import json
+import pickle
+
+import pytest
+
+from moorage.slots import (
+    EmptyResourcePoolError,
+    InvalidCheckin,
+    InvalidRequest,
+    InvalidSpecification,
+    ResourcePool,
+    ResourceUnavailable,
+    SlotsError,
+    UnknownResourceType,
+    read_specification,
+)
+
+UNEVEN = {
+    "resources": {
+        "cpus": [{"id": "01", "slots": 2}, {"id": "ab", "slots": 3}],
+        "gpus": [{"id": "02", "slots": 3}, {"id": "cd", "slots": 5}],
+    }
+}
+
+
+DIVIDED = {
+    "resources": {
+        "gpus": [{"id": "0", "slots": 1}, {"id": "1", "slots": 1}],
+        "mig": [
+            {"id": f"1:{n}", "slots": 1, "part_of": {"type": "gpus", "id": "1"}} for n in range(3)
+        ],
+    }
+}
+
+
+def of(**members) -> list[dict]:
+    """Return one member of so many slots per type."""
+    return [{"type": kind, "slots": slots} for kind, slots in members.items()]
+
+
+def free(pool: ResourcePool, kind: str) -> list:
+    return [row["slots"] for row in pool.resources[kind]]
+
+
+class TestScenariosOfTheOriginal:
+    def test_fill_with_shorthand(self):
+        pool = ResourcePool({"cpus": 2})
+        assert pool.resources == {
+            "cpus": [{"id": "0", "slots": 1}, {"id": "1", "slots": 1}],
+            "gpus": [],
+        }
+
+    def test_checkout_of_two_and_two_from_four_and_four(self):
+        pool = ResourcePool({"cpus": 4, "gpus": 4})
+        taken = pool.checkout(2 * of(cpus=1) + 2 * of(gpus=1))
+        assert {kind: [row["id"] for row in rows] for kind, rows in taken.items()} == {
+            "cpus": ["0", "1"],
+            "gpus": ["0", "1"],
+        }
+        assert free(pool, "cpus") == free(pool, "gpus") == [0, 0, 1, 1]
+
+    @pytest.mark.parametrize("gpus", [0, 1])
+    def test_populate(self, gpus):
+        pool = ResourcePool()
+        pool.populate(cpus=1, gpus=gpus)
+        assert pool.getstate() == {
+            "additional_properties": {},
+            "resources": {
+                "cpus": [{"id": "0", "slots": 1}],
+                "gpus": [{"id": "0", "slots": 1}] * gpus,
+            },
+        }
+
+    def test_additional_properties_are_kept(self):
+        pool = ResourcePool({"resources": {"cpus": 1}, "additional_properties": {"a": {"b": 1}}})
+        assert pool.getstate()["additional_properties"] == {"a": {"b": 1}}
+
+    def test_best_fit(self):
+        pool = ResourcePool(UNEVEN)
+        taken = pool.checkout(of(cpus=1, gpus=1))
+        assert (taken["cpus"][0]["id"], taken["gpus"][0]["id"]) == ("01", "02")
+        pool.checkin(taken)
+        taken = pool.checkout(of(cpus=3, gpus=3))
+        assert (taken["cpus"][0]["id"], taken["gpus"][0]["id"]) == ("ab", "02")
+
+    def test_a_failed_checkout_leaves_the_state_untouched(self):
+        pool = ResourcePool(UNEVEN)
+        before = pool.getstate()
+        with pytest.raises(ResourceUnavailable):
+            pool.checkout([*of(cpus=2, gpus=5), *of(gpus=4)])
+        assert pool.getstate() == before
+
+    def test_a_round_trip_restores_it_exactly(self):
+        pool = ResourcePool(UNEVEN)
+        before = pool.getstate()
+        taken = pool.checkout(of(cpus=2, gpus=5))
+        assert pool.getstate() != before
+        pool.checkin(json.loads(json.dumps(taken)))
+        assert pool.getstate() == before
+
+
+class TestAccommodates:
+    """S2 and S7: it agrees with checkout, whatever is checked out, in plain words."""
+
+    def test_what_no_instance_can_hold_is_refused(self):
+        pool = ResourcePool({"resources": {"gpus": [{"id": n, "slots": 2} for n in (0, 1)]}})
+        outcome = pool.accommodates(of(gpus=3))
+        assert not outcome
+        assert outcome.reason == (
+            "insufficient slots of gpus (requested 3, available 2) on any one instance"
+        )
+
+    def test_it_does_not_depend_on_what_is_checked_out(self):
+        pool = ResourcePool({"cpus": 2})
+        pool.checkout(2 * of(cpus=1))
+        assert pool.accommodates(2 * of(cpus=1))
+        assert free(pool, "cpus") == [0, 0]
+
+    @pytest.mark.parametrize(
+        ("request_", "reason"),
+        [
+            (of(a=1), "Resource unavailable: a"),
+            (of(b=1, a=1, cpus=1), "Resources unavailable: a,b"),
+            (3 * of(cpus=1), "insufficient slots of cpus (requested 3, available 2)"),
+            (
+                3 * of(gpus=1, cpus=1),
+                (
+                    "insufficient slots of cpus (requested 3, available 2),"
+                    " gpus (requested 3, available 1)"
+                ),
+            ),
+        ],
+    )
+    def test_reasons(self, request_, reason):
+        assert ResourcePool({"cpus": 2, "gpus": 1}).accommodates(request_).reason == reason
+
+    def test_of_nothing_it_is_possible(self):
+        pool = ResourcePool({"cpus": 1})
+        assert pool.accommodates([])
+        assert pool.checkout([]) == {}
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("ask", ["checkout", "accommodates"])
+    def test_an_empty_pool_says_so(self, ask):
+        with pytest.raises(EmptyResourcePoolError, match="empty"):
+            getattr(ResourcePool(), ask)(of(cpus=1))
+
+    def test_an_unknown_type_is_a_type_error_with_the_original_text(self):
+        with pytest.raises(TypeError, match="Unknown resource requirement type") as caught:
+            ResourcePool({"cpus": 1}).checkout(of(apples=1))
+        assert isinstance(caught.value, UnknownResourceType)
+        assert "'apples'" in str(caught.value)
+
+    def test_unavailable_names_type_requested_and_available(self):
+        """S6."""
+        pool = ResourcePool({"gpus": 2})
+        pool.checkout(of(gpus=1))
+        with pytest.raises(ResourceUnavailable) as caught:
+            pool.checkout(2 * of(gpus=1))
+        assert str(caught.value) == "insufficient slots of gpus (requested 2, available 1)"
+
+    @pytest.mark.parametrize(
+        "member",
+        [
+            {"type": "cpus", "slots": 0},
+            {"type": "cpus", "slots": -1},
+            {"type": "cpus", "slots": float("nan")},
+            {"type": "cpus", "slots": float("inf")},
+            {"type": "cpus", "slots": True},
+            {"type": "cpus", "slots": "1"},
+            {"type": "cpus", "slots": None},
+            {"type": "cpus", "slots": 10**10},
+            {"type": "cpus", "slots": 1e-30},
+            {"type": "cpus", "slot": 2},
+            {"type": 3},
+            {"slots": 1},
+            "cpus",
+            None,
+        ],
+    )
+    @pytest.mark.parametrize("ask", ["checkout", "accommodates"])
+    def test_a_malformed_member_changes_nothing(self, ask, member):
+        pool = ResourcePool({"cpus": 4})
+        before = pool.getstate()
+        with pytest.raises(InvalidRequest, match="member 1"):
+            getattr(pool, ask)([{"type": "cpus"}, member])
+        assert pool.getstate() == before
+
+    @pytest.mark.parametrize("request_", [None, 3, "cpus", {"type": "cpus"}])
+    def test_a_request_is_a_list(self, request_):
+        with pytest.raises(ValueError, match="expected a list"):
+            ResourcePool({"cpus": 4}).checkout(request_)
+
+    def test_all_of_them_are_one_tree(self):
+        for error in (ResourceUnavailable, EmptyResourcePoolError, UnknownResourceType):
+            assert issubclass(error, SlotsError)
+        for error in (InvalidRequest, InvalidCheckin, InvalidSpecification):
+            assert issubclass(error, SlotsError)
+            assert issubclass(error, ValueError)
+
+
+class TestCheckin:
+    """S3: atomic, once, and only what was checked out here."""
+
+    def test_twice_is_refused(self):
+        pool = ResourcePool({"cpus": 2})
+        taken = pool.checkout(of(cpus=1))
+        pool.checkin(taken)
+        with pytest.raises(InvalidCheckin, match="checked in before"):
+            pool.checkin(taken)
+        assert free(pool, "cpus") == [1, 1]
+
+    def test_twice_is_refused_even_beside_an_equal_one(self):
+        pool = ResourcePool({"resources": {"gpus": [{"id": "0", "slots": 2}]}})
+        first, second = pool.checkout(of(gpus=1)), pool.checkout(of(gpus=1))
+        assert first == second
+        pool.checkin(first)
+        for again in (first, copy.deepcopy(first), pickle.loads(pickle.dumps(first))):  # noqa: S301  # Our own.
+            with pytest.raises(InvalidCheckin):
+                pool.checkin(again)
+        assert free(pool, "gpus") == [1]
+        pool.checkin(dict(second))  # As JSON it is recognised by what it says.
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(second)
+        assert free(pool, "gpus") == [2]
+
+    def test_of_another_pool_is_refused(self):
+        pool, other = ResourcePool({"cpus": 2}), ResourcePool({"cpus": 2})
+        pool.checkout(of(cpus=1))
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(other.checkout(of(cpus=1)))
+        assert free(pool, "cpus") == [0, 1]
+
+    @pytest.mark.parametrize(
+        "wrong",
+        [
+            {"apples": [{"id": "0", "slots": 1}]},
+            {"cpus": [{"id": "9", "slots": 1}]},
+            {"cpus": [{"id": "1", "slots": 1}]},
+            {"cpus": [{"id": "0", "slots": 2}]},
+            {"cpus": [{"id": "0", "slots": 0}]},
+            {"cpus": [{"id": "0", "slots": -1}]},
+            {"cpus": [{"id": "0", "slots": float("nan")}]},
+            {"cpus": [{"id": "0"}]},
+            {"cpus": [{"id": "0", "slots": 1, "more": 1}]},
+            {"cpus": [None]},
+            {"cpus": {"id": "0", "slots": 1}},
+            {3: []},
+            {"cpus": [{"id": "0", "slots": 1}] * 2},
+            [],
+            None,
+        ],
+    )
+    def test_malformed_or_partly_wrong_it_changes_nothing(self, wrong):
+        pool = ResourcePool({"cpus": 4, "gpus": 1})
+        pool.checkout(of(gpus=1, cpus=1))
+        before = pool.getstate()
+        if isinstance(wrong, dict):  # Valid members come first, and must not be given back.
+            wrong = {"gpus": [{"id": "0", "slots": 1}], **wrong}
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(wrong)
+        assert pool.getstate() == before
+
+    def test_some_members_first_and_the_others_later(self):
+        pool = ResourcePool({"cpus": 2, "gpus": 1})
+        taken = pool.checkout([*of(gpus=1), *2 * of(cpus=1)])
+        gpus = taken.pop("gpus")
+        pool.checkin(taken)
+        assert (free(pool, "cpus"), free(pool, "gpus")) == ([1, 1], [0])
+        pool.checkin({"gpus": gpus})
+        assert free(pool, "gpus") == [1]
+
+
+class TestStale:
+    """S4, S9: nothing is left behind, and nothing changes by being looked at."""
+
+    def test_clear_leaves_nothing(self):
+        pool = ResourcePool({"cpus": 2})
+        taken = pool.checkout(of(cpus=1))
+        pool.clear()
+        assert pool.slots_per_resource_type == {}
+        assert pool.getstate() == {"additional_properties": {}, "resources": {}}
+        pool.fill({"cpus": 2})
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(taken)
+
+    def test_pop_takes_the_totals_along(self):
+        pool = ResourcePool({"cpus": 2, "gpus": 1})
+        taken = pool.checkout(of(cpus=1, gpus=1))
+        assert pool.pop("cpus") == [{"id": "0", "slots": 0}, {"id": "1", "slots": 1}]
+        assert pool.slots_per_resource_type == {"gpus": 1}
+        with pytest.raises(InvalidCheckin, match="cpus 0"):
+            pool.checkin(taken)
+        pool.checkin({"gpus": taken["gpus"]})
+        assert free(pool, "gpus") == [1]
+
+    def test_nodes_are_counted_without_a_trace(self):
+        pool = ResourcePool({"cpus": 1})
+        assert pool.count("node") == pool.count("nodes") == 1
+        assert pool.additional_properties == {}
+        pool.additional_properties["nodes"] = {"count": 7}
+        assert pool.count("nodes") == 7
+
+    def test_what_is_looked_at_is_a_copy(self):
+        pool = ResourcePool({"resources": {"cpus": 1}, "additional_properties": {"a": [1]}})
+        pool.getstate()["additional_properties"]["a"].append(2)
+        pool.resources["cpus"][0]["slots"] = 7
+        pool.slots_per_resource_type["cpus"] = 7
+        assert pool.getstate()["additional_properties"] == {"a": [1]}
+        assert free(pool, "cpus") == [1]
+        assert pool.slots_per_resource_type["cpus"] == 1
+
+
+class TestFractions:
+    def test_tenths_do_not_drift(self):
+        pool = ResourcePool({"gpus": 1})
+        taken = [pool.checkout(of(gpus=0.1)) for _ in range(10)]
+        assert free(pool, "gpus") == [0]
+        assert taken[0] == {"gpus": [{"id": "0", "slots": 0.1}]}
+        with pytest.raises(ResourceUnavailable, match=r"requested 0\.1, available 0\)"):
+            pool.checkout(of(gpus=0.1))
+        for each in taken:
+            pool.checkin(json.loads(json.dumps(each)))
+        assert free(pool, "gpus") == [1]
+        assert type(free(pool, "gpus")[0]) is int
+
+    def test_thirds_as_their_user_wrote_them(self):
+        pool = ResourcePool({"gpus": 1})
+        taken = [pool.checkout(of(gpus=1 / 3)) for _ in range(3)]
+        with pytest.raises(ResourceUnavailable):
+            pool.checkout(of(gpus=0.001))
+        for each in taken:
+            pool.checkin(each)
+        assert free(pool, "gpus") == [1]
+
+    def test_instances_may_have_fractions(self):
+        pool = ResourcePool({"resources": {"gpus": [{"id": "a", "slots": 1.5}]}})
+        pool.checkout(of(gpus=0.75))
+        assert free(pool, "gpus") == [0.75]
+        assert pool.slots_per_resource_type["gpus"] == 1.5
+
+
+class TestParts:
+    """MIG instances and their GPU are never handed out together, and never counted together."""
+
+    def test_a_part_blocks_the_whole(self):
+        pool = ResourcePool(DIVIDED)
+        part = pool.checkout(of(mig=1))
+        assert (pool.slots_available("gpus"), pool.slots_available("mig")) == (1, 2)
+        assert pool.checkout(of(gpus=1)) == {"gpus": [{"id": "0", "slots": 1}]}
+        with pytest.raises(ResourceUnavailable):
+            pool.checkout(of(gpus=1))
+        pool.checkin(part)
+        assert pool.checkout(of(gpus=1)) == {"gpus": [{"id": "1", "slots": 1}]}
+
+    def test_the_whole_blocks_its_parts(self):
+        pool = ResourcePool(DIVIDED)
+        both = pool.checkout(2 * of(gpus=1))
+        assert pool.slots_available("mig") == 0
+        with pytest.raises(ResourceUnavailable, match=r"mig \(requested 1, available 0\)"):
+            pool.checkout(of(mig=1))
+        pool.checkin(both)
+        assert len(pool.checkout(3 * of(mig=1))["mig"]) == 3
+
+    def test_both_in_one_request_are_refused_and_rolled_back(self):
+        pool = ResourcePool(DIVIDED)
+        before = pool.getstate()
+        request = [*2 * of(gpus=1), *of(mig=1)]
+        assert not pool.accommodates(request)
+        with pytest.raises(ResourceUnavailable):
+            pool.checkout(request)
+        assert pool.getstate() == before
+        assert pool.slots_available("mig") == 3
+
+    def test_totals_of_a_type_count_no_device_twice(self):
+        pool = ResourcePool(DIVIDED)
+        assert pool.slots_per_resource_type == {"gpus": 2, "mig": 3}
+        twice = {
+            "resources": {
+                "gpus": [{"id": "0"}, {"id": "0:0", "part_of": {"type": "gpus", "id": "0"}}]
+            }
+        }
+        with pytest.raises(InvalidSpecification, match="counted twice"):
+            ResourcePool(twice)
+
+    def test_a_popped_type_blocks_nothing(self):
+        pool = ResourcePool(DIVIDED)
+        pool.checkout(of(mig=1))
+        pool.pop("mig")
+        assert len(pool.checkout(2 * of(gpus=1))["gpus"]) == 2
+
+    def test_the_dump_keeps_them(self):
+        pool = ResourcePool(DIVIDED)
+        assert ResourcePool(pool.getstate()).getstate() == pool.getstate()
+
+
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_what_is_dumped_can_be_filled_in_again(form):
+    pool = ResourcePool(UNEVEN)
+    pool.checkout(of(cpus=2, gpus=0.5))
+    file = io.StringIO()
+    pool.dump(file, form)
+    again = ResourcePool(read_specification(file.getvalue()))
+    assert again.getstate() == pool.getstate()
+    assert repr(again) == repr(pool)
