@@ -10,7 +10,8 @@ from hypothesis import given
 
 from moorage.model import Cluster, ClusterId, Demand, Gpu, Node, NodeId, Share
 from moorage.policy import Fleet, FleetView, Misfit
-from moorage.policy.fleet import CHANGES_MAX, ELIGIBLE_MAX
+from moorage.policy.fleet import ELIGIBLE_MAX
+from moorage.policy.inventory import CHANGES_MAX
 
 COLUMNS = ("cpu_total", "cpu_free", "memory_total", "memory_free", "rack", "cluster")
 GPU_COLUMNS = ("gpu_total", "gpu_free", "gpu_model", "gpu_memory", "gpu_link", "gpu_numa")

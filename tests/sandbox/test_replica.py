@@ -41,14 +41,20 @@ class Link:
 
     def frame(self) -> None:
         fleet = self.fleet
-        changed = fleet.changed_since(self.told[1]) if self.told[0] == fleet.layout else None
-        rows = ()
-        snapshot = msgspec.msgpack.encode(fleet.snapshot()) if changed is None else None
-        if changed is not None:
+        spliced, changed = fleet.spliced_since(self.told[0]), fleet.rows_since(self.told[1])
+        rows, parts, snapshot = (), (), None
+        if spliced is None or changed is None:
+            snapshot = msgspec.msgpack.encode(fleet.snapshot())
+        else:
+            parts = tuple((name, packed(fleet.part(name))) for name in spliced)
             rows = tuple((r, c, m, tuple(g)) for r in changed for c, m, g in [fleet.capacity(r)])
-        self.replica.update(snapshot, rows, self.settled)
+        self.replica.update(snapshot, parts, rows, self.settled)
         self.settled = []
         self.told = (fleet.layout, fleet.version)
+
+
+def packed(part: Fleet | None) -> bytes:
+    return b"" if part is None else msgspec.msgpack.encode(part.snapshot())
 
 
 def proposal(rng: random.Random, fleet: Fleet) -> tuple[dict, Share] | None:
@@ -82,7 +88,19 @@ def test_the_view_is_the_truth_minus_what_is_outstanding(seed):
             if found:  # Granted on the word of another cell.
                 truth.take(found[1])
                 leases.append(found[1])
-        elif action < 0.23:
+        elif action < 0.3:  # One cluster comes, changes or goes.
+            name = f"c{rng.randint(0, 3)}"
+            if len(truth.cluster_ids) > 1 and rng.random() < 0.3:
+                truth.remove(name)
+            else:
+                width = rng.randint(0, 5)
+                gpus = tuple(Gpu(str(g)) for g in range(width))
+                rows = [Node(NodeId(f"n{n}"), 8000, 8000, gpus) for n in range(rng.randint(1, 4))]
+                truth.put(Cluster(ClusterId(name), tuple(rows)))
+                for share in leases:
+                    if share.cluster_id == name:
+                        truth.take(share)
+        elif action < 0.32:
             kept = list(leases)
             truth.install(fleet_clusters(truth, rng))
             for share in kept:
@@ -138,7 +156,8 @@ def fits(fleet: Fleet, share: Share) -> bool:
         return False
     cpu, memory, gpus = fleet.capacity(row)
     left = dict(zip(fleet.gpu_ids[row], gpus, strict=False))
-    return cpu >= 500 and memory >= 100 and all(left[g] >= share.gpu_milli for g in share.gpus)
+    free = all(left.get(gpu, 0) >= share.gpu_milli for gpu in share.gpus)
+    return cpu >= 500 and memory >= 100 and free
 
 
 def check(link: Link, outstanding: dict[str, Share]) -> None:

@@ -130,10 +130,24 @@ MUTANTS = [
         "the next deadline is the true one",
     ),
     Mutant(
+        "forgets what is held on a cluster that changed",
+        "core/state.py",
+        "if rebuilt or share.cluster_id in behind:",
+        "if rebuilt:",
+        "drifted",
+    ),
+    Mutant(
+        "leaves the rows of a cluster as they were",
+        "policy/inventory.py",
+        "if ours[start:end] != theirs:",
+        "if len(ours[start:end]) != len(theirs):",
+        "drifted",
+    ),
+    Mutant(
         "believes an old no",
         "core/state.py",
-        "        self.gains += 1\n        if not self._fleet_stale:",
-        "        if not self._fleet_stale:",
+        "self.gains += 1\n        for share in lease.placement:",
+        "for share in lease.placement:",
         "nobody sleeps who could be served",
     ),
     Mutant(
@@ -236,9 +250,9 @@ MUTANTS = [
     ),
     Mutant(
         "takes racks of the same name for one",
-        "policy/fleet.py",
-        "racks.get((c, n.rack), -1)",
-        "len(n.rack) and int(n.rack[-1]) or (0 if n.rack else -1)",
+        "policy/inventory.py",
+        "np.where(part.rack >= 0, part.rack + before, -1)",
+        "part.rack",
         "one rack",
     ),
     Mutant(

@@ -30,6 +30,8 @@ from moorage.policy import Fleet
 ENDED_MAX: Final = 10_000
 """Ended leases that `release`, `status` and repeated requests still know; older ones are in the
 ledger's history only."""
+REPLACED_MAX: Final = 32
+"""Changed clusters whose rows are replaced one by one; of more, all columns are made anew."""
 DEADLINES_SPARE: Final = 1_000
 """Outdated deadlines that are kept, beyond one for every lease and waiter, before a sweep."""
 
@@ -73,21 +75,34 @@ class State:
         default_factory=list[tuple[float, RequestId]], compare=False
     )
     _fleet: Fleet = field(default_factory=Fleet, compare=False)
-    _fleet_stale: bool = field(default=False, compare=False)
+    _fleet_behind: dict[ClusterId, None] = field(
+        default_factory=dict[ClusterId, None], compare=False
+    )
 
     @property
     def fleet(self) -> Fleet:
         """The inventory in columns, less what the leases hold.
 
-        Rebuilt when first looked at after the inventory changed, so that ten thousand clusters
-        registered in a row cost one rebuild. The object stays the same for the cells' feeds.
+        Brought up to date when first looked at after the inventory changed: the rows of a few
+        clusters are replaced, and ten thousand registered in a row cost one rebuild. The object
+        stays the same for the cells' feeds.
         """
-        if self._fleet_stale:
-            self._fleet_stale = False
-            self._fleet.install(self.clusters.values())
+        if self._fleet_behind:
+            behind, self._fleet_behind = self._fleet_behind, {}
+            rebuilt = len(behind) > REPLACED_MAX
+            if rebuilt:
+                self._fleet.install(self.clusters.values())
+            else:
+                for cluster_id in behind:
+                    cluster = self.clusters.get(cluster_id)
+                    if cluster is None:
+                        self._fleet.remove(cluster_id)
+                    else:
+                        self._fleet.put(cluster)
             for lease in self.leases.values():
                 for share in lease.placement:
-                    self._fleet.take(share)
+                    if rebuilt or share.cluster_id in behind:
+                        self._fleet.take(share)
         return self._fleet
 
     def lease(self, request: RequestId) -> Lease | None:
@@ -118,13 +133,13 @@ class State:
             live = {(at, name) for at, name in self.deadlines if at == self.deadline_of(name)}
             self.deadlines = sorted(live)
 
-    def _inventory_changed(self) -> None:
-        self._fleet_stale = True
+    def _inventory_changed(self, cluster_id: ClusterId) -> None:
+        self._fleet_behind[cluster_id] = None
         self.gains += 1
 
     def _hold(self, lease: Lease) -> None:
-        if not self._fleet_stale:
-            for share in lease.placement:
+        for share in lease.placement:
+            if share.cluster_id not in self._fleet_behind:
                 self._fleet.take(share)
                 row = self._fleet.row(share.cluster_id, share.node_id)
                 assert row is None or self._fleet.gpu_free[row].min(initial=0) >= 0, (
@@ -133,8 +148,8 @@ class State:
 
     def _free(self, lease: Lease) -> None:
         self.gains += 1
-        if not self._fleet_stale:
-            for share in lease.placement:
+        for share in lease.placement:
+            if share.cluster_id not in self._fleet_behind:
                 self._fleet.give(share)
 
 
@@ -143,10 +158,10 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901  # One case per fact.
     match fact:
         case ClusterSet(cluster):
             state.clusters[cluster.id] = cluster
-            state._inventory_changed()  # noqa: SLF001  # apply() is the one mutator of State.
+            state._inventory_changed(cluster.id)  # noqa: SLF001  # apply() is the one mutator of State.
         case ClusterRemoved(cluster):
             del state.clusters[cluster]
-            state._inventory_changed()  # noqa: SLF001  # As above.
+            state._inventory_changed(cluster)  # noqa: SLF001  # As above.
         case Queued(ask, at, deadline):
             assert ask.id not in state.waiting
             assert ask.id not in state.leases
@@ -264,7 +279,10 @@ def check(state: State) -> None:
         for share in lease.placement:
             derived.take(share)
     fleet = state.fleet
-    assert fleet.node_ids == derived.node_ids
+    same = (fleet.node_ids, fleet.gpu_ids) == (derived.node_ids, derived.gpu_ids)
+    assert same, "the names drifted from the inventory"
+    assert (fleet.gpu_model == derived.gpu_model).all(), "the columns drifted from the inventory"
+    assert (fleet.gpu_total == derived.gpu_total).all()
     assert (fleet.gpu_free == derived.gpu_free).all(), "capacity drifted from the lease rows"
     assert (fleet.cpu_free == derived.cpu_free).all()
     assert (fleet.memory_free == derived.memory_free).all()

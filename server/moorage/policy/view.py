@@ -10,12 +10,25 @@ from typing import Any, Final
 import numpy as np
 
 from moorage.model import Demand
-from moorage.policy.fleet import Bools, Fleet, Ints, Misfit
+from moorage.policy.fleet import Fleet, Misfit
+from moorage.policy.inventory import Bools, Ints
 
 __all__ = ["FleetView"]
 
 _CHANGING: Final = frozenset(
-    {"give", "install", "restore", "set_capacity", "snapshot", "take", "touch"}
+    {
+        "give",
+        "install",
+        "part",
+        "put",
+        "remove",
+        "restore",
+        "set_capacity",
+        "snapshot",
+        "splice",
+        "take",
+        "touch",
+    }
 )
 """What changes a fleet (or copies all of it); what a rule did would reach the next evaluation."""
 

@@ -120,7 +120,7 @@ class Worker:
     def evaluate(self, frame: frames.Evaluate) -> frames.Result | frames.Failed:
         """Run the rule once and return the frame that answers."""
         replica = self._replica
-        replica.update(frame.snapshot, frame.rows, frame.settled)
+        replica.update(frame.snapshot, frame.parts, frame.rows, frame.settled)
         replica.reconsider(frame.request)
         for name in frame.stale:
             self._blob_bytes -= len(self._blobs.pop(name, b""))

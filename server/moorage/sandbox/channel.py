@@ -27,6 +27,7 @@ from moorage.sandbox.limits import (
     CONTEXTS_PER_CELL_MAX,
     HOST_FRAME_BYTES_MAX,
     OUTSTANDING_MAX,
+    PARTS_MAX,
     PIPELINE_BYTES_MAX,
     Limits,
 )
@@ -54,6 +55,9 @@ class Owner(Protocol):
 
     def snapshot(self) -> bytes:
         """Return the packed snapshot of the fleet as it is now."""
+
+    def part(self, cluster_id: str) -> frames.Part:
+        """Return the rows of one cluster as they are now."""
 
     def jailed(self, cell: "Cell", frame: frames.Jailed) -> None:
         """The wall around a fresh cell stands, or does not."""
@@ -308,7 +312,7 @@ class Cell(asyncio.Protocol):
         assert self._contexts is not None  # Set by `load`, which came first.
         ask = work.consult.ask
         context, forget, work.chain = self._contexts.tell(ask.tenant)
-        snapshot, rows = self._changes()
+        snapshot, parts, rows = self._changes()
         return frames.Evaluate(
             work.nonce,
             ask.id,
@@ -326,23 +330,21 @@ class Cell(asyncio.Protocol):
             rows,
             tuple(self._settled),
             snapshot,
+            parts,
         )
 
-    def _changes(self) -> tuple[bytes | None, tuple[frames.Row, ...]]:
-        """Return what the cell must be told of the fleet: a snapshot, or the rows that changed."""
+    def _changes(self) -> tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]:
+        """Return what the cell must be told of the fleet: a snapshot, or parts and rows of it."""
         fleet = self._owner.fleet
-        if fleet.layout != self._told_layout:
-            return self._owner.snapshot(), ()
-        if fleet.version == self._told_version:
-            return None, ()
-        changed = fleet.changed_since(self._told_version)
-        if changed is None:
-            return self._owner.snapshot(), ()
-        rows: list[frames.Row] = []
-        for row in changed:
-            cpu, memory, gpus = fleet.capacity(row)
-            rows.append((row, cpu, memory, tuple(gpus)))
-        return None, tuple(rows)
+        if (fleet.version, fleet.layout) == (self._told_version, self._told_layout):
+            return None, (), ()
+        spliced = fleet.spliced_since(self._told_layout)
+        changed = fleet.rows_since(self._told_version)
+        if spliced is None or changed is None or len(spliced) > PARTS_MAX:
+            return self._owner.snapshot(), (), ()
+        rows = ((row, *fleet.capacity(row)) for row in changed)
+        told = tuple((row, cpu, memory, tuple(gpus)) for row, cpu, memory, gpus in rows)
+        return None, tuple(self._owner.part(name) for name in spliced), told
 
     # What the cell says --------------------------------------------------------------------
 

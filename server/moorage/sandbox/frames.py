@@ -44,12 +44,14 @@ class Load(_Frame, tag=1):
 
 Row = tuple[int, int, int, tuple[int, ...]]
 """Row, then what is free on it as the host knows it: CPU milli, memory MiB, milli per device."""
+Part = tuple[str, bytes]
+"""A cluster whose rows were replaced: its id, and its rows as a packed snapshot; empty: gone."""
 DemandFields = tuple[int, int, tuple[str, ...], int, int, int, int, str]
 """The fields of `Demand` in their order."""
 
 
 class Evaluate(_Frame, tag=2):
-    """Evaluate the rule once. `replica.Replica` explains `rows`, `snapshot` and `settled`."""
+    """Evaluate the rule once. `replica.Replica` explains what it says of the fleet."""
 
     nonce: int
     request: str
@@ -67,6 +69,7 @@ class Evaluate(_Frame, tag=2):
     rows: tuple[Row, ...]
     settled: tuple[str, ...]
     snapshot: bytes | None
+    parts: tuple[Part, ...]
 
 
 class Manage(_Frame, tag=3):

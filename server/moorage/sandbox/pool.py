@@ -161,6 +161,11 @@ class Pool:
             self._snapshot = (self.fleet.layout, self.fleet.version, packed)
         return packed
 
+    def part(self, cluster_id: str) -> frames.Part:
+        """Return the rows of one cluster as they are now, packed."""
+        part = self.fleet.part(cluster_id)
+        return cluster_id, b"" if part is None else msgspec.msgpack.encode(part.snapshot())
+
     def cells(self) -> dict[str, int]:
         """Return the number of living cells per policy URI."""
         return dict(Counter(group.key[0] for group in self._group_of.values()))

@@ -1,12 +1,12 @@
 """A cell's own copy of the fleet, and how it stays true. Used by `cell` alone.
 
 The protocol, in four sentences. Every `Evaluate` frame carries the absolute free capacity of the
-rows that changed on the host since the frame before (or a whole snapshot), read from the live
-fleet at the moment the frame was built, and the requests whose proposals were settled since. A
-rule's own proposal for a lease is taken from the replica at once, so that the next ask in the
-pipe does not see the same GPU free: it is then *outstanding*. When a frame says that a proposal
-is settled, granted or not, it is outstanding no longer; if it was granted, the host's rows
-already count it. So at every evaluation
+rows that changed on the host since the frame before, after the rows of the clusters that were
+replaced (or instead of both a whole snapshot), read from the live fleet at the moment the frame
+was built, and the requests whose proposals were settled since. A rule's own proposal for a lease
+is taken from the replica at once, so that the next ask in the pipe does not see the same GPU
+free: it is then *outstanding*. When a frame says that a proposal is settled, granted or not, it is
+outstanding no longer; if it was granted, the host's rows already count it. So at every evaluation
 
     what the rule sees  ==  what the host last said  -  what is outstanding
 
@@ -21,16 +21,20 @@ A row whose net capacity did not move is not marked as changed, because fast rul
 rows again: a grant of exactly what was proposed marks nothing.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import msgspec
 
 from moorage.model import Demand, Share
 from moorage.policy import Fleet, ProposalError, parse_proposal
-from moorage.sandbox.frames import Row
+from moorage.sandbox.frames import Part, Row
 from moorage.sandbox.limits import OUTSTANDING_MAX
+
+GONE: Final = -1
+"""Stands for the row of a node that is not there."""
+_decode: Final = msgspec.msgpack.decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +60,32 @@ class Replica:
         self._on_row: dict[int, int] = {}
         """How many outstanding shares lie on a row; most rows have none."""
 
-    def update(self, snapshot: bytes | None, rows: Sequence[Row], settled: Sequence[str]) -> None:
+    def update(
+        self,
+        snapshot: bytes | None,
+        parts: Sequence[Part],
+        rows: Sequence[Row],
+        settled: Sequence[str],
+    ) -> None:
         """Apply what one frame says, in the order that the module docstring gives."""
         dropped: list[_Held] = []
         for request in settled:
             dropped += self._drop(request)
         if snapshot is not None:
-            self._restore(msgspec.msgpack.decode(snapshot))
+            self.fleet.restore(_decode(snapshot))
+            self._relocate(None)
             dropped.clear()
+        elif parts:
+            replaced = frozenset(name for name, _ in parts)
+            for name, packed in parts:
+                self.fleet.splice(name, _fleet_of(packed) if packed else None)
+            self._relocate(replaced)
+            dropped = [
+                replace(held, row=row)
+                for held in dropped
+                if held.share.cluster_id not in replaced
+                and (row := self.fleet.row(held.share.cluster_id, held.share.node_id)) is not None
+            ]
         spoken = set()
         for row, cpu, memory, gpus in rows:
             spoken.add(row)
@@ -145,20 +167,30 @@ class Replica:
     def _held_on(self, row: int) -> list[_Held]:
         return [held for shares in self._outstanding.values() for held in shares if held.row == row]
 
-    def _restore(self, snapshot: dict[str, Any]) -> None:
-        """Become the snapshot minus what is outstanding, by name: rows may have moved."""
-        self.fleet.restore(snapshot)
+    def _relocate(self, replaced: Collection[str] | None) -> None:
+        """Find what is outstanding by name, since rows may have moved, and take it where need be.
+
+        Args:
+            replaced: Clusters of which the host's word came, and so does not know it; None: all.
+
+        """
         outstanding, self._outstanding, self._on_row = self._outstanding, {}, {}
         for request, shares in outstanding.items():
             kept: list[_Held] = []
             for held in shares:
                 row = self.fleet.row(held.share.cluster_id, held.share.node_id)
-                if row is None:
-                    continue
-                ids = self.fleet.gpu_ids[row]
+                # A node that is gone holds nothing, until it is back.
+                ids = () if row is None else self.fleet.gpu_ids[row]
                 columns = tuple(ids.index(gpu) for gpu in held.share.gpus if gpu in ids)
-                self.fleet.take(held.share)
+                if replaced is None or held.share.cluster_id in replaced:
+                    self.fleet.take(held.share)
+                row = GONE if row is None else row
                 kept.append(_Held(row, held.share, columns))
                 self._on_row[row] = self._on_row.get(row, 0) + 1
-            if kept:
-                self._outstanding[request] = tuple(kept)
+            self._outstanding[request] = tuple(kept)
+
+
+def _fleet_of(packed: bytes) -> Fleet:
+    fleet = Fleet()
+    fleet.restore(_decode(packed))
+    return fleet

@@ -1,0 +1,381 @@
+"""What every node has and what of it is free, in columns; and how they follow the inventory.
+
+`policy.fleet.Fleet` is this with the feasibility on top. The core puts clusters in as they change;
+a cell's replica takes a snapshot once, and then the parts that changed.
+
+Rows are nodes, ordered by (cluster id, node id): the order is stable, so "the first row wins" is
+a deterministic tie-break. GPU columns are `[nodes, devices]`, zero where a node has fewer devices.
+"""
+
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Final, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.model import GPU_MILLI, Cluster, Gpu
+
+CHANGES_MAX: Final = 65_536
+"""Changes remembered for `changed_since`; whoever is further behind is told to look at all."""
+SPLICES_MAX: Final = 256
+"""Changed clusters remembered for `spliced_since`; whoever is further behind takes a snapshot."""
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_NODE_COLUMNS: Final = ("cpu_total", "cpu_free", "memory_total", "memory_free", "rack", "cluster")
+_GPU_COLUMNS: Final = ("gpu_total", "gpu_free", "gpu_model", "gpu_memory", "gpu_link", "gpu_numa")
+_NO_DEVICE: Final = {"gpu_model": -1, "gpu_link": -1, "gpu_numa": -1}
+"""What a GPU column has where a node has no device; 0 in the others."""
+
+
+class Inventory:
+    """Columns over all nodes, and the log of which rows changed.
+
+    Attributes:
+        version: Grows by one with every change of a row's free capacity, never repeats.
+        layout: Grows when the inventory changes; rows may then mean other nodes.
+        cluster_ids: Clusters, sorted; `cluster` holds indices into it.
+        node_ids: `(cluster_id, node_id)` per row.
+        gpu_ids: Device ids per row, in column order.
+        models: Model names; `gpu_model` holds indices into it, -1 for no device.
+        cpu_total, cpu_free: int64 `[nodes]`, milli.
+        memory_total, memory_free: int64 `[nodes]`, MiB.
+        gpu_total, gpu_free: int64 `[nodes, devices]`, milli.
+        gpu_memory: int64 `[nodes, devices]`, MiB.
+        gpu_link, gpu_numa: int64 `[nodes, devices]`, group numbers within the node, -1: none.
+        gpu_exclusive: bool `[nodes, devices]`: only to be taken whole.
+        rack, cluster: int64 `[nodes]`, group numbers; rack -1: unknown.
+
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self.layout = 0
+        self._changes: list[int] = []
+        self._changes_base = 0
+        self._layout_version = 0
+        self._splices: list[str] = []
+        self._splices_base = 0
+        self._fill([])
+        self._number_rows()
+
+    # Inventory -----------------------------------------------------------------------------
+
+    def install(self, clusters: Iterable[Cluster]) -> None:
+        """Take over a new inventory; every node is then empty and every row counts as changed."""
+        self._fill(sorted(clusters, key=lambda cluster: cluster.id))
+        self._renew()
+
+    def _fill(self, clusters: Sequence[Cluster]) -> None:
+        pairs = [
+            (number, cluster.id, node)
+            for number, cluster in enumerate(clusters)
+            for node in sorted(cluster.nodes, key=lambda node: node.id)
+        ]
+        # Nodes of one kind have equal devices: each kind's columns are made once.
+        kinds: dict[tuple[Gpu, ...], int] = {}
+        kind_of = [kinds.setdefault(node.gpus, len(kinds)) for _, _, node in pairs]
+        # Tuples, because rules are handed them: a rule that sorts one would mislead the next.
+        self.cluster_ids: tuple[str, ...] = tuple(cluster.id for cluster in clusters)
+        self.node_ids: tuple[tuple[str, str], ...] = tuple(
+            (name, node.id) for _, name, node in pairs
+        )
+        ids = [tuple(gpu.id for gpu in gpus) for gpus in kinds]
+        self.gpu_ids: tuple[tuple[str, ...], ...] = tuple(ids[kind] for kind in kind_of)
+        self.models: tuple[str, ...] = tuple(sorted({g.model for gpus in kinds for g in gpus}))
+        # A rack's name is its cluster's own: two clusters may each have a "rack-1".
+        named = sorted({(number, node.rack) for number, _, node in pairs if node.rack})
+        racks = {rack: code for code, rack in enumerate(named)}
+        self.rack: Ints = np.array([racks.get((c, n.rack), -1) for c, _, n in pairs], np.int64)
+        self.cluster: Ints = np.array([number for number, _, _ in pairs], np.int64)
+        self.cpu_total: Ints = np.array([node.cpu_milli for _, _, node in pairs], np.int64)
+        self.memory_total: Ints = np.array([node.memory_mib for _, _, node in pairs], np.int64)
+        self._fill_devices(list(kinds), kind_of)
+        self.cpu_free: Ints = self.cpu_total.copy()
+        self.memory_free: Ints = self.memory_total.copy()
+        self.gpu_free: Ints = self.gpu_total.copy()
+
+    def _fill_devices(self, kinds: Sequence[tuple[Gpu, ...]], kind_of: Sequence[int]) -> None:
+        shape = len(kinds), max(map(len, kinds), default=0)
+        assert shape[1] < 256, "devices are counted in bytes"  # noqa: PLR2004  # A byte's range.
+        model_code = {model: code for code, model in enumerate(self.models)}
+        total, memory = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
+        model, link, numa = (np.full(shape, -1, np.int64) for _ in range(3))
+        exclusive = np.zeros(shape, np.bool_)
+        for row, gpus in enumerate(kinds):
+            links = sorted({gpu.link_group for gpu in gpus} - {""})
+            domains = sorted({gpu.numa for gpu in gpus if gpu.numa >= 0})
+            for column, gpu in enumerate(gpus):
+                total[row, column] = GPU_MILLI
+                memory[row, column] = gpu.memory_mib
+                model[row, column] = model_code[gpu.model]
+                link[row, column] = links.index(gpu.link_group) if gpu.link_group else -1
+                numa[row, column] = domains.index(gpu.numa) if gpu.numa >= 0 else -1
+                exclusive[row, column] = gpu.exclusive
+        rows = np.array(kind_of, np.int64)
+        self.gpu_total: Ints = total[rows]
+        self.gpu_memory: Ints = memory[rows]
+        self.gpu_model: Ints = model[rows]
+        self.gpu_link: Ints = link[rows]
+        self.gpu_numa: Ints = numa[rows]
+        self.gpu_exclusive: Bools = exclusive[rows]
+
+    def _renew(self) -> None:
+        self.layout += 1
+        self.version += 1
+        self._changes_base = self._layout_version = self.version
+        self._changes.clear()
+        self._splices_base = self.layout
+        self._splices.clear()
+        self._number_rows()
+
+    def _number_rows(self) -> None:
+        borders = np.searchsorted(self.cluster, np.arange(len(self.cluster_ids) + 1)).tolist()
+        self._spans = dict(zip(self.cluster_ids, pairwise(borders), strict=True))
+        self._places: dict[str, dict[str, int]] = {}
+
+    def put(self, cluster: Cluster) -> None:
+        """Take over one cluster, in the place of the one with its id if there is one.
+
+        All other rows keep what they have, and the work is that of copying a few columns at most.
+        The cluster's own nodes are then empty.
+        """
+        part = type(self)()
+        part.install([cluster])
+        self.splice(cluster.id, part)
+
+    def remove(self, cluster_id: str) -> None:
+        """Take a cluster out, if it is there."""
+        self.splice(cluster_id, None)
+
+    def part(self, cluster_id: str) -> Self | None:
+        """Return a fleet of one cluster, for a replica to `splice`; None where there is none."""
+        if cluster_id not in self._spans:
+            return None
+        start, end = self._spans[cluster_id]
+        part = type(self)()
+        for name in (*_NODE_COLUMNS, *_GPU_COLUMNS, "gpu_exclusive"):
+            setattr(part, name, getattr(self, name)[start:end].copy())
+        part.cluster[:] = 0
+        part.rack[part.rack >= 0] -= self.rack[:start].max(initial=-1) + 1
+        part.cluster_ids, part.models = (cluster_id,), self.models
+        part.node_ids, part.gpu_ids = self.node_ids[start:end], self.gpu_ids[start:end]
+        part._renew()  # noqa: SLF001  # One of its own kind.
+        return part
+
+    def splice(self, cluster_id: str, part: Self | None) -> None:
+        """Replace the rows of one cluster, what is free on them included; None takes them out.
+
+        The result is the same as that of installing all clusters anew, and the other rows' free
+        capacity stays.
+        """
+        known = cluster_id in self._spans
+        if part is None:
+            if not known:
+                return
+            part = type(self)()
+        number = bisect_left(self.cluster_ids, cluster_id)
+        start, end = np.searchsorted(self.cluster, (number, number + known)).tolist()
+        self._merge_devices(part, start, end)
+        self._merge_nodes(part, start, end, number)
+        if len(part.cluster_ids) != known:
+            self.cluster[start + len(part) :] += 1 if part.cluster_ids else -1
+            rest = self.cluster_ids[number + known :]
+            self.cluster_ids = (*self.cluster_ids[:number], *part.cluster_ids, *rest)
+        moved = len(part) - (end - start)
+        if moved or len(part.cluster_ids) != known:
+            self._number_rows()
+        self._places.pop(cluster_id, None)
+        self._note_splice(cluster_id, start, end, moved)
+
+    def _merge_nodes(self, part: Self, start: int, end: int, number: int) -> None:
+        before = int(self.rack[:start].max(initial=-1)) + 1
+        held = int(self.rack[start:end].max(initial=before - 1)) + 1 - before
+        racks = np.where(part.rack >= 0, part.rack + before, -1)
+        self.rack[end:][self.rack[end:] >= 0] += int(part.rack.max(initial=-1)) + 1 - held
+        self.rack = _spliced(self.rack, racks, start, end)
+        self.cluster = _spliced(self.cluster, np.full(len(part), number, np.int64), start, end)
+        for name in ("cpu_total", "cpu_free", "memory_total", "memory_free"):
+            setattr(self, name, _spliced(getattr(self, name), getattr(part, name), start, end))
+        for name in ("node_ids", "gpu_ids"):
+            ours, theirs = getattr(self, name), getattr(part, name)
+            if ours[start:end] != theirs:
+                setattr(self, name, (*ours[:start], *theirs, *ours[end:]))
+
+    def _merge_devices(self, part: Self, start: int, end: int) -> None:
+        """Replace the GPU columns of some rows; model codes and the width follow."""
+        codes = np.unique(self.gpu_model[start:end])
+        gone = {
+            self.models[code]
+            for code in codes[codes >= 0].tolist()
+            if self.models[code] not in part.models
+            and not (self.gpu_model[:start] == code).any()
+            and not (self.gpu_model[end:] == code).any()
+        }
+        models = tuple(sorted((frozenset(self.models) - gone).union(part.models)))
+        if models != self.models:
+            self.gpu_model = _recoded(self.gpu_model, self.models, models)
+        own = {"gpu_model": _recoded(part.gpu_model, part.models, models)}
+        self.models = models
+        width, wanted = self.gpu_total.shape[1], _width(part.gpu_total)
+        full = wanted < width and bool(self.gpu_total[start:end, width - 1 :].any())
+        width = max(width, wanted)
+        for name in (*_GPU_COLUMNS, "gpu_exclusive"):
+            fill = _NO_DEVICE.get(name, 0)
+            ours = _widened(getattr(self, name), width, fill)
+            theirs = _widened(own.get(name, getattr(part, name)), width, fill)
+            setattr(self, name, _spliced(ours, theirs, start, end))
+        if full and (width := _width(self.gpu_total)) < self.gpu_total.shape[1]:
+            for name in (*_GPU_COLUMNS, "gpu_exclusive"):
+                setattr(self, name, getattr(self, name)[:, :width].copy())
+
+    def _note_splice(self, cluster_id: str, start: int, end: int, moved: int) -> None:
+        """Number rows and changes anew; -1 stands for what a splice already told."""
+        self._changes = [
+            row if row < start else -1 if row < end else row + moved for row in self._changes
+        ]
+        self.touch(-1)
+        self.layout += 1
+        self._layout_version = self.version
+        self._splices.append(cluster_id)
+        if len(self._splices) > SPLICES_MAX:
+            half = SPLICES_MAX // 2
+            del self._splices[:half]
+            self._splices_base += half
+
+    def spliced_since(self, layout: int) -> list[str] | None:
+        """Return the clusters whose rows were replaced after `layout`, each once; None: all."""
+        if layout < self._splices_base:
+            return None
+        return list(dict.fromkeys(self._splices[layout - self._splices_base :]))
+
+    def snapshot(self) -> dict[str, Any]:
+        """All of it as plain values and bytes, for a replica to `restore`.
+
+        Columns travel in the narrowest type that holds them: at a million devices that is a fifth.
+        """
+        # Most nodes name their devices alike.
+        kinds = {ids: kind for kind, ids in enumerate(dict.fromkeys(self.gpu_ids))}
+        columns: dict[str, Any] = {
+            name: _packed(getattr(self, name)) for name in (*_NODE_COLUMNS, *_GPU_COLUMNS)
+        }
+        return {
+            "version": self.version,
+            "width": int(self.gpu_total.shape[1]),
+            "cluster_ids": self.cluster_ids,
+            "node_ids": [node for _, node in self.node_ids],
+            "gpu_ids": tuple(kinds),
+            "gpu_ids_of": _packed(np.array([kinds[ids] for ids in self.gpu_ids], np.int64)),
+            "models": self.models,
+            "gpu_exclusive": self.gpu_exclusive.tobytes(),
+            **columns,
+        }
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """Become the replica of the fleet that `snapshot` was taken of."""
+        rows, width = len(snapshot["node_ids"]), snapshot["width"]
+        for name in _NODE_COLUMNS:
+            setattr(self, name, _unpacked(snapshot[name]))
+        for name in _GPU_COLUMNS:
+            setattr(self, name, _unpacked(snapshot[name]).reshape(rows, width))
+        exclusive = np.frombuffer(snapshot["gpu_exclusive"], np.bool_)
+        self.gpu_exclusive = exclusive.reshape(rows, width).copy()
+        self.cluster_ids = tuple(snapshot["cluster_ids"])
+        self.models = tuple(snapshot["models"])
+        kinds = [tuple(ids) for ids in snapshot["gpu_ids"]]
+        self.gpu_ids = tuple(kinds[kind] for kind in _unpacked(snapshot["gpu_ids_of"]).tolist())
+        names = self.cluster_ids
+        self.node_ids = tuple(
+            (names[number], node)
+            for number, node in zip(self.cluster.tolist(), snapshot["node_ids"], strict=True)
+        )
+        self._renew()
+
+    def __len__(self) -> int:
+        """Return the number of nodes."""
+        return len(self.node_ids)
+
+    def row(self, cluster_id: str, node_id: str) -> int | None:
+        """Return the row of a node, or None where the fleet has no such node."""
+        span = self._spans.get(cluster_id)
+        if span is None:
+            return None
+        places = self._places.get(cluster_id)
+        if places is None:
+            names = self.node_ids[slice(*span)]
+            places = self._places[cluster_id] = {
+                node: span[0] + place for place, (_, node) in enumerate(names)
+            }
+        return places.get(node_id)
+
+    # Which rows changed ----------------------------------------------------------------------
+
+    def touch(self, row: int) -> None:
+        """Note that the free capacity of `row` changed."""
+        self._changes.append(row)
+        self.version += 1
+        if len(self._changes) > CHANGES_MAX:
+            half = len(self._changes) // 2
+            del self._changes[:half]
+            self._changes_base += half
+
+    def changed_since(self, version: int) -> list[int] | None:
+        """Return the rows that changed after `version`, oldest change first, each once.
+
+        None means "look at all of them": the caller is too far behind, or the inventory
+        changed.
+        """
+        return None if version < self._layout_version else self.rows_since(version)
+
+    def rows_since(self, version: int) -> list[int] | None:
+        """Return the same for whoever also follows `spliced_since`: rows as they are now."""
+        if version < self._changes_base:
+            return None
+        rows = dict.fromkeys(self._changes[version - self._changes_base :])
+        rows.pop(-1, None)
+        return list(rows)
+
+
+def _spliced(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: int) -> Any:
+    """Return a column with other rows in the place of some; in place where it is as many."""
+    if len(rows) != end - start:
+        return np.concatenate([column[:start], rows, column[end:]])
+    column[start:end] = rows
+    return column
+
+
+def _recoded(codes: Ints, before: Sequence[str], after: Sequence[str]) -> Ints:
+    """Return model codes in the numbers of other names; -1 stays."""
+    numbers = {model: code for code, model in enumerate(after)}
+    table = np.array([*(numbers.get(model, -1) for model in before), -1], np.int64)
+    recoded: Ints = table[codes]
+    return recoded
+
+
+def _width(totals: Ints) -> int:
+    """Return how many columns have a device."""
+    return int(np.flatnonzero(totals.any(0)).max(initial=-1)) + 1
+
+
+def _widened(column: npt.NDArray[Any], width: int, fill: int) -> npt.NDArray[Any]:
+    """Return a GPU column of exactly so many device columns; those cut off are empty."""
+    rows, held = column.shape
+    if held == width:
+        return column
+    if held > width:
+        return column[:, :width]
+    return np.concatenate([column, np.full((rows, width - held), fill, column.dtype)], axis=1)
+
+
+def _packed(column: Ints) -> tuple[str, bytes]:
+    low, high = column.min(initial=0), column.max(initial=0)
+    narrow = np.result_type(np.min_scalar_type(low), np.min_scalar_type(high))
+    return narrow.str, column.astype(narrow).tobytes()
+
+
+def _unpacked(packed: Sequence[Any]) -> Ints:
+    kind, content = packed
+    return np.frombuffer(content, kind).astype(np.int64)
