@@ -1,56 +1,180 @@
 """The engine that starts nothing: workloads are entries of a dictionary, faults come on demand.
 
 Ships with the server for rehearsals (`"provision": {"backend": "memory"}`) and stands for every
-other backend in the tests of the core and the daemon.
+other backend in the tests of the core, the daemon and the resource engine. A `MemoryResourceSpec`
+says which faults; any other spec starts, runs and stops without any.
 """
 
 import asyncio
-from collections.abc import Collection
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from moorage.engines.base import EngineError
-from moorage.model import Lease, RequestId
+from moorage.engines.base import (
+    EngineError,
+    Execution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    Support,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    Workload,
+)
+from moorage.engines.spec_documents import SPECS
+from moorage.engines.specs import BaseResourceSpec, MemoryResourceSpec
 
-DELAY_SECONDS_MAX: Final = 60.0
-"""Longest delay that a spec may ask for."""
+__all__ = ["MemoryEngine"]
+
+_LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A workload, and what is left of its faults."""
+
+    spec: MemoryResourceSpec
+    workload: Workload
+    fail_stops: int
+    limits: dict[str, Any] = field(default_factory=dict[str, Any])
+    death: threading.Timer | None = None
 
 
 class MemoryEngine:
-    """Workloads in memory.
+    """Workloads in memory. Two engines over one `machine` are a daemon before and after a crash.
 
-    The spec of a workload may ask for faults: `start_seconds` and `stop_seconds` delay,
-    `fail` (a text) fails the start with that reason.
+    Args:
+        machine: What runs, by name; survives this engine.
+
     """
 
     name: Final = "memory"
+    support: Final = Support(
+        categories=frozenset(SPECS), limits=_LIMITS, reset=True, execute=False, logs=False
+    )
 
-    def __init__(self) -> None:
-        self._running: set[RequestId] = set()
+    def __init__(self, machine: dict[str, _Entry] | None = None) -> None:
+        self._machine = {} if machine is None else machine
+        self._lock = threading.Lock()
+        self._listener: Listener | None = None
 
-    async def discover(self) -> Collection[RequestId]:
-        """Return the leases whose workload runs."""
-        return frozenset(self._running)
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Engine.listen`."""
+        self._listener = listener
 
-    async def start(self, lease: Lease) -> str:
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Take every spec; see `Engine.refuse`."""
+
+    async def discover(self) -> Collection[Workload]:
+        """Return what is here; see `Engine.discover`."""
+        with self._lock:
+            return [entry.workload for entry in self._machine.values()]
+
+    async def start(self, order: Order) -> Workload:
         """Start a workload; see `Engine.start`."""
-        spec = lease.provision.spec if lease.provision else {}
-        await asyncio.sleep(_delay(spec.get("start_seconds", 0)))
-        if reason := spec.get("fail"):
-            raise EngineError(str(reason))
-        self._running.add(lease.id)
-        return f"memory://{lease.id}"
+        spec = order.spec if isinstance(order.spec, MemoryResourceSpec) else MemoryResourceSpec()
+        with self._lock:
+            there = self._machine.get(order.id)
+        if there is not None:
+            return there.workload
+        self._tell(Workload(order.id, Phase.STARTING))
+        async with asyncio.timeout(order.timeout_seconds):
+            await asyncio.sleep(spec.start_seconds)
+        if spec.fail:
+            raise EngineError(spec.fail)
+        ready = Workload(order.id, Phase.READY, endpoint=f"memory://{order.id}")
+        entry = _Entry(spec, ready, spec.fail_stops)
+        with self._lock:
+            there = self._machine.setdefault(order.id, entry)
+        if there is not entry:  # Two starts of the same name: there is one workload.
+            return there.workload
+        if spec.die_seconds is not None:
+            entry.death = threading.Timer(spec.die_seconds, self._die, (order.id, entry))
+            entry.death.daemon = True
+            entry.death.start()
+        self._tell(ready)
+        return ready
 
-    async def stop(self, lease: Lease) -> None:
+    async def stop(self, workload: str) -> None:
         """Stop a workload; see `Engine.stop`."""
-        spec = lease.provision.spec if lease.provision else {}
-        await asyncio.sleep(_delay(spec.get("stop_seconds", 0)))
-        self._running.discard(lease.id)
+        entry = self._machine.get(workload)
+        if entry is None:
+            return
+        await asyncio.sleep(entry.spec.stop_seconds)
+        if entry.fail_stops:
+            entry.fail_stops -= 1
+            raise EngineError(f"{workload} does not stop")
+        with self._lock:
+            gone = self._machine.pop(workload, None) is entry
+        if entry.death is not None:
+            entry.death.cancel()
+        if gone:
+            self._tell(replace(entry.workload, phase=Phase.STOPPED, endpoint=""))
+
+    async def status(self, workload: str) -> Workload:
+        """Look at a workload; see `Engine.status`."""
+        return self._entry(workload).workload
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Note new limits of a workload; see `Engine.control`."""
+        entry = self._entry(workload)
+        if unknown := limits.keys() - _LIMITS:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedSpecError(f"the backend memory has no limit named {names}")
+        entry.limits.update(limits)
+
+    async def reset(self, workload: str) -> Any:
+        """Reset a workload; see `Engine.reset`."""
+        spec = self._entry(workload).spec
+        if not spec.resettable:
+            raise UnsupportedSpecError(f"{workload} cannot be reset")
+        if spec.fail_reset:
+            raise EngineError(spec.fail_reset)
+        return None
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],  # noqa: ARG002  # The Protocol's.
+        *,
+        timeout_seconds: float | None = None,  # noqa: ARG002  # The Protocol's.
+        workdir: str | None = None,  # noqa: ARG002  # The Protocol's.
+        user: str | None = None,  # noqa: ARG002  # The Protocol's.
+        environment: Mapping[str, str] | None = None,  # noqa: ARG002  # The Protocol's.
+    ) -> Execution:
+        """Refuse: nothing runs, so nothing can run inside of it."""
+        self._entry(workload)
+        raise UnsupportedSpecError("the backend memory runs no commands")
+
+    async def logs(self, workload: str, offset: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
+        """Refuse: what does not run writes nothing."""
+        self._entry(workload)
+        raise UnsupportedSpecError("the backend memory keeps no output")
 
     async def close(self) -> None:
         """Forget nothing: there is nothing to let go of."""
+        self._listener = None
 
+    def _entry(self, workload: str) -> _Entry:
+        with self._lock:
+            entry = self._machine.get(workload)
+        if entry is None:
+            raise UnknownWorkloadError(workload)
+        return entry
 
-def _delay(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise EngineError(f"a delay must be a number of seconds, not {value!r}")
-    return min(max(float(value), 0.0), DELAY_SECONDS_MAX)
+    def _die(self, workload: str, entry: _Entry) -> None:
+        code = entry.spec.exit_code
+        phase = Phase.FAILED if code else Phase.SUCCEEDED
+        with self._lock:
+            if self._machine.get(workload) is not entry:
+                return
+            entry.workload = Workload(
+                workload, phase, detail=f"it ended by itself with {code}", exit_code=code
+            )
+        self._tell(entry.workload)
+
+    def _tell(self, workload: Workload) -> None:
+        if self._listener is not None:
+            self._listener(workload)

@@ -1,0 +1,1 @@
+"""This machine as a backend: processes and services under a supervisor each, and containers."""

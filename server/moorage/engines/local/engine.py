@@ -1,0 +1,131 @@
+"""`LocalEngine`: this machine as one backend, whatever the category of the spec."""
+
+import asyncio
+import platform
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.engines.base import (
+    Execution,
+    Listener,
+    Log,
+    Order,
+    Support,
+    UnsupportedSpecError,
+    Workload,
+)
+from moorage.engines.local import processes
+from moorage.engines.local.devices import Devices
+from moorage.engines.local.processes import Processes
+from moorage.engines.local.shelf import Shelf
+from moorage.engines.specs import BaseResourceSpec
+
+__all__ = ["LocalEngine", "this_node"]
+
+
+def this_node() -> str:
+    """Return the name that this machine has in an inventory."""
+    return platform.node() or "localhost"
+
+
+class LocalEngine:
+    """Processes and services of this machine.
+
+    Args:
+        root: Where it keeps what must outlive the daemon. Two engines over one root are a daemon
+            before and after a crash.
+        nodes: Names of nodes that are this machine; empty for whatever name.
+        gpus: Ids of GPUs for workloads without a lease.
+
+    """
+
+    name: Final = "local"
+    support: Final = Support(
+        categories=processes.CATEGORIES,
+        limits=processes.LIMITS,
+        reset=False,
+        execute=True,
+        logs=True,
+    )
+
+    def __init__(self, root: Path, nodes: Iterable[str] = (), gpus: Iterable[str] = ()) -> None:
+        self._nodes = frozenset(nodes)
+        self._listener: Listener | None = None
+        self._devices = Devices(gpus)
+        self._processes = Processes(Shelf(root), self._devices, self._tell)
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Engine.listen`."""
+        self._listener = listener
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Look at a spec before anything is held for it; see `Engine.refuse`."""
+        if spec.category not in self.support.categories:
+            known = ", ".join(sorted(self.support.categories))
+            reason = f"the backend local starts {known}, not {spec.category}"
+            raise UnsupportedSpecError(reason)
+
+    async def discover(self) -> Collection[Workload]:
+        """Return what is here; see `Engine.discover`."""
+        return await self._processes.discover()
+
+    async def start(self, order: Order) -> Workload:
+        """Start a workload; see `Engine.start`."""
+        self.refuse(order.spec)
+        if len(order.placement) > 1:
+            raise UnsupportedSpecError("the backend local starts on one machine, not on a gang")
+        for share in order.placement:
+            if self._nodes and share.node_id not in self._nodes:
+                reason = f"the backend local starts on {', '.join(sorted(self._nodes))}"
+                raise UnsupportedSpecError(f"{reason}, not on {share.cluster_id}/{share.node_id}")
+        return await self._processes.start(order)
+
+    async def stop(self, workload: str) -> None:
+        """Stop a workload; see `Engine.stop`."""
+        await self._processes.stop(workload)
+
+    async def status(self, workload: str) -> Workload:
+        """Look at a workload; see `Engine.status`."""
+        return await self._processes.status(workload)
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Change limits of a workload; see `Engine.control`."""
+        await self._processes.control(workload, limits)
+
+    async def reset(self, workload: str) -> Any:
+        """Make a used workload as new; see `Engine.reset`."""
+        await self._processes.reset(workload)
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Execution:
+        """Run a command inside of a workload; see `Engine.execute`."""
+        return await self._processes.execute(
+            workload,
+            command,
+            timeout_seconds=timeout_seconds,
+            workdir=workdir,
+            user=user,
+            environment=environment,
+        )
+
+    async def logs(self, workload: str, offset: int = 0) -> Log:
+        """Read a workload's output; see `Engine.logs`."""
+        return await self._processes.logs(workload, offset)
+
+    async def close(self) -> None:
+        """Let go. Workloads go on running."""
+        self._listener = None
+        await asyncio.to_thread(self._processes.close)
+
+    def _tell(self, workload: Workload) -> None:
+        if self._listener is not None:
+            self._listener(workload)

@@ -1,0 +1,488 @@
+"""Processes and services of this machine, each under a supervisor that outlives the daemon.
+
+`LocalEngine` is the only caller. What there is to know of a workload is in its folder (`shelf`);
+this module starts supervisors, waits for them, and asks workloads whether they answer.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.engines.base import (
+    EngineError,
+    Execution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    Workload,
+)
+from moorage.engines.local import readiness, shelf
+from moorage.engines.local.devices import Devices
+from moorage.engines.local.watcher import Watcher
+from moorage.engines.specs import (
+    BaseResourceSpec,
+    ProcessResourceSpec,
+    Readiness,
+    ServiceResourceSpec,
+    VLLMModelResourceSpec,
+    memory_bytes,
+)
+
+__all__ = ["CATEGORIES", "LIMITS", "Processes"]
+
+CATEGORIES: Final = frozenset({"process", "service", "vllm"})
+LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
+OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of a workload's log; beyond it the older half is dropped."""
+EXECUTION_BYTES_MAX: Final = 1024 * 1024
+"""Of what a command run inside of a workload writes; the rest is dropped."""
+SUPERVISOR_SECONDS_MAX: Final = 30.0
+"""How long a supervisor may take to say that the command runs."""
+STOP_SPARE_SECONDS: Final = 20.0
+"""Beyond a workload's own time to stop: for what it left behind, which is killed."""
+_SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
+_MARK: Final = "MOORAGE_WORKLOAD"
+"""Variable by which what a killed supervisor left behind is found."""
+_INHERITED: Final = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+        *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+        *("http_proxy", "https_proxy", "no_proxy"),
+    }
+)
+"""Variables of the daemon that workloads get too. Its secrets are not among them."""
+
+
+class Processes:
+    """See the module.
+
+    Args:
+        folders: Where workloads are kept.
+        devices: Who hands out processors and GPUs.
+        tell: The listener of the engine.
+
+    """
+
+    def __init__(self, folders: shelf.Shelf, devices: Devices, tell: Listener) -> None:
+        self._shelf = folders
+        self._devices = devices
+        self._tell = tell
+        self._watcher = Watcher()
+        self._lock = threading.Lock()
+        self._ends: dict[str, Future[None]] = {}
+        self._beginning: dict[str, threading.Lock] = {}
+
+    async def discover(self) -> Collection[Workload]:
+        """Return what is here, and watch it from now on."""
+        found = []
+        for name in await asyncio.to_thread(lambda: list(self._shelf.names())):
+            workload = await asyncio.to_thread(self._look, name)
+            if workload is not None:
+                found.append(workload)
+        return found
+
+    async def start(self, order: Order) -> Workload:
+        """Start a process and wait until it is ready; see `Engine.start`."""
+        spec = _process(order.spec)
+        try:
+            async with asyncio.timeout(_limit(order.timeout_seconds, spec.start_timeout)):
+                await _finished(asyncio.to_thread(self._begin, order, spec))
+                return await self._until_ready(order.id, spec)
+        except BaseException:
+            await _finished(self.stop(order.id))
+            raise
+
+    async def stop(self, workload: str) -> None:
+        """Stop a process and all it started; see `Engine.stop`."""
+        folder = self._shelf.folder(workload)
+        order = shelf.read(folder / "order.json")
+        if order is None:
+            return
+        pid = shelf.holder(folder)
+        if pid is not None:
+            ended = self._watch(workload, pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+            limit = float(order["stop_seconds"]) + STOP_SPARE_SECONDS
+            try:
+                async with asyncio.timeout(limit):
+                    await asyncio.shield(asyncio.wrap_future(ended))
+            except TimeoutError:
+                reason = f"{workload} is still there {limit:g} s after it was told to stop"
+                raise EngineError(reason) from None
+        await asyncio.to_thread(self._sweep, workload)
+        self._devices.give(workload)
+        await asyncio.to_thread(self._shelf.archive, workload)
+        self._tell(Workload(workload, Phase.STOPPED))
+
+    async def status(self, workload: str) -> Workload:
+        """Look at a process; see `Engine.status`."""
+        found = await asyncio.to_thread(self._look, workload)
+        if found is None:
+            raise UnknownWorkloadError(workload)
+        return found
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Change limits of a process and all it started; see `Engine.control`."""
+        order = self._order(workload)
+        if unknown := limits.keys() - LIMITS:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedSpecError(f"a process has no limit named {names}")
+        try:
+            size = memory_bytes(limits["mem_limit"]) if "mem_limit" in limits else None
+            cpus = (
+                self._devices.resize(workload, limits["cpu_count"])
+                if "cpu_count" in limits
+                else None
+            )
+        except (ValueError, TypeError) as error:
+            raise UnsupportedSpecError(str(error)) from error
+        for pid in _below(shelf.holder(self._shelf.folder(workload))):
+            with contextlib.suppress(ProcessLookupError):
+                if size is not None:
+                    resource.prlimit(pid, resource.RLIMIT_DATA, (size, size))
+                if cpus is not None:
+                    _bind(pid, cpus)
+        fresh = {
+            **order,
+            "memory_bytes": size or order["memory_bytes"],
+            "cpus": cpus or order["cpus"],
+        }
+        shelf.write(self._shelf.folder(workload) / "order.json", fresh)
+
+    async def reset(self, workload: str) -> None:
+        """Run the spec's own reset command; see `Engine.reset`."""
+        order = self._order(workload)
+        command = order["reset_command"]
+        if not command:
+            raise UnsupportedSpecError("a process without a reset_command cannot be reset")
+        done = await self.execute(workload, command)
+        if done.exit_code != 0:
+            raise EngineError(f"its reset ended with {done.exit_code}: {done.output[-500:]}")
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Execution:
+        """Run a command beside a process, with its environment and bounds; see `Engine.execute`."""
+        order = self._order(workload)
+        if user is not None:
+            raise UnsupportedSpecError("a command beside a process runs as the process's own user")
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                cwd=workdir or order["workdir"] or self._shelf.folder(workload),
+                env={**order["environment"], **(environment or {})},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineError(f"{command[0]}: {error.strerror or error}") from error
+        if order["cpus"]:
+            with contextlib.suppress(ProcessLookupError):
+                _bind(process.pid, order["cpus"])
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                output = await _read(process.stdout)
+                code = await process.wait()
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await _finished(process.wait())
+            if isinstance(error, TimeoutError):
+                reason = f"{command[0]} ran longer than {timeout_seconds} s"
+                raise TimeoutError(reason) from None
+            raise
+        return Execution(code, output)
+
+    async def logs(self, workload: str, offset: int) -> Log:
+        """Read what a process wrote, also of one that was stopped; see `Engine.logs`."""
+        log = await asyncio.to_thread(self._shelf.log, workload, offset)
+        if log is None:
+            raise UnknownWorkloadError(workload)
+        return log
+
+    def close(self) -> None:
+        """Watch no longer. The processes go on."""
+        self._watcher.close()
+
+    # Beginning ---------------------------------------------------------------------------------
+
+    def _begin(self, order: Order, spec: ProcessResourceSpec) -> None:
+        """Have a supervisor start the command, unless it was begun before. Blocks."""
+        with self._lock:
+            beginning = self._beginning.setdefault(order.id, threading.Lock())
+        with beginning:
+            folder = self._shelf.folder(order.id)
+            if (
+                shelf.holder(folder) is None
+                and not (folder / "process.json").exists()
+                and not (folder / "exit.json").exists()
+            ):
+                folder.mkdir(exist_ok=True, mode=0o700)
+                shelf.write(folder / "order.json", self._orders(order, spec))
+                self._tell(Workload(order.id, Phase.STARTING))
+                self._supervise(order.id, folder)
+        with self._lock:
+            self._beginning.pop(order.id, None)
+        pid = shelf.holder(folder)
+        if pid is not None:
+            self._watch(order.id, pid)
+
+    def _orders(self, order: Order, spec: ProcessResourceSpec) -> dict[str, Any]:
+        """Return what a supervisor is told, and an engine after a crash needs to know."""
+        grant = self._devices.take(order)
+        port = 0
+        command, environment = spec.command, dict(spec.environment)
+        if isinstance(spec, ServiceResourceSpec):
+            port = spec.port or _free_port(spec.host)
+            command = [part.replace("{port}", str(port)) for part in command]
+            environment = {"PORT": str(port), **environment}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _INHERITED or name.startswith("LC_")
+        }
+        return {
+            "id": order.id,
+            "category": spec.category,
+            "command": command,
+            "workdir": spec.workdir,
+            "environment": {
+                **inherited,
+                **grant.environment,
+                **environment,
+                **order.environment,
+                _MARK: self._mark(order.id),
+            },
+            "cpus": grant.cpus,
+            "gpus": grant.gpus,
+            "memory_bytes": memory_bytes(spec.mem_limit) if spec.mem_limit else 0,
+            "stop_seconds": spec.stop_seconds,
+            "reset_command": spec.reset_command,
+            "log_bytes_max": OUTPUT_BYTES_MAX,
+            "port": port,
+        }
+
+    def _supervise(self, workload: str, folder: Path) -> None:
+        """Start a supervisor and wait for its word.
+
+        Raises:
+            EngineError: The command cannot be run.
+
+        """
+        seen, told = os.pipe()
+        words = os.fspath(folder / "supervisor.log")
+        writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        try:
+            os.posix_spawn(
+                sys.executable,
+                [sys.executable, "-I", "-S", str(_SUPERVISOR), str(folder), "3"],
+                {},
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, words, writing, 0o600),
+                    (os.POSIX_SPAWN_DUP2, 1, 2),
+                    (os.POSIX_SPAWN_DUP2, told, 3),
+                ],
+            )
+        except OSError as error:
+            raise EngineError(f"no supervisor can be started: {error}") from error
+        finally:
+            os.close(told)
+        try:
+            said = _line(seen, SUPERVISOR_SECONDS_MAX)
+        finally:
+            os.close(seen)
+        report = json.loads(said) if said else {"error": "its supervisor said nothing"}
+        if "error" in report and shelf.holder(folder) is None:
+            raise EngineError(f"{workload} did not start: {report['error']}")
+
+    async def _until_ready(self, workload: str, spec: ProcessResourceSpec) -> Workload:
+        folder = self._shelf.folder(workload)
+        order = self._order(workload)
+        while True:
+            seen = await asyncio.to_thread(self._shelf.look, workload)
+            if seen is None:
+                raise EngineError(f"{workload} was stopped while it started")
+            if seen.phase is Phase.READY:
+                return seen
+            if seen.phase.over:
+                if (folder / "ready.json").exists():  # It was ready, and has ended since.
+                    return seen
+                if not isinstance(spec, ServiceResourceSpec) and seen.exit_code is not None:
+                    return seen
+                self._tell(seen)
+                lines = "; ".join(seen.log_tail[-3:])
+                raise EngineError(f"{seen.detail}{': ' if lines else ''}{lines}")
+            if not isinstance(spec, ServiceResourceSpec):
+                endpoint = ""
+                break
+            probe = spec.readiness or Readiness()
+            port = int(order["port"])
+
+            async def run(command: Sequence[str], seconds: float) -> int:
+                done = await self.execute(workload, command, timeout_seconds=seconds)
+                return done.exit_code
+
+            if await readiness.answers(probe, spec.host, port, run):
+                endpoint = f"http://{spec.host}:{port}"
+                break
+            await asyncio.sleep(probe.every_seconds)
+        shelf.write(folder / "ready.json", {"endpoint": endpoint})
+        ready = Workload(workload, Phase.READY, endpoint=endpoint)
+        self._tell(ready)
+        return ready
+
+    # Ending ------------------------------------------------------------------------------------
+
+    def _watch(self, workload: str, pid: int) -> "Future[None]":
+        """Have the end of a supervisor noticed. Returns what is resolved then."""
+        with self._lock:
+            ended = self._ends.get(workload)
+            if ended is not None:
+                return ended
+            ended = self._ends[workload] = Future()
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._ended(workload)
+            return ended
+        self._watcher.watch(descriptor, pid, lambda: self._ended(workload))
+        return ended
+
+    def _ended(self, workload: str) -> None:
+        with self._lock:
+            ended = self._ends.pop(workload)
+        seen = self._shelf.look(workload)
+        if seen is not None and seen.phase in {Phase.SUCCEEDED, Phase.FAILED}:
+            self._tell(seen)
+        ended.set_result(None)
+
+    def _look(self, workload: str) -> Workload | None:
+        """Return how a workload is, and watch it."""
+        pid = shelf.holder(self._shelf.folder(workload))
+        if pid is not None:
+            self._watch(workload, pid)
+        return self._shelf.look(workload)
+
+    def _sweep(self, workload: str) -> None:
+        """Kill what a supervisor that was killed itself has left behind."""
+        if (self._shelf.folder(workload) / "exit.json").exists():
+            return
+        mark = f"{_MARK}={self._mark(workload)}".encode()
+        for pid in _all_pids():
+            with contextlib.suppress(OSError):
+                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+                if mark in variables:
+                    os.kill(pid, signal.SIGKILL)
+
+    def _mark(self, workload: str) -> str:
+        return str(self._shelf.folder(workload))
+
+    def _order(self, workload: str) -> dict[str, Any]:
+        order = shelf.read(self._shelf.folder(workload) / "order.json")
+        if order is None:
+            raise UnknownWorkloadError(workload)
+        return order
+
+
+def _process(spec: BaseResourceSpec) -> ProcessResourceSpec:
+    if isinstance(spec, VLLMModelResourceSpec):
+        return spec.service()
+    if not isinstance(spec, ProcessResourceSpec):
+        raise UnsupportedSpecError(f"a {spec.category} is no process")
+    if spec.mem_limit is not None:
+        return replace(spec, mem_limit=memory_bytes(spec.mem_limit))
+    return spec
+
+
+def _limit(*limits: float | None) -> float | None:
+    given = [limit for limit in limits if limit is not None]
+    return min(given) if given else None
+
+
+async def _finished(work: Any) -> Any:
+    """Await `work` to its end even when cancelled meanwhile; then be cancelled."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
+
+
+def _line(descriptor: int, seconds_max: float) -> bytes:
+    """Return the first line that comes through a pipe; empty where none does."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return os.read(descriptor, 4096) if poll.poll(seconds_max * 1000) else b""
+
+
+async def _read(stream: asyncio.StreamReader | None) -> str:
+    assert stream is not None
+    data = bytearray()
+    while chunk := await stream.read(65536):
+        data += chunk[: EXECUTION_BYTES_MAX - len(data)]
+    return data.decode(errors="replace")
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])
+
+
+def _all_pids() -> Iterator[int]:
+    return (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())
+
+
+def _below(pid: int | None) -> list[int]:
+    """Return the pids of all processes below one."""
+    children: dict[int, list[int]] = {}
+    for each in _all_pids():
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{each}/stat").read_bytes()
+            children.setdefault(int(stat.rpartition(b")")[2].split()[1]), []).append(each)
+    found: list[int] = []
+    todo = [] if pid is None else [pid]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def _bind(pid: int, cpus: Collection[int]) -> None:
+    """Bind all threads of a process to processors."""
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), cpus)

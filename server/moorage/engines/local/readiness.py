@@ -1,0 +1,60 @@
+"""Probes: whether a workload answers yet."""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import httpx
+
+from moorage.engines.specs import Readiness
+
+_FAILED_FROM: Final = 400
+"""HTTP statuses from this one on are no answer."""
+
+RunCommand = Callable[[Sequence[str], float], Awaitable[int]]
+"""Runs a command inside of the workload, in so many seconds, and returns its exit status."""
+
+
+async def answers(probe: Readiness, host: str, port: int | None, run: RunCommand) -> bool:
+    """Try every probe that is given once; a port alone must accept a connection.
+
+    Args:
+        probe: What to try.
+        host: Where the workload listens.
+        port: Where, unless the probe says otherwise.
+        run: For a probe that is a command.
+
+    """
+    at = probe.port or port
+    if probe.command is not None:
+        with contextlib.suppress(Exception):  # Whatever it is, it is no answer.
+            if await run(probe.command, probe.timeout_seconds) != 0:
+                return False
+            return probe.path is None or await _http(probe, host, at)
+        return False
+    if probe.path is not None:
+        return await _http(probe, host, at)
+    return at is not None and await _tcp(host, at, probe.timeout_seconds)
+
+
+async def _http(probe: Readiness, host: str, port: int | None) -> bool:
+    url = f"http://{host}:{port or 80}/{(probe.path or '').lstrip('/')}"
+    try:
+        async with httpx.AsyncClient(timeout=probe.timeout_seconds, trust_env=False) as client:
+            reply = await client.get(url)
+    except httpx.HTTPError:
+        return False
+    return reply.status_code < _FAILED_FROM
+
+
+async def _tcp(host: str, port: int, timeout_seconds: float) -> bool:
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True

@@ -1,0 +1,188 @@
+"""The folders of this machine's workloads: what was ordered, how it is, how it ended.
+
+A folder is made before anything starts, and moved away when nothing is left, so whatever a daemon
+that was killed had begun is found by the next one.
+
+    ROOT/running/NAME/order.json     what the supervisor is to do
+                     /lock           held by the supervisor as long as it lives
+                     /process.json   written by the supervisor when the command runs
+                     /ready.json     written by the engine when the workload answers
+                     /exit.json      written by the supervisor when nothing is left of it
+                     /output.log     what the workload wrote
+    ROOT/ended/NAME/                 the last `ENDED_MAX` that were stopped, for their output
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import struct
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from moorage.engines.base import LOG_BYTES_MAX, LOG_TAIL_LINES, Log, Phase, Workload
+
+ENDED_MAX: Final = 200
+"""Folders of stopped workloads that are kept for their output."""
+_NAME_MAX: Final = 150
+"""Longer names are cut and told apart by a digest; file systems take 255 bytes."""
+_TAIL_BYTES: Final = 16 * 1024
+_FLOCK: Final = "hhqqi"
+"""`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
+
+
+class Shelf:
+    """The folders below one root.
+
+    Args:
+        root: Made if it is not there; nobody else may look into it.
+
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._running = root / "running"
+        self._ended = root / "ended"
+        for folder in (self._running, self._ended):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def folder(self, workload: str) -> Path:
+        """Return where a workload is kept while it is anything."""
+        return self._running / _file_name(workload)
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all that was begun and not stopped."""
+        for folder in sorted(self._running.iterdir()):
+            order = read(folder / "order.json")
+            if order is not None:
+                yield str(order["id"])
+            else:  # The daemon was killed before it had ordered anything.
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def look(self, workload: str) -> Workload | None:
+        """Return how a workload is, by its files alone; None where there is nothing."""
+        folder = self.folder(workload)
+        order = read(folder / "order.json")
+        if order is None:
+            return None
+        # The lock first: a supervisor writes how it ended before it lets go of it.
+        held = holder(folder) is not None
+        ended = read(folder / "exit.json")
+        if ended is not None and not held:
+            return _ended(workload, ended, tail(folder))
+        if held or not (folder / "process.json").exists():
+            ready = read(folder / "ready.json")
+            if ready is None or not held:
+                return Workload(workload, Phase.STARTING)
+            return Workload(workload, Phase.READY, endpoint=ready["endpoint"])
+        detail = "its supervisor was killed, and the workload with it"
+        return Workload(workload, Phase.FAILED, detail=detail, log_tail=tail(folder))
+
+    def archive(self, workload: str) -> None:
+        """Put the folder of a stopped workload away."""
+        place = self._ended / _file_name(workload)
+        shutil.rmtree(place, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # Two stops at the same time.
+            self.folder(workload).rename(place)
+        old = sorted(self._ended.iterdir(), key=_changed)[:-ENDED_MAX]
+        for folder in old:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def log(self, workload: str, offset: int) -> Log | None:
+        """Read output from a byte offset on, also of what was stopped; None where there is none."""
+        for over, place in ((False, self.folder(workload)), (True, self._ended)):
+            folder = place / _file_name(workload) if over else place
+            if not (folder / "order.json").exists():
+                continue
+            over = over or (folder / "exit.json").exists()  # Before the output is read.
+            try:
+                with (folder / "output.log").open("rb") as file:
+                    size = os.fstat(file.fileno()).st_size
+                    start = max(0, size + offset) if offset < 0 else offset
+                    file.seek(start if start <= size else 0)  # It was cut since.
+                    data = file.read(LOG_BYTES_MAX)
+                    end = file.tell()
+            except FileNotFoundError:
+                return Log("", 0, over)
+            return Log(data.decode(errors="replace"), end, over and end >= size)
+        return None
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """Return a file of JSON, or None where there is none, or none that is whole."""
+    try:
+        document = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a file whole or not at all, to last."""
+    fresh = path.with_name(f"{path.name}.new")
+    with fresh.open("w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)
+
+
+def holder(folder: Path) -> int | None:
+    """Return the pid of the supervisor that holds the lock of a folder, or None.
+
+    Looking takes no lock itself, so that no supervisor can find one taken by somebody who looks.
+    """
+    try:
+        descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    finally:
+        os.close(descriptor)
+    return None if kind == fcntl.F_UNLCK else pid
+
+
+def tail(folder: Path) -> tuple[str, ...]:
+    """Return the last lines of a workload's output."""
+    try:
+        with (folder / "output.log").open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(max(0, size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ()
+    return tuple(lines[-LOG_TAIL_LINES:])
+
+
+def _ended(workload: str, ended: Mapping[str, Any], lines: tuple[str, ...]) -> Workload:
+    code, detail = ended["code"], ended["detail"]
+    if detail == "stopped":
+        return Workload(workload, Phase.STOPPED, detail=detail, exit_code=code)
+    phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED
+    if code is None:
+        text = f"it did not start: {detail}"
+    elif code < 0:
+        text = f"it was killed by signal {-code}"
+    else:
+        text = f"it ended by itself with exit status {code}"
+    return Workload(workload, phase, detail=text, exit_code=code, log_tail=lines)
+
+
+def _file_name(workload: str) -> str:
+    name = quote(workload, safe="")
+    if name.strip(".") and len(name) <= _NAME_MAX and unquote(name) == workload:
+        return name
+    return f"{name[:_NAME_MAX].strip('.')}%{hashlib.sha256(workload.encode()).hexdigest()[:16]}"
+
+
+def _changed(folder: Path) -> float:
+    try:
+        return folder.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0

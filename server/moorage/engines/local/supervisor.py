@@ -1,0 +1,218 @@
+"""Stands over one workload: starts it, waits for it, and leaves nothing of it behind.
+
+Run as a script of its own by `processes`, with nothing but the standard library, so that it starts
+fast and stays small. It outlives the daemon on purpose: the daemon that comes after finds it by its
+lock, learns from its files how the workload is, and stops it with SIGTERM.
+
+What it promises:
+- Holding the lock of the workload's folder is being its supervisor. Whoever cannot take it leaves,
+  so one order carried out twice starts one workload.
+- When the command ends, whatever it started and left behind is killed, also what hides in a session
+  of its own: all of it is inherited by the supervisor, which is a subreaper.
+- `exit.json` is complete or absent.
+
+Usage: supervisor.py FOLDER DESCRIPTOR, with `order.json` in the folder; the descriptor is of a pipe
+where one line of JSON is written as soon as the command runs, or could not.
+"""
+
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import signal
+import sys
+import time
+
+TYPE_CHECKING = False  # `typing` itself would take longer to import than all the rest.
+if TYPE_CHECKING:
+    from typing import Any
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+CHECK_SECONDS = 5.0
+"""Between two looks at the size of the output."""
+KILL_SECONDS_MAX = 10.0
+"""How long what was killed may take to vanish before it is given up: the kernel has it then."""
+
+
+def main(folder: str, pipe: int) -> int:
+    """Supervise one workload; see above."""
+    os.chdir("/")
+    os.setsid()
+    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        report(pipe, {"error": "another supervisor has it"})
+        return 1
+    with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
+        order = json.load(file)
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    # Signals are waited for, not handled: no moment is wrong for one to arrive.
+    wanted = {signal.SIGTERM, signal.SIGCHLD}
+    signal.pthread_sigmask(signal.SIG_BLOCK, wanted | {signal.SIGINT, signal.SIGHUP})
+    try:
+        child = start(order, folder, libc)
+    except OSError as error:
+        finish(folder, None, f"{order['command'][0]}: {error.strerror or error}")
+        report(pipe, {"error": f"{order['command'][0]}: {error.strerror or error}"})
+        return 1
+    write(os.path.join(folder, "process.json"), {"pid": child, "supervisor": os.getpid()})
+    report(pipe, {"pid": child})
+    status, stopped = supervise(order, folder, child, wanted)
+    kill_rest()
+    finish(folder, status, "stopped" if stopped else "")
+    return 0
+
+
+def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
+    """Start the command in a session of its own and return its pid; OSError says why not."""
+    seen, told = os.pipe()  # Closed by exec: whatever comes through it is why there was none.
+    parent = os.getpid()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
+            signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            output = os.open(
+                os.path.join(folder, "output.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
+            )
+            nothing = os.open(os.devnull, os.O_RDONLY)
+            for source, target in ((nothing, 0), (output, 1), (output, 2)):
+                os.dup2(source, target)
+            os.closerange(3, told)
+            os.closerange(told + 1, 256)
+            if order["cpus"]:
+                os.sched_setaffinity(0, order["cpus"])
+            if order["memory_bytes"]:
+                resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
+            os.chdir(order["workdir"] or folder)
+            os.execvpe(order["command"][0], order["command"], order["environment"])
+        except BaseException as error:
+            number = error.errno if isinstance(error, OSError) and error.errno else 0
+            os.write(told, f"{number} {error}".encode())
+        finally:
+            os._exit(127)
+    os.close(told)
+    with open(seen, "rb") as pipe:
+        failure = pipe.read()
+    if failure:
+        os.waitpid(child, 0)
+        first, _, reason = failure.decode(errors="replace").partition(" ")
+        code = int(first)
+        raise OSError(code, os.strerror(code) if code else reason)
+    return child
+
+
+def supervise(
+    order: "dict[str, Any]", folder: str, child: int, wanted: "set[signal.Signals]"
+) -> "tuple[int, bool]":
+    """Wait until the command has ended; return its status, and whether it was told to."""
+    deadline = None
+    status = None
+    while status is None:
+        pause = CHECK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+        received = signal.sigtimedwait(wanted, min(pause, CHECK_SECONDS))
+        if received is not None and received.si_signo == signal.SIGTERM and deadline is None:
+            deadline = time.monotonic() + order["stop_seconds"]
+            signal_group(child, signal.SIGTERM)
+        if deadline is not None and time.monotonic() >= deadline:
+            signal_group(child, signal.SIGKILL)
+        for pid, ended in reap():
+            if pid == child:
+                status = ended
+        bound_output(os.path.join(folder, "output.log"), order["log_bytes_max"])
+    return status, deadline is not None
+
+
+def reap() -> "list[tuple[int, int]]":
+    """Return all that has ended, as (pid, status)."""
+    ended = []
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if pid == 0:
+                break
+            ended.append((pid, status))
+    return ended
+
+
+def kill_rest() -> None:
+    """Kill whatever the command left behind. All of it is a child of this process by now."""
+    deadline = time.monotonic() + KILL_SECONDS_MAX
+    while time.monotonic() < deadline:
+        children = descendants()
+        if not children:
+            return
+        for pid in children:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        signal.sigtimedwait({signal.SIGCHLD}, 0.05)
+        reap()
+
+
+def descendants() -> "list[int]":
+    """Return the pids of all processes below this one."""
+    children: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
+                parent = int(file.read().rpartition(b")")[2].split()[1])
+                children.setdefault(parent, []).append(int(name))
+    found = []
+    todo = [os.getpid()]
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def signal_group(child: int, number: int) -> None:
+    """Signal the command's whole group; it leads one, since it has a session of its own."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, number)
+
+
+def bound_output(path: str, bytes_max: int) -> None:
+    """Keep the output below a bound: what is older is dropped, the last half stays."""
+    with contextlib.suppress(OSError), open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > bytes_max:
+            file.seek(size - bytes_max // 2)
+            rest = file.read()
+            file.seek(0)
+            file.truncate()
+            file.write(rest)
+
+
+def finish(folder: str, status: "int | None", detail: str) -> None:
+    """Write down how it ended. A negative code is a signal's number."""
+    code = None if status is None else os.waitstatus_to_exitcode(status)
+    write(os.path.join(folder, "exit.json"), {"code": code, "detail": detail})
+
+
+def write(path: str, document: "dict[str, Any]") -> None:
+    """Write a file whole or not at all, to last."""
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(f"{path}.new", path)
+
+
+def report(pipe: int, document: "dict[str, Any]") -> None:
+    """Tell whoever started this supervisor, if it is still there."""
+    with contextlib.suppress(OSError):
+        os.write(pipe, json.dumps(document).encode() + b"\n")
+        os.close(pipe)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

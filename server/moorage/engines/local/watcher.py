@@ -1,0 +1,66 @@
+"""Waits for processes that need not be children of this one, in one thread for all of them."""
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class _Watch:
+    pid: int
+    ended: Callable[[], None]
+
+
+class Watcher:
+    """Calls back, in its own thread, when a process has ended."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake, select.EPOLLIN)
+        self._watches: dict[int, _Watch] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def watch(self, descriptor: int, pid: int, ended: Callable[[], None]) -> None:
+        """Call `ended` once when the process behind a pidfd has ended; then close the pidfd."""
+        with self._lock:
+            self._watches[descriptor] = _Watch(pid, ended)
+            self._epoll.register(descriptor, select.EPOLLIN)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Watch no longer. The processes go on. A second time does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        os.eventfd_write(self._wake, 1)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            for descriptor in self._watches:
+                os.close(descriptor)
+            self._watches.clear()
+        self._epoll.close()
+        os.close(self._wake)
+
+    def _run(self) -> None:
+        while not self._closed:
+            for descriptor, _ in self._epoll.poll():
+                if descriptor != self._wake:
+                    self._ended(descriptor)
+
+    def _ended(self, descriptor: int) -> None:
+        with self._lock:
+            watch = self._watches.pop(descriptor)
+            self._epoll.unregister(descriptor)
+        os.close(descriptor)
+        with contextlib.suppress(ChildProcessError):  # One that an earlier daemon started is not.
+            os.waitpid(watch.pid, os.WNOHANG)
+        watch.ended()

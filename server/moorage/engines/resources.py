@@ -1,0 +1,272 @@
+"""What `ResourceEngine` hands out, and who makes it: resources and runners.
+
+A runner makes and ends resources of one backend. `EngineRunner` is one over any `Engine`; a user
+may put others into the engine's registry, for backends of their own.
+"""
+
+import abc
+import contextlib
+import uuid
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final, Protocol, runtime_checkable
+
+from moorage.engines.base import (
+    Engine,
+    EngineError,
+    Log,
+    Order,
+    Phase,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    Workload,
+)
+from moorage.engines.specs import BaseResourceSpec
+
+__all__ = ["BaseResource", "EngineResource", "EngineRunner", "ResourceStatus", "Runner"]
+
+
+class ResourceStatus(StrEnum):
+    """How a resource is."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    SUCCESS = "success"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+_STATUS: Final[Mapping[Phase, ResourceStatus]] = {
+    Phase.PENDING: ResourceStatus.PENDING,
+    Phase.PULLING: ResourceStatus.PENDING,
+    Phase.STARTING: ResourceStatus.PENDING,
+    Phase.READY: ResourceStatus.RUNNING,
+    Phase.SUCCEEDED: ResourceStatus.SUCCESS,
+    Phase.FAILED: ResourceStatus.FAILED,
+    Phase.STOPPED: ResourceStatus.STOPPED,
+}
+
+
+class BaseResource(abc.ABC):
+    """One thing that runs. Source: the documents of the resource engine, section 1.3."""
+
+    @property
+    @abc.abstractmethod
+    def resource_id(self) -> str:
+        """Its own name, whoever uses it."""
+
+    @property
+    @abc.abstractmethod
+    def category(self) -> str:
+        """The kind of its spec."""
+
+    async def start(self) -> None:  # noqa: B027  # Most runners hand out what runs already.
+        """Start it, where its runner has not."""
+
+    async def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Make it as new.
+
+        Raises:
+            NotImplementedError: This kind cannot be.
+
+        """
+        raise NotImplementedError(f"a {self.category} resource cannot be reset")
+
+    @abc.abstractmethod
+    async def get_status(self) -> ResourceStatus:
+        """Return how it is now."""
+
+    async def control(self, **kwargs: Any) -> None:
+        """Change its limits.
+
+        Raises:
+            UnsupportedSpecError: It names the limit that this kind does not have.
+
+        """
+        if kwargs:
+            names = ", ".join(sorted(kwargs))
+            raise UnsupportedSpecError(f"a {self.category} resource has no limit named {names}")
+
+    @abc.abstractmethod
+    async def end(self) -> None:
+        """End it; a second time does nothing."""
+
+    async def close(self) -> None:
+        """End it: another name of `end`."""
+        await self.end()
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Makes and ends the resources of one backend."""
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+
+    async def start_resource(
+        self,
+        spec: BaseResourceSpec,
+        resource_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+    ) -> BaseResource:
+        """Make a resource and wait until it is ready, at most `timeout` seconds.
+
+        Cancelled, or failing, it leaves nothing behind.
+
+        Raises:
+            TimeoutError: It was not ready in time.
+
+        """
+
+    async def end_resource(self, resource: BaseResource) -> None:
+        """End a resource; a second time does nothing."""
+
+    async def get_status(self, resource: BaseResource) -> ResourceStatus:
+        """Return how a resource is now."""
+
+
+class EngineResource(BaseResource):
+    """A workload of a backend.
+
+    Args:
+        engine: The backend.
+        spec: What it was made from.
+        workload: What the backend said when it was ready.
+        resource_id: Its name; the workload's own where not given.
+
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        spec: BaseResourceSpec,
+        workload: Workload,
+        resource_id: str | None = None,
+    ) -> None:
+        self._engine = engine
+        self.spec = spec
+        self.endpoint = workload.endpoint
+        self._id = workload.id
+        self._resource_id = resource_id or workload.id
+
+    @property
+    def resource_id(self) -> str:
+        """The id it was first acquired under, or the workload's own name."""
+        return self._resource_id
+
+    @property
+    def category(self) -> str:
+        """The kind of its spec."""
+        return self.spec.category
+
+    async def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Make it as new, and return what the backend says to that.
+
+        Raises:
+            TypeError: Workloads are reset without arguments.
+            NotImplementedError: This kind cannot be.
+            EngineError: It could not be, and must not be used again.
+
+        """
+        if args or kwargs:
+            raise TypeError(f"a {self.category} resource is reset without arguments")
+        try:
+            return await self._engine.reset(self._id)
+        except UnsupportedSpecError as error:
+            raise NotImplementedError(str(error)) from error
+
+    async def get_status(self) -> ResourceStatus:
+        """Return how it is now; what nobody knows any more has stopped."""
+        try:
+            workload = await self._engine.status(self._id)
+        except UnknownWorkloadError:
+            return ResourceStatus.STOPPED
+        return _STATUS[workload.phase]
+
+    async def control(self, **kwargs: Any) -> None:
+        """Change its limits while it runs, all or none."""
+        await self._engine.control(self._id, kwargs)
+
+    async def end(self) -> None:
+        """Stop it."""
+        await self._engine.stop(self._id)
+
+    async def run_cmd(
+        self,
+        cmd: str,
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name.
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> str:
+        """Run a line of shell inside of it and return what it wrote.
+
+        Raises:
+            TimeoutError: It took longer than `timeout` seconds, and was killed.
+
+        """
+        done = await self._engine.execute(
+            self._id,
+            ("/bin/sh", "-c", cmd),
+            timeout_seconds=timeout,
+            workdir=workdir,
+            user=user,
+            environment=environment,
+        )
+        return done.output
+
+    async def logs(self, offset: int = 0) -> Log:
+        """Read what it wrote, from a byte offset on; a negative one counts from the end."""
+        return await self._engine.logs(self._id, offset)
+
+
+class EngineRunner:
+    """Makes resources at one backend.
+
+    Args:
+        engine: The backend.
+
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+
+    @property
+    def name(self) -> str:
+        """The backend's name."""
+        return self.engine.name
+
+    async def start_resource(
+        self,
+        spec: BaseResourceSpec,
+        resource_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+    ) -> BaseResource:
+        """Start a workload and wait until it is ready; see `Runner`.
+
+        Raises:
+            EngineError: It did not start, or ended at once; nothing of it is left.
+            TimeoutError: It was not ready in time; nothing of it is left.
+
+        """
+        # A user's id may come again while what it had lives on in the free store, under its name.
+        name = f"{resource_id or 'free'}-{uuid.uuid4().hex[:12]}"
+        limit = getattr(spec, "start_timeout", None)
+        limits = [each for each in (timeout, limit) if each is not None]
+        order = Order(name, spec, timeout_seconds=min(limits) if limits else None)
+        self.engine.refuse(spec)
+        workload = await self.engine.start(order)
+        if workload.phase.over:
+            with contextlib.suppress(UnknownWorkloadError):
+                await self.engine.stop(name)
+            raise EngineError(f"it ended at once: {workload.detail or workload.phase}")
+        return EngineResource(self.engine, spec, workload, resource_id)
+
+    async def end_resource(self, resource: BaseResource) -> None:
+        """Stop it."""
+        await resource.end()
+
+    async def get_status(self, resource: BaseResource) -> ResourceStatus:
+        """Return how it is now."""
+        return await resource.get_status()

@@ -1,0 +1,96 @@
+"""Specs as JSON, and the names of their pools. The daemon and `ResourceEngine` are the callers."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+import pydantic
+
+from moorage.engines.remote_specs import (
+    InstanceResourceSpec,
+    PodResourceSpec,
+    RayActorResourceSpec,
+)
+from moorage.engines.specs import (
+    APIModelResourceSpec,
+    BaseResourceSpec,
+    ContainerResourceSpec,
+    LocalEnvResourceSpec,
+    MemoryResourceSpec,
+    ProcessResourceSpec,
+    ServiceResourceSpec,
+    SpecError,
+    VLLMModelResourceSpec,
+)
+
+__all__ = ["SPECS", "pool_key", "spec_from_document"]
+
+SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
+    kind.category: kind
+    for kind in (
+        ContainerResourceSpec,
+        ServiceResourceSpec,
+        VLLMModelResourceSpec,
+        ProcessResourceSpec,
+        APIModelResourceSpec,
+        LocalEnvResourceSpec,
+        RayActorResourceSpec,
+        PodResourceSpec,
+        InstanceResourceSpec,
+        MemoryResourceSpec,
+    )
+}
+"""Every kind, by the `category` that JSON names it with."""
+
+
+def spec_from_document(document: Mapping[str, Any], category: str) -> BaseResourceSpec:
+    """Read a spec from JSON.
+
+    Args:
+        document: The fields; `category` among them wins over the argument.
+        category: Of the backend, where the document names none.
+
+    Raises:
+        SpecError: It names the field, and what was expected there.
+
+    """
+    fields = dict(document)
+    category = fields.pop("category", category)
+    kind = SPECS.get(str(category))
+    if kind is None:
+        raise SpecError("spec.category", f"one of {', '.join(sorted(SPECS))}")
+    try:
+        return pydantic.TypeAdapter(kind).validate_python(fields)
+    except pydantic.ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(["spec", *(str(part) for part in first["loc"])])
+        if first["type"] == "unexpected_keyword_argument":
+            known = ", ".join(sorted(each.name for each in dataclasses.fields(kind)))
+            raise SpecError(place, f"one of the fields of {category}: {known}") from error
+        if first["type"] == "value_error":  # Of __post_init__: it names the field itself.
+            name, _, expected = str(first["ctx"]["error"]).partition(": expected ")
+            raise SpecError(f"{place}.{name}" if expected else place, expected or name) from error
+        text = first["msg"]
+        raise SpecError(place, text[:1].lower() + text[1:]) from error
+
+
+def pool_key(spec: BaseResourceSpec, backend: str) -> str:
+    """Return the name of the pool that resources of this spec and backend are kept in.
+
+    It starts with `category:title|backend`, for people, and ends with a digest of every field, so
+    that specs that differ anywhere share nothing. Values JSON cannot say count by their `repr`.
+    """
+    document = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
+    kind = type(spec)
+    text = json.dumps(document, sort_keys=True, default=_plain, separators=(",", ":"))
+    whole = f"{kind.__module__}.{kind.__qualname__}{text}"
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
+    return f"{spec.category}:{spec.title}|{backend}|{digest}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return repr(value)
