@@ -8,12 +8,10 @@ type, its default, what is accepted, and the sentence that the READMEs and `--he
 """
 
 import dataclasses
-import difflib
 import ipaddress
 import textwrap
-import tomllib
 import urllib.parse
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
@@ -25,86 +23,56 @@ from moorage.setting_kinds import (
     LABEL,
     LABELS,
     NAME,
+    NAMES,
     PORT,
     SWITCH,
     TOKENS,
     URL,
-    Kind,
     choice,
+    choices,
     plain,
     seconds,
     whole,
 )
-
-PREFIX: Final = "MOORAGE_"
-"""A setting's name in the environment is this and its own name in capitals."""
-
-CONFIG_FILE: Final = "MOORAGE_CONFIG"
-"""Names the TOML file where `--config` does not."""
-
-OTHER_NAMES: Final = frozenset(
-    {CONFIG_FILE, "MOORAGE_URL", "MOORAGE_HTTP_URL", "MOORAGE_TOKEN", "MOORAGE_STATE"}
+from moorage.setting_sources import (
+    CONFIG_FILE,
+    EXTERNAL_SERVICES,
+    FILE_BYTES_MAX,
+    OTHER_NAMES,
+    PREFIX,
+    ConfigError,
+    Setting,
+    from_environment,
+    from_file,
+    from_flags,
+    read,
 )
-"""No settings: the clients' own names are left alone, since both often share one environment."""
 
-EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
-    "CLUSTER_SERVICE_URL": "cluster_service_url",
-    "GLOBAL_CLUSTER_METRICS_URL": "global_cluster_metrics_url",
-    "SEARCH_SERVER_API_URL": "search_server_api_url",
-    "POLICY_DB_URL": "policy_db_url",
-}
-"""Names that existing users have for services of their own, and the settings they are."""
-
-FILE_BYTES_MAX: Final = 1 << 20
-"""Size of the TOML file; a larger one is refused, since it is certainly something else."""
-
-
-class ConfigError(Exception):
-    """A setting is wrong; the daemon does not start.
-
-    Args:
-        setting: Its name.
-        source: Where it came from, e.g. `MOORAGE_PORT` or `port in /etc/moorage.toml`.
-        expected: What is accepted there, and what to do.
-
-    """
-
-    def __init__(self, setting: str, source: str, expected: str) -> None:
-        super().__init__(f"{source}: {expected}")
-        self.setting = setting
-        self.source = source
-        self.expected = expected
-
+__all__ = [
+    "CONFIG_FILE",
+    "EXTERNAL_SERVICES",
+    "FILE_BYTES_MAX",
+    "OTHER_NAMES",
+    "PREFIX",
+    "Config",
+    "ConfigError",
+    "Isolation",
+    "LogFormat",
+    "LogLevel",
+    "Sandbox",
+    "Setting",
+    "is_loopback",
+    "settings",
+    "settings_help",
+    "settings_markdown",
+]
 
 Sandbox = Literal["jail", "unsafe"]
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 LogLevel = Literal["debug", "info", "warning", "error"]
+BACKENDS: Final = ("local", "memory")
+"""Every backend there is."""
 LogFormat = Literal["json", "console"]
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What `Config` says of a setting beside its type and its default.
-
-    Args:
-        kind: What it accepts.
-        about: What it does, for operators.
-        flag: Its flag of `moored serve`; empty where it has none.
-        default: Its default as an operator would write it.
-        name: Its key in the TOML file, and the attribute of `Config`.
-
-    """
-
-    kind: Kind
-    about: str
-    flag: str = ""
-    default: str = ""
-    name: str = ""
-
-    @property
-    def environment(self) -> str:
-        """Its name in the environment."""
-        return PREFIX + self.name.upper()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,6 +149,22 @@ class Config:
             "good version; 0 never does.",
         ),
     ] = 5
+    backends: Annotated[
+        tuple[str, ...],
+        Setting(
+            choices(*BACKENDS),
+            "What `provision.backend` may name. `local` runs commands of clients on this machine, "
+            "as the daemon's own user.",
+        ),
+    ] = BACKENDS
+    local_nodes: Annotated[
+        tuple[str, ...],
+        Setting(
+            NAMES,
+            "Nodes of the inventory that are this machine, for the backend `local`.",
+            default="this machine's name, `localhost`",
+        ),
+    ] = ()
     policy_code_root: Annotated[
         Path | None,
         Setting(
@@ -331,14 +315,15 @@ class Config:
         """
         if file is None and environ.get(CONFIG_FILE):
             file = Path(environ[CONFIG_FILE])
+        known = settings()
         given = {
-            **(_from_file(file) if file is not None else {}),
-            **_from_environment(environ),
-            **_from_flags(argv_overrides),
+            **(from_file(known, file) if file is not None else {}),
+            **from_environment(known, environ),
+            **from_flags(known, argv_overrides),
         }
         values: dict[str, Any] = {"data_dir": _default_data_dir(environ)}
         for name, (source, value) in given.items():
-            values[name] = _read(name, source, value)
+            values[name] = read(known[name], source, value)
         config = cls(**values)
         config = dataclasses.replace(config, http_host=config.http_host or config.host)
         _check_together(config, {name: source for name, (source, _) in given.items()})
@@ -372,74 +357,6 @@ def settings_help() -> str:
         lines.append(f"{each.environment} [{each.default}]")
         lines += textwrap.wrap(each.about, 72, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines).replace("`", "")
-
-
-_Given = dict[str, tuple[str, Any]]
-"""By setting: where a value came from, and the value as it was written there."""
-
-
-def _from_flags(overrides: Mapping[str, Any]) -> _Given:
-    known = settings()
-    for name in overrides:
-        if name not in known:
-            raise ConfigError(name, f"flag {name}", _unknown(name, known))
-    return {
-        name: (known[name].flag or f"flag {name}", value)
-        for name, value in overrides.items()
-        if value is not None
-    }
-
-
-def _from_environment(environ: Mapping[str, str]) -> _Given:
-    # The names that existing users have come first: ours, where it is given too, wins.
-    given: _Given = {
-        setting: (name, environ[name])
-        for name, setting in EXTERNAL_SERVICES.items()
-        if environ.get(name)
-    }
-    names = {each.environment: each.name for each in settings().values()}
-    for variable, value in environ.items():
-        if not variable.startswith(PREFIX) or variable in OTHER_NAMES or not value:
-            continue  # An empty variable counts as unset, as it does to a shell and to compose.
-        if variable not in names:
-            raise ConfigError(variable, variable, _unknown(variable, names))
-        given[names[variable]] = (variable, value)
-    return given
-
-
-def _from_file(file: Path) -> _Given:
-    try:
-        with file.open("rb") as stream:
-            content = stream.read(FILE_BYTES_MAX + 1)
-    except OSError as error:
-        reason = f"cannot be read ({error.strerror}); name another file with --config"
-        raise ConfigError("config", str(file), reason) from error
-    if len(content) > FILE_BYTES_MAX:
-        raise ConfigError("config", str(file), f"expected at most {FILE_BYTES_MAX} bytes")
-    try:
-        table = tomllib.loads(content.decode())
-    except ValueError as error:  # Neither UTF-8 nor TOML.
-        raise ConfigError("config", str(file), f"expected a TOML file: {error}") from error
-    known = settings()
-    for name in table:
-        if name not in known:
-            raise ConfigError(name, f"{name} in {file}", _unknown(name, known))
-    return {name: (f"{name} in {file}", value) for name, value in table.items()}
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0)
-    return f"there is no such setting; the nearest is {nearest}"
-
-
-def _read(name: str, source: str, value: Any) -> Any:
-    kind = settings()[name].kind
-    try:
-        return kind.read(value)
-    except ValueError:
-        # A secret is never repeated: errors end up in logs.
-        got = "" if kind in {TOKENS, URL} else f", got {value!r}"
-        raise ConfigError(name, source, f"expected {kind.expected}{got}") from None
 
 
 def _default_data_dir(environ: Mapping[str, str]) -> Path:

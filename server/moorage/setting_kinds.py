@@ -17,12 +17,14 @@ __all__ = [
     "LABEL",
     "LABELS",
     "NAME",
+    "NAMES",
     "PORT",
     "SWITCH",
     "TOKENS",
     "URL",
     "Kind",
     "choice",
+    "choices",
     "plain",
     "seconds",
     "whole",
@@ -97,6 +99,29 @@ def choice(*names: str) -> Kind:
         return str(value)
 
     return Kind(" or ".join(f"`{name}`" for name in names), read)
+
+
+def choices(*names: str) -> Kind:
+    """Return the kind of settings that are some of a few names; an empty list is none."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        if not set(chosen := _split(value)) <= set(names):
+            raise ValueError
+        return tuple(dict.fromkeys(chosen))
+
+    return Kind(f"a list of {' and '.join(f'`{name}`' for name in names)}", read)
+
+
+def _split(value: Any) -> list[str]:
+    """Return a list of texts, also where it is one text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _read_names(value: Any) -> tuple[str, ...]:
+    return tuple(_read_name(name) for name in _split(value))
 
 
 def _read_switch(value: Any) -> bool:
@@ -197,6 +222,7 @@ TOKENS: Final = Kind(
 )
 PORT: Final = whole(0, 65535)
 NAME: Final = Kind(f"a text of 1 to {NAME_CHARS_MAX} characters", _read_name)
+NAMES: Final = Kind("names, separated by commas (in the file a list)", _read_names)
 LABEL: Final = Kind("the name of a Prometheus label", _read_label)
 LABELS: Final = Kind(
     "names of Prometheus labels, separated by commas (in the file a list)", _read_labels

@@ -286,7 +286,7 @@ async def test_waiters_are_served_in_the_order_they_came(engine, workshop):
 async def test_the_wait_is_bounded_by_its_own_timeout_only(engine):
     spec = Spec(max_global_num=1)
     await engine.acquire("holder", spec)
-    with pytest.raises(asyncio.TimeoutError, match="nothing of .* was free for 'a' within 0.01 s"):
+    with pytest.raises(asyncio.TimeoutError, match=r"nothing of .* was free for 'a' within 0.01 s"):
         await engine.acquire("a", spec, timeout=0.001, wait_timeout=0.01)
     patient = asyncio.create_task(engine.acquire("b", spec, timeout=0.001))
     await asyncio.sleep(0.02)  # Longer than `timeout`, which bounds starts only.
@@ -456,7 +456,7 @@ async def test_what_could_not_be_ended_keeps_its_slot(engine, workshop):
     spec = Spec(max_global_num=1)
     await engine.acquire("a", spec)
     workshop.end_errors = [RuntimeError("it bites")]
-    with pytest.raises(EngineError, match="a of thing:default.* could not be ended: it bites"):
+    with pytest.raises(EngineError, match=r"a of thing:default.* could not be ended: it bites"):
         await engine.end("a")
     with pytest.raises(asyncio.TimeoutError):
         await engine.acquire("b", spec, wait_timeout=0.01)

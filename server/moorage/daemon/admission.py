@@ -9,7 +9,7 @@ import base64
 import difflib
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
@@ -32,6 +32,7 @@ from moorage.core.words import (
 )
 from moorage.daemon.answers import MessageId, encode, refusal_of, refuse
 from moorage.daemon.arms import Arm
+from moorage.daemon.engine_room import EngineRoom
 from moorage.daemon.finding import Finder, Found
 from moorage.daemon.publishing import Publishing
 from moorage.gateway.deliver import Request
@@ -79,7 +80,7 @@ class Admission:
         catalog: Knows rules and clusters.
         finder: Finds the clusters that a request describes.
         publishing: Chooses the version that an alias means.
-        backends: Names that `provision.backend` may have.
+        engines: Knows what can be started.
         post: Posts an event to the core.
         reply: Sends a finished reply to an address.
         manage: Runs a rule's `management` and answers at the address.
@@ -95,7 +96,7 @@ class Admission:
         catalog: Catalog,
         finder: Finder,
         publishing: Publishing,
-        backends: Collection[str],
+        engines: EngineRoom,
         post: Callable[[Event], None],
         reply: Callable[[Address, bytes], None],
         manage: Callable[[Address, Tenant, wire.Manage], None],
@@ -107,7 +108,7 @@ class Admission:
         self._finder = finder
         self._publishing = publishing
         self._aliases = catalog.aliases
-        self._backends = backends
+        self._engines = engines
         self._post = post
         self._reply = reply
         self._manage = manage
@@ -344,10 +345,9 @@ class Admission:
             if message.lease is None:
                 reason = "provision: expected a `lease` beside it; only a lease starts anything."
                 return Refusal(Code.BAD_MESSAGE, reason, "lease", "a lease to start it under")
-            if message.provision.backend not in self._backends:
-                names = ", ".join(sorted(self._backends))
-                reason = f"provision.backend: this server has {names}."
-                return _unsupported("provision.backend", reason, f"one of {names}")
+            provision = message.provisioning()
+            if provision is not None and (no := self._engines.refusal(provision)) is not None:
+                return no
         return None
 
     def _candidates(

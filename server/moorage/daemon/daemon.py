@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Final, assert_never
 
 import structlog
@@ -57,7 +57,8 @@ from moorage.daemon.services import (
     external_services,
     prometheus_source,
 )
-from moorage.engines.base import Engine
+from moorage.engines.base import Engine, Workload
+from moorage.engines.local.engine import LocalEngine, this_node
 from moorage.engines.memory import MemoryEngine
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
@@ -157,19 +158,20 @@ class Daemon:
             checkpoint_every_facts=config.checkpoint_every_facts,
         )
         self._spawn(self._crank.commit_forever())
-        engines: dict[str, Engine] = {"memory": MemoryEngine()}
-        self._engines = EngineRoom(engines, self._post, self._fail)
+        self._engines = EngineRoom(self._backends(), self._post, self._fail, self._progressed)
         self._closing.push_async_callback(self._engines.close)
+        held = self._allocator.state.leases
+        await self._engines.open([each.id for each in held.values() if each.provision])
         self._reconcile()
         await self._settled()
-        self._introduce(engines.keys())
+        self._introduce()
         self._measures.watch(self._gauges)
         # What was loaded stays. Without this, collections that look through ten thousand documents
         # in vain stop the server for a third of a second each (measured).
         gc.freeze()
         return await self._open_doors()
 
-    def _introduce(self, backends: Collection[str]) -> None:
+    def _introduce(self) -> None:
         """Build what answers requests, of rooms that are open."""
         config = self._config
         self._finder = Finder(self._catalog, self._rules)
@@ -194,7 +196,7 @@ class Daemon:
             catalog=self._catalog,
             finder=self._finder,
             publishing=self._publishing,
-            backends=backends,
+            engines=self._engines,
             post=self._post,
             reply=self._reply,
             manage=self._manage,
@@ -383,6 +385,20 @@ class Daemon:
 
     def _tell_policies(self, event: str, data: dict[str, Any]) -> None:
         """Pass on what happened to an alias."""
+
+    def _backends(self) -> dict[str, Engine]:
+        """Return the engines that are switched on, by name."""
+        config = self._config
+        made: dict[str, Callable[[], Engine]] = {
+            "local": lambda: LocalEngine(
+                config.data_dir / "local", config.local_nodes or (this_node(), "localhost")
+            ),
+            "memory": MemoryEngine,
+        }
+        return {name: made[name]() for name in config.backends}
+
+    def _progressed(self, workload: Workload) -> None:
+        """Pass on how far a workload is."""
 
     def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
         self._spawn(self._run_management(to, tenant, message))

@@ -1,12 +1,19 @@
-"""Carries out `Start` and `Stop` at the engines, and posts what they report."""
+"""Carries out `Start` and `Stop` at the engines, and posts what they report.
+
+Engines also report what nobody ordered: a workload that ends by itself ends its lease, and one that
+no lease stands for (its daemon was killed before it could write the lease down, or the ledger is
+gone) is stopped when the daemon starts.
+"""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
 
-from moorage.core.words import EngineFailed, EngineStarted, EngineStopped, Event
-from moorage.engines.base import Engine, EngineError
-from moorage.model import Lease, RequestId
+from moorage.core.words import EngineFailed, EngineStarted, EngineStopped, Event, Refusal
+from moorage.engines.base import Engine, EngineError, Order, Phase, UnsupportedSpecError, Workload
+from moorage.engines.spec_documents import spec_from_document
+from moorage.engines.specs import BaseResourceSpec, SpecError
+from moorage.model import Code, Lease, Provision, RequestId
 
 RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
 """Pauses before a stop that failed is tried again; the last one repeats. Until it succeeds the
@@ -22,6 +29,7 @@ class EngineRoom:
         engines: By the name that `provision.backend` uses.
         post: Posts an event to the core.
         failed: Learns of a defect.
+        progress: Told how far workloads are.
 
     """
 
@@ -30,11 +38,45 @@ class EngineRoom:
         engines: Mapping[str, Engine],
         post: Callable[[Event], None],
         failed: Callable[[BaseException], None],
+        progress: Callable[[Workload], None],
     ) -> None:
         self._engines = engines
         self._post = post
         self._failed = failed
+        self._progress = progress
         self._orders: dict[RequestId, asyncio.Task[None]] = {}
+        self._running: dict[RequestId, Lease] = {}
+        self._ends: dict[RequestId, Workload] = {}
+
+    async def open(self, leases: Collection[RequestId]) -> None:
+        """Listen to the engines, and stop what runs for none of these leases."""
+        loop = asyncio.get_running_loop()
+
+        def heard(workload: Workload) -> None:  # In any thread.
+            loop.call_soon_threadsafe(self._heard, workload)
+
+        for engine in self._engines.values():
+            engine.listen(heard)
+            for workload in await engine.discover():
+                if workload.id not in leases:
+                    name = RequestId(workload.id)
+                    self._orders[name] = self._watched(name, self._stopped(engine, name))
+
+    def refusal(self, provision: Provision) -> Refusal | None:
+        """Return why a provision could never be started here, or None."""
+        engine = self._engines.get(provision.backend)
+        if engine is None:
+            names = ", ".join(sorted(self._engines))
+            reason = f"provision.backend: this server has {names}."
+            return Refusal(Code.UNSUPPORTED, reason, "provision.backend", f"one of {names}")
+        try:
+            engine.refuse(_spec(engine, provision))
+        except SpecError as error:
+            reason = f"provision.{error.path}: expected {error.expected}."
+            return Refusal(Code.BAD_MESSAGE, reason, f"provision.{error.path}", error.expected)
+        except UnsupportedSpecError as error:
+            return Refusal(Code.UNSUPPORTED, f"provision.spec: {error}.", "provision.spec")
+        return None
 
     def start(self, lease: Lease) -> None:
         """Have the workload of a lease started."""
@@ -57,9 +99,13 @@ class EngineRoom:
 
     def _order(self, lease: Lease, order: _Order) -> None:
         earlier = self._orders.get(lease.id)
-        task = asyncio.create_task(self._after(earlier, lease, order))
-        self._orders[lease.id] = task
-        task.add_done_callback(lambda done: self._done(lease.id, done))
+        work = self._after(earlier, lease, order)
+        self._orders[lease.id] = self._watched(lease.id, work)
+
+    def _watched(self, request: RequestId, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda done: self._done(request, done))
+        return task
 
     async def _after(self, earlier: asyncio.Task[None] | None, lease: Lease, order: _Order) -> None:
         if earlier is not None:
@@ -76,24 +122,84 @@ class EngineRoom:
         return self._engines.get(lease.provision.backend) if lease.provision else None
 
     async def _start(self, engine: Engine | None, lease: Lease) -> None:
-        if engine is None:
+        if engine is None or lease.provision is None:
             self._post(EngineFailed(lease.id, "this server no longer has its backend"))
             return
+        self._running[lease.id] = lease
         try:
-            endpoint = await engine.start(lease)
-        except EngineError as error:
-            self._post(EngineFailed(lease.id, str(error)))
+            spec = _spec(engine, lease.provision)
+            order = Order(lease.id, spec, lease.placement, _environment(lease), spec.limit_seconds)
+            workload = await engine.start(order)
+        except TimeoutError as error:
+            self._failed_to_start(lease, str(error) or "its workload was not ready in time")
+        except (EngineError, SpecError) as error:
+            self._failed_to_start(lease, str(error))
         else:
-            self._post(EngineStarted(lease.id, endpoint))
+            if workload.phase.over:  # It ended while the daemon was away.
+                self._ended(workload)
+            else:
+                self._post(EngineStarted(lease.id, workload.endpoint))
+
+    def _failed_to_start(self, lease: Lease, reason: str) -> None:
+        self._running.pop(lease.id, None)
+        self._ends.pop(lease.id, None)  # Heard meanwhile: this says it already.
+        self._post(EngineFailed(lease.id, reason))
 
     async def _stop(self, engine: Engine | None, lease: Lease) -> None:
+        self._running.pop(lease.id, None)
+        self._ends.pop(lease.id, None)
+        if engine is not None:
+            await self._stopped(engine, lease.id)
+        self._post(EngineStopped(lease.id))
+
+    async def _stopped(self, engine: Engine, request: RequestId) -> None:
+        """Stop a workload, however long that takes."""
         pauses = iter(RETRY_SECONDS)
         pause = RETRY_SECONDS[0]
-        while engine is not None:
+        while True:
             try:
-                await engine.stop(lease)
-                break
+                await engine.stop(request)
             except EngineError:
                 pause = next(pauses, pause)
                 await asyncio.sleep(pause)
-        self._post(EngineStopped(lease.id))
+            else:
+                return
+
+    def _heard(self, workload: Workload) -> None:
+        self._progress(workload)
+        if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
+            self._ended(workload)
+
+    def _ended(self, workload: Workload) -> None:
+        """End the lease of a workload that ended by itself, once nothing of it is left."""
+        lease = self._running.pop(RequestId(workload.id), None)
+        if lease is None:
+            return  # It is being stopped, or has failed to start: whoever does that will say so.
+
+        self._ends[lease.id] = workload
+        self._order(lease, self._collect)
+
+    async def _collect(self, engine: Engine | None, lease: Lease) -> None:
+        workload = self._ends.pop(lease.id, None)
+        if workload is None:
+            return  # It was stopped, or failed to start, while this order waited for its turn.
+        if engine is not None:
+            await self._stopped(engine, lease.id)
+        lines = "; ".join(workload.log_tail[-3:]) if workload.phase is Phase.FAILED else ""
+        self._post(EngineFailed(lease.id, f"{workload.detail}{': ' if lines else ''}{lines}"))
+
+
+def _spec(engine: Engine, provision: Provision) -> BaseResourceSpec:
+    return spec_from_document(provision.spec, engine.support.default)
+
+
+def _environment(lease: Lease) -> dict[str, str]:
+    """Return what a workload may know of its lease. The token is not among it."""
+    share = lease.placement[0]
+    return {
+        "MOORAGE_LEASE_ID": lease.id,
+        "MOORAGE_FENCING": str(lease.fencing),
+        "MOORAGE_CLUSTER_ID": share.cluster_id,
+        "MOORAGE_NODE_ID": share.node_id,
+        "MOORAGE_NODES": ",".join(each.node_id for each in lease.placement),
+    }

@@ -142,6 +142,7 @@ class Support:
 
     Args:
         categories: Of the specs that it starts.
+        default: Category of a spec that names none.
         limits: Which limits `control` changes while a workload runs.
         reset: Whether every used workload can be made as new.
         execute: Whether a command can be run inside of a workload.
@@ -150,6 +151,7 @@ class Support:
     """
 
     categories: frozenset[str]
+    default: str
     limits: frozenset[str] = frozenset()
     reset: bool = False
     execute: bool = False

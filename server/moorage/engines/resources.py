@@ -252,8 +252,7 @@ class EngineRunner:
         """
         # A user's id may come again while what it had lives on in the free store, under its name.
         name = f"{resource_id or 'free'}-{uuid.uuid4().hex[:12]}"
-        limit = getattr(spec, "start_timeout", None)
-        limits = [each for each in (timeout, limit) if each is not None]
+        limits = [each for each in (timeout, spec.limit_seconds) if each is not None]
         order = Order(name, spec, timeout_seconds=min(limits) if limits else None)
         self.engine.refuse(spec)
         workload = await self.engine.start(order)

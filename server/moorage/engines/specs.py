@@ -71,6 +71,12 @@ class BaseResourceSpec:
             raise ValueError("max_global_num: expected a number from 1 on, or none")
 
     @property
+    def limit_seconds(self) -> float | None:
+        """How long it may take to be ready; None for as long as it takes."""
+        limit: float | None = getattr(self, "start_timeout", None)
+        return limit
+
+    @property
     def title(self) -> str:
         """What a person calls the thing: an image, a model, a class."""
         for name in ("image", "model_name_or_path", "env_cls_path"):

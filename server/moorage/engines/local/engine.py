@@ -43,6 +43,7 @@ class LocalEngine:
     name: Final = "local"
     support: Final = Support(
         categories=processes.CATEGORIES,
+        default="process",
         limits=processes.LIMITS,
         reset=False,
         execute=True,

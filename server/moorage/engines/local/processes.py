@@ -101,11 +101,15 @@ class Processes:
         """Start a process and wait until it is ready; see `Engine.start`."""
         spec = _process(order.spec)
         try:
-            async with asyncio.timeout(_limit(order.timeout_seconds, spec.start_timeout)):
+            async with asyncio.timeout(order.timeout_seconds):
                 await _finished(asyncio.to_thread(self._begin, order, spec))
                 return await self._until_ready(order.id, spec)
-        except BaseException:
+        except BaseException as error:
+            lines = "; ".join(shelf.tail(self._shelf.folder(order.id))[-3:])
             await _finished(self.stop(order.id))
+            if isinstance(error, TimeoutError):
+                reason = f"it was not ready within {order.timeout_seconds:g} s"
+                raise TimeoutError(f"{reason}{': ' if lines else ''}{lines}") from None
             raise
 
     async def stop(self, workload: str) -> None:
@@ -419,11 +423,6 @@ def _process(spec: BaseResourceSpec) -> ProcessResourceSpec:
     if spec.mem_limit is not None:
         return replace(spec, mem_limit=memory_bytes(spec.mem_limit))
     return spec
-
-
-def _limit(*limits: float | None) -> float | None:
-    given = [limit for limit in limits if limit is not None]
-    return min(given) if given else None
 
 
 async def _finished(work: Any) -> Any:

@@ -93,8 +93,9 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
             if order["memory_bytes"]:
                 resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
             os.chdir(order["workdir"] or folder)
-            os.execvpe(order["command"][0], order["command"], order["environment"])
-        except BaseException as error:
+            command = order["command"]
+            os.execvpe(command[0], command, order["environment"])  # noqa: S606  # The user's own.
+        except BaseException as error:  # noqa: BLE001  # The parent is told, whatever it is.
             number = error.errno if isinstance(error, OSError) and error.errno else 0
             os.write(told, f"{number} {error}".encode())
         finally:
