@@ -1,4 +1,4 @@
-"""What a lease starts on this machine: with its devices, found again after a crash, never leaked."""
+"""What a lease starts on this machine: on its own devices, found after a crash, never leaked."""
 
 import contextlib
 import os
