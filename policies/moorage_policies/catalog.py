@@ -11,6 +11,7 @@ from typing import Any, Final
 VERSION: Final = "1.0"
 RELEASE_TAG: Final = "stable"
 
+_PART: Final[dict[str, Any]] = {"type": "number", "min": 0, "max": 1}
 _TYPICAL: Final[dict[str, Any]] = {
     "type": "array",
     "description": "Typical requests: {cpu_milli, gpus, gpu_milli, models, weight}; "
@@ -24,14 +25,7 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
     "best_fit": ("The node that is left with the least; keeps empty nodes empty.", {}, {}),
     "spread": (
         "The node that is left with the most; evens the load out.",
-        {
-            "cpu_weight": {
-                "type": "number",
-                "min": 0,
-                "max": 1,
-                "description": "How much free CPU counts against free GPU",
-            }
-        },
+        {"cpu_weight": {**_PART, "description": "How much free CPU counts against free GPU"}},
         {"cpu_weight": 0.5},
     ),
     "dot_product": (
@@ -46,6 +40,76 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         "The node whose free GPUs stay most useful to typical requests (FGD, USENIX ATC'23).",
         {"typical": _TYPICAL},
         {"typical": []},
+    ),
+    "most_memory": ("The GPUs with the most free memory, and the node that has them.", {}, {}),
+    "cheapest": (
+        "The node whose GPU-hours cost the least, by labels and a table of prices.",
+        {
+            "prices": {
+                "type": "object",
+                "description": "Price of one GPU-hour by instance type or GPU model",
+            },
+            "spot_factor": {
+                **_PART,
+                "description": "What spot machines cost of the price in the table",
+            },
+        },
+        {"prices": {}, "spot_factor": 1},
+    ),
+    "spot_first": (
+        "Machines that may be taken away before those that stay.",
+        {
+            "order": {
+                "type": "array",
+                "items": {"type": "string"},
+                "description": "Capacity types, the first choice first",
+            },
+            "others": {
+                "type": "boolean",
+                "description": "Whether nodes of other types are used when these have no room",
+            },
+        },
+        {"order": ["spot", "reserved", "on-demand"], "others": True},
+    ),
+    "least_loaded": (
+        "The node that does the least work, by its live metrics and what is promised of it.",
+        {
+            "cpu_weight": {**_PART, "description": "How much CPU counts against GPU"},
+            "promised_weight": {**_PART, "description": "How much leases count against metrics"},
+            "unmeasured": {**_PART, "description": "The measured load of a node without metrics"},
+            "refresh_seconds": {
+                "type": "number",
+                "min": 0,
+                "description": "How old the metrics may get before they are read anew",
+            },
+        },
+        {"cpu_weight": 0.25, "promised_weight": 0.25, "unmeasured": 1, "refresh_seconds": 1},
+    ),
+    "topology": ("GPUs of one NVLink group, else NUMA domain; gangs in one rack.", {}, {}),
+    "gang": (
+        "Several nodes, whole or not at all, close together or far apart.",
+        {
+            "strategy": {
+                "type": "string",
+                "choices": ["pack", "spread"],
+                "description": "Few racks and full nodes, or many racks and empty nodes",
+            }
+        },
+        {"strategy": "pack"},
+    ),
+    "similarity": (
+        "Ranks clusters by likeness to a given one; or places in the most similar one.",
+        {
+            "like": {
+                "type": "any",
+                "description": "Id of a cluster, or (a part of) a cluster document; empty: any",
+            },
+            "weights": {
+                "type": "object",
+                "description": "Weight by dotted path; empty takes the rule's own",
+            },
+        },
+        {"like": "", "weights": {}},
     ),
 }
 

@@ -26,6 +26,7 @@ def node(
     gpu_memory=0,
     labels=None,
 ):
+    gpus = len(models or groups or numa or range(gpus))
     models = models or ["A"] * gpus
     groups = groups or [""] * gpus
     numa = numa or [-1] * gpus

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from small import cluster_data
 
 import moorage_policies
 from moorage.model import Cluster, Demand, Gpu, Node
@@ -51,7 +52,9 @@ def test_the_source_alone_is_a_working_rule(name):
         exec(compile(catalog.shipped()[name], "function.py", "exec"), namespace)  # noqa: S102  # Our own source, as a cell runs it.
         document = catalog.document(name)
         rule = namespace["AIOSv1PolicyRule"](document["policy_rule_uri"], {}, {})
-        data = {"fleet": FleetView(a_fleet(), Demand(2)), "inputs": {}, "seed": 1}
+        fleet = a_fleet()
+        data = {"fleet": FleetView(fleet, Demand(2)), "inputs": {}, "seed": 1}
+        data["cluster_data"] = cluster_data(fleet)
         value = rule.eval(document["policy_parameters"], data, {})
     finally:
         del sys.modules["function"]

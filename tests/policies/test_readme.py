@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from small import cluster_data
 
 import moorage_policies
 from moorage.model import Cluster, Demand, Gpu, Node
@@ -47,4 +48,5 @@ def test_the_example_is_a_request_that_this_rule_serves(name):
     )
     rule = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule("", {}, parameters)
     data = {"fleet": FleetView(fleet, demand), "inputs": request["inputs"], "seed": 1}
+    data["cluster_data"] = cluster_data(fleet)
     assert len(parse_proposal(rule.eval(parameters, data, {}), demand)) == demand.nodes

@@ -2,13 +2,15 @@
 
 A rule is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
 columnar view that it finds in `input_data["fleet"]`; `read_demand`, `best_rows`, `propose` and
-`decline` are the steps from scores to an answer; `parse_proposal` reads what it returned.
+`decline` are the steps from scores to an answer; `NodeLabels` reads the labels of nodes;
+`parse_proposal` reads what the rule returned.
 """
 
 from typing import Any, Protocol
 
 from moorage.policy.choice import best_rows, decline, propose, read_demand
 from moorage.policy.fleet import NEVER, Fleet, Misfit
+from moorage.policy.labels import NodeLabels, capacity_type
 from moorage.policy.proposal import ProposalError, Wish, parse_proposal
 from moorage.policy.view import FleetView
 
@@ -17,10 +19,12 @@ __all__ = [
     "Fleet",
     "FleetView",
     "Misfit",
+    "NodeLabels",
     "ProposalError",
     "Rule",
     "Wish",
     "best_rows",
+    "capacity_type",
     "decline",
     "parse_proposal",
     "propose",

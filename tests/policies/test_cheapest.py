@@ -1,0 +1,91 @@
+"""Cheapest: where prices come from, and what decides between equal ones."""
+
+import pytest
+from small import ask, fleet_with, new_rule, node, take
+
+from moorage.model import Cluster, Demand
+
+PRICE, TYPE = "moorage.io/gpu-hour-price", "node.kubernetes.io/instance-type"
+SPOT = {"karpenter.sh/capacity-type": "spot"}
+
+
+def chosen(nodes, demand=None, rule=None, **parameters):
+    demand = demand or Demand(1)
+    value = ask(
+        rule or new_rule("cheapest"),
+        fleet_with(*nodes),
+        demand,
+        parameters=parameters,
+        clusters=[Cluster("c", tuple(nodes))],
+    )
+    return value.get("node_id")
+
+
+def test_the_label_goes_before_the_table_and_the_instance_type_before_the_model():
+    nodes = [
+        node("model", models=["A100"] * 4),
+        node("type", models=["A100"] * 4, labels={TYPE: "p4d"}),
+        node("label", models=["A100"] * 4, labels={TYPE: "p4d", PRICE: "2.5"}),
+    ]
+    assert chosen(nodes, prices={"A100": 3, "p4d": 2}) == "type"
+    assert chosen(nodes, prices={"A100": 1, "p4d": 2}) == "model"
+    assert chosen(nodes, prices={"A100": 4, "p4d": 3}) == "label"
+    assert chosen(nodes) == "label"
+
+
+def test_spot_machines_cost_a_part_of_the_table_but_their_own_label():
+    nodes = [
+        node("a", labels={TYPE: "p4d"}),
+        node("b", labels={TYPE: "p5", **SPOT}),
+        node("c", labels={PRICE: "9", **SPOT}),
+    ]
+    prices = {"p4d": 3, "p5": 8}
+    assert chosen(nodes, prices=prices) == "a"
+    assert chosen(nodes, prices=prices, spot_factor=0.3) == "b"
+    assert chosen(nodes[2:], prices=prices, spot_factor=0) == "c"
+
+
+def test_unknown_prices_come_last_and_unreadable_ones_are_unknown():
+    nodes = [
+        node("a", labels={PRICE: "cheap"}),
+        node("b", labels={PRICE: "-1"}),
+        node("c", labels={PRICE: "nan"}),
+        node("d", labels={PRICE: "1000"}),
+    ]
+    assert chosen(nodes) == "d"
+    assert chosen(nodes[:3]) == "a"
+
+
+def test_equal_prices_fill_the_fullest_node():
+    nodes = [node("a"), node("b"), node("c", labels={PRICE: "2"})]
+    fleet, clusters = fleet_with(*nodes), [Cluster("c", tuple(nodes))]
+    take(fleet, {"cluster_id": "c", "node_id": "b", "gpus": ["0"]}, Demand(1))
+    parameters = {"prices": {"A": 1}}
+    value = ask(new_rule("cheapest"), fleet, Demand(1), parameters=parameters, clusters=clusters)
+    assert value["node_id"] == "b"
+
+
+def test_of_mixed_gpus_the_one_that_would_be_used_is_paid():
+    nodes = [node("a", models=["T4", "H100"]), node("b", models=["A100", "A100"])]
+    prices = {"T4": 1, "H100": 9, "A100": 4}
+    assert chosen(nodes, prices=prices) == "a"
+    assert chosen(nodes, Demand(1, models=("A100", "H100")), prices=prices) == "b"
+
+
+def test_work_without_gpus_keeps_off_them():
+    nodes = [node("a", labels={PRICE: "0.1"}), node("b", gpus=0), node("c", gpus=0)]
+    assert chosen(nodes, Demand(cpu_milli=1000)) == "b"
+    assert chosen(nodes[:1], Demand(cpu_milli=1000)) == "a"
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_fleet_without_gpus_is_no_mistake(gpus):
+    assert chosen([node("a", gpus=0)], Demand(gpus, cpu_milli=1)) == (None if gpus else "a")
+
+
+def test_a_warm_rule_notices_other_prices():
+    nodes, rule = [node("a", models=["T4"]), node("b", models=["L4"])], new_rule("cheapest")
+    assert chosen(nodes, rule=rule, prices={"T4": 1, "L4": 2}) == "a"
+    assert chosen(nodes, rule=rule, prices={"T4": 2, "L4": 1}) == "b"
+    dearer = [node("a", models=["T4"]), node("b", models=["L4"], labels={PRICE: "5"})]
+    assert chosen(dearer, rule=rule, prices={"T4": 2, "L4": 1}) == "a"

@@ -1,0 +1,168 @@
+"""Least loaded: what is measured, what is promised, and how often it is read."""
+
+import msgspec
+import pytest
+from small import ask, fleet_with, new_rule, node, take
+
+from moorage.model import Cluster, Demand
+from moorage.policy import Fleet, FleetView
+from moorage.sandbox.cluster_data import ClusterData
+
+MEASURED_ALONE = {"promised_weight": 0, "refresh_seconds": 0}
+
+
+def tree(name, *, cores=None, average=None, gpus=(), **more):
+    devices = [{"gpu_id": n, "cudaUtilization": used} for n, used in enumerate(gpus)]
+    return {
+        "id": name,
+        "vcpu": {} if cores is None else {"load1m": cores},
+        "gpu": {} if average is None else {"avgCudaUtilization": average},
+        "gpus": devices,
+        **more,
+    }
+
+
+def reported(*trees):
+    return {"c": {"clusterId": "c", "nodes": list(trees)}}
+
+
+def chosen(fleet, demand, metrics, rule=None, **parameters):
+    given = MEASURED_ALONE | parameters
+    return ask(rule or new_rule("least_loaded"), fleet, demand, parameters=given, metrics=metrics)
+
+
+def test_the_node_and_the_gpu_with_the_least_work():
+    fleet = fleet_with(node("a"), node("b"))
+    metrics = reported(
+        tree("a", cores=0, gpus=[90, 80, 70, 90]), tree("b", cores=0, gpus=[90, 20, 60, 10])
+    )
+    assert chosen(fleet, Demand(1), metrics)["gpus"] == ["3"]
+    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
+    two = chosen(fleet, Demand(2, 500), metrics)
+    assert (two["node_id"], two["gpus"]) == ("b", ["1", "3"])
+
+
+def test_only_gpus_that_fit_are_compared():
+    fleet = fleet_with(node("a"), node("b"))
+    metrics = reported(
+        tree("a", cores=0, gpus=[0, 90, 90, 90]), tree("b", cores=0, gpus=[50, 50, 50, 50])
+    )
+    assert chosen(fleet, Demand(1), metrics)["node_id"] == "a"
+    take(fleet, {"cluster_id": "c", "node_id": "a", "gpus": ["0"]}, Demand(1))
+    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
+
+
+def test_an_average_stands_for_devices_that_nobody_reports():
+    fleet = fleet_with(node("a"), node("b"))
+    metrics = reported(tree("a", cores=0, average=60), tree("b", cores=0, average=50))
+    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
+
+
+def test_cpu_load_counts_per_core_and_by_its_weight():
+    fleet = fleet_with(node("a", cpu=10_000), node("b", cpu=100_000))
+    metrics = reported(tree("a", cores=9, average=10), tree("b", cores=20, average=50))
+    assert chosen(fleet, Demand(1), metrics, cpu_weight=0)["node_id"] == "a"
+    assert chosen(fleet, Demand(1), metrics, cpu_weight=1)["node_id"] == "b"
+    assert chosen(fleet, Demand(cpu_milli=1), metrics, cpu_weight=0)["node_id"] == "b"
+
+
+def test_who_reports_nothing_counts_as_told():
+    fleet = fleet_with(node("a"), node("b"))
+    metrics = reported(tree("b", cores=32, average=50))
+    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
+    assert chosen(fleet, Demand(1), metrics, unmeasured=0.4)["node_id"] == "a"
+    stale = reported(tree("a", cores=0, average=0, stale=True), tree("b", cores=32, average=50))
+    assert chosen(fleet, Demand(1), stale)["node_id"] == "b"
+
+
+@pytest.mark.parametrize("nonsense", ["busy", None, True, [1], {"percent": 1}])
+def test_what_is_no_number_is_not_measured(nonsense):
+    fleet = fleet_with(node("a"), node("b"))
+    metrics = reported(
+        tree("a", cores=nonsense, average=nonsense, gpus=[nonsense] * 4),
+        tree("b", cores=64, average=99),
+    )
+    assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
+
+
+def test_without_any_metrics_it_spreads_by_what_is_promised():
+    fleet, rule, seen = fleet_with(*(node(name) for name in "abc")), new_rule("least_loaded"), []
+    for _ in range(6):
+        value = ask(rule, fleet, Demand(1, cpu_milli=1000))
+        seen.append(value["node_id"])
+        take(fleet, value, Demand(1, cpu_milli=1000))
+    assert seen == list("abcabc")
+
+
+def test_a_burst_does_not_land_on_the_node_that_was_idle():
+    nodes = [node(name, gpus=8) for name in "abc"]
+    metrics = reported(
+        *(tree(name, cores=6, average=10) for name in "bc"), tree("a", cores=0, average=0)
+    )
+    used = []
+    fleet, rule = fleet_with(*nodes), new_rule("least_loaded")
+    for _ in range(12):
+        value = chosen(fleet, Demand(1), metrics, rule, promised_weight=0.5)
+        take(fleet, value, Demand(1))
+        used.append(value["node_id"])
+    assert used[0] == "a"
+    assert set(used) == {"a", "b", "c"}
+    assert used.count("a") < 8
+
+
+class Counted:
+    """Ten clusters of one node, whose metrics can be changed and whose fetches are counted."""
+
+    def __init__(self):
+        self.used = dict.fromkeys([f"c{n}" for n in range(10)], 50)
+        self.fleet, self.fetches = Fleet(), []
+        self.fleet.install([Cluster(name, (node("n"),)) for name in self.used])
+        self.rule = new_rule("least_loaded")
+
+    def fetch(self, ids):
+        self.fetches.append(list(ids))
+        return {name: msgspec.msgpack.encode(self.entry(name)) for name in ids}
+
+    def entry(self, name):
+        nodes = [tree("n", cores=0, average=self.used[name])]
+        return {"data": {"id": name}, "cluster_metrics": {"clusterId": name, "nodes": nodes}}
+
+    def ask(self, candidates=None, **parameters):
+        ids = candidates or self.fleet.cluster_ids
+        data = {
+            "fleet": FleetView(self.fleet, Demand(1), candidates),
+            "cluster_data": ClusterData(ClusterData.keys_of(ids), self.fetch, self.fleet),
+            "inputs": {},
+        }
+        return self.rule.eval(parameters, data, {})["cluster_id"]
+
+
+def test_all_metrics_are_read_at_once_and_not_for_every_request():
+    site = Counted()
+    site.used["c7"] = 10
+    assert [site.ask(refresh_seconds=3600) for _ in range(3)] == ["c7"] * 3
+    assert site.fetches == [list(site.used)]
+
+
+def test_news_count_after_the_refresh():
+    site = Counted()
+    site.used["c7"] = 10
+    assert site.ask(refresh_seconds=0) == "c7"
+    site.used["c3"] = 5
+    assert site.ask(refresh_seconds=3600) == "c7"
+    assert site.ask(refresh_seconds=0) == "c3"
+
+
+def test_candidates_that_were_not_read_yet_are_read():
+    site = Counted()
+    site.used |= {"c7": 10, "c3": 5}
+    assert site.ask(["c6", "c7"], refresh_seconds=3600) == "c7"
+    assert site.ask(["c2", "c3"], refresh_seconds=3600) == "c3"
+
+
+def test_another_inventory_is_noticed():
+    site = Counted()
+    site.used["c7"] = 10
+    assert site.ask(refresh_seconds=3600) == "c7"
+    site.fleet.install([Cluster(name, (node("n"),)) for name in list(site.used)[:7]])
+    assert site.ask(refresh_seconds=3600) == "c0"

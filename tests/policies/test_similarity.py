@@ -1,0 +1,134 @@
+"""Similarity: the measure is that of the search without a rule, and decides placements too."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import new_rule, node
+
+from moorage.model import Cluster, Demand
+from moorage.policy import Fleet, FleetView
+from moorage.query import nearest
+from moorage_policies.similarity import WEIGHTS, distances, values_at
+
+REGISTERED = {
+    "big": {"gpus": {"count": 64}, "tags": ["train", "eu"]},
+    "mid": {"gpus": {"count": 16}, "tags": ["eu"]},
+    "small": {"gpus": {"count": 4}, "tags": ["eu"]},
+    "tiny": {"gpus": {"count": 1}, "tags": ["us"]},
+}
+DOCUMENTS = [{"id": name, **document} for name, document in REGISTERED.items()]
+
+
+def rank(documents=DOCUMENTS, rule=None, **parameters):
+    found = (rule or new_rule("similarity")).eval(parameters, documents, {})
+    return [document["id"] for document in found]
+
+
+def test_the_most_alike_come_first_and_the_reference_is_left_out():
+    assert rank(like="mid", weights={"gpus.count": 1}) == ["small", "tiny", "big"]
+    assert rank(like={"gpus": {"count": 60}}, weights={"gpus.count": 1})[0] == "big"
+    assert rank(like={"tags": ["us"]})[0] == "tiny"
+
+
+def test_the_documents_are_returned_as_they_came():
+    found = new_rule("similarity").eval({"like": "mid"}, DOCUMENTS, {})
+    assert all(document in DOCUMENTS for document in found)
+
+
+def test_without_a_reference_all_are_alike_and_stay_in_order():
+    assert rank(list(reversed(DOCUMENTS))) == ["big", "mid", "small", "tiny"]
+
+
+class Registry:
+    """The injected client, as far as the rule needs it."""
+
+    def read_cluster(self, name):
+        known = name in REGISTERED
+        return (known, REGISTERED[name]) if known else (False, "HTTP error occurred: none")
+
+
+def with_registry():
+    rule = new_rule("similarity")
+    rule._settings = {"cluster_client": Registry()}
+    return rule
+
+
+def test_a_reference_that_is_no_candidate_is_read_from_the_registry():
+    others = [document for document in DOCUMENTS if document["id"] != "big"]
+    found = rank(others, with_registry(), like="big", weights={"gpus.count": 1})
+    assert found == ["mid", "small", "tiny"]
+    with pytest.raises(LookupError, match=r"parameters\.like.*'nowhere'.*none"):
+        rank(others, with_registry(), like="nowhere")
+
+
+# Placement -------------------------------------------------------------------------------------
+
+
+def place(demand, candidates=None, rule=None, **parameters):
+    fleet = Fleet()
+    fleet.install([Cluster(name, (node("n", gpus=2), node("m"))) for name in REGISTERED])
+    fleet.set_capacity(fleet.row("small", "n"), 0, 0, [0, 0, 0, 0])
+    data = {
+        "fleet": FleetView(fleet, demand, candidates),
+        "cluster_data": {
+            document["id"]: {"data": document}
+            for document in DOCUMENTS
+            if candidates is None or document["id"] in candidates
+        },
+        "inputs": {},
+    }
+    rule = rule or new_rule("similarity")
+    value = rule.eval({"weights": {"gpus.count": 1}} | parameters, data, {})
+    return value.get("cluster_id"), value.get("node_id")
+
+
+def test_it_places_in_the_most_similar_cluster_with_room():
+    assert place(Demand(1), like="mid") == ("mid", "m")
+    assert place(Demand(1), like={"gpus": {"count": 3}}) == ("small", "m")
+    assert place(Demand(8), like="mid") == (None, None)
+    assert place(Demand(1)) == ("big", "m")
+
+
+def test_it_places_among_the_candidates_by_a_reference_that_is_none():
+    rule = with_registry()
+    assert place(Demand(1), ["big", "tiny"], rule, like="small") == ("tiny", "m")
+
+
+# The measure -----------------------------------------------------------------------------------
+
+LEAVES = st.one_of(st.none(), st.integers(0, 9), st.floats(0, 9), st.booleans())
+TEXTS = st.lists(st.sampled_from("abc"), max_size=3)
+ANY = st.fixed_dictionaries(
+    {},
+    optional={
+        "gpus": st.fixed_dictionaries({}, optional={"count": LEAVES, "memory": LEAVES}),
+        "nodes": st.fixed_dictionaries(
+            {},
+            optional={
+                "nodeData": st.lists(
+                    st.fixed_dictionaries(
+                        {}, optional={"gpus": st.fixed_dictionaries({"modelNames": TEXTS})}
+                    ),
+                    max_size=2,
+                )
+            },
+        ),
+        "reputation": LEAVES,
+        "tags": TEXTS,
+        "regionId": st.sampled_from(["eu", "us"]),
+    },
+)
+
+
+@settings(max_examples=200)
+@given(documents=st.lists(ANY, min_size=1, max_size=6), like=ANY)
+def test_the_distances_are_those_of_the_search_without_a_rule(documents, like):
+    known = {f"d{number}": each for number, each in enumerate(documents)}
+    expected = dict(nearest(known, like))
+    found = distances(list(known.values()), like, WEIGHTS)
+    assert found.tolist() == pytest.approx([expected[name] for name in known])
+
+
+def test_lists_on_the_way_stand_for_their_members():
+    document = {"nodes": [{"gpus": ["a", "b"]}, {"gpus": []}, {"gpus": ["c"]}, 5, None]}
+    assert list(values_at(document, ["nodes", "gpus"])) == ["a", "b", "c"]

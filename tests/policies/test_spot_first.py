@@ -1,0 +1,64 @@
+"""Spot first: the order of capacity types."""
+
+from small import ask, fleet_with, new_rule, node, take
+
+from moorage.model import Cluster, Demand
+
+KIND = "karpenter.sh/capacity-type"
+
+
+class Site:
+    def __init__(self, *kinds, gpus=1):
+        labels = [{KIND: kind} if kind else {} for kind in kinds]
+        nodes = [node(f"n{n}", gpus=gpus, labels=each) for n, each in enumerate(labels)]
+        self.fleet, self.clusters = fleet_with(*nodes), [Cluster("c", tuple(nodes))]
+        self.rule = new_rule("spot_first")
+
+    def fill(self, demand=None, **parameters):
+        """Place until nothing fits, and return the nodes in the order of their use."""
+        demand, used = demand or Demand(1), []
+        while True:
+            value = ask(
+                self.rule, self.fleet, demand, parameters=parameters, clusters=self.clusters
+            )
+            if "declined" in value:
+                return used
+            take(self.fleet, value, demand)
+            used.append(value["node_id"])
+
+
+def test_spot_then_reserved_then_on_demand_then_the_rest():
+    assert Site("on-demand", "odd", "spot", None, "reserved").fill() == [
+        "n2",
+        "n4",
+        "n0",
+        "n3",
+        "n1",
+    ]
+
+
+def test_the_order_is_a_parameter():
+    assert Site("on-demand", "spot", "reserved").fill(order=["reserved", "on-demand"]) == [
+        "n2",
+        "n0",
+        "n1",
+    ]
+
+
+def test_without_others_only_the_named_types_are_used():
+    assert Site("on-demand", "spot", None).fill(order=["spot"], others=False) == ["n1"]
+    assert Site("on-demand").fill(order=[], others=False) == []
+
+
+def test_within_a_type_a_node_is_filled_before_the_next():
+    assert Site("spot", "spot", gpus=2).fill() == ["n0", "n0", "n1", "n1"]
+
+
+def test_a_warm_rule_notices_another_order():
+    site = Site("spot", "on-demand", gpus=4)
+    parameters = [{}, {"order": ["on-demand"]}, {}]
+    asked = [
+        ask(site.rule, site.fleet, Demand(1), parameters=each, clusters=site.clusters)["node_id"]
+        for each in parameters
+    ]
+    assert asked == ["n0", "n1", "n0"]
