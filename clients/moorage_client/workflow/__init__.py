@@ -1,0 +1,67 @@
+"""Workflows: graphs of tasks that run while there are resources for them.
+
+It stands on its own, with counted resources (`ResourcePool`), and on a Moorage server, where each
+node holds a lease while it runs (`LeasedPool`). README.md beside this file shows how.
+
+What can go wrong is one tree, below `MoorageError`:
+
+    WorkflowError          a workflow, its resources or its journal
+    ├── GraphError         no graph: a cycle, a taken name, a missing node (also a ValueError)
+    ├── ResourceError      an impossible amount, or one never acquired (also a ValueError)
+    ├── JournalError       a journal that cannot be used
+    ├── TaskStopped        why a cancelled task was told to stop
+    └── TaskTimeout        why a task was told to stop that took too long (also a TimeoutError)
+"""
+
+from moorage_client.workflow.async_executor import AsyncResourceAwareExecutor
+from moorage_client.workflow.callbacks import ExecutionCallbacks
+from moorage_client.workflow.errors import (
+    GraphError,
+    JournalError,
+    ResourceError,
+    TaskStopped,
+    TaskTimeout,
+    WorkflowError,
+)
+from moorage_client.workflow.executor import ResourceAwareExecutor
+from moorage_client.workflow.graph import DAG, DAGBuilder
+from moorage_client.workflow.journal import RunJournal
+from moorage_client.workflow.pool import ResourcePool
+from moorage_client.workflow.requirements import ResourceRequirements
+from moorage_client.workflow.results import (
+    CallbackError,
+    ExecutionResult,
+    NodeResult,
+    NodeStatus,
+)
+from moorage_client.workflow.running import RunningNode, current_node
+from moorage_client.workflow.timeline import ResourceSnapshot, ResourceTimeline
+from moorage_client.workflow.tracing import EventType, ExecutionTrace, TraceEvent
+
+__all__ = [
+    "DAG",
+    "AsyncResourceAwareExecutor",
+    "CallbackError",
+    "DAGBuilder",
+    "EventType",
+    "ExecutionCallbacks",
+    "ExecutionResult",
+    "ExecutionTrace",
+    "GraphError",
+    "JournalError",
+    "NodeResult",
+    "NodeStatus",
+    "ResourceAwareExecutor",
+    "ResourceError",
+    "ResourcePool",
+    "ResourceRequirements",
+    "ResourceSnapshot",
+    "ResourceTimeline",
+    "RunJournal",
+    "RunningNode",
+    "TaskStopped",
+    "TaskTimeout",
+    "TraceEvent",
+    "WorkflowError",
+    "current_node",
+]

@@ -1,0 +1,315 @@
+"""The async executor: runs a graph on the caller's event loop.
+
+Coroutine functions run on the loop, as tasks of their own; whatever else is called on threads,
+since nobody can tell a quick function from one that blocks, and an awaitable that it returns is
+awaited on the loop. Everything else, all callbacks included, happens on the loop.
+"""
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Final
+
+from moorage_client.workflow.base import BaseExecutor, Task, call, is_awaitable
+from moorage_client.workflow.errors import TaskTimeout
+from moorage_client.workflow.execution import Execution, Settings
+from moorage_client.workflow.results import ExecutionResult
+from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run
+
+_ON_LOOP: Final = 0
+_ON_THREAD: Final = 1
+
+
+class AsyncResourceAwareExecutor(BaseExecutor):
+    """As `ResourceAwareExecutor`, for programs with an event loop, and for async tasks.
+
+    Tasks are async functions, functions that return an awaitable, or plain functions. Those that
+    need the running loop when they are called must be async functions: the others are called on
+    threads, so that they cannot stall the loop.
+    """
+
+    async def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:
+        """Run every node once and return what came of it.
+
+        Where this is cancelled, the run is: what runs is told to stop and waited for, at most
+        `stop_seconds`, before the cancellation goes on.
+
+        Args:
+            tasks: By node. A node without a task is SKIPPED, and holds up nothing.
+
+        Raises:
+            ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
+            JournalError: The journal is that of another graph.
+
+        """
+        run = _AsyncRun(self._settings, tasks, self._workers_max, self._run_in)
+        self._cancels.append(run.cancel)
+        try:
+            return await run.play()
+        finally:
+            self._cancels.remove(run.cancel)
+
+
+class _AsyncRun:
+    """One call of `execute`. Everything is done on the loop, which is its lock."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        tasks: Mapping[str, Task],
+        threads_max: int,
+        run_in: Executor | None,
+    ) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._loop = asyncio.get_running_loop()
+        self._context = contextvars.copy_context()
+        kinds = {name: _ON_LOOP if _is_async(task) else _ON_THREAD for name, task in tasks.items()}
+        self._kinds = kinds
+        self._crew = _Crew(threads_max, partial(_run_on_thread, run_in, tasks), self._returned)
+        self._execution = Execution(settings, tasks, self._wake, kinds, self._has_room)
+        self._returns: deque[tuple[RunningNode, Any, BaseException | None]] = deque()
+        self._taking = False  # The loop was told that there are returns.
+        self._over = asyncio.Event()
+        self._running: dict[RunningNode, asyncio.TimerHandle | None] = {}
+        self._pausing: dict[RunningNode, asyncio.TimerHandle] = {}
+
+    async def play(self) -> ExecutionResult:
+        """Run to the end."""
+        self._execution.tell_skipped(self._execution.start())
+        self._pump()
+        cancelled: asyncio.CancelledError | None = None
+        try:
+            while not self._over.is_set():
+                try:
+                    await self._over.wait()
+                except asyncio.CancelledError as error:
+                    cancelled = error
+                    self._cancel()
+        finally:
+            self._crew.dismiss()
+        result = self._execution.result()
+        if cancelled is not None:
+            raise cancelled
+        return result
+
+    def cancel(self) -> None:
+        """Start nothing more, and tell what runs to stop. From any thread."""
+        self._soon(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._execution.cancelled:
+            return
+        self._execution.cancel()
+        for node, timer in self._pausing.items():
+            timer.cancel()
+            self._execution.settle(node, None)
+        self._pausing.clear()
+        for node in list(self._running):
+            self._loop.call_later(self._settings.stop_seconds, self._abandon, node)
+            node.stop(stopped_run())
+        self._pump()
+
+    def _pump(self) -> None:
+        """Start whatever can be started, and notice the end."""
+        while (node := self._execution.next()) is not None:
+            self._start(node)
+        if self._execution.over:
+            self._over.set()
+
+    def _start(self, node: RunningNode) -> None:
+        timeout = self._settings.timeout_of(node.name)
+        self._running[node] = (
+            None if timeout is None else self._loop.call_later(timeout, self._expire, node, timeout)
+        )
+        error = self._execution.open(node)
+        if error is not None:
+            # Not from within the loop of `_pump`: a graph of such nodes is no stack of calls.
+            self._loop.call_soon(self._end, node, None, error)
+        elif self._kinds[node.name] == _ON_LOOP:
+            self._await(node, self._tasks[node.name]())
+        else:
+            self._crew.run(node)
+
+    def _await(self, node: RunningNode, value: Awaitable[Any]) -> None:
+        """Await what a task returned, as a task of the loop that its node can stop."""
+        # A context of its own: what one node sets there is none of the next one's business.
+        task = self._loop.create_task(self._live(node, value), context=self._context.copy())
+        task.add_done_callback(partial(self._lived, node, value))
+
+    async def _live(self, node: RunningNode, value: Awaitable[Any]) -> None:
+        enter(node)
+        task = asyncio.current_task()
+        assert task is not None
+        node.on_stop(lambda: self._soon(partial(_cancel_unless_ended, task, node)))
+        result, error = None, None
+        try:
+            result = await value
+        except BaseException as raised:  # noqa: BLE001  # Whatever it is, it is the node's.
+            error = raised
+        # Here and not in the callback below, which would cost every node a turn of the loop.
+        self._end(node, result, error)
+
+    def _lived(self, node: RunningNode, value: Awaitable[Any], _: "asyncio.Task[None]") -> None:
+        """End a node whose task somebody cancelled before it began."""
+        if not node.ended and not node.abandoned:
+            if inspect.iscoroutine(value):
+                value.close()
+            self._end(node, None, asyncio.CancelledError())
+
+    def _end(self, node: RunningNode, value: Any, error: BaseException | None) -> None:
+        result = self._execution.close(node, value, error)
+        if node.abandoned:
+            return
+        timer = self._running.pop(node)
+        if timer is not None:
+            timer.cancel()
+        pause = self._settings.retry_seconds
+        if result is None and pause and not self._execution.cancelled:
+            self._execution.released()
+            self._pausing[node] = self._loop.call_later(pause, self._retry, node)
+        else:
+            self._execution.tell_skipped(self._execution.settle(node, result))
+        self._pump()
+
+    def _retry(self, node: RunningNode) -> None:
+        del self._pausing[node]
+        self._execution.tell_skipped(self._execution.settle(node, None))
+        self._pump()
+
+    def _expire(self, node: RunningNode, timeout: float) -> None:
+        if not node.ended and node.stop(TaskTimeout(f"{node.name!r} took over {timeout} s")):
+            self._loop.call_later(self._settings.stop_seconds, self._abandon, node)
+
+    def _abandon(self, node: RunningNode) -> None:
+        """Go on without a task that does not end."""
+        result = self._execution.close_abandoned(node)
+        if result is None:
+            return
+        del self._running[node]
+        self._crew.abandon(node)
+        self._execution.tell_skipped(self._execution.settle(node, result))
+        self._pump()
+
+    def _has_room(self, kind: int) -> bool:
+        return kind == _ON_LOOP or self._crew.has_room
+
+    def _wake(self) -> None:
+        self._soon(self._pump)
+
+    def _soon(self, act: Callable[[], object]) -> None:
+        # The loop may be closed when a task that was left behind ends: nobody waits any more.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(act)
+
+    def _returned(self, node: RunningNode, value: Any, error: BaseException | None) -> None:
+        """Take note, on its thread, that a plain function returned."""
+        if node.abandoned:
+            self._execution.close(node, None, None)
+            return
+        self._returns.append((node, value, error))
+        if not self._taking:
+            self._taking = True
+            self._soon(self._take_returns)
+
+    def _take_returns(self) -> None:
+        self._taking = False  # Before looking: what comes from now on is announced anew.
+        while self._returns:
+            node, value, error = self._returns.popleft()
+            self._crew.left(node)
+            if error is None and is_awaitable(value):
+                self._execution.released()
+                self._await(node, value)
+            else:
+                self._end(node, value, error)
+        self._pump()
+
+
+def _cancel_unless_ended(task: "asyncio.Task[None]", node: RunningNode) -> None:
+    """Cancel the task of a node; its last step, in which the node has ended, is not its own."""
+    if not node.ended:
+        task.cancel()
+
+
+class _Crew:
+    """Threads that call plain functions, started as they are needed. Ruled from the loop.
+
+    Args:
+        threads_max: Functions that run at a time.
+        run: Calls the task of a node, on a thread.
+        returned: Is told how that went, on the thread.
+
+    """
+
+    def __init__(
+        self,
+        threads_max: int,
+        run: Callable[[RunningNode], Any],
+        returned: Callable[[RunningNode, Any, BaseException | None], None],
+    ) -> None:
+        self._threads_max = threads_max
+        self._run = run
+        self._returned = returned
+        self._nodes: SimpleQueue[RunningNode | None] = SimpleQueue()
+        self._busy: set[RunningNode] = set()
+        self._threads = 0
+
+    @property
+    def has_room(self) -> bool:
+        """Whether one more function can run now."""
+        return len(self._busy) < self._threads_max
+
+    def run(self, node: RunningNode) -> None:
+        """Have a thread call the task of a node."""
+        self._busy.add(node)
+        self._nodes.put(node)
+        if self._threads < len(self._busy):
+            self._threads += 1
+            threading.Thread(target=self._work, name="moorage-workflow", daemon=True).start()
+
+    def left(self, node: RunningNode) -> None:
+        """Take note that a function returned."""
+        self._busy.discard(node)
+
+    def abandon(self, node: RunningNode) -> None:
+        """Do without a thread whose function does not return."""
+        if node in self._busy:
+            self._busy.discard(node)
+            self._threads -= 1
+
+    def dismiss(self) -> None:
+        """End all threads, each when its function returns."""
+        self._nodes.put(None)
+
+    def _work(self) -> None:
+        while (node := self._nodes.get()) is not None:
+            value, error = None, None
+            token = enter(node)
+            try:
+                value = self._run(node)
+            except BaseException as raised:  # noqa: BLE001  # Whatever it is, it is the node's.
+                error = raised
+            finally:
+                leave(token)
+            self._returned(node, value, error)
+            if node.abandoned:
+                return  # Another has taken this thread's place.
+        self._nodes.put(None)  # For the next thread.
+
+
+def _is_async(task: Task) -> bool:
+    """Return whether calling this makes a coroutine, and does nothing else."""
+    return inspect.iscoroutinefunction(task) or inspect.iscoroutinefunction(
+        getattr(task, "__call__", None)  # noqa: B004  # Not whether it is callable: whether async.
+    )
+
+
+def _run_on_thread(run_in: Executor | None, tasks: Mapping[str, Task], node: RunningNode) -> Any:
+    return call(tasks[node.name], node, run_in)

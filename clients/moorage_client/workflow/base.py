@@ -1,0 +1,158 @@
+"""What the sync and the async executor are made with, and how a task is called."""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Executor
+from typing import Any, Final
+
+from moorage_client.workflow.callbacks import ExecutionCallbacks
+from moorage_client.workflow.errors import WorkflowError
+from moorage_client.workflow.execution import Settings
+from moorage_client.workflow.grants import Pool
+from moorage_client.workflow.graph import DAG
+from moorage_client.workflow.journal import RunJournal
+from moorage_client.workflow.requirements import ResourceRequirements
+from moorage_client.workflow.running import RunningNode
+
+STOP_SECONDS: Final = 10.0
+"""How long a task may go on after it was told to stop, by default."""
+WORKERS_MIN: Final = 32
+"""Threads at most, by default, on small machines: tasks mostly wait for other processes."""
+WORKERS_PER_CORE: Final = 4
+
+Task = Callable[[], Any]
+
+
+class BaseExecutor:
+    """What both executors are made with, and that their runs can be cancelled.
+
+    Args:
+        dag: What depends on what.
+        resource_pool: What there is to run on: a `ResourcePool`, or a `LeasedPool`.
+        requirements: What each node needs, by name; a node without an entry needs nothing.
+        costs: How long each node takes, in any unit, 1.0 by default. Of the nodes that are ready,
+            the one with the most expensive path to an end goes first.
+        callbacks: What to call as nodes come and go.
+        fail_fast: Skip what comes after a node that failed; otherwise it runs all the same.
+        enable_tracing: Record a trace, in `ExecutionResult.trace`.
+        max_workers: Tasks that run on threads at a time; by default as many as the graph has
+            nodes, but no more than 32 or, on large machines, four per core.
+        timeouts: Seconds that an attempt may take: one number, or by name.
+        retries: How often a node that failed or timed out is tried again: a number, or by name.
+        retry_seconds: How long to wait before each further attempt.
+        stop_seconds: How long a task that was told to stop is waited for. One that goes on even
+            then is left behind, on a daemon thread, and keeps what it holds until it ends.
+        journal: Remembers what completed, so that a later run goes on from there.
+        run_in: Where tasks are called instead of on the threads of the executor, which then only
+            wait: a `ProcessPoolExecutor`, for tasks that compute in Python. They and what they
+            return must be picklable; `current_node()` is not there for them, but the variables of
+            `current_node().environment` are set in their process while they run.
+
+    """
+
+    def __init__(
+        self,
+        dag: DAG,
+        resource_pool: Pool,
+        requirements: Mapping[str, ResourceRequirements] | None = None,
+        costs: Mapping[str, float] | None = None,
+        callbacks: ExecutionCallbacks | None = None,
+        fail_fast: bool = True,
+        enable_tracing: bool = False,
+        *,
+        max_workers: int | None = None,
+        timeouts: Mapping[str, float] | float | None = None,
+        retries: Mapping[str, int] | int = 0,
+        retry_seconds: float = 0.0,
+        stop_seconds: float = STOP_SECONDS,
+        journal: RunJournal | None = None,
+        run_in: Executor | None = None,
+    ) -> None:
+        if max_workers is not None and max_workers < 1:
+            raise WorkflowError(f"max_workers is {max_workers}; expected 1 or more")
+        self._settings = Settings(
+            dag,
+            resource_pool,
+            dict(requirements or {}),
+            dict(costs or {}),
+            callbacks or ExecutionCallbacks(),
+            fail_fast,
+            enable_tracing,
+            timeouts,
+            retries,
+            retry_seconds,
+            stop_seconds,
+            journal,
+        )
+        ceiling = max(WORKERS_MIN, WORKERS_PER_CORE * (os.cpu_count() or 1))
+        self._workers_max = max_workers or max(1, min(len(dag), ceiling))
+        self._run_in = run_in
+        self._cancels: list[Callable[[], None]] = []
+
+    def cancel(self) -> None:
+        """Cancel what this executor runs now. From any thread, also from a task or a callback.
+
+        Nodes that did not start are CANCELLED; those that run are told to stop: coroutines are
+        cancelled, and other tasks find `current_node().stopped`. A task that returns all the same
+        has completed.
+        """
+        for cancel in list(self._cancels):
+            cancel()
+
+
+def is_awaitable(value: object) -> bool:
+    """Return whether a task returned something to wait for, rather than its value."""
+    return hasattr(type(value), "__await__")
+
+
+def call(task: Task, node: RunningNode, run_in: Executor | None) -> Any:
+    """Call a task on this thread, or have it called and wait; return what it returned."""
+    if run_in is None:
+        return task()
+    future = run_in.submit(_call_elsewhere, task, dict(node.environment), os.getpid())
+    node.on_stop(future.cancel)
+    try:
+        return future.result()
+    finally:
+        node.on_stop(None)
+
+
+def _call_elsewhere(task: Task, environment: Mapping[str, str], parent: int) -> Any:
+    """Call a task, and wait for what it returned, with its variables set if this is a process."""
+    own = {} if os.getpid() == parent else environment
+    before = {name: os.environ.get(name) for name in own}
+    os.environ.update(own)
+    try:
+        value = task()
+        return asyncio.run(_wait_for(value)) if is_awaitable(value) else value
+    finally:
+        for name, text in before.items():
+            if text is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = text
+
+
+async def _wait_for(value: Awaitable[Any]) -> Any:
+    return await value
+
+
+def wait_for(value: Awaitable[Any], node: RunningNode) -> Any:
+    """Run an awaitable to its end on this thread; cancel it when its node is told to stop."""
+
+    async def wait() -> Any:
+        loop, waiting = asyncio.get_running_loop(), asyncio.ensure_future(value)
+
+        def stop() -> None:
+            with contextlib.suppress(RuntimeError):  # The loop closed: there is nothing to stop.
+                loop.call_soon_threadsafe(waiting.cancel)
+
+        node.on_stop(stop)
+        try:
+            return await waiting
+        finally:
+            node.on_stop(None)
+
+    return asyncio.run(wait())

@@ -1,0 +1,41 @@
+"""What a program may have an executor call as its nodes come and go."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class ExecutionCallbacks:
+    """Functions to call, each None by default.
+
+    The sync executor calls them on the thread that runs the node, the async one on its event loop;
+    they should return quickly. An exception never leaks resources. In `on_start` and `on_complete`
+    it fails the node; anywhere else it is kept in `ExecutionResult.callback_errors`.
+
+    The order for one node: `on_resource_acquired`, `on_start`, the task, then `on_complete` or
+    `on_failure`, `on_resource_released`. A node that is tried again does not fail before its last
+    attempt; a node that times out or is cancelled while it runs has failed.
+
+    Args:
+        on_start: `(name)`: its task starts.
+        on_complete: `(name, value)`: its task returned.
+        on_failure: `(name, exception)`: it failed for good.
+        on_skip: `(name)`: it will not run, since it has no task or something before it failed.
+        on_gate_waiting: Of executors that have gates; these have none and do not call it.
+        on_gate_resolved: As `on_gate_waiting`.
+        on_dynamic_expand: Of executors whose graphs grow; these do not, and do not call it.
+        on_resource_acquired: `(name, resources)`: it holds what it requires.
+        on_resource_released: `(name, resources)`: it holds nothing any more.
+
+    """
+
+    on_start: Callable[[str], object] | None = None
+    on_complete: Callable[[str, Any], object] | None = None
+    on_failure: Callable[[str, BaseException], object] | None = None
+    on_skip: Callable[[str], object] | None = None
+    on_gate_waiting: Callable[[str], object] | None = None
+    on_gate_resolved: Callable[[str, str], object] | None = None
+    on_dynamic_expand: Callable[..., object] | None = None
+    on_resource_acquired: Callable[[str, dict[str, float]], object] | None = None
+    on_resource_released: Callable[[str, dict[str, float]], object] | None = None

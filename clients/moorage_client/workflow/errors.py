@@ -1,0 +1,27 @@
+"""What can go wrong with a workflow; the tree is drawn in the docstring of the package."""
+
+from moorage_client.errors import MoorageError
+
+
+class WorkflowError(MoorageError):
+    """Something is wrong with a workflow, its resources or its journal."""
+
+
+class GraphError(WorkflowError, ValueError):
+    """The graph is none: a cycle, a name that is taken, or one that nobody added."""
+
+
+class ResourceError(WorkflowError, ValueError):
+    """An amount is not one, can never be had, or was never taken."""
+
+
+class JournalError(WorkflowError):
+    """A journal cannot be read or written, or is that of another graph."""
+
+
+class TaskStopped(WorkflowError):  # noqa: N818  # It is no error of the task.
+    """The run was cancelled; `current_node().check()` raises it in tasks that ask."""
+
+
+class TaskTimeout(WorkflowError, TimeoutError):  # noqa: N818  # As `Timeout` of the clients.
+    """A task did not end within its `timeouts` entry."""

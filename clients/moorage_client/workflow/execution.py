@@ -1,0 +1,471 @@
+"""One run of a graph: all that the sync and the async executor have in common.
+
+The shells differ in who runs the tasks, and in nothing else: both ask `next` what to run, call
+`open` before the task and `close` after it, and tell `settle` that it is over. What is here needs
+the shell's lock where its docstring says so; it never waits.
+"""
+
+import time
+from asyncio import CancelledError
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage_client.workflow.callbacks import ExecutionCallbacks
+from moorage_client.workflow.errors import ResourceError, TaskStopped, TaskTimeout
+from moorage_client.workflow.grants import Claim, Grant, Pool
+from moorage_client.workflow.graph import DAG
+from moorage_client.workflow.journal import RunJournal
+from moorage_client.workflow.requirements import ResourceRequirements
+from moorage_client.workflow.results import (
+    CallbackError,
+    ExecutionResult,
+    NodeResult,
+    NodeStatus,
+)
+from moorage_client.workflow.running import RunningNode, stopped_run
+from moorage_client.workflow.schedule import Schedule
+from moorage_client.workflow.tracing import EventType, ExecutionTrace
+
+CALLBACK_ERRORS_MAX: Final = 1000
+"""Exceptions of callbacks that a result keeps; the first ones."""
+
+_ENDS: Final = {
+    NodeStatus.COMPLETED: EventType.NODE_COMPLETED,
+    NodeStatus.FAILED: EventType.NODE_FAILED,
+    NodeStatus.TIMED_OUT: EventType.NODE_TIMED_OUT,
+    NodeStatus.CANCELLED: EventType.NODE_CANCELLED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How a graph is to be run; the arguments of both executors, where they are described."""
+
+    dag: DAG
+    pool: Pool
+    requirements: Mapping[str, ResourceRequirements]
+    costs: Mapping[str, float]
+    callbacks: ExecutionCallbacks
+    fail_fast: bool
+    enable_tracing: bool
+    timeouts: Mapping[str, float] | float | None
+    retries: Mapping[str, int] | int
+    retry_seconds: float
+    stop_seconds: float
+    journal: RunJournal | None
+
+    def timeout_of(self, name: str) -> float | None:
+        """Return the seconds that one attempt at a node may take."""
+        each = self.timeouts
+        return each.get(name) if isinstance(each, Mapping) else each
+
+    def retries_of(self, name: str) -> int:
+        """Return how often a node that fails is tried again."""
+        each = self.retries
+        return each.get(name, 0) if isinstance(each, Mapping) else each
+
+    def validate(self) -> None:
+        """Check that the pool can ever satisfy every requirement.
+
+        Raises:
+            ResourceError: It cannot; the message names the node (a ValueError).
+
+        """
+        for name, needs in self.requirements.items():
+            if not self.pool.can_satisfy(needs):
+                raise ResourceError(
+                    f"Node {name!r} requires {dict(needs.resources)} but pool capacity is "
+                    f"{self.pool.capacities}"
+                )
+
+
+class Execution:
+    """The state of one run.
+
+    Args:
+        settings: How to run.
+        tasks: By node.
+        wake: Makes the shell call `next`; callable from any thread, returns at once, and takes
+            no lock that is held while this is called.
+        kinds: Of each task, by name: nodes of different kinds are never admitted together.
+        room: Whether a task of this kind can be started now, whatever the pool has.
+
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tasks: Mapping[str, Callable[[], Any]],
+        wake: Callable[[], None],
+        kinds: Mapping[str, int] | None = None,
+        room: Callable[[int], bool] = lambda _: True,
+    ) -> None:
+        settings.validate()
+        self._settings = settings
+        self._wake = wake
+        self._room = room
+        self.tasks = tasks
+        dag = settings.dag
+        self._names = dag.names
+        self._levels = dag.bottom_levels(settings.costs)
+        self._needs, self._kinds, groups = _grouped(settings, kinds or {})
+        self._schedule = Schedule(
+            dag.following,
+            dag.predecessor_counts,
+            _ranks(dag, self._levels),
+            groups,
+            [name in tasks for name in dag.names],
+            fail_fast=settings.fail_fast,
+        )
+        self._attempts: dict[int, int] = {}
+        self._results: list[NodeResult | None] = [None] * len(dag)
+        self._claims: dict[int, Claim] = {}
+        self._news: deque[Claim] = deque()
+        self._freed = False
+        self._grant: Grant | None = None
+        self.cancelled = False
+        self.callback_errors: list[CallbackError] = []
+        self.trace = ExecutionTrace() if settings.enable_tracing else None
+        self._started = time.monotonic()
+        self._epoch = time.time() - self._started
+
+    # Under the shell's lock.
+
+    def start(self) -> list[int]:
+        """Begin; return what is skipped, for `tell_skipped`."""
+        if self.trace is not None:
+            self.trace.add(EventType.EXECUTION_STARTED)
+        journal = self._settings.journal
+        done = {} if journal is None else journal.begin(self._settings.dag)
+        if journal is not None:
+            self._settings.pool.resume(journal)
+        for name, value in done.items():
+            number = self._settings.dag.numbers[name]
+            self._schedule.restored(number)
+            self._results[number] = NodeResult(name, NodeStatus.CACHE_HIT, value)
+            self._add(EventType.CACHE_HIT, name)
+        return self._skip(self._schedule.start())
+
+    @property
+    def over(self) -> bool:
+        """Whether every node has ended."""
+        return self._schedule.left == 0
+
+    def next(self) -> RunningNode | None:
+        """Return a node to run now, which holds what it needs; None: wait to be woken."""
+        if self._freed:
+            self._freed = False
+            self._schedule.unblock()
+        while True:
+            if self._news:
+                claim = self._news.popleft()
+                del self._claims[claim.number]
+                self._schedule.granted(claim.number)
+                return self._running(claim.number, claim.grant, claim.error)
+            releases = self._settings.pool.releases
+            number = self._schedule.pick(self._admit)
+            if number is not None:
+                return self._running(number, self._grant, None)
+            if not self._schedule.blocked:
+                return None
+            self._stand_in_line()
+            if self._news:
+                continue
+            if self._settings.pool.watch(self.freed, releases):
+                return None
+            self._schedule.unblock()
+
+    def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
+        """Take note that a node ended; return what is skipped for it, for `tell_skipped`.
+
+        Args:
+            node: Which.
+            result: What `close` returned; None makes it ready for another attempt.
+
+        """
+        self._freed = True
+        if result is None and not self.cancelled:
+            self._schedule.again(node.number)
+            return []
+        if result is None:
+            result = NodeResult(node.name, NodeStatus.CANCELLED, None, stopped_run())
+            result.attempts = node.attempt
+        self._results[node.number] = result
+        return self._skip(
+            self._schedule.ended(node.number, well=result.status is NodeStatus.COMPLETED)
+        )
+
+    def released(self) -> None:
+        """Take note that this run gave something back: ask about every node again."""
+        self._freed = True
+
+    def cancel(self) -> None:
+        """Start no more nodes. The shell stops those that run."""
+        if self.cancelled:
+            return
+        self.cancelled = True
+        for number in self._schedule.cancel():
+            self._give_up(number)
+        for claim in list(self._claims.values()):
+            if self._settings.pool.withdraw(claim):
+                del self._claims[claim.number]
+                self._schedule.granted(claim.number)
+                self._schedule.ended(claim.number, well=False)
+                self._give_up(claim.number)
+
+    def result(self) -> ExecutionResult:
+        """End the run and return what came of it."""
+        self._settings.pool.unwatch(self.freed)
+        if self.trace is not None:
+            self.trace.add(EventType.EXECUTION_COMPLETED)
+            self.trace.close()
+        results = {each.name: each for each in self._results if each is not None}
+        assert len(results) == len(self._names), "a node has no result"
+        return ExecutionResult.of(
+            results,
+            total_duration_seconds=time.monotonic() - self._started,
+            trace=self.trace,
+            resource_timeline=self._settings.pool.timeline,
+            callback_errors=self.callback_errors,
+        )
+
+    def _admit(self, group: int, number: int) -> bool:
+        if not self._room(self._kinds[group]):
+            return False
+        needs = self._needs[group]
+        if needs is None:
+            self._grant = None
+            return True
+        self._grant = self._settings.pool.take(needs, self._names[number])
+        return self._grant is not None
+
+    def _stand_in_line(self) -> None:
+        """Have the best of the blocked nodes wait at the pool, as many as it takes."""
+        settings = self._settings
+        while len(self._claims) < settings.pool.claims_max:
+            number = self._schedule.reserve(
+                lambda group: self._needs[group] is not None and self._room(self._kinds[group])
+            )
+            if number is None:
+                return
+            name = self._names[number]
+            needs = settings.requirements[name]
+            claim = Claim(name, needs, self._told, self._levels[number], settings.journal, number)
+            self._claims[number] = claim
+            settings.pool.claim(claim)
+
+    def _running(self, number: int, grant: Grant | None, refused: Exception | None) -> RunningNode:
+        attempt = self._attempts.get(number, 0) + 1
+        if attempt > 1 or self._settings.retries:
+            self._attempts[number] = attempt
+        node = RunningNode(self._names[number], number, attempt, grant)
+        node.refused = refused
+        if grant is not None:
+            grant.on_lost = node.stop
+            if grant.lost is not None:  # It was lost before anybody could be told.
+                node.stop(grant.lost)
+        if self.cancelled:  # It was granted before it could leave the line.
+            node.stop(stopped_run())
+        return node
+
+    def _give_up(self, number: int) -> None:
+        name = self._names[number]
+        attempts = self._attempts.get(number, 0)
+        self._results[number] = NodeResult(
+            name, NodeStatus.CANCELLED, None, stopped_run(), 0.0, attempts
+        )
+        self._add(EventType.NODE_CANCELLED, name)
+
+    def _skip(self, numbers: list[int]) -> list[int]:
+        for number in numbers:
+            self._results[number] = NodeResult(self._names[number], NodeStatus.SKIPPED)
+        return numbers
+
+    # From any thread, without the lock.
+
+    def freed(self) -> None:
+        """Something may fit now that did not before. For the pool, and for shells with `room`."""
+        self._freed = True
+        self._wake()
+
+    def _told(self, claim: Claim) -> None:
+        self._news.append(claim)
+        self._wake()
+
+    # On the thread of a node, without the lock.
+
+    def tell_skipped(self, numbers: Iterable[int]) -> None:
+        """Tell trace and callbacks of nodes that are skipped."""
+        call = self._settings.callbacks.on_skip
+        for number in numbers:
+            name = self._names[number]
+            self._add(EventType.NODE_SKIPPED, name)
+            if call is not None:
+                self._report("on_skip", name, call, name)
+
+    def open(self, node: RunningNode) -> BaseException | None:
+        """Tell that a node begins; return why its task must not be called, or None."""
+        node.started = time.monotonic()
+        if node.refused is not None:
+            return node.refused
+        grant, trace, callbacks = node.grant, self.trace, self._settings.callbacks
+        if trace is not None:
+            trace.add(EventType.NODE_STARTED, node.name)
+        if grant is not None:
+            resources = grant.requirements.resources
+            if trace is not None:
+                trace.add(EventType.RESOURCE_ACQUIRED, node.name, resources=resources)
+            if (call := callbacks.on_resource_acquired) is not None:
+                self._report("on_resource_acquired", node.name, call, node.name, dict(resources))
+        if callbacks.on_start is not None and not node.stopped:
+            try:
+                callbacks.on_start(node.name)
+            except Exception as error:  # noqa: BLE001  # Whatever it is, it fails the node.
+                return error
+        return node.stopped_by
+
+    def close(
+        self, node: RunningNode, value: Any, error: BaseException | None
+    ) -> NodeResult | None:
+        """Tell that a node's task is over, and release what it held.
+
+        Args:
+            node: Which.
+            value: What its task returned.
+            error: Why it did not return.
+
+        Returns:
+            Its result, for `settle`; None where it is to be tried again.
+
+        """
+        if not node.finish():  # Nobody waited any more, and its result stands.
+            self._release(node)
+            return None
+        return self._conclude(node, value, error)
+
+    def close_abandoned(self, node: RunningNode) -> NodeResult | None:
+        """Tell that a node is over although its task does not end; None: it did end.
+
+        What it held is released when its task ends at last: until then it is in use.
+        """
+        if not node.abandon():
+            return None
+        result = self._conclude(node, None, None)
+        assert result is not None
+        return result
+
+    def _conclude(
+        self, node: RunningNode, value: Any, error: BaseException | None
+    ) -> NodeResult | None:
+        duration = time.monotonic() - node.started
+        status, error = _status(node, error)
+        if status is NodeStatus.COMPLETED:
+            error = self._completed(node, value)
+            status = NodeStatus.COMPLETED if error is None else NodeStatus.FAILED
+        again = self._try_again(node, status)
+        if error is not None and not again and self._settings.callbacks.on_failure is not None:
+            call = self._settings.callbacks.on_failure
+            self._report("on_failure", node.name, call, node.name, error)
+        if not node.abandoned:
+            self._release(node)
+        if self.trace is not None:
+            end = EventType.NODE_RETRIED if again else _ENDS[status]
+            self.trace.add(end, node.name, duration=duration, error=error)
+        if again:
+            return None
+        return NodeResult(
+            node.name,
+            status,
+            value if status is NodeStatus.COMPLETED else None,
+            error,
+            duration,
+            node.attempt,
+            node.started + self._epoch,
+            node.placement,
+        )
+
+    def _completed(self, node: RunningNode, value: Any) -> BaseException | None:
+        """Tell that a task returned; return what that raised."""
+        try:
+            if (call := self._settings.callbacks.on_complete) is not None:
+                call(node.name, value)
+            if (journal := self._settings.journal) is not None:
+                journal.completed(node.name, value)
+        except Exception as error:  # noqa: BLE001  # Whatever it is, it fails the node.
+            return error
+        return None
+
+    def _try_again(self, node: RunningNode, status: NodeStatus) -> bool:
+        return (
+            status in (NodeStatus.FAILED, NodeStatus.TIMED_OUT)
+            and not self.cancelled
+            and not node.abandoned
+            and node.attempt <= self._settings.retries_of(node.name)
+        )
+
+    def _release(self, node: RunningNode) -> None:
+        """Give back what a node held, and tell of it; nobody is told after it was abandoned."""
+        if (grant := node.grant) is None:
+            return
+        settings = self._settings
+        settings.pool.give_back(grant, node.name, self.freed, settings.journal)
+        if node.abandoned:
+            self.freed()
+            return
+        resources = grant.requirements.resources
+        if self.trace is not None:
+            self.trace.add(EventType.RESOURCE_RELEASED, node.name, resources=resources)
+        if (call := settings.callbacks.on_resource_released) is not None:
+            self._report("on_resource_released", node.name, call, node.name, dict(resources))
+
+    def _report(self, callback: str, name: str, call: Callable[..., object], *words: Any) -> None:
+        """Call a callback whose exception fails nothing, and keep the exception."""
+        try:
+            call(*words)
+        except Exception as error:  # noqa: BLE001  # It is the caller's; the result has it.
+            if len(self.callback_errors) < CALLBACK_ERRORS_MAX:
+                self.callback_errors.append(CallbackError(callback, name, error))
+
+    def _add(self, event: EventType, name: str) -> None:
+        if self.trace is not None:
+            self.trace.add(event, name)
+
+
+def _status(
+    node: RunningNode, error: BaseException | None
+) -> tuple[NodeStatus, BaseException | None]:
+    """Return how a task ended, from what it raised and why it was told to stop."""
+    why = node.stopped_by
+    if isinstance(why, TaskTimeout):
+        return NodeStatus.TIMED_OUT, why
+    if isinstance(why, TaskStopped):
+        if error is None and not node.abandoned:
+            return NodeStatus.COMPLETED, None  # It was done before it noticed.
+        return NodeStatus.CANCELLED, why
+    if why is not None:  # Its lease is lost: what it did meanwhile may not count.
+        return NodeStatus.FAILED, why
+    if isinstance(error, CancelledError):
+        return NodeStatus.CANCELLED, error
+    return (NodeStatus.COMPLETED, None) if error is None else (NodeStatus.FAILED, error)
+
+
+def _ranks(dag: DAG, levels: Sequence[float]) -> list[int]:
+    """Number the nodes by priority: the highest bottom level first, then topological order."""
+    ranks = [0] * len(dag)
+    for rank, number in enumerate(sorted(dag.order, key=levels.__getitem__, reverse=True)):
+        ranks[number] = rank
+    return ranks
+
+
+def _grouped(
+    settings: Settings, kinds: Mapping[str, int]
+) -> tuple[list[ResourceRequirements | None], list[int], list[int]]:
+    """Return what each group needs, its kind, and the group of each node."""
+    numbers: dict[tuple[ResourceRequirements | None, int], int] = {}
+    groups = [
+        numbers.setdefault((settings.requirements.get(name), kinds.get(name, 0)), len(numbers))
+        for name in settings.dag.names
+    ]
+    return [needs for needs, _ in numbers], [kind for _, kind in numbers], groups

@@ -1,0 +1,268 @@
+"""The sync executor: runs a graph on threads of its own while the caller waits.
+
+A thread that ends a node asks for the next one itself, so that a chain of short nodes costs no
+change of threads. Another thread is woken only where there is a second node to run; it wakes the
+next. The thread that called `execute` sleeps until a deadline, news from a pool, or the end.
+"""
+
+import heapq
+import itertools
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor
+from functools import partial
+from queue import SimpleQueue
+from typing import Final
+
+from moorage_client.workflow.base import BaseExecutor, Task, call, is_awaitable, wait_for
+from moorage_client.workflow.errors import TaskTimeout
+from moorage_client.workflow.execution import Execution, Settings
+from moorage_client.workflow.results import ExecutionResult, NodeResult
+from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run
+
+_LOOK: Final = "look"
+_END: Final = "end"
+
+
+class ResourceAwareExecutor(BaseExecutor):
+    """Runs a graph on threads, each node while the pool has what it needs.
+
+    A task is called without arguments; within it `current_node()` tells what it holds. Where it
+    returns an awaitable, that is run to completion.
+    """
+
+    def execute(self, tasks: Mapping[str, Task]) -> ExecutionResult:
+        """Run every node once and return what came of it.
+
+        Ctrl-C cancels the run, waits at most `stop_seconds` for what runs, and is raised again.
+
+        Args:
+            tasks: By node. A node without a task is SKIPPED, and holds up nothing.
+
+        Raises:
+            ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
+            JournalError: The journal is that of another graph.
+
+        """
+        run = _Run(self._settings, tasks, self._workers_max, self._run_in)
+        self._cancels.append(run.cancel)
+        try:
+            return run.play()
+        finally:
+            self._cancels.remove(run.cancel)
+
+
+class _Run:
+    """One call of `execute`.
+
+    Everything but the tasks and callbacks happens under `_lock`; `_kick` wakes the thread that
+    called `execute`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        tasks: Mapping[str, Task],
+        workers_max: int,
+        run_in: Executor | None,
+    ) -> None:
+        self._settings = settings
+        self._tasks = tasks
+        self._workers_max = workers_max
+        self._run_in = run_in
+        self._lock = threading.Lock()
+        self._kick = threading.Event()
+        self._execution = Execution(settings, tasks, self._kick.set)
+        self._crew: set[threading.Thread] = set()
+        self._parked: SimpleQueue[str] = SimpleQueue()
+        self._idle = 0
+        self._busy = 0
+        self._waking = False  # A thread was woken and has not looked around yet.
+        self._handed: deque[RunningNode] = deque()
+        self._running: dict[RunningNode, threading.Thread] = {}
+        self._pausing: dict[RunningNode, None] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._ties = itertools.count()
+
+    def play(self) -> ExecutionResult:
+        """Run to the end."""
+        with self._lock:
+            skipped = self._execution.start()
+        self._execution.tell_skipped(skipped)
+        try:
+            try:
+                self._wait()
+            except BaseException:
+                self.cancel()
+                self._wait()
+                raise
+        finally:
+            with self._lock:
+                crew = list(self._crew)
+            for _ in crew:
+                self._parked.put(_END)
+            for thread in crew:
+                thread.join()
+        return self._execution.result()
+
+    def cancel(self) -> None:
+        """Start nothing more, and tell what runs to stop."""
+        with self._lock:
+            if self._execution.cancelled:
+                return
+            self._execution.cancel()
+            running = [*self._running, *self._handed]
+            for node in self._pausing:
+                self._execution.settle(node, None)
+            self._pausing.clear()
+            for node in running:
+                self._at(self._settings.stop_seconds, partial(self._abandon, node))
+        for node in running:
+            node.stop(stopped_run())
+        self._kick.set()
+
+    def _wait(self) -> None:
+        """Sleep until the run is over, doing on the way what has a time or comes from outside."""
+        while True:
+            with self._lock:
+                now, due = time.monotonic(), []
+                while self._timers and self._timers[0][0] <= now:
+                    due.append(heapq.heappop(self._timers)[2])
+            for act in due:
+                act()
+            with self._lock:
+                if self._execution.over and not self._busy:
+                    return
+                self._share()
+                timers = self._timers
+                pause = max(0.0, timers[0][0] - time.monotonic()) if timers else None
+            self._kick.wait(pause)
+            self._kick.clear()
+
+    def _work(self) -> None:
+        """Run nodes until there is nothing left to run; what each thread of the crew does."""
+        node = self._first()
+        while node is not None:
+            result = self._perform(node)
+            if node.abandoned:
+                return
+            with self._lock:
+                del self._running[node]
+                skipped = self._over(node, result)
+                following = self._pick()
+            if skipped:
+                self._execution.tell_skipped(skipped)
+            node = following or self._park()
+
+    def _perform(self, node: RunningNode) -> NodeResult | None:
+        error, value = self._execution.open(node), None
+        if error is None:
+            token = enter(node)
+            try:
+                value = call(self._tasks[node.name], node, self._run_in)
+                if is_awaitable(value):
+                    value = wait_for(value, node)
+            except BaseException as raised:  # noqa: BLE001  # Whatever it is, it is the node's.
+                error = raised
+            finally:
+                leave(token)
+        return self._execution.close(node, value, error)
+
+    def _over(self, node: RunningNode, result: NodeResult | None) -> list[int]:
+        """Settle a node that ended, at once or after the pause before its next attempt."""
+        pause = self._settings.retry_seconds
+        if result is not None or not pause or self._execution.cancelled:
+            return self._execution.settle(node, result)
+        self._execution.released()
+        self._pausing[node] = None
+        self._at(pause, partial(self._retry, node))
+        return []
+
+    def _first(self) -> RunningNode | None:
+        """Return a node for a thread that was woken or started; None ends it."""
+        with self._lock:
+            self._waking = False
+            node = self._pick()
+        return node or self._park()
+
+    def _park(self) -> RunningNode | None:
+        """Sleep until there is a node; None: the run is over."""
+        while True:
+            with self._lock:
+                node = self._pick()
+                if node is not None:
+                    return node
+                self._busy -= 1
+                self._idle += 1
+                if not self._busy:
+                    self._kick.set()
+            if self._parked.get() == _END:
+                return None
+            with self._lock:
+                self._waking = False
+
+    def _pick(self) -> RunningNode | None:
+        """Return a node for this thread, and see that somebody runs the one after it."""
+        node = self._handed.popleft() if self._handed else self._execution.next()
+        if node is None:
+            return None
+        self._running[node] = threading.current_thread()
+        timeout = self._settings.timeout_of(node.name)
+        if timeout is not None:
+            self._at(timeout, partial(self._expire, node, timeout))
+        if not self._waking:
+            self._share()
+        return node
+
+    def _share(self) -> None:
+        """Wake or start one more thread if there is a node for it."""
+        if self._waking or (not self._idle and len(self._crew) >= self._workers_max):
+            return
+        if not self._handed:
+            node = self._execution.next()
+            if node is None:
+                return
+            self._handed.append(node)
+        self._waking = True
+        self._busy += 1
+        if self._idle:
+            self._idle -= 1
+            self._parked.put(_LOOK)
+            return
+        thread = threading.Thread(target=self._work, name="moorage-workflow", daemon=True)
+        self._crew.add(thread)
+        thread.start()
+
+    def _at(self, seconds: float, act: Callable[[], None]) -> None:
+        """Have the thread that called `execute` do something later."""
+        when = time.monotonic() + seconds
+        heapq.heappush(self._timers, (when, next(self._ties), act))
+        if self._timers[0][0] == when:
+            self._kick.set()
+
+    def _expire(self, node: RunningNode, timeout: float) -> None:
+        if node.ended or not node.stop(TaskTimeout(f"{node.name!r} took over {timeout} s")):
+            return
+        with self._lock:
+            self._at(self._settings.stop_seconds, partial(self._abandon, node))
+
+    def _abandon(self, node: RunningNode) -> None:
+        """Go on without a task that does not end; its thread leaves the crew."""
+        result = self._execution.close_abandoned(node)
+        if result is None:
+            return
+        with self._lock:
+            self._crew.discard(self._running.pop(node))
+            self._busy -= 1
+            skipped = self._execution.settle(node, result)
+        self._execution.tell_skipped(skipped)
+
+    def _retry(self, node: RunningNode) -> None:
+        with self._lock:
+            if node not in self._pausing:
+                return  # The run was cancelled.
+            del self._pausing[node]
+            skipped = self._execution.settle(node, None)
+        self._execution.tell_skipped(skipped)

@@ -1,0 +1,118 @@
+"""What a run and its pool say to each other, whichever pool it is.
+
+`ResourcePool` counts; `LeasedPool` holds leases of a server. The executors know only this.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from moorage.model import Placement
+from moorage_client.workflow.journal import RunJournal
+from moorage_client.workflow.requirements import ResourceRequirements
+from moorage_client.workflow.timeline import ResourceTimeline
+
+
+@dataclass(slots=True)
+class Grant:
+    """What one node holds.
+
+    Args:
+        requirements: What it asked for.
+        placement: Where its GPUs are, one share per node; empty where a pool only counts.
+        environment: Variables for the processes that it starts.
+        held: The pool's own record of it.
+        on_lost: Set by the run; called by the pool, from any thread, when the grant is lost.
+        lost: Set by the pool, before it calls `on_lost`: why the grant is lost.
+
+    """
+
+    requirements: ResourceRequirements
+    placement: Placement = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    held: Any = None
+    on_lost: Callable[[Exception], object] | None = None
+    lost: Exception | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Claim:
+    """One node's place in the line of a pool.
+
+    Args:
+        node_name: Whose.
+        requirements: What it needs.
+        wake: Called with the claim, from any thread, when there is a grant or an error. It must
+            return at once and take no lock that is ever held while a pool is called.
+        cost: Bottom level of the node: the higher, the sooner.
+        journal: Of the run, or None.
+        number: The run's own number of the node.
+        grant: Set by the pool when it is granted.
+        error: Set by the pool when it never will be.
+        place: The pool's own record of it.
+
+    """
+
+    node_name: str
+    requirements: ResourceRequirements
+    wake: Callable[["Claim"], None]
+    cost: float = 0.0
+    journal: RunJournal | None = None
+    number: int = -1
+    grant: Grant | None = None
+    error: Exception | None = None
+    place: Any = None
+
+
+class Pool(Protocol):
+    """What an executor needs of a pool. All methods are safe to call from any thread."""
+
+    claims_max: int
+    """Claims of one run that stand in line at a time."""
+
+    @property
+    def capacities(self) -> dict[str, float]:
+        """The total of each resource."""
+
+    @property
+    def timeline(self) -> ResourceTimeline:
+        """What was allocated when."""
+
+    @property
+    def releases(self) -> int:
+        """How often something was freed so far; see `watch`."""
+
+    def can_satisfy(self, requirements: ResourceRequirements) -> bool:
+        """Return whether the total capacity is enough."""
+
+    def resume(self, journal: RunJournal) -> None:
+        """Clear away what a killed program left behind, before a run goes on with its journal."""
+
+    def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
+        """Grant at once, or not."""
+
+    def claim(self, claim: Claim) -> None:
+        """Stand in line; `claim.wake` is called when there is news, maybe before this returns."""
+
+    def withdraw(self, claim: Claim) -> bool:
+        """Leave the line; False: it was granted meanwhile, and is to be given back."""
+
+    def give_back(
+        self,
+        grant: Grant,
+        node_name: str,
+        by: Callable[[], None] | None,
+        journal: RunJournal | None,
+    ) -> None:
+        """End a grant. `by` is the waker of the run that does it, which need not be woken."""
+
+    def watch(self, wake: Callable[[], None], releases: int) -> bool:
+        """Call `wake` once, when something is freed that the run itself did not free.
+
+        Returns:
+            False where more than so many releases happened: look again first.
+
+        """
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """Forget a `watch`."""

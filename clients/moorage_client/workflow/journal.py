@@ -1,0 +1,275 @@
+"""A run's journal: what a restarted program must know to go on, in one file of JSON lines.
+
+Every line is written and fsynced before what it announces happens outside: a key before a lease is
+asked for with it. So a program that is killed at any moment, and started again with the same
+journal, asks with the same key, and gets the lease that it already has. Lines of one moment share
+one fsync.
+
+| `event` | Fields | Written |
+|---|---|---|
+| `run` | `id`, `graph` | first; the graph as a digest of its nodes and edges |
+| `asked` | `node`, `key` | before a lease is asked for |
+| `granted` | `node`, `key`, `lease`, `token` | once it is granted |
+| `released` | `node`, `key` | once it is over: the next one has another key |
+| `completed` | `node`, `result` | once a task returned; a result that is not JSON is not kept |
+
+A line that a crash cut short is ignored, and cut off before the next one is written.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import threading
+import uuid
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any, Final, Self
+
+from moorage_client.workflow.errors import JournalError
+from moorage_client.workflow.graph import DAG
+
+BATCH_MAX: Final = 1000
+"""Lines that share one fsync."""
+
+_MODE: Final = 0o600  # It has the tokens of leases.
+
+
+@dataclass(slots=True)
+class _Node:
+    """What a journal knows of one node."""
+
+    key: str = ""
+    asks: int = 0
+    lease: str = ""
+    token: str = ""
+    completed: bool = False
+    result: Any = None
+
+
+@dataclass(slots=True)
+class _Story:
+    """What a journal says."""
+
+    run: str = ""
+    graph: str = ""
+    nodes: dict[str, _Node] = field(default_factory=dict)
+
+    def tell(self, line: Mapping[str, Any]) -> None:
+        """Take note of one line."""
+        if line["event"] == "run":
+            self.run, self.graph = line["id"], line["graph"]
+            return
+        node = self.nodes.setdefault(line["node"], _Node())
+        match line["event"]:
+            case "asked":
+                node.key, node.asks = line["key"], node.asks + 1
+            case "granted":
+                node.lease, node.token = line["lease"], line["token"]
+            case "released":
+                if line["key"] == node.key:
+                    node.key = node.lease = node.token = ""
+            case "completed":
+                node.completed, node.result = True, line.get("result")
+            case unknown:
+                raise KeyError(unknown)
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """A lease that a killed program still holds for a node that had completed."""
+
+    node_name: str
+    key: str
+    lease: str
+    token: str
+
+
+class RunJournal:
+    """The journal of one graph: `with RunJournal("training.journal") as journal:`.
+
+    Give it to an executor. What completed in an earlier run with it is CACHE_HIT and is not run
+    again; what ran when the program was killed runs again, under the lease that it still has.
+    One program at a time may have it open. Safe to use from any thread.
+
+    Args:
+        path: The file, made readable for its owner only where there is none.
+
+    Raises:
+        JournalError: It cannot be read or written, is no journal, or another program has it open.
+
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._lock = threading.Lock()
+        self._lines: SimpleQueue[tuple[bytes, Future[None]] | None] = SimpleQueue()
+        try:
+            self._file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
+        except OSError as error:
+            raise JournalError(f"journal {self.path}: {error.strerror}") from error
+        try:
+            self._story = self._read()
+        except BaseException:
+            os.close(self._file)
+            raise
+        self._writer = threading.Thread(target=self._write, name="moorage-journal", daemon=True)
+        self._writer.start()
+        self._open = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait until every line is durable, and close the file; a second close does nothing."""
+        if self._open:
+            self._open = False
+            self._lines.put(None)
+            self._writer.join()
+            os.close(self._file)
+
+    def begin(self, dag: DAG) -> dict[str, Any]:
+        """Begin or go on with a graph; return what has completed, with its results.
+
+        Raises:
+            JournalError: It is the journal of another graph.
+
+        """
+        digest = hashlib.sha256(json.dumps([dag.names, dag.following]).encode()).hexdigest()
+        with self._lock:
+            if self._story.graph not in ("", digest):
+                raise JournalError(
+                    f"journal {self.path} is that of another graph; "
+                    "take another file, or remove this one if nothing of it still runs"
+                )
+            new = not self._story.graph
+        if new:
+            self._tell(event="run", id=uuid.uuid4().hex, graph=digest).result()
+        nodes = self._story.nodes
+        return {name: node.result for name, node in nodes.items() if node.completed}
+
+    def asked(self, node_name: str) -> tuple[str, Future[None]]:
+        """Return the idempotency key of a node's next lease, and when it is durable.
+
+        It is that of the last ask, unless that was `released`.
+        """
+        with self._lock:
+            node = self._story.nodes.get(node_name, _Node())
+            if node.key:
+                done: Future[None] = Future()
+                done.set_result(None)
+                return node.key, done
+            name = hashlib.sha256(node_name.encode()).hexdigest()[:16]
+            key = f"{self._story.run}-{name}-{node.asks + 1}"
+        return key, self._tell(event="asked", node=node_name, key=key)
+
+    def granted(self, node_name: str, key: str, lease: str, token: str) -> Future[None]:
+        """Take note of the lease that a key was granted."""
+        return self._tell(event="granted", node=node_name, key=key, lease=lease, token=token)
+
+    def released(self, node_name: str, key: str) -> Future[None]:
+        """Take note that a key's lease is over, or was refused."""
+        return self._tell(event="released", node=node_name, key=key)
+
+    def completed(self, node_name: str, result: Any) -> Future[None]:
+        """Take note that a node completed; its result is kept if it is plain JSON."""
+        try:
+            json.dumps(result)
+        except (TypeError, ValueError, RecursionError):
+            return self._tell(event="completed", node=node_name)
+        return self._tell(event="completed", node=node_name, result=result)
+
+    def leftovers(self) -> list[Leftover]:
+        """Return the leases of nodes that completed, which a killed program did not release."""
+        with self._lock:
+            return [
+                Leftover(name, node.key, node.lease, node.token)
+                for name, node in self._story.nodes.items()
+                if node.completed and node.lease
+            ]
+
+    def _tell(self, **line: Any) -> Future[None]:
+        """Add a line; the future ends when it is durable.
+
+        Raises:
+            JournalError: The journal is closed, or could not be written before.
+
+        """
+        durable: Future[None] = Future()
+        with self._lock:
+            if not self._open:
+                raise JournalError(f"journal {self.path} is closed")
+            self._story.tell(line)
+            self._lines.put((json.dumps(line).encode() + b"\n", durable))
+        return durable
+
+    def _write(self) -> None:
+        """Write and fsync lines, as many at once as there are; what the thread does."""
+        while (first := self._lines.get()) is not None:
+            batch = [first]
+            ends = False
+            while len(batch) < BATCH_MAX and not self._lines.empty():
+                line = self._lines.get()
+                if line is None:
+                    ends = True
+                    break
+                batch.append(line)
+            try:
+                _write_all(self._file, b"".join(text for text, _ in batch))
+                os.fsync(self._file)
+            except OSError as error:
+                self._open = False
+                failed = JournalError(f"journal {self.path}: {error.strerror}")
+                for _, durable in batch:
+                    durable.set_exception(failed)
+                self._fail_rest(failed)
+                return
+            for _, durable in batch:
+                durable.set_result(None)
+            if ends:
+                return
+
+    def _fail_rest(self, failed: JournalError) -> None:
+        while not self._lines.empty():
+            line = self._lines.get()
+            if line is not None:
+                line[1].set_exception(failed)
+
+    def _read(self) -> _Story:
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise JournalError(
+                f"journal {self.path} is open already; one program at a time may use it"
+            ) from error
+        text = self.path.read_bytes()
+        whole = text.rfind(b"\n") + 1
+        if whole < len(text):  # A crash cut the last line short: nothing followed from it.
+            os.ftruncate(self._file, whole)
+        story = _Story()
+        for number, line in enumerate(text[:whole].splitlines(), 1):
+            try:
+                story.tell(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise JournalError(
+                    f"journal {self.path}, line {number}: expected an event of a run, "
+                    f"got {line[:80]!r}"
+                ) from error
+        return story
+
+
+def _write_all(file: int, text: bytes) -> None:
+    while text:
+        text = text[os.write(file, text) :]

@@ -1,0 +1,403 @@
+"""A pool of counted resources, for threads, for coroutines and for the executors.
+
+Waiting is event-driven: a release wakes exactly those whom it serves. Any number of executors and
+other callers may share one pool.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from operator import sub
+from types import TracebackType
+from typing import Final
+
+from moorage_client.workflow.errors import ResourceError
+from moorage_client.workflow.grants import Claim, Grant
+from moorage_client.workflow.journal import RunJournal
+from moorage_client.workflow.requirements import (
+    ResourceRequirements,
+    amount_of,
+    declared,
+    units,
+)
+from moorage_client.workflow.timeline import ResourceTimeline
+from moorage_client.workflow.waiting import Account, Amounts, Ticket
+
+COMPILED_MAX: Final = 10_000
+"""Different requirements whose amounts a pool remembers; then it starts anew."""
+
+_NO_VARIABLES: Final[Mapping[str, str]] = {}
+
+
+class ResourcePool:
+    """Named resources with finite capacities.
+
+    Whoever must wait is served in order: others may go first while they fit and it does not, but
+    at most `waiting.OVERTAKEN_MAX` times; then what is freed is kept for it. So `try_acquire`
+    may be False although enough is available: it is spoken for.
+
+    Args:
+        capacities: Amounts by name, such as `{"gpu": 4, "cpu": 16, "memory_mb": 32000}`.
+
+    Raises:
+        ResourceError: A capacity is negative, or no finite number (a ValueError).
+
+    """
+
+    claims_max = 1  # A run stands in line for the best of its nodes that do not fit now.
+
+    def __init__(self, capacities: Mapping[str, float]) -> None:
+        self._capacities = dict(capacities)
+        self._names = tuple(self._capacities)
+        self._numbers = {name: number for number, name in enumerate(self._names)}
+        self._account = Account(
+            [units(amount, f"capacities[{name!r}]") for name, amount in self._capacities.items()]
+        )
+        self._timeline = ResourceTimeline()
+        self._lock = threading.Lock()
+        self._watchers: dict[Callable[[], None], None] = {}
+        self._releases = 0
+        self._compiled: dict[ResourceRequirements, Amounts | None] = {}
+
+    @property
+    def capacities(self) -> dict[str, float]:
+        """The total of each resource."""
+        return dict(self._capacities)
+
+    @property
+    def available(self) -> dict[str, float]:
+        """What nobody holds of each resource."""
+        with self._lock:
+            return dict(zip(self._names, map(amount_of, self._account.free), strict=True))
+
+    @property
+    def allocated(self) -> dict[str, float]:
+        """What is held of each resource."""
+        with self._lock:
+            return dict(zip(self._names, map(amount_of, self._used()), strict=True))
+
+    @property
+    def timeline(self) -> ResourceTimeline:
+        """What was allocated when."""
+        return self._timeline
+
+    def can_satisfy(self, requirements: ResourceRequirements) -> bool:
+        """Return whether the total capacity is enough, whoever holds what now."""
+        return self._amounts(requirements) is not None
+
+    def try_acquire(self, requirements: ResourceRequirements, node_name: str | None = None) -> bool:
+        """Acquire at once, all of it or nothing; return whether it was acquired."""
+        amounts = self._amounts(requirements)
+        return amounts is not None and self._take(amounts, node_name)
+
+    def acquire(
+        self,
+        requirements: ResourceRequirements,
+        timeout: float | None = None,
+        *,
+        node_name: str | None = None,
+    ) -> bool:
+        """Acquire, waiting until it is available.
+
+        Args:
+            requirements: What to acquire, all of it at once.
+            timeout: Seconds to wait at most; None: without end.
+            node_name: For whom, as the timeline shows it.
+
+        Returns:
+            Whether it was acquired; False only where there is a timeout.
+
+        Raises:
+            ResourceError: It exceeds the capacity and no timeout ends the wait (a ValueError).
+
+        """
+        amounts = self._waitable(requirements, endless=timeout is None)
+        if amounts is None:
+            return False
+        woken = threading.Event()
+        ticket = Ticket(amounts, node_name, woken.set)
+        if self._take_or_wait(ticket):
+            return True
+        try:
+            woken.wait(timeout)
+        except BaseException:  # Ctrl-C: what came meanwhile goes back.
+            if not self._leave(ticket):
+                self._free(amounts, node_name, None)
+            raise
+        return not self._leave(ticket)
+
+    async def acquire_async(
+        self,
+        requirements: ResourceRequirements,
+        timeout: float | None = None,  # noqa: ASYNC109  # It is told apart from a cancellation.
+        *,
+        node_name: str | None = None,
+    ) -> bool:
+        """Acquire as `acquire` does, without blocking the event loop."""
+        amounts = self._waitable(requirements, endless=timeout is None)
+        if amounts is None:
+            return False
+        loop, woken = asyncio.get_running_loop(), asyncio.Event()
+
+        def wake() -> None:
+            # The loop may be closed when its waiter was abandoned; then nobody is left to wake.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(woken.set)
+
+        ticket = Ticket(amounts, node_name, wake)
+        if self._take_or_wait(ticket):
+            return True
+        try:
+            async with asyncio.timeout(timeout):
+                await woken.wait()
+        except TimeoutError:
+            return not self._leave(ticket)
+        except BaseException:
+            if not self._leave(ticket):
+                self._free(amounts, node_name, None)
+            raise
+        return True
+
+    def release(self, requirements: ResourceRequirements, node_name: str | None = None) -> None:
+        """Give back what was acquired, and wake whom that serves.
+
+        Raises:
+            ResourceError: So much is not held; nothing changes (a ValueError).
+
+        """
+        amounts = self._amounts(requirements)
+        if amounts is None or not self._free(amounts, node_name, None):
+            raise ResourceError(
+                f"{dict(requirements.resources)} was released, but the pool has only "
+                f"{self.allocated} allocated; release what was acquired, once"
+            )
+
+    def holding(
+        self,
+        requirements: ResourceRequirements,
+        timeout: float | None = None,
+        *,
+        node_name: str | None = None,
+    ) -> "Holding":
+        """Hold resources while a block runs: `with pool.holding(need):`, or `async with`.
+
+        Raises:
+            TimeoutError: From the start of the block: they did not become available in time.
+            ResourceError: As `acquire`.
+
+        """
+        return Holding(self, requirements, timeout, node_name)
+
+    # What follows is for executors: see `grants.Pool`.
+
+    @property
+    def releases(self) -> int:
+        """How often something was freed."""
+        return self._releases
+
+    def resume(self, journal: RunJournal) -> None:
+        """Nothing outlives a program that only counted."""
+
+    def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
+        """Grant at once, or not."""
+        amounts = self._amounts(requirements)
+        if amounts is None:
+            return None
+        with self._lock:
+            if not self._account.take(amounts):
+                return None
+            self._note(node_name, "acquire")
+        return Grant(requirements, (), _NO_VARIABLES, amounts)
+
+    def claim(self, claim: Claim) -> None:
+        """Stand in line."""
+        amounts = self._waitable(claim.requirements, endless=True)
+        assert amounts is not None
+        granted = Grant(claim.requirements, (), _NO_VARIABLES, amounts)
+
+        def serve() -> None:
+            claim.grant = granted
+            claim.wake(claim)
+
+        claim.place = Ticket(amounts, claim.node_name, serve)
+        if self._take_or_wait(claim.place):
+            serve()
+
+    def withdraw(self, claim: Claim) -> bool:
+        """Leave the line; False: it was granted meanwhile."""
+        return self._leave(claim.place)
+
+    def give_back(
+        self,
+        grant: Grant,
+        node_name: str,
+        by: Callable[[], None] | None,
+        journal: RunJournal | None,  # noqa: ARG002  # Counted resources need no journal.
+    ) -> None:
+        """End a grant."""
+        freed = self._free(grant.held, node_name, by)
+        assert freed, f"node {node_name!r} gave back what it did not hold"
+
+    def watch(self, wake: Callable[[], None], releases: int) -> bool:
+        """Call `wake` once when something is freed, unless that has happened already."""
+        with self._lock:
+            if releases != self._releases:
+                return False
+            self._watchers[wake] = None
+            return True
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """Forget a `watch`."""
+        with self._lock:
+            self._watchers.pop(wake, None)
+
+    def _amounts(self, requirements: ResourceRequirements) -> Amounts | None:
+        """Return the amounts by the numbers of this pool, or None where they are impossible."""
+        try:
+            return self._compiled[requirements]
+        except KeyError:
+            pass
+        wanted: dict[str, int] = {}
+        for name, amount in requirements.resources.items():
+            own = declared(name, self._capacities)
+            wanted[own] = wanted.get(own, 0) + units(amount, name)
+        wanted = {name: count for name, count in wanted.items() if count}
+        amounts: Amounts | None = None
+        if wanted.keys() <= self._numbers.keys():
+            amounts = tuple((self._numbers[name], count) for name, count in wanted.items())
+            amounts = amounts if self._account.possible(amounts) else None
+        if len(self._compiled) >= COMPILED_MAX:
+            self._compiled.clear()
+        self._compiled[requirements] = amounts
+        return amounts
+
+    def _waitable(self, requirements: ResourceRequirements, *, endless: bool) -> Amounts | None:
+        amounts = self._amounts(requirements)
+        if amounts is None and endless:
+            raise ResourceError(
+                f"{dict(requirements.resources)} is required but pool capacity is "
+                f"{self._capacities}: waiting would never end"
+            )
+        return amounts
+
+    def _take(self, amounts: Amounts, node_name: str | None) -> bool:
+        with self._lock:
+            taken = self._account.take(amounts)
+            if taken:
+                self._note(node_name, "acquire")
+            return taken
+
+    def _take_or_wait(self, ticket: Ticket) -> bool:
+        with self._lock:
+            if self._account.take(ticket.amounts):
+                ticket.granted = True
+                self._note(ticket.node_name, "acquire")
+            else:
+                self._account.wait(ticket)
+            return ticket.granted
+
+    def _leave(self, ticket: Ticket) -> bool:
+        """Leave the line; return False where the ticket was served."""
+        with self._lock:
+            if ticket.granted:
+                return False
+            served = self._account.leave(ticket)
+            for each in served:
+                self._note(each.node_name, "acquire")
+        for each in served:
+            each.wake()
+        return True
+
+    def _free(self, amounts: Amounts, node_name: str | None, by: Callable[[], None] | None) -> bool:
+        """Free so much and wake whom that serves; False where so much is not held."""
+        with self._lock:
+            if not self._account.held(amounts):
+                return False
+            served = self._account.give_back(amounts)
+            self._releases += 1
+            self._note(node_name, "release", served)
+            watchers: Iterable[Callable[[], None]] = ()
+            if self._watchers:
+                watchers = [each for each in self._watchers if each is not by]
+                self._watchers.clear()
+        for ticket in served:
+            ticket.wake()
+        for wake in watchers:
+            wake()
+        return True
+
+    def _used(self) -> list[int]:
+        return list(map(sub, self._account.capacities, self._account.free))
+
+    def _note(self, node_name: str | None, event: str, served: Iterable[Ticket] = ()) -> None:
+        """Put a change, and what it led to, on the timeline."""
+        there = self._account.capacities
+        used = self._used()
+        if served:  # The line was served from what came back: show each change by itself.
+            served = list(served)
+            for ticket in served:
+                for number, count in ticket.amounts:
+                    used[number] -= count
+        self._timeline.note(self._names, there, tuple(used), node_name, event)
+        for ticket in served:
+            for number, count in ticket.amounts:
+                used[number] += count
+            self._timeline.note(self._names, there, tuple(used), ticket.node_name, "acquire")
+
+
+class Holding:
+    """`ResourcePool.holding`: acquires at the start of a block and releases at its end.
+
+    Args:
+        pool: Whose resources.
+        requirements: What to hold.
+        timeout: Seconds to wait at most; None: without end.
+        node_name: For whom, as the timeline shows it.
+
+    """
+
+    def __init__(
+        self,
+        pool: ResourcePool,
+        requirements: ResourceRequirements,
+        timeout: float | None,
+        node_name: str | None,
+    ) -> None:
+        self._pool = pool
+        self._requirements = requirements
+        self._timeout = timeout
+        self._node_name = node_name
+
+    def __enter__(self) -> ResourcePool:
+        acquired = self._pool.acquire(self._requirements, self._timeout, node_name=self._node_name)
+        return self._entered(acquired=acquired)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.release(self._requirements, self._node_name)
+
+    async def __aenter__(self) -> ResourcePool:
+        acquired = await self._pool.acquire_async(
+            self._requirements, self._timeout, node_name=self._node_name
+        )
+        return self._entered(acquired=acquired)
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pool.release(self._requirements, self._node_name)
+
+    def _entered(self, *, acquired: bool) -> ResourcePool:
+        if not acquired:
+            raise TimeoutError(
+                f"{dict(self._requirements.resources)} did not become available within "
+                f"{self._timeout} s"
+            )
+        return self._pool

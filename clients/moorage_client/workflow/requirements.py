@@ -1,0 +1,106 @@
+"""How much of what a node needs, and how amounts are counted.
+
+Amounts are ints or floats, and are counted in whole millionths: ten tenths are one, exactly, after
+any number of acquisitions and releases.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from moorage_client.workflow.errors import ResourceError
+
+UNITS: Final = 1_000_000
+"""Units in one of a resource. Amounts are rounded to the nearest unit."""
+
+ALIASES: Final = {"cpu": "cpu_slots"}
+"""Another name for a resource, for whoever declares that one and not the first."""
+
+
+def finite(number: object) -> float | None:
+    """Return what is a finite number, and None for anything else."""
+    if isinstance(number, bool) or not isinstance(number, int | float):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def units(amount: float, what: str) -> int:
+    """Return an amount in units.
+
+    Args:
+        amount: At least 0.
+        what: Whose it is, for the message.
+
+    Raises:
+        ResourceError: It is not a finite number, or negative.
+
+    """
+    if finite(amount) is None:
+        raise ResourceError(f"{what} is {amount!r}; expected a finite number")
+    if amount < 0:
+        raise ResourceError(f"{what} is {amount!r}; expected 0 or more")
+    return round(amount * UNITS)
+
+
+def amount_of(count: int) -> float:
+    """Return an amount from its units: an int where it is whole."""
+    whole, rest = divmod(count, UNITS)
+    return count / UNITS if rest else whole
+
+
+def declared(name: str, declaring: Mapping[str, object]) -> str:
+    """Return the name under which a pool declares a resource: its own, else its alias."""
+    alias = ALIASES.get(name, name)
+    return alias if alias in declaring and name not in declaring else name
+
+
+@dataclass(frozen=True)
+class ResourceRequirements:
+    """What a node needs while it runs.
+
+    Args:
+        resources: Amounts by name, such as `{"gpu": 2, "cpu": 4, "memory_mb": 8000}`.
+
+    Raises:
+        ResourceError: An amount is negative, NaN, infinite or no number (a ValueError).
+
+    """
+
+    resources: Mapping[str, float] = field(default_factory=dict)
+    _hash: int = field(init=False, repr=False, compare=False, default=0)
+
+    def __post_init__(self) -> None:
+        own = dict(self.resources)
+        for name, amount in own.items():
+            if not name:
+                raise ResourceError("a resource's name is a text of at least one character")
+            units(amount, f"resources[{name!r}]")
+        object.__setattr__(self, "resources", own)
+        # Pools look requirements up at every acquisition.
+        object.__setattr__(self, "_hash", hash(frozenset(own.items())))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @classmethod
+    def gpu(cls, count: float = 1) -> "ResourceRequirements":
+        """Return a requirement for `count` GPUs."""
+        return cls({"gpu": count})
+
+    @classmethod
+    def cpu(cls, count: float = 1) -> "ResourceRequirements":
+        """Return a requirement for `count` CPU cores."""
+        return cls({"cpu": count})
+
+    @classmethod
+    def memory(cls, mb: float) -> "ResourceRequirements":
+        """Return a requirement for `mb` megabytes of memory."""
+        return cls({"memory_mb": mb})
+
+    def fits(self, available: Mapping[str, float]) -> bool:
+        """Return whether so much is available; what is not named there counts as 0."""
+        return all(
+            units(amount, name) <= units(available.get(declared(name, available), 0), name)
+            for name, amount in self.resources.items()
+        )

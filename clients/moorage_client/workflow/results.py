@@ -1,0 +1,125 @@
+"""What came of a run: one result per node, and their counts."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from moorage.model import Placement
+from moorage_client.workflow.timeline import ResourceTimeline
+from moorage_client.workflow.tracing import ExecutionTrace
+
+
+class NodeStatus(StrEnum):
+    """How a node stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    SKIPPED = "skipped"
+    """It has no task, or something before it failed."""
+    TIMED_OUT = "timed_out"
+    CANCELLED = "cancelled"
+    CACHE_HIT = "cache_hit"
+    """It completed in an earlier run of the same journal."""
+
+
+@dataclass(slots=True)
+class NodeResult:
+    """What came of one node.
+
+    Args:
+        name: The node.
+        status: How it ended.
+        result: What its task returned.
+        error: Why it did not complete, or None.
+        duration_seconds: How long its last attempt ran.
+        attempts: How often its task was started.
+        started_at: When its last attempt started, in seconds since the epoch; 0.0: never.
+        placement: Where it ran, where its pool says so: one share per node of the fleet.
+
+    """
+
+    name: str
+    status: NodeStatus
+    result: Any = None
+    error: BaseException | None = None
+    duration_seconds: float = 0.0
+    attempts: int = 0
+    started_at: float = 0.0
+    placement: Placement = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CallbackError:
+    """A callback raised where its exception could fail no node.
+
+    Args:
+        callback: Its name, such as `on_resource_released`.
+        node_name: For which node it was called.
+        error: What it raised.
+
+    """
+
+    callback: str
+    node_name: str
+    error: Exception
+
+
+@dataclass(slots=True)
+class ExecutionResult:
+    """What came of a run: `result["train"]`, `"train" in result`, `result.succeeded`.
+
+    Args:
+        node_results: By name, every node of the graph.
+        succeeded: Nodes that completed, in this run or in an earlier one of the same journal.
+        failed: Nodes that failed.
+        skipped: Nodes that were skipped.
+        timed_out: Nodes that ran out of time.
+        cancelled: Nodes that were cancelled.
+        total_duration_seconds: Of the whole run.
+        trace: What happened when, if `enable_tracing` was set.
+        resource_timeline: That of the pool, which other runs may have used too.
+        callback_errors: What callbacks raised that fails no node.
+
+    """
+
+    node_results: dict[str, NodeResult] = field(repr=False)
+    succeeded: int = 0
+    failed: int = 0
+    skipped: int = 0
+    timed_out: int = 0
+    cancelled: int = 0
+    total_duration_seconds: float = 0.0
+    trace: ExecutionTrace | None = field(default=None, repr=False)
+    resource_timeline: ResourceTimeline | None = field(default=None, repr=False)
+    callback_errors: list[CallbackError] = field(default_factory=list)
+
+    def __getitem__(self, name: str) -> NodeResult:
+        return self.node_results[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.node_results
+
+    @classmethod
+    def of(cls, node_results: dict[str, NodeResult], **rest: Any) -> "ExecutionResult":
+        """Return the result of these nodes, counted."""
+        counts = dict.fromkeys(NodeStatus, 0)
+        for each in node_results.values():
+            counts[each.status] += 1
+        return cls(
+            node_results,
+            succeeded=counts[NodeStatus.COMPLETED] + counts[NodeStatus.CACHE_HIT],
+            failed=counts[NodeStatus.FAILED],
+            skipped=counts[NodeStatus.SKIPPED],
+            timed_out=counts[NodeStatus.TIMED_OUT],
+            cancelled=counts[NodeStatus.CANCELLED],
+            **rest,
+        )
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """What the tasks that completed returned, by name."""
+        done = (NodeStatus.COMPLETED, NodeStatus.CACHE_HIT)
+        return {n: each.result for n, each in self.node_results.items() if each.status in done}

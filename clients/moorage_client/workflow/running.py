@@ -1,0 +1,156 @@
+"""The node that runs, as its own task sees it: `current_node()`."""
+
+import threading
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+
+from moorage.model import Placement
+from moorage_client.workflow.errors import TaskStopped, WorkflowError
+from moorage_client.workflow.grants import Grant
+
+_NOTHING: Mapping[str, str] = {}
+_making_events = threading.Lock()
+
+
+class RunningNode:
+    """One attempt at a node. Safe to use from any thread.
+
+    Args:
+        name: Of the node.
+        number: Of the node, within its graph.
+        attempt: From 1.
+        grant: What it holds; None for a node that requires nothing.
+
+    """
+
+    __slots__ = (
+        "_event",
+        "_on_stop",
+        "abandoned",
+        "attempt",
+        "ended",
+        "grant",
+        "name",
+        "number",
+        "refused",
+        "started",
+        "stopped_by",
+    )
+
+    def __init__(self, name: str, number: int, attempt: int, grant: Grant | None) -> None:
+        self.name = name
+        self.number = number
+        self.attempt = attempt
+        self.grant = grant
+        self.started = 0.0
+        self.refused: Exception | None = None
+        self.ended = False
+        self.abandoned = False
+        self.stopped_by: BaseException | None = None
+        self._event: threading.Event | None = None
+        self._on_stop: Callable[[], object] | None = None
+
+    @property
+    def placement(self) -> Placement:
+        """Where its GPUs are: one share per node of the fleet; empty where a pool only counts."""
+        return self.grant.placement if self.grant is not None else ()
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables for processes that it starts: `CUDA_VISIBLE_DEVICES` and where it is."""
+        return self.grant.environment if self.grant is not None else _NOTHING
+
+    @property
+    def resources(self) -> dict[str, float]:
+        """What it holds, by name."""
+        return dict(self.grant.requirements.resources) if self.grant is not None else {}
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it should end: its time is over, its lease is lost, or the run is cancelled."""
+        return self.stopped_by is not None
+
+    def check(self) -> None:
+        """Do nothing while it may run; call it between the steps of long work.
+
+        Raises:
+            TaskTimeout: Its time is over.
+            LeaseLost: Its lease is lost; others may use its GPUs.
+            TaskStopped: The run was cancelled.
+
+        """
+        if self.stopped_by is not None:
+            raise self.stopped_by
+
+    def wait_stopped(self, timeout: float | None = None) -> bool:
+        """Block for at most `timeout` seconds; return whether it should end."""
+        with _making_events:
+            if self._event is None:
+                self._event = threading.Event()
+                if self.stopped:
+                    self._event.set()
+        return self._event.wait(timeout)
+
+    def stop(self, why: BaseException) -> bool:
+        """Tell it to end; False where it was told before. For the executors."""
+        with _making_events:
+            if self.stopped_by is not None:
+                return False
+            self.stopped_by = why
+            if self._event is not None:
+                self._event.set()
+            on_stop = self._on_stop
+        if on_stop is not None:
+            on_stop()
+        return True
+
+    def finish(self) -> bool:
+        """Take note that its task is over; False where nobody waits any more. For the executors."""
+        with _making_events:
+            self.ended = not self.abandoned
+            return self.ended
+
+    def abandon(self) -> bool:
+        """Wait for its task no longer; False where it is over. For the executors."""
+        with _making_events:
+            self.abandoned = not self.ended
+            return self.abandoned
+
+    def on_stop(self, call: Callable[[], object] | None) -> None:
+        """Have this called when it is told to end, at once if it was. For the executors."""
+        with _making_events:
+            self._on_stop = call
+            late = self.stopped and call is not None
+        if late and call is not None:
+            call()
+
+
+_current: ContextVar[RunningNode] = ContextVar("moorage_workflow_node")
+
+
+def current_node() -> RunningNode:
+    """Return the node whose task calls this.
+
+    Raises:
+        WorkflowError: It is called by no task of a workflow.
+
+    """
+    node = _current.get(None)
+    if node is None:
+        raise WorkflowError("current_node() is for the tasks of a workflow, while they run")
+    return node
+
+
+def enter(node: RunningNode) -> Token[RunningNode]:
+    """Make a node the current one of this thread or coroutine. For the executors."""
+    return _current.set(node)
+
+
+def leave(token: Token[RunningNode]) -> None:
+    """Undo `enter`. For the executors."""
+    _current.reset(token)
+
+
+def stopped_run() -> TaskStopped:
+    """Return what stops the nodes of a cancelled run."""
+    return TaskStopped("the run was cancelled")

@@ -1,0 +1,237 @@
+"""Which node may run next: the algorithm that both executors share.
+
+Pure: no clock, no threads, no tasks. A shell asks for a node, runs it, and tells how it went; each
+of that costs O(log n), or O(successors), however large the graph is.
+
+Ready nodes are kept in groups that need the same: when one of a group does not fit, none does.
+"""
+
+from collections.abc import Callable, Sequence
+from heapq import heappop, heappush, heapreplace
+from typing import Final
+
+BLOCKED_MAX: Final = 64
+"""Groups that do not fit which are looked past, per request, while something runs. Those behind
+them wait for the next release; when nothing runs, all are looked at."""
+
+PASSED_MAX: Final = 8
+"""Nodes that may be picked while another group does not fit, before that group stands in line
+ahead of better ones: so a large node of low priority is not the last by its size alone."""
+
+Admit = Callable[[int, int], bool]
+"""Takes what a group needs, for a node of it; or says no."""
+
+_WAITING, _READY, _RUNNING, _OVER = range(4)
+
+
+class Schedule:
+    """The ready sets of one run. Nodes and groups are numbers.
+
+    Args:
+        successors: Of each node.
+        predecessor_counts: Of each node.
+        ranks: Of each node, all different: the lower, the sooner.
+        groups: Of each node: what it needs, as a number from 0.
+        runnable: Of each node: whether it has a task. Others are skipped, and hold up nothing.
+        fail_fast: What comes after a node that failed is skipped; otherwise it runs all the same.
+
+    """
+
+    def __init__(
+        self,
+        successors: Sequence[Sequence[int]],
+        predecessor_counts: Sequence[int],
+        ranks: Sequence[int],
+        groups: Sequence[int],
+        runnable: Sequence[bool],
+        *,
+        fail_fast: bool,
+    ) -> None:
+        self._successors = successors
+        self._waiting_for = list(predecessor_counts)
+        self._ranks = ranks
+        self._nodes = [0] * len(ranks)
+        for node, rank in enumerate(ranks):
+            self._nodes[rank] = node
+        self._groups = groups
+        self._runnable = runnable
+        self._fail_fast = fail_fast
+        self._states = bytearray(len(ranks))
+        self._ready: list[list[int]] = [[] for _ in range(max(groups, default=-1) + 1)]
+        # Pairs of the best rank in a group and the group; stale ones are dropped when met.
+        self._heads: list[tuple[int, int]] = []
+        self._blocked: dict[int, None] = {}
+        # How many nodes had been picked when the best one of a group was first refused.
+        self._refused: dict[int, int] = {}
+        self._picked = 0
+        self.left = len(ranks)
+        """Nodes that are not over."""
+        self.running = 0
+        """Nodes that were picked, or granted in line, and have not ended."""
+
+    def start(self) -> list[int]:
+        """Make ready what waits for nothing; return what is skipped."""
+        skipped: list[int] = []
+        free = [node for node, count in enumerate(self._waiting_for) if count == 0]
+        for node in free:
+            if self._states[node] == _WAITING:
+                over: list[int] = []
+                self._admit(node, skipped, over)
+                for each in over:
+                    skipped += self._resolve(each)
+        return skipped
+
+    @property
+    def blocked(self) -> bool:
+        """Whether something is ready that does not fit."""
+        return bool(self._blocked)
+
+    def pick(self, admit: Admit) -> int | None:
+        """Return the first ready node whose group is admitted, which runs from now on.
+
+        Args:
+            admit: A group that it refuses is not asked about again before `unblock`.
+
+        """
+        heads = self._heads
+        while heads:
+            rank, group = heads[0]
+            ready = self._ready[group]
+            if not ready or ready[0] != rank or group in self._blocked:
+                heappop(heads)
+            elif admit(group, self._nodes[rank]):
+                heappop(ready)
+                if ready:
+                    heapreplace(heads, (ready[0], group))
+                else:
+                    heappop(heads)
+                if self._refused:
+                    self._refused.pop(group, None)
+                node = self._nodes[rank]
+                self._run(node)
+                return node
+            else:
+                heappop(heads)
+                self._blocked[group] = None
+                self._refused.setdefault(group, self._picked)
+                if self.running and len(self._blocked) >= BLOCKED_MAX:
+                    return None
+        return None
+
+    def unblock(self) -> None:
+        """Something was freed: ask about every group again."""
+        if self._blocked:
+            for group in self._blocked:
+                heappush(self._heads, (self._ready[group][0], group))
+            self._blocked.clear()
+
+    def reserve(self, eligible: Callable[[int], bool]) -> int | None:
+        """Return the first node that is blocked, to stand in line until `granted`.
+
+        That is the best one, unless another has been passed over `PASSED_MAX` times.
+
+        Args:
+            eligible: Whether a group may stand in line at all.
+
+        """
+        waiting = list(filter(eligible, self._blocked))
+        if not waiting:
+            return None
+        group = min(waiting, key=self._refused.__getitem__)
+        if self._picked - self._refused[group] < PASSED_MAX:
+            group = min(waiting, key=lambda each: self._ready[each][0])
+        del self._refused[group]
+        node = self._nodes[heappop(self._ready[group])]
+        if self._ready[group]:
+            self._refused[group] = self._picked
+        else:
+            del self._blocked[group]
+        self._states[node] = _RUNNING
+        return node
+
+    def granted(self, node: int) -> None:
+        """Take note that a reserved node runs from now on."""
+        self._run(node)
+
+    def again(self, node: int) -> None:
+        """Make a node ready that ran, and is to run once more."""
+        self.running -= 1
+        self._push(node)
+
+    def ended(self, node: int, *, well: bool) -> list[int]:
+        """Take note that a node ended; return what is skipped for it, in order."""
+        self.running -= 1
+        self._finish(node)
+        if well or not self._fail_fast:
+            return self._resolve(node)
+        return self._skip_after(node)
+
+    def restored(self, node: int) -> None:
+        """Take note, before `start`, that a node completed in an earlier run."""
+        self._finish(node)
+        for successor in self._successors[node]:
+            self._waiting_for[successor] -= 1
+
+    def cancel(self) -> list[int]:
+        """Give up all nodes that do not run; return them."""
+        given_up = [node for node, state in enumerate(self._states) if state < _RUNNING]
+        for node in given_up:
+            self._finish(node)
+        for ready in self._ready:
+            ready.clear()
+        self._heads.clear()
+        self._blocked.clear()
+        self._refused.clear()
+        return given_up
+
+    def _push(self, node: int) -> None:
+        self._states[node] = _READY
+        group, rank = self._groups[node], self._ranks[node]
+        ready = self._ready[group]
+        heappush(ready, rank)
+        if ready[0] == rank and group not in self._blocked:
+            heappush(self._heads, (rank, group))
+
+    def _run(self, node: int) -> None:
+        self._states[node] = _RUNNING
+        self._picked += 1
+        self.running += 1
+
+    def _finish(self, node: int) -> None:
+        assert self._states[node] != _OVER, f"node {node} ended twice"
+        self._states[node] = _OVER
+        self.left -= 1
+
+    def _resolve(self, node: int) -> list[int]:
+        """Make ready what waited for this node only; return what is skipped."""
+        skipped: list[int] = []
+        over = [node]
+        waiting_for, states = self._waiting_for, self._states
+        while over:
+            for successor in self._successors[over.pop()]:
+                left = waiting_for[successor] - 1
+                waiting_for[successor] = left
+                if not left and states[successor] == _WAITING:
+                    self._admit(successor, skipped, over)
+        return skipped
+
+    def _admit(self, node: int, skipped: list[int], over: list[int]) -> None:
+        """Make a node ready that waits for nothing more, or skip it for want of a task."""
+        if self._runnable[node]:
+            self._push(node)
+            return
+        self._finish(node)
+        skipped.append(node)
+        over.append(node)
+
+    def _skip_after(self, failed: int) -> list[int]:
+        """Skip all descendants of a node; return those that were not skipped before."""
+        skipped: list[int] = []
+        over = [failed]
+        while over:
+            for successor in self._successors[over.pop()]:
+                if self._states[successor] == _WAITING:
+                    self._finish(successor)
+                    skipped.append(successor)
+                    over.append(successor)
+        return skipped

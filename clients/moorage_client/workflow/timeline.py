@@ -1,0 +1,178 @@
+"""What was allocated when: the record that a pool keeps of itself."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from operator import add, sub
+from typing import Final, overload
+
+from moorage_client.workflow.requirements import amount_of, units
+
+SNAPSHOTS_MAX: Final = 200_000
+"""Snapshots that a timeline keeps; the oldest are dropped, and peaks stay exact."""
+
+_EVENTS: Final = {"acquired": "acquire", "released": "release"}
+
+
+@dataclass(frozen=True, slots=True)
+class ResourceSnapshot:
+    """How much of each resource was allocated, right after something changed.
+
+    Args:
+        timestamp: Seconds since the epoch; never decreases within a timeline.
+        allocated: Amount by resource.
+        available: Amount by resource.
+        node_name: For whom; None for callers without a name.
+        event: `acquire` or `release`.
+        elapsed: Seconds since the first snapshot of its timeline.
+
+    """
+
+    timestamp: float
+    allocated: dict[str, float]
+    available: dict[str, float]
+    node_name: str | None
+    event: str
+    elapsed: float = 0.0
+
+
+# A change as it is kept: names, units there are and units in use of each, when, for whom, what.
+_Change = tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...], float, str | None, str]
+
+
+class ResourceTimeline:
+    """All changes of a pool in order, the oldest dropped beyond `snapshots_max`.
+
+    Safe to use from any thread. Snapshots are made when they are asked for: a pool notes two small
+    tuples per change.
+
+    Args:
+        snapshots_max: How many are kept.
+
+    """
+
+    def __init__(self, snapshots_max: int = SNAPSHOTS_MAX) -> None:
+        self._changes: deque[_Change] = deque(maxlen=snapshots_max)
+        self._peaks: dict[str, tuple[int, float]] = {}  # Of the changes that were dropped.
+        self._first = 0.0
+        self._latest = 0.0
+        self._lock = threading.Lock()
+        # The wall clock may be set back; the monotonic one tells how long after the start it is.
+        self._offset = time.time() - time.monotonic()
+
+    @overload
+    def record(self, allocated: ResourceSnapshot) -> None: ...
+
+    @overload
+    def record(
+        self,
+        allocated: Mapping[str, float],
+        available: Mapping[str, float],
+        node_name: str | None = None,
+        event: str = "",
+    ) -> None: ...
+
+    def record(
+        self,
+        allocated: ResourceSnapshot | Mapping[str, float],
+        available: Mapping[str, float] | None = None,
+        node_name: str | None = None,
+        event: str = "",
+    ) -> None:
+        """Add a snapshot by hand; pools do it themselves.
+
+        Args:
+            allocated: A snapshot, or the amounts of one.
+            available: Amounts, where no snapshot was given.
+            node_name: As in a snapshot.
+            event: As in a snapshot; `acquired` and `released` are understood too.
+
+        """
+        if isinstance(allocated, ResourceSnapshot):
+            snapshot = allocated
+            when: float | None = snapshot.timestamp
+        else:
+            snapshot = ResourceSnapshot(0, dict(allocated), dict(available or {}), node_name, event)
+            when = None
+        names = tuple(dict.fromkeys((*snapshot.allocated, *snapshot.available)))
+        used = tuple(units(snapshot.allocated.get(name, 0), name) for name in names)
+        free = (units(snapshot.available.get(name, 0), name) for name in names)
+        there = tuple(map(add, used, free))
+        kind = _EVENTS.get(snapshot.event, snapshot.event)
+        self.note(names, there, used, snapshot.node_name, kind, when)
+
+    def note(
+        self,
+        names: tuple[str, ...],
+        there: tuple[int, ...],
+        used: tuple[int, ...],
+        node_name: str | None,
+        event: str,
+        when: float | None = None,
+    ) -> None:
+        """Add a change in units. For pools.
+
+        Args:
+            names: Of the resources; the tuples after it follow their order.
+            there: Units that there are.
+            used: Units in use.
+            node_name: For whom.
+            event: `acquire` or `release`.
+            when: Seconds since the epoch; now where it is None.
+
+        """
+        with self._lock:
+            now = time.monotonic() + self._offset if when is None else when
+            self._latest = now = max(now, self._latest)
+            if not self._first:
+                self._first = now
+            if len(self._changes) == self._changes.maxlen:
+                self._fold(self._changes[0])
+            self._changes.append((names, there, used, now, node_name, event))
+
+    def _fold(self, change: _Change) -> None:
+        """Keep the peaks of a change that is dropped."""
+        names, there, used, *_ = change
+        for name, capacity, count in zip(names, there, used, strict=True):
+            peak, fraction = self._peaks.get(name, (0, 0.0))
+            share = count / capacity if capacity else 0.0
+            self._peaks[name] = (max(peak, count), max(fraction, share))
+
+    def _folded(self) -> dict[str, tuple[int, float]]:
+        """Return the peaks of everything that was ever recorded, in units and as fractions."""
+        with self._lock:
+            kept = self._peaks.copy()
+            for change in self._changes:
+                self._fold(change)
+            peaks, self._peaks = self._peaks, kept
+            return peaks
+
+    @property
+    def snapshots(self) -> list[ResourceSnapshot]:
+        """All snapshots that are kept, in chronological order."""
+        with self._lock:
+            changes, first = list(self._changes), self._first
+        return [
+            ResourceSnapshot(
+                timestamp=when,
+                allocated=dict(zip(names, map(amount_of, used), strict=True)),
+                available=dict(zip(names, map(amount_of, map(sub, there, used)), strict=True)),
+                node_name=node_name,
+                event=event,
+                elapsed=when - first,
+            )
+            for names, there, used, when, node_name, event in changes
+        ]
+
+    def __len__(self) -> int:
+        return len(self._changes)
+
+    def peak_utilization(self) -> dict[str, float]:
+        """Return the highest fraction of each resource that was ever in use, 0.0 to 1.0."""
+        return {name: fraction for name, (_, fraction) in self._folded().items()}
+
+    def peak_allocated(self) -> dict[str, float]:
+        """Return the highest amount of each resource that was ever in use."""
+        return {name: amount_of(count) for name, (count, _) in self._folded().items()}

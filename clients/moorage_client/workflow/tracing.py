@@ -1,0 +1,197 @@
+"""What happened in a run and when, as a list and as a Chrome trace with resource lanes.
+
+A Chrome trace opens in `chrome://tracing` and https://ui.perfetto.dev. The format is that of the
+Trace Event Format document of the Chromium project: `B` and `E` for the begin and the end of
+something, `C` for a counter, `M` for names; times in microseconds.
+"""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+from moorage_client.workflow.requirements import amount_of, units
+
+_MICROSECONDS: Final = 1e6
+
+
+class EventType(StrEnum):
+    """What happened."""
+
+    EXECUTION_STARTED = "execution_started"
+    EXECUTION_COMPLETED = "execution_completed"
+    NODE_STARTED = "node_started"
+    NODE_COMPLETED = "node_completed"
+    NODE_FAILED = "node_failed"
+    NODE_SKIPPED = "node_skipped"
+    NODE_TIMED_OUT = "node_timed_out"
+    NODE_CANCELLED = "node_cancelled"
+    NODE_RETRIED = "node_retried"
+    """An attempt failed, and there will be another."""
+    RESOURCE_ACQUIRED = "resource_acquired"
+    RESOURCE_RELEASED = "resource_released"
+    CACHE_HIT = "cache_hit"
+    """The node completed in an earlier run of the same journal."""
+
+
+NODE_ENDS: Final = {
+    EventType.NODE_COMPLETED: "completed",
+    EventType.NODE_FAILED: "failed",
+    EventType.NODE_TIMED_OUT: "timed_out",
+    EventType.NODE_CANCELLED: "cancelled",
+    EventType.NODE_RETRIED: "retried",
+}
+"""Ends of what `NODE_STARTED` began, and the status that the trace shows."""
+
+
+@dataclass(slots=True)
+class TraceEvent:
+    """Something that happened.
+
+    Args:
+        event_type: What.
+        timestamp: When, in seconds since the epoch.
+        node_name: To which node; None: to the whole run.
+        step_index: Its position in the trace, from 0.
+        duration: Seconds that it took, where it ended something.
+        error: What went wrong, as text.
+        metadata: For resources: `{"resources": {name: amount}}`.
+
+    """
+
+    event_type: EventType
+    timestamp: float
+    node_name: str | None = None
+    step_index: int | None = None
+    duration: float | None = None
+    error: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+class ExecutionTrace:
+    """The events of a run, in order."""
+
+    def __init__(self) -> None:
+        self.events: list[TraceEvent] = []
+        # The wall clock may be set back while a run lasts; the monotonic one is not.
+        self._offset = time.time() - time.monotonic()
+
+    def add(
+        self,
+        event_type: EventType,
+        node_name: str | None = None,
+        *,
+        duration: float | None = None,
+        error: BaseException | None = None,
+        resources: Mapping[str, float] | None = None,
+    ) -> None:
+        """Add an event that happens now. For the executors, from any thread."""
+        self.events.append(
+            TraceEvent(
+                event_type,
+                time.monotonic() + self._offset,
+                node_name,
+                None,
+                duration,
+                None if error is None else f"{type(error).__name__}: {error}",
+                {} if resources is None else {"resources": dict(resources)},
+            )
+        )
+
+    def close(self) -> None:
+        """Sort and number the events, which several threads wrote. For the executors."""
+        self.events.sort(key=lambda event: event.timestamp)
+        for number, event in enumerate(self.events):
+            event.step_index = number
+
+    def events_for_node(self, name: str) -> list[TraceEvent]:
+        """Return what happened to one node."""
+        return [event for event in self.events if event.node_name == name]
+
+    def summary(self) -> str:
+        """Return one line per kind of event, with how often it happened."""
+        counts = Counter(event.event_type for event in self.events)
+        rows = [f"{kind}: {counts[kind]}" for kind in EventType if counts[kind]]
+        return "\n".join([f"{len(self.events)} events", *rows])
+
+    def to_json(self) -> str:
+        """Return the events as a JSON list."""
+        return json.dumps([asdict(event) for event in self.events])
+
+    def to_chrome_trace(self) -> str:
+        """Return the trace for Chrome or Perfetto: a lane per node, a counter per resource."""
+        events = [*self._names(), *self._bars(), *self._counters()]
+        return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+    def to_chrome_json(self, path: str | Path) -> None:
+        """Write `to_chrome_trace` to a file."""
+        Path(path).write_text(self.to_chrome_trace(), encoding="utf-8")
+
+    def _lanes(self) -> dict[str, int]:
+        """Number the nodes from 1; lane 0 is the run as a whole."""
+        names = dict.fromkeys(event.node_name for event in self.events if event.node_name)
+        return {name: number for number, name in enumerate(names, 1)}
+
+    def _names(self) -> Iterator[dict[str, Any]]:
+        yield _meta("process_name", 0, "workflow")
+        yield _meta("thread_name", 0, "execution")
+        for name, lane in self._lanes().items():
+            yield _meta("thread_name", lane, name)
+
+    def _bars(self) -> Iterator[dict[str, Any]]:
+        lanes = self._lanes()
+        for event in self.events:
+            kind = event.event_type
+            if kind in (EventType.EXECUTION_STARTED, EventType.EXECUTION_COMPLETED):
+                begins = kind is EventType.EXECUTION_STARTED
+                yield _bar("execution", "execution", "B" if begins else "E", event.timestamp, 0, {})
+                continue
+            name = event.node_name or ""
+            if kind is EventType.NODE_STARTED:
+                yield _bar(name, "node", "B", event.timestamp, lanes[name], {})
+            elif kind in NODE_ENDS:
+                args = {"status": NODE_ENDS[kind]}
+                args |= {} if event.error is None else {"error": event.error}
+                yield _bar(name, "node", "E", event.timestamp, lanes[name], args)
+
+    def _counters(self) -> Iterator[dict[str, Any]]:
+        """Yield how much of each resource this run had, whenever that changed."""
+        used: Counter[str] = Counter()
+        for event in self.events:
+            sign = {EventType.RESOURCE_ACQUIRED: 1, EventType.RESOURCE_RELEASED: -1}.get(
+                event.event_type
+            )
+            if sign is None:
+                continue
+            for name, amount in event.metadata["resources"].items():
+                used[name] += sign * units(amount, name)
+                yield {
+                    "name": name,
+                    "cat": "resource",
+                    "ph": "C",
+                    "ts": event.timestamp * _MICROSECONDS,
+                    "pid": 1,
+                    "args": {"allocated": amount_of(used[name])},
+                }
+
+
+def _meta(kind: str, lane: int, name: str) -> dict[str, Any]:
+    return {"name": kind, "ph": "M", "pid": 1, "tid": lane, "args": {"name": name}}
+
+
+def _bar(
+    name: str, category: str, phase: str, seconds: float, lane: int, args: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "name": name,
+        "cat": category,
+        "ph": phase,
+        "ts": seconds * _MICROSECONDS,
+        "pid": 1,
+        "tid": lane,
+        "args": args,
+    }

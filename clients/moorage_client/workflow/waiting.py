@@ -1,0 +1,139 @@
+"""Who gets what of a pool, and in which order those who must wait are served.
+
+Pure: amounts are units by resource number, and nobody sleeps here. `ResourcePool` puts a lock
+around it and wakes whom it serves.
+
+The rule. Waiters stand in a line. Whoever fits may go before one that does not fit yet, which keeps
+the pool busy; but a waiter that was delayed so `OVERTAKEN_MAX` times has waited its turn: from then
+on nothing is granted that would leave less than it needs of anything. What is freed adds up, and it
+is served as soon as those who hold something now have let go.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+OVERTAKEN_MAX: Final = 8
+"""How often a waiter may be delayed by one that came after it."""
+LOOKED_AT_MAX: Final = 64
+"""Waiters that do not fit which are looked at, from the head of the line, per release or request.
+Those behind them are served later; none is forgotten, since the head always moves on."""
+
+Amounts = tuple[tuple[int, int], ...]
+"""What is wanted: pairs of a resource's number and units, none of them 0."""
+
+
+class Ticket:
+    """A place in the line.
+
+    Args:
+        amounts: What is waited for.
+        node_name: For whom, as a timeline shows it.
+        wake: What the pool calls after it was served.
+
+    """
+
+    __slots__ = ("amounts", "granted", "node_name", "overtaken", "wake")
+
+    def __init__(self, amounts: Amounts, node_name: str | None, wake: Callable[[], None]) -> None:
+        self.amounts = amounts
+        self.node_name = node_name
+        self.wake = wake
+        self.granted = False
+        self.overtaken = 0
+
+
+class Account:
+    """What is free of a pool's resources, and the line of those who wait for more.
+
+    Args:
+        capacities: Units of each resource.
+
+    """
+
+    def __init__(self, capacities: Sequence[int]) -> None:
+        self.capacities = tuple(capacities)
+        self.free = list(capacities)
+        self._line: dict[Ticket, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def possible(self, amounts: Amounts) -> bool:
+        """Return whether so much can be had when nobody holds anything."""
+        return all(count <= self.capacities[number] for number, count in amounts)
+
+    def take(self, amounts: Amounts) -> bool:
+        """Take so much at once, as one who comes after everybody in the line; or nothing."""
+        free = self.free
+        for number, count in amounts:
+            if count > free[number]:
+                return False
+        if self._line and amounts:
+            return self._overtake(amounts, self._head())
+        for number, count in amounts:
+            free[number] -= count
+        return True
+
+    def wait(self, ticket: Ticket) -> None:
+        """Join the end of the line; served by later calls of `give_back` and `leave`.
+
+        The amounts must be possible, and not to be had by `take` at this moment.
+        """
+        self._line[ticket] = None
+
+    def held(self, amounts: Amounts) -> bool:
+        """Return whether at least so much is taken."""
+        return all(
+            self.free[number] + count <= self.capacities[number] for number, count in amounts
+        )
+
+    def give_back(self, amounts: Amounts) -> list[Ticket]:
+        """Free what was taken, and serve the line; return who was served."""
+        for number, count in amounts:
+            self.free[number] += count
+            assert self.free[number] <= self.capacities[number], "more came back than was taken"
+        return self._serve() if self._line else []
+
+    def leave(self, ticket: Ticket) -> list[Ticket]:
+        """Leave the line unserved; return who is served in its stead."""
+        del self._line[ticket]
+        return self._serve() if self._line else []
+
+    def _serve(self) -> list[Ticket]:
+        served: list[Ticket] = []
+        blocked: list[Ticket] = []
+        for ticket in self._line:
+            if self._fits(ticket.amounts) and self._overtake(ticket.amounts, blocked):
+                ticket.granted = True
+                served.append(ticket)
+                continue
+            blocked.append(ticket)
+            if len(blocked) == LOOKED_AT_MAX:
+                break
+        for ticket in served:
+            del self._line[ticket]
+        return served
+
+    def _head(self) -> list[Ticket]:
+        return [ticket for _, ticket in zip(range(LOOKED_AT_MAX), self._line, strict=False)]
+
+    def _fits(self, amounts: Amounts) -> bool:
+        return all(count <= self.free[number] for number, count in amounts)
+
+    def _overtake(self, amounts: Amounts, waiting: Sequence[Ticket]) -> bool:
+        """Take what fits unless that delays one who was delayed often enough."""
+        delayed = list(self._delayed(amounts, waiting)) if waiting else []
+        if any(ticket.overtaken >= OVERTAKEN_MAX for ticket in delayed):
+            return False
+        for ticket in delayed:
+            ticket.overtaken += 1
+        for number, count in amounts:
+            self.free[number] -= count
+        return True
+
+    def _delayed(self, amounts: Amounts, waiting: Sequence[Ticket]) -> Iterator[Ticket]:
+        """Yield those who need more of something than would be left of it."""
+        left = {number: self.free[number] - count for number, count in amounts}
+        for ticket in waiting:
+            if any(count > left.get(number, count) for number, count in ticket.amounts):
+                yield ticket

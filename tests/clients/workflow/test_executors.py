@@ -1,0 +1,584 @@
+"""Both executors, on whatever graph: order, capacity, failure, and that they are the same."""
+
+import asyncio
+import inspect
+import json
+import os
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage_client.workflow import (
+    DAG,
+    AsyncResourceAwareExecutor,
+    ExecutionCallbacks,
+    GraphError,
+    NodeStatus,
+    ResourceAwareExecutor,
+    ResourcePool,
+    ResourceRequirements,
+    TaskStopped,
+    TaskTimeout,
+    WorkflowError,
+    current_node,
+)
+from moorage_client.workflow.schedule import PASSED_MAX
+from moorage_client.workflow.waiting import OVERTAKEN_MAX
+
+KINDS = [ResourceAwareExecutor, AsyncResourceAwareExecutor]
+both = pytest.mark.parametrize("kind", KINDS)
+gpu = ResourceRequirements.gpu
+WAIT = 20  # Seconds that nothing here takes; a bound for what would hang.
+
+
+def execute(executor, tasks):
+    result = executor.execute(tasks)
+    return asyncio.run(result) if inspect.isawaitable(result) else result
+
+
+def graph(*names: str, edges: str = "") -> DAG:
+    builder = DAG.builder()
+    for name in names:
+        builder.add_node(name)
+    for edge in edges.split():
+        builder.add_edge(*edge.split(">"))
+    return builder.build()
+
+
+def test_a_graph_says_what_is_wrong_with_it():
+    with pytest.raises(GraphError, match="already"):
+        DAG.builder().add_node("a").add_node("a")
+    with pytest.raises(GraphError, match="no node 'b'"):
+        DAG.builder().add_node("a").add_edge("a", "b")
+    with pytest.raises(GraphError, match=r"b -> c -> b|c -> b -> c"):
+        graph("a", "b", "c", "d", edges="a>b b>c c>b c>d")
+    with pytest.raises(GraphError, match="a -> a"):
+        graph("a", edges="a>a")
+    with pytest.raises(GraphError, match="costs"):
+        graph("a").bottom_levels({"a": float("nan")})
+
+
+def test_a_graph_can_be_read():
+    dag = graph("a", "b", "c", edges="a>c b>c b>c")
+    assert (dag.predecessors("c"), dag.successors("a")) == (["a", "b"], ["c"])
+    assert dag.edges == [("a", "c"), ("b", "c")]
+    assert dag.topological_order() == ["a", "b", "c"]
+    assert dag.bottom_levels({"c": 2}) == [3, 3, 2]
+    with pytest.raises(GraphError):
+        dag.predecessors("d")
+
+
+@st.composite
+def workflows(draw):
+    """A graph, what its nodes need and cost, and which of them fail, are missing or are async."""
+    size = draw(st.integers(1, 14))
+    pairs = [(a, b) for b in range(size) for a in range(b)]
+    edges = draw(st.lists(st.sampled_from(pairs), max_size=30)) if pairs else []
+    builder = DAG.builder()
+    for number in range(size):
+        builder.add_node(str(number))
+    for before, after in edges:
+        builder.add_edge(str(before), str(after))
+    some = st.sets(st.integers(0, size - 1).map(str))
+    needs = st.dictionaries(st.sampled_from(["gpu", "cpu"]), st.integers(0, 3))
+    return (
+        builder.build(),
+        {str(n): ResourceRequirements(draw(needs)) for n in range(size) if draw(st.booleans())},
+        {str(n): draw(st.integers(0, 9)) for n in range(size)},
+        {"fails": draw(some), "missing": draw(some), "async": draw(some)},
+        draw(st.booleans()),
+    )
+
+
+class Witness:
+    """Tasks that write down what they saw."""
+
+    def __init__(self, dag, pool, requirements, kinds):
+        self.dag, self.pool, self.requirements, self.kinds = dag, pool, requirements, kinds
+        self.order: list[str] = []
+        self.lock = threading.Lock()
+        self.running: dict[str, int] = {"gpu": 0, "cpu": 0}
+
+    def tasks(self):
+        return {name: self.task(name) for name in self.dag if name not in self.kinds["missing"]}
+
+    def task(self, name):
+        needs = self.requirements.get(name, ResourceRequirements()).resources
+
+        def begin():
+            with self.lock:
+                self.order.append(name)
+                for resource, amount in needs.items():
+                    self.running[resource] += amount
+                    assert self.running[resource] <= self.pool.capacities[resource]
+
+        def end():
+            with self.lock:
+                for resource, amount in needs.items():
+                    self.running[resource] -= amount
+            if name in self.kinds["fails"]:
+                raise RuntimeError(name)
+            return name
+
+        def plain():
+            begin()
+            return end()
+
+        async def coroutine():
+            begin()
+            await asyncio.sleep(0)
+            return end()
+
+        return coroutine if name in self.kinds["async"] else plain
+
+
+@settings(deadline=None, max_examples=120)
+@given(workflows())
+def test_any_graph_runs_in_order_within_capacity_and_both_executors_agree(workflow):
+    dag, requirements, costs, kinds, fail_fast = workflow
+    outcomes = []
+    for kind in KINDS:
+        pool = ResourcePool({"gpu": 3, "cpu": 3})
+        witness = Witness(dag, pool, requirements, kinds)
+        skipped = []
+        callbacks = ExecutionCallbacks(on_skip=skipped.append)
+        executor = kind(dag, pool, requirements, costs, callbacks, fail_fast, enable_tracing=True)
+        result = execute(executor, witness.tasks())
+        assert len(witness.order) == len(set(witness.order)), "a node ran twice"
+        assert pool.available == {"gpu": 3, "cpu": 3}
+        assert result.callback_errors == []
+        at = {name: place for place, name in enumerate(witness.order)}
+        for before, after in dag.edges:
+            if before in at and after in at:
+                assert at[before] < at[after]
+        expected = expected_statuses(dag, kinds, fail_fast=fail_fast)
+        assert {name: result[name].status for name in dag} == expected
+        assert set(witness.order) == {n for n, s in expected.items() if s != "skipped"}
+        assert sorted(skipped) == sorted(n for n, s in expected.items() if s == "skipped")
+        for name in dag:
+            assert result[name].result == (name if expected[name] == "completed" else None)
+        json.loads(result.trace.to_chrome_trace())
+        events = sorted(
+            (e.event_type, e.node_name or "", e.error or "") for e in result.trace.events
+        )
+        outcomes.append(events)
+    assert outcomes[0] == outcomes[1], "the traces have the same events"
+
+
+def expected_statuses(dag, kinds, *, fail_fast):
+    """The failure semantics, told once more in the plainest way."""
+    statuses, doomed = {}, set()
+    for name in dag.topological_order():
+        if name in doomed or name in kinds["missing"]:
+            statuses[name] = "skipped"
+        else:
+            statuses[name] = "failed" if name in kinds["fails"] else "completed"
+        if fail_fast and (statuses[name] == "failed" or name in doomed):
+            doomed.update(dag.successors(name))
+    return statuses
+
+
+@both
+def test_the_order_is_by_bottom_level_and_the_same_every_time(kind):
+    names = [str(number) for number in range(40)]
+    dag = graph(*names, edges=" ".join(f"{n}>{n + 7}" for n in range(0, 33, 3)))
+    needs = dict.fromkeys(names, gpu(1))
+
+    def run():
+        order = []
+        tasks = {name: (lambda name=name: order.append(name)) for name in names}
+        execute(kind(dag, ResourcePool({"gpu": 1}), needs), tasks)
+        return order
+
+    assert run() == run()
+
+
+@both
+def test_a_release_outside_the_executor_wakes_it_and_it_does_not_poll(kind):
+    class Counting(ResourcePool):
+        taken = 0
+
+        def take(self, requirements, node_name):
+            self.taken += 1
+            return super().take(requirements, node_name)
+
+    pool, dag = Counting({"gpu": 2}), graph("a", "b", "c")
+    pool.acquire(gpu(2))
+    needs = {"a": gpu(2), "b": gpu(1), "c": gpu(2)}
+    looked = []
+
+    def let_go():
+        looked.append(pool.taken)
+        time.sleep(0.1)  # Time for a hundred polls of a millisecond.
+        looked.append(pool.taken)
+        pool.release(gpu(1))
+
+    timer = threading.Timer(0.1, let_go)
+    timer.start()
+    executor = kind(dag, pool, needs)
+    done = []
+    thread = threading.Thread(
+        target=lambda: done.append(execute(executor, dict.fromkeys(dag, lambda: 1)))
+    )
+    thread.start()
+    timer.join(WAIT)
+    assert looked[0] == looked[1] > 0
+    while not any(each.node_name == "b" for each in pool.timeline.snapshots):
+        time.sleep(0.001)  # Another thread gets there by itself, or the bound of the test ends it.
+    pool.release(gpu(1))
+    thread.join(WAIT)
+    assert done[0].succeeded == 3
+
+
+@both
+def test_a_large_node_does_not_starve_behind_small_ones(kind):
+    small = [f"small-{number}" for number in range(100)]
+    dag = graph("large", *small)
+    pool = ResourcePool({"gpu": 2})
+    needs = {**dict.fromkeys(small, gpu(1)), "large": gpu(2)}
+    costs = {**dict.fromkeys(small, 9.0), "large": 1.0}
+    order = []
+    first = threading.Event()
+
+    def work(name):
+        order.append(name)
+        # One GPU is held until many have come and gone on the other, or the large one has run.
+        if name == small[0]:
+            first.wait(0.5)
+        elif len(order) > 60:
+            first.set()
+
+    tasks = {name: (lambda name=name: work(name)) for name in dag}
+    execute(kind(dag, pool, needs, costs), tasks)
+    assert order.index("large") <= 2 * (PASSED_MAX + OVERTAKEN_MAX)
+
+
+@both
+def test_two_runs_and_a_caller_share_a_pool(kind):
+    pool = ResourcePool({"gpu": 2})
+    dag = graph(*map(str, range(60)))
+    needs = dict.fromkeys(dag, gpu(1)) | {"7": gpu(2)}
+    results = []
+    threads = [
+        threading.Thread(
+            target=lambda: results.append(
+                execute(kind(dag, pool, needs), dict.fromkeys(dag, lambda: 1))
+            )
+        )
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for _ in range(30):
+        with pool.holding(gpu(2), WAIT):
+            assert pool.available == {"gpu": 0}
+    for thread in threads:
+        thread.join(WAIT)
+    assert [each.succeeded for each in results] == [60, 60]
+    assert pool.available == {"gpu": 2}
+
+
+@both
+def test_a_task_knows_its_node(kind):
+    def task():
+        node = current_node()
+        node.check()
+        return (node.name, node.attempt, node.resources, node.placement, dict(node.environment))
+
+    result = execute(kind(graph("a"), ResourcePool({"gpu": 1}), {"a": gpu(1)}), {"a": task})
+    assert result["a"].result == ("a", 1, {"gpu": 1}, (), {})
+    with pytest.raises(WorkflowError):
+        current_node()
+
+
+@both
+def test_a_task_that_takes_too_long_is_told_to_stop_and_what_follows_is_skipped(kind):
+    def slow():
+        assert current_node().wait_stopped(WAIT)
+        current_node().check()
+
+    pool, failed = ResourcePool({"gpu": 1}), []
+    dag = graph("slow", "after", "other", edges="slow>after")
+    callbacks = ExecutionCallbacks(on_failure=lambda name, error: failed.append((name, error)))
+    executor = kind(
+        dag, pool, dict.fromkeys(dag, gpu(1)), callbacks=callbacks, timeouts={"slow": 0.02}
+    )
+    result = execute(executor, {**dict.fromkeys(dag, lambda: 1), "slow": slow})
+    assert [result[name].status for name in dag] == ["timed_out", "skipped", "completed"]
+    assert (result.timed_out, result.skipped) == (1, 1)
+    assert isinstance(result["slow"].error, TaskTimeout)
+    assert failed == [("slow", result["slow"].error)]
+    assert pool.available == {"gpu": 1}
+
+
+@both
+def test_a_coroutine_that_takes_too_long_is_cancelled(kind):
+    cleaned = []
+
+    async def slow():
+        try:
+            await asyncio.sleep(WAIT)
+        finally:
+            cleaned.append(True)
+
+    pool = ResourcePool({"gpu": 1})
+    result = execute(kind(graph("a"), pool, {"a": gpu(1)}, timeouts=0.02), {"a": slow})
+    assert (result["a"].status, cleaned) == ("timed_out", [True])
+    assert pool.available == {"gpu": 1}
+
+
+@both
+def test_a_task_that_does_not_stop_is_left_behind_and_keeps_what_it_holds_until_it_ends(kind):
+    let_go, pool, dag = threading.Event(), ResourcePool({"gpu": 2}), graph("stuck", "next", "b")
+    needs = {"stuck": gpu(1), "next": gpu(1), "b": gpu(1)}
+    executor = kind(dag, pool, needs, timeouts={"stuck": 0.01}, stop_seconds=0.02, max_workers=1)
+    tasks = {"stuck": lambda: let_go.wait(WAIT), "next": lambda: 1, "b": lambda: 2}
+    result = execute(executor, tasks)
+    assert [result[name].status for name in dag] == ["timed_out", "completed", "completed"]
+    assert pool.available == {"gpu": 1}, "it still uses its GPU"
+    let_go.set()
+    assert pool.acquire(gpu(2), WAIT)
+
+
+@both
+def test_a_node_that_fails_is_tried_again(kind):
+    calls, events = [], []
+
+    def flaky():
+        calls.append(current_node().attempt)
+        if len(calls) < 3:
+            raise OSError("not yet")
+        return "done"
+
+    callbacks = ExecutionCallbacks(on_failure=lambda *words: events.append(words))
+    pool = ResourcePool({"gpu": 1})
+    executor = kind(
+        *(graph("a", "b", edges="a>b"), pool, {"a": gpu(1)}),
+        callbacks=callbacks,
+        enable_tracing=True,
+        retries={"a": 2},
+        retry_seconds=0.001,
+    )
+    result = execute(executor, {"a": flaky, "b": lambda: 1})
+    assert (result["a"].result, result["a"].attempts, calls) == ("done", 3, [1, 2, 3])
+    assert (result.succeeded, events) == (2, [])
+    kinds = [event.event_type for event in result.trace.events_for_node("a")]
+    assert kinds.count("node_retried") == 2
+    assert kinds.count("resource_released") == 3
+
+
+@both
+def test_a_node_that_fails_too_often_has_failed(kind):
+    executor = kind(graph("a"), ResourcePool({}), retries=1)
+    result = execute(executor, {"a": lambda: 1 / 0})
+    assert (result["a"].status, result["a"].attempts) == ("failed", 2)
+
+
+@both
+@pytest.mark.parametrize("moment", range(6))
+def test_cancellation_at_any_moment_leaks_nothing(kind, moment):
+    """In the first callback, in a task, between nodes, while nodes wait for the pool."""
+    pool, dag = ResourcePool({"gpu": 1}), graph(*"abcd", edges="a>b")
+    calls = iter(range(100))
+
+    def maybe(*_):
+        if next(calls) == moment:
+            executor.cancel()
+
+    callbacks = ExecutionCallbacks(
+        on_resource_acquired=maybe, on_start=maybe, on_complete=maybe, on_resource_released=maybe
+    )
+    executor = kind(dag, pool, dict.fromkeys(dag, gpu(1)), callbacks=callbacks)
+    result = execute(executor, dict.fromkeys(dag, lambda: current_node().name))
+    assert pool.available == {"gpu": 1}
+    assert result.cancelled > 0
+    assert result.cancelled + result.succeeded == 4
+    assert all(
+        isinstance(each.error, TaskStopped)
+        for each in result.node_results.values()
+        if each.status is NodeStatus.CANCELLED
+    )
+
+
+@both
+def test_a_cancelled_run_tells_its_tasks_and_does_not_wait_for_a_retry(kind):
+    pool, dag = ResourcePool({"gpu": 9}), graph("waits", "asks", "retries", "done")
+
+    def waits():
+        assert current_node().wait_stopped(WAIT)
+        raise RuntimeError("interrupted")
+
+    async def asks():
+        await asyncio.sleep(WAIT)
+
+    def retries():
+        threading.Timer(0.05, executor.cancel).start()
+        raise OSError
+
+    executor = kind(
+        *(dag, pool, dict.fromkeys(dag, gpu(1))), retries={"retries": 5}, retry_seconds=WAIT
+    )
+    tasks = {"waits": waits, "asks": asks, "retries": retries, "done": lambda: 1}
+    result = execute(executor, tasks)
+    assert [result[name].status for name in dag] == [*["cancelled"] * 3, "completed"]
+    assert pool.available == {"gpu": 9}
+
+
+async def test_cancelling_who_awaits_the_run_cancels_the_run():
+    pool, dag = ResourcePool({"gpu": 1}), graph("a", "b")
+    started = asyncio.Event()
+
+    async def task():
+        started.set()
+        await asyncio.sleep(WAIT)
+
+    executor = AsyncResourceAwareExecutor(dag, pool, dict.fromkeys(dag, gpu(1)))
+    run = asyncio.create_task(executor.execute(dict.fromkeys(dag, task)))
+    await started.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert pool.available == {"gpu": 1}
+
+
+async def test_tasks_that_somebody_else_cancels_before_they_begin_are_cancelled_nodes():
+    dag = graph("a")
+    callbacks = ExecutionCallbacks(
+        on_start=lambda _: asyncio.get_running_loop().call_soon(cancel_nodes)
+    )
+
+    def cancel_nodes():
+        for task in asyncio.all_tasks() - {me}:
+            task.cancel()
+
+    me = asyncio.current_task()
+    executor = AsyncResourceAwareExecutor(dag, ResourcePool({}), callbacks=callbacks)
+    ran = []
+
+    async def task():
+        ran.append(1)
+
+    result = await executor.execute({"a": task})
+    assert (result["a"].status, ran) == ("cancelled", [])
+
+
+@both
+@pytest.mark.parametrize("name", ["on_start", "on_complete"])
+def test_an_exception_of_these_callbacks_fails_the_node(kind, name):
+    def raises(*_):
+        raise LookupError(name)
+
+    pool = ResourcePool({"gpu": 1})
+    executor = kind(
+        graph("a", "b", edges="a>b"),
+        pool,
+        {"a": gpu(1)},
+        callbacks=ExecutionCallbacks(**{name: raises}),
+    )
+    ran = []
+    result = execute(executor, {"a": lambda: ran.append(1), "b": lambda: 1})
+    assert [result[each].status for each in "ab"] == ["failed", "skipped"]
+    assert isinstance(result["a"].error, LookupError)
+    assert len(ran) == (name == "on_complete")
+    assert pool.available == {"gpu": 1}
+
+
+@both
+def test_an_exception_of_the_other_callbacks_is_reported_and_fails_nothing(kind):
+    def raises(*_):
+        raise LookupError
+
+    names = ("on_failure", "on_skip", "on_resource_acquired", "on_resource_released")
+    pool, dag = ResourcePool({"gpu": 1}), graph("a", "b", edges="a>b")
+    callbacks = ExecutionCallbacks(**dict.fromkeys(names, raises))
+    executor = kind(dag, pool, {"a": gpu(1)}, callbacks=callbacks)
+    result = execute(executor, {"a": lambda: 1 / 0, "b": lambda: 1})
+    assert [result[each].status for each in "ab"] == ["failed", "skipped"]
+    assert sorted(each.callback for each in result.callback_errors) == sorted(names)
+    assert pool.available == {"gpu": 1}
+
+
+async def test_a_blocking_task_does_not_stall_the_loop():
+    beats, stop = [], threading.Event()
+
+    async def beat():
+        while len(beats) < 5:
+            beats.append(1)
+            await asyncio.sleep(0)
+        stop.set()
+
+    executor = AsyncResourceAwareExecutor(graph("a"), ResourcePool({}))
+    beating = asyncio.create_task(beat())
+    result = await executor.execute({"a": lambda: stop.wait(WAIT)})
+    assert result["a"].result is True
+    await beating
+
+
+@both
+def test_threads_are_bounded_and_gone_afterwards(kind):
+    before, most = threading.active_count(), []
+    names = [str(number) for number in range(50)]
+
+    def work():
+        most.append(threading.active_count() - before)
+        time.sleep(0.002)  # Long enough for others to start beside it, were there room.
+
+    execute(kind(graph(*names), ResourcePool({}), max_workers=3), dict.fromkeys(names, work))
+    assert max(most) <= 3
+    give_up_at = time.monotonic() + WAIT
+    while threading.active_count() > before and time.monotonic() < give_up_at:
+        time.sleep(0.001)  # Threads end by themselves.
+    assert threading.active_count() <= before
+    with pytest.raises(WorkflowError, match="max_workers"):
+        kind(graph("a"), ResourcePool({}), max_workers=0)
+
+
+@both
+def test_tasks_may_run_in_processes(kind):
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes:
+        executor = kind(
+            graph("a", "b"),
+            ResourcePool({"cpu": 1}),
+            {"a": ResourceRequirements.cpu()},
+            run_in=processes,
+        )
+        result = execute(executor, dict.fromkeys("ab", os.getpid))
+    assert result.succeeded == 2
+    assert {result[name].result for name in "ab"}.isdisjoint({os.getpid()})
+
+
+def test_a_chrome_trace_has_a_lane_per_node_and_a_counter_per_resource(tmp_path):
+    dag = graph("a", "b", edges="a>b")
+    needs = {"a": ResourceRequirements({"gpu": 1.5, "cpu": 1}), "b": gpu(1)}
+    executor = ResourceAwareExecutor(
+        dag, ResourcePool({"gpu": 2, "cpu": 1}), needs, enable_tracing=True
+    )
+    trace = executor.execute({"a": lambda: 1, "b": lambda: 1 / 0}).trace
+    trace.to_chrome_json(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    bars = [(e["name"], e["cat"], e["ph"], e["args"]) for e in events if e["ph"] in "BE"]
+    assert bars == [
+        ("execution", "execution", "B", {}),
+        ("a", "node", "B", {}),
+        ("a", "node", "E", {"status": "completed"}),
+        ("b", "node", "B", {}),
+        ("b", "node", "E", {"status": "failed", "error": "ZeroDivisionError: division by zero"}),
+        ("execution", "execution", "E", {}),
+    ]
+    counters = [(e["name"], e["args"]["allocated"]) for e in events if e["ph"] == "C"]
+    assert counters == [
+        *(("gpu", 1.5), ("cpu", 1), ("gpu", 0), ("cpu", 0)),
+        *(("gpu", 1), ("gpu", 0)),
+    ]
+    lanes = {e["args"]["name"]: e["tid"] for e in events if e["name"] == "thread_name"}
+    assert len(set(lanes.values())) == 3
+    assert [e["ts"] for e in events if "ts" in e and e["ph"] != "C"] == sorted(
+        e["ts"] for e in events if "ts" in e and e["ph"] != "C"
+    )
+    assert "node_completed: 1" in trace.summary()
+    assert len(json.loads(trace.to_json())) == len(trace.events)
