@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
 
 from moorage.engines.resources import BaseResource, ResourceStatus, Runner
+from moorage.engines.runners import default_runners
 from moorage.engines.spec_documents import pool_key
 from moorage.engines.specs import BaseResourceSpec
 from moorage.engines.store import Store
@@ -51,7 +52,7 @@ class ResourceEngine:
 
     """
 
-    _runners: ClassVar[dict[str, Runner]] = {}
+    _runners: ClassVar[dict[str, Runner]] = dict(default_runners())
     _shared: "ClassVar[ResourceEngine | None]" = None
     _shared_lock: ClassVar[threading.Lock] = threading.Lock()
 

@@ -260,6 +260,12 @@ class EngineRunner:
             with contextlib.suppress(UnknownWorkloadError):
                 await self.engine.stop(name)
             raise EngineError(f"it ended at once: {workload.detail or workload.phase}")
+        return self.resource(spec, workload, resource_id)
+
+    def resource(
+        self, spec: BaseResourceSpec, workload: Workload, resource_id: str | None
+    ) -> EngineResource:
+        """Return what a started workload is to its user."""
         return EngineResource(self.engine, spec, workload, resource_id)
 
     async def end_resource(self, resource: BaseResource) -> None:

@@ -37,6 +37,7 @@ class LocalEngine:
             before and after a crash.
         nodes: Names of nodes that are this machine; empty for whatever name.
         gpus: Ids of GPUs for workloads without a lease.
+        outlive: Whether workloads go on when this process ends.
 
     """
 
@@ -50,11 +51,18 @@ class LocalEngine:
         logs=True,
     )
 
-    def __init__(self, root: Path, nodes: Iterable[str] = (), gpus: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        root: Path,
+        nodes: Iterable[str] = (),
+        gpus: Iterable[str] = (),
+        *,
+        outlive: bool = True,
+    ) -> None:
         self._nodes = frozenset(nodes)
         self._listener: Listener | None = None
         self._devices = Devices(gpus)
-        self._processes = Processes(Shelf(root), self._devices, self._tell)
+        self._processes = Processes(Shelf(root), self._devices, self._tell, outlive=outlive)
 
     def listen(self, listener: Listener | None) -> None:
         """Have `listener` told of every change; see `Engine.listen`."""

@@ -76,10 +76,14 @@ class Processes:
         folders: Where workloads are kept.
         devices: Who hands out processors and GPUs.
         tell: The listener of the engine.
+        outlive: Whether processes go on when this one ends.
 
     """
 
-    def __init__(self, folders: shelf.Shelf, devices: Devices, tell: Listener) -> None:
+    def __init__(
+        self, folders: shelf.Shelf, devices: Devices, tell: Listener, *, outlive: bool
+    ) -> None:
+        self._outlive = outlive
         self._shelf = folders
         self._devices = devices
         self._tell = tell
@@ -290,6 +294,7 @@ class Processes:
             "reset_command": spec.reset_command,
             "log_bytes_max": OUTPUT_BYTES_MAX,
             "port": port,
+            "owner": None if self._outlive else os.getpid(),
         }
 
     def _supervise(self, workload: str, folder: Path) -> None:

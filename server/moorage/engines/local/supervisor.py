@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-CHECK_SECONDS = 5.0
-"""Between two looks at the size of the output."""
+CHECK_SECONDS = 2.0
+"""Between two looks at the size of the output, and at whether the owner still lives."""
 KILL_SECONDS_MAX = 10.0
 """How long what was killed may take to vanish before it is given up: the kernel has it then."""
 
@@ -120,7 +120,9 @@ def supervise(
     while status is None:
         pause = CHECK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
         received = signal.sigtimedwait(wanted, min(pause, CHECK_SECONDS))
-        if received is not None and received.si_signo == signal.SIGTERM and deadline is None:
+        told = received is not None and received.si_signo == signal.SIGTERM
+        told = told or (order["owner"] is not None and os.getppid() != order["owner"])
+        if told and deadline is None:
             deadline = time.monotonic() + order["stop_seconds"]
             signal_group(child, signal.SIGTERM)
         if deadline is not None and time.monotonic() >= deadline:

@@ -1,0 +1,284 @@
+"""The runners that `ResourceEngine` finds without being told: one for each backend that works here.
+
+A backend is opened when it is first used, so that importing this costs nothing. What the library
+starts ends with the process that started it; what must outlive a process belongs to a daemon.
+"""
+
+import asyncio
+import functools
+import importlib
+import inspect
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+from moorage.engines.base import Engine, EngineError, Workload
+from moorage.engines.local.engine import LocalEngine
+from moorage.engines.memory import MemoryEngine
+from moorage.engines.resources import (
+    BaseResource,
+    EngineResource,
+    EngineRunner,
+    ResourceStatus,
+    Runner,
+)
+from moorage.engines.specs import (
+    APIModelResourceSpec,
+    BaseResourceSpec,
+    LocalEnvResourceSpec,
+    VLLMModelResourceSpec,
+)
+
+__all__ = ["LazyRunner", "LocalRunner", "ModelResource", "default_runners"]
+
+API_PROBE_SECONDS: Final = 0.5
+"""Between two looks at whether a model's service answers."""
+_DOWN_FROM: Final = 500
+"""HTTP statuses from this one on mean that a service is not up. 401 means that it is."""
+
+
+class ModelResource(BaseResource):
+    """A model behind an OpenAI-compatible address.
+
+    Args:
+        resource_id: Its name.
+        spec: Where it is.
+
+    """
+
+    def __init__(self, resource_id: str, spec: APIModelResourceSpec) -> None:
+        self._id = resource_id
+        self.spec = spec
+        self.endpoint = spec.url
+
+    @property
+    def resource_id(self) -> str:
+        """Its name."""
+        return self._id
+
+    @property
+    def category(self) -> str:
+        """The kind of its spec."""
+        return self.spec.category
+
+    async def start(self) -> None:
+        """Wait until the service answers; as long as the caller allows."""
+        while await self.get_status() is not ResourceStatus.RUNNING:
+            pause = API_PROBE_SECONDS
+            await asyncio.sleep(pause)
+
+    async def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Do nothing: a model remembers nothing of its users."""
+
+    async def get_status(self) -> ResourceStatus:
+        """Ask the service for its models."""
+        try:
+            async with self._client(2.0) as client:
+                reply = await client.get(f"{self.endpoint}/models")
+        except httpx.HTTPError:
+            return ResourceStatus.PENDING
+        up = reply.status_code < _DOWN_FROM
+        return ResourceStatus.RUNNING if up else ResourceStatus.PENDING
+
+    async def end(self) -> None:
+        """Do nothing: somebody else runs it."""
+
+    async def generate_async(
+        self, messages: list[dict[str, Any]], **parameters: Any
+    ) -> dict[str, Any]:
+        """Have the model answer; returns the service's reply.
+
+        Args:
+            messages: The chat, as the OpenAI-compatible API takes it.
+            **parameters: More of its fields, e.g. `temperature`.
+
+        Raises:
+            EngineError: The service did not answer, or not with a reply.
+
+        """
+        body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
+        return await _chat(self._client(self.spec.request_timeout), self.endpoint, body)
+
+    def _client(self, seconds: float | None) -> httpx.AsyncClient:
+        key = self.spec.api_key
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx.AsyncClient(timeout=seconds, headers=headers, trust_env=False)
+
+
+class VLLMResource(EngineResource):
+    """A model served by vLLM on this machine."""
+
+    async def generate_async(
+        self, messages: list[dict[str, Any]], **parameters: Any
+    ) -> dict[str, Any]:
+        """Have the model answer; as `ModelResource.generate_async`."""
+        assert isinstance(self.spec, VLLMModelResourceSpec)
+        body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
+        client = httpx.AsyncClient(timeout=None, trust_env=False)  # noqa: S113  # The caller's.
+        return await _chat(client, f"{self.endpoint}/v1", body)
+
+
+async def _chat(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
+    try:
+        async with client:
+            reply = await client.post(f"{url}/chat/completions", json=body)
+            reply.raise_for_status()
+            document = reply.json()
+    except (httpx.HTTPError, ValueError) as error:
+        raise EngineError(f"{url} did not answer: {error}") from error
+    if not isinstance(document, dict):
+        raise EngineError(f"{url} answered with no object")
+    return document
+
+
+class LocalEnvResource(BaseResource):
+    """An object of the caller's own process; its attributes are reached through the resource.
+
+    Args:
+        resource_id: Its name.
+        env: The object.
+
+    """
+
+    def __init__(self, resource_id: str, env: Any) -> None:
+        self._id = resource_id
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the object."""
+        return getattr(self.env, name)
+
+    @property
+    def resource_id(self) -> str:
+        """Its name."""
+        return self._id
+
+    @property
+    def category(self) -> str:
+        """The kind of its spec."""
+        return LocalEnvResourceSpec.category
+
+    async def start(self) -> None:
+        """Call the object's own `start`, where it has one."""
+        await _call(self.env, "start")
+
+    async def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the object's own `reset`.
+
+        Raises:
+            NotImplementedError: It has none.
+
+        """
+        if not callable(getattr(self.env, "reset", None)):
+            raise NotImplementedError(f"{type(self.env).__name__} has no reset")
+        return await _call(self.env, "reset", *args, **kwargs)
+
+    async def get_status(self) -> ResourceStatus:
+        """Return that it runs: it is an object."""
+        return ResourceStatus.RUNNING
+
+    async def end(self) -> None:
+        """Call the object's own `close`, where it has one."""
+        await _call(self.env, "close")
+
+
+async def _call(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    method = getattr(target, name, None)
+    if not callable(method):
+        return None
+    value = method(*args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
+
+
+class LocalRunner(EngineRunner):
+    """The backend `local`: what the engine of this machine starts, and what needs no machine."""
+
+    async def start_resource(
+        self,
+        spec: BaseResourceSpec,
+        resource_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+    ) -> BaseResource:
+        """Make a resource and wait until it is ready; see `Runner`."""
+        name = resource_id or f"free-{uuid.uuid4().hex[:12]}"
+        limits = [each for each in (timeout, spec.limit_seconds) if each is not None]
+        match spec:
+            case APIModelResourceSpec():
+                made: BaseResource = ModelResource(name, spec)
+            case LocalEnvResourceSpec():
+                made = LocalEnvResource(name, _environment(spec))
+            case _:
+                return await super().start_resource(spec, resource_id, timeout)
+        async with asyncio.timeout(min(limits) if limits else None):
+            await made.start()
+        return made
+
+    def resource(
+        self, spec: BaseResourceSpec, workload: Workload, resource_id: str | None
+    ) -> EngineResource:
+        """Return what a started workload is to its user."""
+        kind = VLLMResource if isinstance(spec, VLLMModelResourceSpec) else EngineResource
+        return kind(self.engine, spec, workload, resource_id)
+
+
+def _environment(spec: LocalEnvResourceSpec) -> Any:
+    """Make the object of a spec.
+
+    Raises:
+        EngineError: There is no such class, or it could not be made.
+
+    """
+    module, _, name = spec.env_cls_path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)(**spec.init_kwargs)
+    except Exception as error:
+        raise EngineError(f"{spec.env_cls_path or 'env_cls_path'} was not made: {error}") from error
+
+
+class LazyRunner:
+    """A runner that is made when it is first used.
+
+    Args:
+        name: Of the backend.
+        make: Makes it.
+
+    """
+
+    def __init__(self, name: str, make: Callable[[], Runner]) -> None:
+        self.name = name
+        self._make = functools.cache(make)
+
+    async def start_resource(
+        self,
+        spec: BaseResourceSpec,
+        resource_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+    ) -> BaseResource:
+        """Make a resource; see `Runner`."""
+        return await self._make().start_resource(spec, resource_id, timeout)
+
+    async def end_resource(self, resource: BaseResource) -> None:
+        """End a resource; see `Runner`."""
+        await self._make().end_resource(resource)
+
+    async def get_status(self, resource: BaseResource) -> ResourceStatus:
+        """Return how a resource is; see `Runner`."""
+        return await self._make().get_status(resource)
+
+
+def _local() -> Engine:
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    return LocalEngine(base / f"moorage-{os.getuid()}-{os.getpid()}", outlive=False)
+
+
+def default_runners() -> Mapping[str, Runner]:
+    """Return a runner for each backend that works here, by name."""
+    return {
+        "local": LazyRunner("local", lambda: LocalRunner(_local())),
+        "memory": LazyRunner("memory", lambda: EngineRunner(MemoryEngine())),
+    }
