@@ -1,6 +1,7 @@
 """The resource engine, as its documents say it and as the reference decides."""
 
 import asyncio
+import os
 import random
 import threading
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from moorage.engines import (
 )
 from moorage.engines.memory import MemoryEngine
 from moorage.engines.resources import EngineRunner
-from moorage.engines.specs import MemoryResourceSpec
+from moorage.engines.specs import LocalEnvResourceSpec, MemoryResourceSpec, ProcessResourceSpec
 
 
 @dataclass(kw_only=True)
@@ -547,3 +548,47 @@ async def test_over_an_engine_it_hands_out_workloads():
     with pytest.raises(EngineError, match="no image"):
         await engine.acquire("a", MemoryResourceSpec(fail="no image"), backend="memory")
     assert await engine.monitor() == {}
+
+
+async def test_the_library_runs_real_processes_and_warm_ones_again():
+    spec = ProcessResourceSpec(command=["sleep", "1000"], reset_command=["true"])
+    thing = await ResourceEngine.acquire("a", spec)
+    assert await thing.run_cmd("echo 'it''s \"me\"' $((1+1))") == 'its "me" 2\n'
+    with pytest.raises(asyncio.TimeoutError):
+        await thing.run_cmd("sleep 10", timeout=0.2)
+    await ResourceEngine.control("a", cpu_count=1, mem_limit="512m")
+    await ResourceEngine.release("a")
+    assert await ResourceEngine.acquire("b", spec) is thing
+    await ResourceEngine.close()
+    assert await thing.get_status() is ResourceStatus.STOPPED
+
+
+async def test_more_than_this_machine_has_is_refused():
+    spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=4096)
+    with pytest.raises(EngineError, match=r"this machine has not got that: .*cpus"):
+        await ResourceEngine.acquire("a", spec)
+    assert await ResourceEngine.monitor() == {}
+
+
+async def test_processors_are_not_handed_out_twice():
+    count = len(os.sched_getaffinity(0))
+    spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=count)
+    await ResourceEngine.acquire("all of them", spec)
+    one = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=1)
+    with pytest.raises(EngineError, match="not got that now"):
+        await ResourceEngine.acquire("one more", one)
+    await ResourceEngine.end("all of them")
+    await ResourceEngine.acquire("one more", one)
+    await ResourceEngine.close()
+
+
+async def test_an_object_of_ones_own_process_is_a_resource():
+    spec = LocalEnvResourceSpec(env_cls_path="decimal.Decimal", init_kwargs={"value": "1.5"})
+    thing = await ResourceEngine.acquire("a", spec)
+    assert thing.is_finite()
+    with pytest.raises(NotImplementedError):
+        await ResourceEngine.reset("a")
+    missing = LocalEnvResourceSpec(env_cls_path="no.such.Thing")
+    with pytest.raises(EngineError, match=r"no\.such\.Thing was not made"):
+        await ResourceEngine.acquire("b", missing)
+    await ResourceEngine.close()

@@ -18,6 +18,7 @@ from typing import Any, Final
 import httpx
 
 from moorage.engines.base import Engine, EngineError, Workload
+from moorage.engines.local.devices import gpus_here
 from moorage.engines.local.engine import LocalEngine
 from moorage.engines.memory import MemoryEngine
 from moorage.engines.resources import (
@@ -273,7 +274,9 @@ class LazyRunner:
 
 def _local() -> Engine:
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    return LocalEngine(base / f"moorage-{os.getuid()}-{os.getpid()}", outlive=False)
+    return LocalEngine(
+        base / f"moorage-{os.getuid()}-{os.getpid()}", gpus=gpus_here(), outlive=False
+    )
 
 
 def default_runners() -> Mapping[str, Runner]:

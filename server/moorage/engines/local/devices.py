@@ -1,23 +1,26 @@
-"""Which processors and GPUs of this machine a workload is bound to.
+"""Which processors and GPUs of this machine a workload is bound to, handed out by the slot pool.
 
-A lease names its GPUs itself; processors have no names in a placement, and a user of the library
-names neither. Both are handed out here, the least used processors first.
+A lease names its GPUs itself, and the core has seen to it that nobody else has them; processors
+have no names in a placement, and a user of the library names neither. Those come from the pool.
 """
 
-import math
-import os
+import contextlib
+import importlib
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
-from moorage.engines.base import Order, UnsupportedSpecError
+from moorage.engines.base import EngineError, Order, UnsupportedSpecError
+from moorage.slots import ResourceUnavailable, SlotsError, make_resource_pool
 
-__all__ = ["Devices", "Grant"]
+__all__ = ["Devices", "Grant", "Rows", "gpus_here"]
 
-_CPU_MILLI: Final = 1000
 _WHOLE_MILLI: Final = 1000
+
+Rows = dict[str, list[dict[str, Any]]]
+"""What was checked out of the pool, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,109 +28,170 @@ class Grant:
     """What one workload is bound to.
 
     Args:
-        cpus: Processors; empty for any.
-        gpus: Ids of the devices it may see; None where it may see what the daemon sees.
-        environment: The variables that say so.
+        rows: What it has of the pool.
+        environment: The variables that tell it of its GPUs.
 
     """
 
-    cpus: list[int] = field(default_factory=list[int])
-    gpus: list[str] | None = None
+    rows: Rows = field(default_factory=Rows)
     environment: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def cpus(self) -> list[int]:
+        """Processors that it is bound to; empty for any."""
+        return sorted({int(row["id"]) for row in self.rows.get("cpus", ())})
+
+
+def gpus_here() -> list[str]:
+    """Return the ids of the NVIDIA GPUs of this machine, as CUDA takes them; none without NVML."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # noqa: BLE001  # No bindings or no driver: there are no GPUs to hand out.
+        return []
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
 
 
 class Devices:
     """The processors and GPUs of this machine.
 
     Args:
-        gpus: Ids of the GPUs that may be handed out to workloads without a lease.
+        gpus: Ids of the GPUs that are handed out to workloads without a lease.
+        held: What workloads of an earlier daemon have.
 
     """
 
-    def __init__(self, gpus: Iterable[str] = ()) -> None:
-        self._cpus = sorted(os.sched_getaffinity(0))
-        self._gpus = list(gpus)
+    def __init__(self, gpus: Iterable[str], held: Mapping[str, Rows]) -> None:
+        self._pool = make_resource_pool({"gpu_ids": list(gpus)})
         self._lock = threading.Lock()
-        self._grants: dict[str, Grant] = {}
+        self._held: dict[str, Rows] = {}
+        self._adopted: Counter[tuple[str, str]] = Counter()
+        self._adopt(held)
 
     def take(self, order: Order) -> Grant:
         """Choose for a workload. Doing it again gives the same.
 
         Raises:
-            UnsupportedSpecError: It wants more than this machine has, or has left.
+            UnsupportedSpecError: It wants more than this machine has.
+            EngineError: It wants more than is left.
 
         """
+        share = order.placement[0] if order.placement else None
+        cpus = getattr(order.spec, "cpu_count", None)
+        if cpus is None and share is not None and share.cpu_milli:
+            cpus = share.cpu_milli / 1000
+        wanted = _cpus(cpus)
+        count = getattr(order.spec, "gpus", None)
+        environment: dict[str, str] = {}
+        if share is None and isinstance(count, int):
+            wanted += [{"type": "gpus"}] * count
         with self._lock:
-            there = self._grants.get(order.id)
-            if there is not None:
-                return there
-            wanted = getattr(order.spec, "cpu_count", None)
-            share = order.placement[0] if order.placement else None
-            if wanted is None and share is not None and share.cpu_milli:
-                wanted = share.cpu_milli / _CPU_MILLI
-            cpus = self._choose(wanted)
-            environment: dict[str, str] = {}
-            if share is not None:
-                gpus = list(share.gpus)
-                if share.gpu_milli < _WHOLE_MILLI:
-                    percentage = str(max(1, share.gpu_milli * 100 // _WHOLE_MILLI))
-                    environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = percentage
-            elif isinstance(count := getattr(order.spec, "gpus", None), int):
-                gpus = self._free_gpus(count)
-            else:
-                gpus = None
-            if gpus is not None:
-                # An empty list hides all of them: what holds none must not use any.
-                environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
-                environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(gpus) or "void"
-            grant = self._grants[order.id] = Grant(cpus, gpus, environment)
-            return grant
+            rows = self._held.get(order.id)
+            if rows is None:
+                rows = self._held[order.id] = self._check_out(wanted, must=share is None)
+        gpus = None
+        if share is not None:
+            gpus = share.gpus
+            if gpus and share.gpu_milli < _WHOLE_MILLI:
+                percentage = max(1, share.gpu_milli * 100 // _WHOLE_MILLI)
+                environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(percentage)
+        elif isinstance(count, int):
+            gpus = tuple(str(row["id"]) for row in rows.get("gpus", ()))
+        if gpus is not None:
+            # An empty list hides all of them: what holds none must not use any.
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(gpus) or "void"
+        return Grant(rows, environment)
 
-    def restore(self, workload: str, cpus: Collection[int], gpus: Collection[str] | None) -> None:
-        """Note what a workload of an earlier daemon is bound to."""
-        with self._lock:
-            grant = Grant(list(cpus), None if gpus is None else list(gpus))
-            self._grants.setdefault(workload, grant)
-
-    def resize(self, workload: str, cpu_count: float) -> list[int]:
-        """Choose anew how many processors a workload is bound to.
+    def resize(self, workload: str, cpu_count: float) -> Grant:
+        """Choose anew how many processors a workload is bound to; all or nothing.
 
         Raises:
             UnsupportedSpecError: This machine has fewer.
+            EngineError: Fewer are left.
 
         """
+        wanted = _cpus(cpu_count)
         with self._lock:
-            before = self._grants.pop(workload, Grant())
+            before = self._held.get(workload, {})
+            kept = {kind: rows for kind, rows in before.items() if kind != "cpus"}
+            self._check_in({"cpus": before.get("cpus", [])})
             try:
-                cpus = self._choose(cpu_count)
-            except UnsupportedSpecError:
-                self._grants[workload] = before
+                rows = self._check_out(wanted, must=True)
+            except EngineError:
+                cpus = _cpus(len(before.get("cpus", ())) or None)
+                self._held[workload] = {**kept, **self._check_out(cpus, must=False)}
                 raise
-            self._grants[workload] = Grant(cpus, before.gpus, before.environment)
-            return cpus
+            self._held[workload] = {**kept, **rows}
+            return Grant(self._held[workload])
 
     def give(self, workload: str) -> None:
         """Take back what a workload was bound to. A second time does nothing."""
         with self._lock:
-            self._grants.pop(workload, None)
+            self._check_in(self._held.pop(workload, {}))
 
-    def _choose(self, wanted: float | None) -> list[int]:
-        """Return the processors that the fewest workloads are bound to."""
-        if wanted is None:
-            return []
-        if wanted <= 0:
-            raise UnsupportedSpecError(f"cpu_count: expected a number above 0, not {wanted!r}")
-        count = math.ceil(wanted)
-        if count > len(self._cpus):
-            reason = f"cpu_count: this machine has {len(self._cpus)} processors, not {count}"
-            raise UnsupportedSpecError(reason)
-        load = Counter(cpu for grant in self._grants.values() for cpu in grant.cpus)
-        return sorted(sorted(self._cpus, key=lambda cpu: (load[cpu], cpu))[:count])
+    def _check_out(self, members: Sequence[Mapping[str, Any]], *, must: bool) -> Rows:
+        """Check out of the pool; what need not be had is not bound, where it cannot be had."""
+        if not members:
+            return {}
+        try:
+            could = self._pool.accommodates(members)
+            if must and not could:
+                raise UnsupportedSpecError(f"this machine has not got that: {could.reason}")
+            return {kind: list(rows) for kind, rows in self._pool.checkout(members).items()}
+        except ResourceUnavailable as error:
+            if must:
+                raise EngineError(f"this machine has not got that now: {error}") from error
+        except SlotsError as error:
+            if must:
+                raise UnsupportedSpecError(f"this machine has not got that: {error}") from error
+        return {}
 
-    def _free_gpus(self, count: int) -> list[str]:
-        used = {gpu for grant in self._grants.values() for gpu in grant.gpus or ()}
-        free = [gpu for gpu in self._gpus if gpu not in used]
-        if count > len(free):
-            reason = f"gpus: {count} wanted, {len(free)} of this machine's {len(self._gpus)} free"
-            raise UnsupportedSpecError(reason)
-        return free[:count]
+    def _check_in(self, rows: Rows) -> None:
+        """Check into the pool, but for devices that another adopted workload has too."""
+        for kind, each in rows.items():
+            for row in each:
+                place = (kind, str(row["id"]))
+                if self._adopted[place]:
+                    self._adopted[place] -= 1
+                    if self._adopted[place]:
+                        continue
+                self._pool.checkin({kind: [row]})
+
+    def _adopt(self, held: Mapping[str, Rows]) -> None:
+        """Have what workloads of an earlier daemon are bound to out of the pool, as whole devices.
+
+        A pool hands out what it likes, so everything is checked out, and the rest back in.
+        """
+        for workload, rows in held.items():
+            self._held[workload] = {
+                kind: [{**row, "slots": 1} for row in each] for kind, each in rows.items()
+            }
+            for kind, each in rows.items():
+                self._adopted.update({(kind, str(row["id"])) for row in each})
+        if not self._adopted:
+            return
+        kinds = [kind for kind in self._pool.types for _ in range(self._pool.count(kind))]
+        everything = self._pool.checkout([{"type": kind} for kind in kinds])
+        for kind, each in everything.items():
+            rest = [row for row in each if not self._adopted[kind, str(row["id"])]]
+            with contextlib.suppress(ValueError):
+                self._pool.checkin({kind: rest})
+        known = {(kind, str(row["id"])) for kind, each in everything.items() for row in each}
+        for place in self._adopted.keys() - known:  # A device that is no longer there.
+            del self._adopted[place]
+        for rows in self._held.values():
+            for kind, each in rows.items():
+                each[:] = [row for row in each if (kind, str(row["id"])) in known]
+
+
+def _cpus(count: float | None) -> list[dict[str, Any]]:
+    """Return the members of a request for so many processors; the last one may be a share."""
+    if count is None:
+        return []
+    if count <= 0:
+        raise UnsupportedSpecError(f"cpu_count: expected a number above 0, not {count}")
+    whole, share = divmod(count, 1)
+    members: list[dict[str, Any]] = [{"type": "cpus", "slots": 1}] * int(whole)
+    return [*members, {"type": "cpus", "slots": share}] if share else members

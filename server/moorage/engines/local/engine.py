@@ -61,8 +61,9 @@ class LocalEngine:
     ) -> None:
         self._nodes = frozenset(nodes)
         self._listener: Listener | None = None
-        self._devices = Devices(gpus)
-        self._processes = Processes(Shelf(root), self._devices, self._tell, outlive=outlive)
+        folders = Shelf(root)
+        self._devices = Devices(gpus, folders.devices())
+        self._processes = Processes(folders, self._devices, self._tell, outlive=outlive)
 
     def listen(self, listener: Listener | None) -> None:
         """Have `listener` told of every change; see `Engine.listen`."""

@@ -154,24 +154,24 @@ class Processes:
             raise UnsupportedSpecError(f"a process has no limit named {names}")
         try:
             size = memory_bytes(limits["mem_limit"]) if "mem_limit" in limits else None
-            cpus = (
-                self._devices.resize(workload, limits["cpu_count"])
+            grant = (
+                self._devices.resize(workload, float(limits["cpu_count"]))
                 if "cpu_count" in limits
                 else None
             )
         except (ValueError, TypeError) as error:
-            raise UnsupportedSpecError(str(error)) from error
+            raise UnsupportedSpecError(f"a limit is no good: {error}") from error
         for pid in _below(shelf.holder(self._shelf.folder(workload))):
             with contextlib.suppress(ProcessLookupError):
                 if size is not None:
                     resource.prlimit(pid, resource.RLIMIT_DATA, (size, size))
-                if cpus is not None:
-                    _bind(pid, cpus)
-        fresh = {
-            **order,
-            "memory_bytes": size or order["memory_bytes"],
-            "cpus": cpus or order["cpus"],
-        }
+                if grant is not None:
+                    _bind(pid, grant.cpus)
+        fresh = dict(order)
+        if size is not None:
+            fresh["memory_bytes"] = size
+        if grant is not None:
+            fresh |= {"cpus": grant.cpus, "devices": grant.rows}
         shelf.write(self._shelf.folder(workload) / "order.json", fresh)
 
     async def reset(self, workload: str) -> None:
@@ -211,8 +211,7 @@ class Processes:
         except OSError as error:
             raise EngineError(f"{command[0]}: {error.strerror or error}") from error
         if order["cpus"]:
-            with contextlib.suppress(ProcessLookupError):
-                _bind(process.pid, order["cpus"])
+            _bind(process.pid, order["cpus"])
         try:
             async with asyncio.timeout(timeout_seconds):
                 output = await _read(process.stdout)
@@ -288,7 +287,7 @@ class Processes:
                 _MARK: self._mark(order.id),
             },
             "cpus": grant.cpus,
-            "gpus": grant.gpus,
+            "devices": grant.rows,
             "memory_bytes": memory_bytes(spec.mem_limit) if spec.mem_limit else 0,
             "stop_seconds": spec.stop_seconds,
             "reset_command": spec.reset_command,
@@ -486,7 +485,8 @@ def _below(pid: int | None) -> list[int]:
 
 
 def _bind(pid: int, cpus: Collection[int]) -> None:
-    """Bind all threads of a process to processors."""
-    for thread in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(ProcessLookupError):
-            os.sched_setaffinity(int(thread.name), cpus)
+    """Bind all threads of a process to processors, if it is still there."""
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), cpus)

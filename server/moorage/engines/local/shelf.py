@@ -63,6 +63,14 @@ class Shelf:
             else:  # The daemon was killed before it had ordered anything.
                 shutil.rmtree(folder, ignore_errors=True)
 
+    def devices(self) -> dict[str, dict[str, Any]]:
+        """Return what all that was begun and not stopped has of this machine, by name."""
+        held = {}
+        for name in self.names():
+            order = read(self.folder(name) / "order.json") or {}
+            held[name] = dict(order.get("devices") or {})
+        return held
+
     def look(self, workload: str) -> Workload | None:
         """Return how a workload is, by its files alone; None where there is nothing."""
         folder = self.folder(workload)
