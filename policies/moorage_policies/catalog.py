@@ -14,7 +14,7 @@ RELEASE_TAG: Final = "stable"
 _PART: Final[dict[str, Any]] = {"type": "number", "min": 0, "max": 1}
 _TYPICAL: Final[dict[str, Any]] = {
     "type": "array",
-    "description": "Typical requests: {cpu_milli, gpus, gpu_milli, models, weight}; "
+    "description": "Typical requests: {cpu_milli, gpus, gpu_milli, memory_mib, models, weight}; "
     "empty learns them from the requests seen",
     "items": {"type": "object"},
 }
@@ -40,6 +40,18 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
         "The node whose free GPUs stay most useful to typical requests (FGD, USENIX ATC'23).",
         {"typical": _TYPICAL},
         {"typical": []},
+    ),
+    "expected_fill": (
+        "The node that stays the most fillable by the requests to come.",
+        {
+            "typical": _TYPICAL,
+            "stream_seed": {
+                "type": "number",
+                "min": 0,
+                "description": "From which the streams of requests are drawn (a whole number)",
+            },
+        },
+        {"typical": [], "stream_seed": 1},
     ),
     "most_memory": ("The GPUs with the most free memory, and the node that has them.", {}, {}),
     "cheapest": (

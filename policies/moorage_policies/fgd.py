@@ -29,7 +29,15 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.model import GPU_MILLI, Demand
-from moorage.policy import FleetView, Misfit, best_rows, decline, propose, read_demand
+from moorage.policy import (
+    FleetView,
+    Misfit,
+    best_rows,
+    decline,
+    propose,
+    read_demand,
+    tightest_gpus,
+)
 
 TYPICAL_MAX: Final = 128
 """Typical requests; of a longer list, the heaviest count."""
@@ -228,7 +236,7 @@ class Usable:
             will_be = will_be - kept + self._single[gpu_at - milli * steps]
             lost = whole
         elif demand.gpus:
-            taken = tightest(demand, gpus, able)
+            taken = tightest_gpus(demand, gpus, able)
             will_be = self._single[gpu_at - taken * (milli * steps)].sum(1)[:, None]
             lost = (whole & taken).sum(1)[:, None]
         if self._several is not None:
@@ -237,15 +245,6 @@ class Usable:
             will_be = will_be + self._several[node_at - lost * steps + after]
         gains: Ints = self.all_parts * demand.gpus * milli - was + will_be
         return gains
-
-
-def tightest(demand: Demand, gpus: Ints, able: Bools) -> Bools:
-    """Return which GPUs the demand takes, as `pick_gpus` would: the least left that fit."""
-    free = np.where(able, gpus, GPU_MILLI + 1)
-    order = np.argsort(free, axis=1, kind="stable")[:, : demand.gpus]
-    taken = np.zeros(gpus.shape, np.bool_)
-    np.put_along_axis(taken, order, values=True, axis=1)
-    return taken
 
 
 class Judged:

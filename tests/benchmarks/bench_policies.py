@@ -11,7 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from moorage.trials.packing import openb, pack
-from moorage.trials.trace import arrivals, capacity_milli, read_nodes, read_pods, typical_classes
+from moorage.trials.replay import typical_of
+from moorage.trials.trace import arrivals, capacity_milli, read_nodes, read_pods
 from moorage_policies import catalog
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
@@ -28,10 +29,9 @@ def main() -> None:
         raise SystemExit(f"no traces at {arguments.data}: name their folder with --data")
     nodes = read_nodes(arguments.data / "nodes.csv")
     pods = read_pods(arguments.data / f"pods_{arguments.trace}.csv")
-    known = {"fgd": {"typical": typical_classes(pods)}}
-    runs = [(name, name, known.get(name, {})) for name in catalog.shipped()]
-    runs.append(("fgd, learning", "fgd", {}))
-    print(f"{'rule':14} {'seed':>4} {'us/decision':>11} {'x first_fit':>11} {'allocated':>9}")
+    runs = [(name, name, typical_of(name, pods)) for name in catalog.shipped()]
+    runs += [(f"{name}, learning", name, {}) for name, _, told in runs if told]
+    print(f"{'rule':23} {'seed':>4} {'us/decision':>11} {'x first_fit':>11} {'allocated':>9}")
     for seed in map(int, arguments.seeds.split(",")):
         order = arrivals(pods, capacity_milli(nodes), 1.3, seed)
         baseline = 0.0
@@ -41,7 +41,7 @@ def main() -> None:
             each = packing.microseconds_per_decision
             baseline = baseline or each
             ratio, percent = each / baseline, packing.allocated_percent
-            print(f"{label:14} {seed:4} {each:11.1f} {ratio:11.2f} {percent:8.2f}%", flush=True)
+            print(f"{label:23} {seed:4} {each:11.1f} {ratio:11.2f} {percent:8.2f}%", flush=True)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,13 @@ import csv
 from importlib import import_module
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 
 from moorage.trials.packing import Packing, openb, pack
-from moorage.trials.trace import arrivals, capacity_milli, read_nodes, read_pods, typical_classes
+from moorage.trials.replay import typical_of
+from moorage.trials.trace import arrivals, capacity_milli, read_nodes, read_pods
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
 pytestmark = [
@@ -16,6 +18,14 @@ pytestmark = [
     pytest.mark.skipif(not DATA.is_dir(), reason=f"the production traces are not at {DATA}"),
 ]
 PUBLISHED_AS = {"fgd": "FGD", "best_fit": "BestFit", "random": "Random"}
+# Means of ten runs when the rule was found, in another program.
+EXPECTED_FILL = {
+    "default": 96.11,
+    "cpu200": 96.26,
+    "gpushare40": 94.92,
+    "gpuspec33": 95.68,
+    "multigpu20": 96.49,
+}
 # One run scatters: about four published standard deviations.
 ONE_RUN_POINTS = {"fgd": 0.35, "best_fit": 0.6, "random": 1.3}
 
@@ -30,7 +40,7 @@ def published(trace: str, rule: str) -> float:
 
 def run(trace: str, rule: str, seed: int, *, learn: bool = False) -> Packing:
     nodes, pods = read_nodes(DATA / "nodes.csv"), read_pods(DATA / f"pods_{trace}.csv")
-    parameters = {"typical": typical_classes(pods)} if rule == "fgd" and not learn else {}
+    parameters = {} if learn else typical_of(rule, pods)
     policy = import_module(f"moorage_policies.{rule}").AIOSv1PolicyRule("", {}, parameters)
     order = arrivals(pods, capacity_milli(nodes), 1.3, seed)
     return pack(policy, openb(nodes, seed), order, parameters, seed)
@@ -44,6 +54,28 @@ def test_one_run_is_near_the_published_mean(rule):
 
 def test_fgd_that_learns_what_is_typical_packs_better_than_best_fit_ever_did():
     assert run("default", "fgd", 42, learn=True).allocated_percent > 94.5
+
+
+def quarter(rule: str, parameters: dict[str, Any]) -> float:
+    """Return what a rule packs on every fourth node with every fourth request of the trace."""
+    nodes = sorted(read_nodes(DATA / "nodes.csv"), key=lambda node: node.name)[::4]
+    pods = sorted(read_pods(DATA / "pods_default.csv"), key=lambda pod: pod.name)[::4]
+    policy = import_module(f"moorage_policies.{rule}").AIOSv1PolicyRule("", {}, parameters)
+    order = arrivals(pods, capacity_milli(nodes), 1.3, 42)
+    return pack(policy, openb(nodes, 42), order, parameters, 42).allocated_percent
+
+
+def test_expected_fill_packs_more_than_fgd_whether_it_is_told_the_mix_or_learns_it():
+    pods = read_pods(DATA / "pods_default.csv")
+    published_best = quarter("fgd", typical_of("fgd", pods))
+    assert quarter("expected_fill", typical_of("expected_fill", pods)) > published_best + 0.6
+    assert quarter("expected_fill", {}) > published_best + 0.5
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("trace", "reached"), EXPECTED_FILL.items())
+def test_expected_fill_reaches_its_offline_figures(trace, reached):
+    assert run(trace, "expected_fill", 42).allocated_percent == pytest.approx(reached, abs=0.25)
 
 
 @pytest.mark.heavy

@@ -2,22 +2,25 @@
 
 A rule is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
 columnar view that it finds in `input_data["fleet"]`; `read_demand`, `best_rows`, `propose` and
-`decline` are the steps from scores to an answer; `NodeLabels` reads the labels of nodes;
-`parse_proposal` reads what the rule returned.
+`decline` are the steps from scores to an answer; `Learner` and `read_typical` say what requests
+look like; `NodeLabels` reads the labels of nodes; `parse_proposal` reads what the rule returned.
 """
 
 from typing import Any, Protocol
 
-from moorage.policy.choice import best_rows, decline, propose, read_demand
+from moorage.policy.choice import best_rows, decline, propose, read_demand, tightest_gpus
 from moorage.policy.fleet import NEVER, Fleet, Misfit
 from moorage.policy.labels import NodeLabels, capacity_type
 from moorage.policy.proposal import ProposalError, Wish, parse_proposal
+from moorage.policy.typical import Kind, Learner, mix, node_sorts, read_typical
 from moorage.policy.view import FleetView
 
 __all__ = [
     "NEVER",
     "Fleet",
     "FleetView",
+    "Kind",
+    "Learner",
     "Misfit",
     "NodeLabels",
     "ProposalError",
@@ -26,9 +29,13 @@ __all__ = [
     "best_rows",
     "capacity_type",
     "decline",
+    "mix",
+    "node_sorts",
     "parse_proposal",
     "propose",
     "read_demand",
+    "read_typical",
+    "tightest_gpus",
 ]
 
 

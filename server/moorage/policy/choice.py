@@ -129,6 +129,27 @@ def propose(
     return shares if demand.nodes > 1 else shares[0]
 
 
+def tightest_gpus(
+    demand: Demand, gpu_free: npt.NDArray[Any], able: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.bool_]:
+    """Return which GPUs of each node the demand takes, as `pick_gpus` would without topology.
+
+    Args:
+        demand: What each node would take.
+        gpu_free: Free milli of every GPU: `[nodes, devices]`.
+        able: Which GPUs could serve the demand; as many as it asks for on every node.
+
+    Returns:
+        bool `[nodes, devices]`: the GPUs with the least left that fit, the lowest of equals.
+
+    """
+    free = np.where(able, gpu_free, GPU_MILLI + 1)
+    order = np.argsort(free, axis=1, kind="stable")[:, : demand.gpus]
+    taken = np.zeros(able.shape, np.bool_)
+    np.put_along_axis(taken, order, values=True, axis=1)
+    return taken
+
+
 def decline(demand: Demand | None) -> dict[str, str]:
     """Return the answer that names no cluster, so grants nothing, and says why.
 

@@ -26,8 +26,8 @@ LEASE_SECONDS: Final = 86_400
 """Longer than any replay: nothing departs."""
 WINDOW: Final = 32
 """Requests under way per connection; without ids they are decided in order all the same."""
-WITH_TYPICAL: Final = frozenset({"fgd"})
-"""Rules that take the typical requests of the trace as a parameter."""
+TYPICAL_SHARES: Final = {"fgd": trace.TYPICAL_SHARE, "expected_fill": 1.0}
+"""Rules that take the typical requests of the trace as a parameter, and how many of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def prepare(
     running: Running, document: dict[str, Any], policy: str, pods: Sequence[trace.TracePod]
 ) -> str:
     """Register the cluster and publish the rule; return the rule's URI."""
-    parameters = {"typical": trace.typical_classes(pods)} if policy in WITH_TYPICAL else {}
+    parameters = typical_of(policy, pods)
     if policy not in catalog.shipped():
         raise TrialError(f"no shipped rule {policy!r}; there are {', '.join(catalog.shipped())}")
     with httpx.Client(base_url=running.http, timeout=60) as client:
@@ -162,6 +162,12 @@ def prepare(
                 raise TrialError(f"POST {path} was refused: {answer.text}")
     uri: str = answer.json()["data"]["policy_rule_uri"]
     return uri
+
+
+def typical_of(policy: str, pods: Sequence[trace.TracePod]) -> dict[str, Any]:
+    """Return the parameters that tell a rule what the requests of a trace look like."""
+    share = TYPICAL_SHARES.get(policy)
+    return {} if share is None else {"typical": trace.typical_classes(pods, share)}
 
 
 def ask(uri: str, pod: trace.TracePod, seed: str = "") -> str:

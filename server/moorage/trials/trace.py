@@ -35,6 +35,8 @@ __all__ = [
 TYPICAL_SHARE: Final = 0.95
 """The typical classes are the most frequent ones that make up this share of the requests."""
 
+_Class = tuple[int, int, int, tuple[str, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class TracePod:
@@ -100,25 +102,31 @@ def read_pods(path: Path) -> list[TracePod]:
 
 
 def typical_classes(pods: Sequence[TracePod], share: float = TYPICAL_SHARE) -> list[dict[str, Any]]:
-    """Return the classes that make up `share` of the requests, for `fgd`'s parameter `typical`.
+    """Return the classes that make up `share` of the requests, for the parameter `typical`.
 
     A class is (cpu_milli, gpu_milli, num_gpu, gpu_spec), CPU-only ones included; the most
-    frequent come first, until they cover the share. `weight` is the class's number of requests.
+    frequent come first, until they cover the share. `weight` is the class's number of requests,
+    and `memory_mib` what they ask for on average.
     """
-    counts = Counter((pod.cpu_milli, pod.gpus, pod.gpu_milli, pod.models) for pod in pods)
+    counts: Counter[_Class] = Counter()
+    memory: Counter[_Class] = Counter()
+    for pod in pods:
+        each = (pod.cpu_milli, pod.gpus, pod.gpu_milli, pod.models)
+        counts[each] += 1
+        memory[each] += pod.memory_mib
     classes: list[dict[str, Any]] = []
     covered = 0
-    for (cpu_milli, gpus, gpu_milli, models), count in sorted(
-        counts.items(), key=lambda item: (-item[1], item[0])
-    ):
+    for each, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if covered >= share * len(pods):
             break
         covered += count
+        cpu_milli, gpus, gpu_milli, models = each
         classes.append(
             {
                 "cpu_milli": cpu_milli,
                 "gpus": gpus,
                 "gpu_milli": gpu_milli or GPU_MILLI,
+                "memory_mib": memory[each] // count,
                 "models": list(models),
                 "weight": count,
             }

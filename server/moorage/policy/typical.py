@@ -1,0 +1,215 @@
+"""What requests look like on a fleet, and how frequent each kind is: told, or learnt.
+
+Called by rules that value a node by the requests that will come. `read_typical` reads the mix from
+a parameter; a `Learner` counts the requests that the rule has seen, in the rule's `context`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.model import GPU_MILLI, Demand
+from moorage.policy.view import FleetView
+
+KINDS_MAX: Final = 512
+"""Kinds of request in a mix; of more, the most frequent count."""
+KIND_CHARACTERS_MAX: Final = 200
+"""A request whose description is longer (a long list of models) is not learnt from."""
+
+SORTS_MAX: Final = 64
+"""Sorts of node told apart; further ones count as the first."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of request. One of several GPUs is taken to need whole ones.
+
+    Attributes:
+        cpu_milli: CPU it asks for.
+        gpus: GPUs it asks for; 0 asks for CPU alone.
+        gpu_milli: Milli of each GPU.
+        memory_mib: Memory it asks for.
+        models: Accepted GPU models; none accepts any.
+        weight: How frequent it is, in any unit.
+
+    """
+
+    cpu_milli: int
+    gpus: int = 0
+    gpu_milli: int = GPU_MILLI
+    memory_mib: int = 0
+    models: tuple[str, ...] = ()
+    weight: float = 1.0
+
+    @property
+    def milli(self) -> int:
+        """GPU milli it takes."""
+        return self.gpus * self.gpu_milli
+
+
+def read_typical(raw: Sequence[Mapping[str, Any]]) -> list[Kind]:
+    """Return a parameter `typical` as a mix.
+
+    Args:
+        raw: Objects with `cpu_milli`, `gpus` (or `num_gpu`), `gpu_milli`, `memory_mib`, `models`
+            and `weight`; what is left out is 0, whole GPUs, any model and 1.
+
+    """
+    kinds = []
+    for kind in raw:
+        gpus = int(kind.get("gpus", kind.get("num_gpu", 0)))
+        kinds.append(
+            Kind(
+                cpu_milli=int(kind.get("cpu_milli", 0)),
+                gpus=gpus,
+                gpu_milli=int(kind.get("gpu_milli") or GPU_MILLI) if gpus == 1 else GPU_MILLI,
+                memory_mib=int(kind.get("memory_mib", 0)),
+                models=tuple(kind.get("models", ())),
+                weight=float(kind.get("weight", 1)),
+            )
+        )
+    return mix(kinds)
+
+
+def mix(kinds: Sequence[Kind]) -> list[Kind]:
+    """Return the most frequent kinds first, their weights as shares of all requests."""
+    total = sum(kind.weight for kind in kinds)
+    ranked = sorted((k for k in kinds if k.weight > 0), key=lambda kind: -kind.weight)
+    return [replace(kind, weight=kind.weight / total) for kind in ranked[:KINDS_MAX]]
+
+
+def node_sorts(
+    kinds: Sequence[Kind], fleet: FleetView
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """Return which kinds each sort of node may serve, and the sort of each node.
+
+    What counts is the model and whether GPUs may be shared, not how much there is or is free. A
+    node of mixed GPUs is of the sort of its first.
+
+    Returns:
+        bool `[sorts, kinds]`, and int64 `[nodes]`.
+
+    """
+    sorts: dict[tuple[bool, ...], int] = {}
+    sort_of = np.zeros(len(fleet), np.int64)
+    for code, model in enumerate(fleet.models):
+        for alone in (False, True):
+            these = (fleet.gpu_model[:, 0] == code) & (fleet.gpu_exclusive[:, 0] == alone)
+            if not these.any():
+                continue
+            serves = tuple(
+                not kind.gpus
+                or (
+                    (not kind.models or model in kind.models)
+                    and not (alone and kind.gpu_milli < GPU_MILLI)
+                )
+                for kind in kinds
+            )
+            if len(sorts) < SORTS_MAX:
+                sorts.setdefault(serves, len(sorts))
+            sort_of[these] = sorts.get(serves, 0)
+    return np.array(list(sorts) or [(True,) * len(kinds)], np.bool_), sort_of
+
+
+class Learner:
+    """The mix of a fleet that nobody described: the requests seen, after a guess.
+
+    What was seen is kept in the rule's `context`, which outlives the rule's instance: `seen`, a
+    count and the sum of the memory asked for by kind. It is brought up to date once per `BATCH`
+    requests, since the server has to carry a changed context. A new mix is `used` when the count
+    has doubled (or was halved) and the mix has moved by `DRIFT`; it is kept too, so that an
+    instance that starts in the middle goes on as the last one was.
+    """
+
+    BATCH: Final = 64
+    COUNT_MAX: Final = 16_384
+    """Requests counted; then all counts are halved, so that the old fade."""
+    DRIFT: Final = 0.1
+    """Share of the requests that would have to be of another kind to make one mix the other."""
+
+    def __init__(self) -> None:
+        self._fresh: dict[str, tuple[int, int]] = {}
+        self._fresh_count = 0
+
+    def observe(self, demand: Demand, context: dict[str, Any]) -> bool:
+        """Count a request; return whether `typical` now gives another mix."""
+        name = f"{demand.cpu_milli} {demand.gpus} {demand.gpu_milli} {'|'.join(demand.models)}"
+        if len(name) <= KIND_CHARACTERS_MAX:
+            _add(self._fresh, name, demand.nodes, demand.nodes * demand.memory_mib)
+        self._fresh_count += 1
+        if self._fresh_count < self.BATCH:
+            return False
+        seen = dict(context.get("seen", {}))
+        for name, (count, memory) in self._fresh.items():
+            _add(seen, name, count, memory)
+        self._fresh, self._fresh_count = {}, 0
+        due = context.get("due", self.BATCH)
+        if _total(seen) > self.COUNT_MAX:
+            due = 0  # It will not double any more: each time it is halved is a time to look.
+            # Never to zero, which would leave the mean of the memory without a meaning.
+            seen = {name: ((n + 1) // 2, (memory + 1) // 2) for name, (n, memory) in seen.items()}
+        frequent = sorted(seen, key=lambda name: (-seen[name][0], name))[:KINDS_MAX]
+        context["seen"] = seen = {name: seen[name] for name in frequent}
+        if _total(seen) < due:
+            return False
+        context["due"] = 2 * _total(seen)
+        if drift(seen, context.get("used", {})) < self.DRIFT:
+            return False
+        context["used"] = seen
+        return True
+
+    def typical(self, fleet: FleetView, context: Mapping[str, Any]) -> list[Kind]:
+        """Return the mix in use: what was seen when it was last looked at, and the guess."""
+        kinds = guess(fleet)
+        for name, (count, memory) in context.get("used", {}).items():
+            cpu_milli, gpus, gpu_milli, models = name.split(" ", 3)
+            kinds.append(
+                Kind(
+                    cpu_milli=int(cpu_milli),
+                    gpus=int(gpus),
+                    gpu_milli=int(gpu_milli) if gpus == "1" else GPU_MILLI,
+                    memory_mib=memory // count,
+                    models=tuple(models.split("|")) if models else (),
+                    weight=float(count),
+                )
+            )
+        return mix(kinds)
+
+
+def drift(one: Mapping[str, Sequence[int]], other: Mapping[str, Sequence[int]]) -> float:
+    """Return the total variation distance of two mixes: 0 where they are equal, 1 at most."""
+    return 0.5 * sum(
+        abs(
+            one.get(name, (0,))[0] / max(1, _total(one))
+            - other.get(name, (0,))[0] / max(1, _total(other))
+        )
+        for name in {**one, **other}
+    )
+
+
+def guess(fleet: FleetView) -> list[Kind]:
+    """Return what requests may look like before any was seen: 30 requests' worth.
+
+    Mostly one GPU with half of its CPU, some shares, some CPU alone. No whole nodes: guessing
+    them fragments the start (measured), and rules keep nodes whole anyway while they can.
+    """
+    gpus = fleet.gpu_total.sum() // GPU_MILLI
+    cpu_each = int(fleet.cpu_total.sum() // max(1, 2 * gpus))
+    return [
+        Kind(cpu_each, 1, weight=18.0),
+        Kind(cpu_each // 2, 1, GPU_MILLI // 2, weight=6.0),
+        Kind(cpu_each // 4, 1, GPU_MILLI // 4, weight=3.0),
+        Kind(cpu_each, weight=3.0),
+    ]
+
+
+def _add(counts: dict[str, tuple[int, int]], name: str, count: int, memory: int) -> None:
+    known = counts.get(name, (0, 0))
+    counts[name] = (known[0] + count, known[1] + memory)
+
+
+def _total(counts: Mapping[str, Sequence[int]]) -> int:
+    return sum(each[0] for each in counts.values())

@@ -1,0 +1,420 @@
+"""Expected fill against its definition, written out slowly; and its caches against having none."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from small import ask, fleet_with, give, new_rule, node, take
+
+from moorage.model import Cluster, Demand, Gpu, Node
+from moorage.policy import Fleet, FleetView, Kind, Learner, read_typical
+from moorage_policies import expected_fill
+
+MILLI = st.sampled_from([100, 300, 460, 500, 700, 810, 1000])
+KINDS = st.builds(
+    lambda cores, gpus, milli, models, gib, weight: {
+        "cpu_milli": 1000 * cores,
+        "gpus": gpus,
+        "gpu_milli": milli if gpus == 1 else 1000,
+        "memory_mib": 1024 * gib,
+        "models": models,
+        "weight": weight,
+    },
+    st.integers(0, 40),
+    st.sampled_from([0, 1, 1, 1, 2, 4]),
+    MILLI,
+    st.sampled_from([[], [], ["A"], ["A", "B"]]),
+    st.sampled_from([0, 0, 48]),
+    st.integers(1, 9),
+)
+DEMANDS = st.builds(
+    lambda cores, gpus, milli, models, gib: Demand(
+        gpus, milli, models, cpu_milli=1000 * cores, memory_mib=1024 * gib
+    ),
+    st.integers(0, 12),
+    st.sampled_from([0, 1, 1, 1, 2, 4]),
+    MILLI,
+    st.sampled_from([(), (), ("B",)]),
+    st.sampled_from([0, 0, 40]),
+)
+NODES = st.tuples(st.sampled_from([4, 16, 64]), st.integers(0, 4), st.sampled_from("AB"))
+
+
+def fleet_of(nodes):
+    return fleet_with(
+        *(
+            node(f"n{number}", cpu=1000 * cores, models=[model] * gpus, gpus=gpus)
+            for number, (cores, gpus, model) in enumerate(nodes)
+        )
+    )
+
+
+# The definition --------------------------------------------------------------------------------
+
+
+def walk(stream, cpu, gpus):
+    """Return the GPU milli that a node takes from one stream of kinds."""
+    gpus, placed = list(gpus), 0
+    for kind in stream:
+        if kind.cpu_milli > cpu:
+            continue
+        if kind.gpus == 1:
+            fitting = [free for free in gpus if free >= kind.gpu_milli]
+            if not fitting:
+                continue
+            gpus[gpus.index(min(fitting))] -= kind.gpu_milli
+        elif kind.gpus:
+            if gpus.count(1000) < kind.gpus:
+                continue
+            for _ in range(kind.gpus):
+                gpus[gpus.index(1000)] = 0
+        cpu -= kind.cpu_milli
+        placed += kind.milli
+    return placed
+
+
+def streams_of(kinds, weights, length, seed):
+    """Return balanced streams: one draw from each of `length` equal parts, shuffled."""
+    chance = np.random.default_rng(seed)
+    parts = np.arange(length)[:, None] + chance.random((length, expected_fill.STREAMS))
+    edges = np.cumsum(weights)
+    drawn = np.searchsorted(edges, parts / length * edges[-1], side="right")
+    shuffled = chance.permuted(drawn.clip(0, len(weights) - 1), axis=0)
+    return [[kinds[number] for number in stream] for stream in shuffled.T]
+
+
+class Definition:
+    """V, from the words of the rule's own docstring."""
+
+    def __init__(self, typical, fleet, seed=1):
+        self.kinds, self.fleet, self.seed = read_typical(typical), fleet, seed
+        self.nodes = [
+            (
+                fleet.models[fleet.gpu_model[row, 0]] if fleet.gpu_ids[row] else "",
+                len(fleet.gpu_ids[row]),
+                int(fleet.cpu_total[row]),
+                int(fleet.memory_total[row]),
+            )
+            for row in range(len(fleet))
+        ]
+        self.gpus = sum(gpus for _, gpus, _, _ in self.nodes)
+        covered, self.frequent = 0.0, []
+        for kind in self.kinds:
+            if covered < 0.95:
+                self.frequent.append(kind)
+            covered += kind.weight
+        self.streams = {}
+
+    def accepts(self, kind, model):
+        return not kind.gpus or not kind.models or model in kind.models
+
+    def weight(self, kind, model):
+        if not kind.gpus:
+            return kind.weight / 2
+        if not self.accepts(kind, model):
+            return 0.0
+        served = sum(gpus for name, gpus, _, _ in self.nodes if self.accepts(kind, name))
+        return kind.weight * self.gpus / max(1, served)
+
+    def fill(self, model, cpu, gpus):
+        if model not in self.streams:
+            weights = [self.weight(kind, model) for kind in self.frequent]
+            if not any(weights):
+                weights = [1.0] * len(weights)
+            length = max(40, 5 * self.fleet.gpu_total.shape[1])
+            self.streams[model] = streams_of(self.frequent, weights, length, self.seed)
+        walks = [walk(stream, cpu, gpus) for stream in self.streams[model]]
+        return sum(walks) / len(walks)
+
+    def protection(self, model, cpu, memory, gpus):
+        total = 0.0
+        for kind in self.kinds:
+            home = sum(
+                count
+                for name, count, cores, room in self.nodes
+                if self.accepts(kind, name)
+                and (count, cores, room) >= (kind.gpus, 0, 0)
+                and cores >= kind.cpu_milli
+                and room >= kind.memory_mib
+            )
+            if not kind.gpus or not home or not self.accepts(kind, model):
+                continue
+            if kind.gpus > 1:
+                copies = gpus.count(1000) // kind.gpus if memory >= kind.memory_mib else 0
+            else:
+                copies = sum(free // kind.gpu_milli for free in gpus)
+            if kind.cpu_milli:
+                copies = min(copies, cpu // kind.cpu_milli)
+            scarcity = self.gpus / home - (kind.gpus == 1)
+            total += kind.weight * scarcity * copies * kind.milli
+        return total
+
+    def value(self, row, cpu, memory, gpus):
+        model = self.nodes[row][0]
+        gpus = list(gpus)
+        return self.fill(model, cpu, gpus) + self.protection(model, cpu, memory, gpus)
+
+    def scores(self, demand):
+        """Return {(row, device columns): V after - V before} of all that is possible."""
+        found = {}
+        for row, (model, count, _, _) in enumerate(self.nodes):
+            cpu, memory, gpus = self.fleet.capacity(row)
+            gpus = gpus[:count]
+            fitting = [column for column, free in enumerate(gpus) if free >= demand.gpu_milli]
+            if (
+                cpu < demand.cpu_milli
+                or memory < demand.memory_mib
+                or len(fitting) < demand.gpus
+                or (demand.gpus and demand.models and model not in demand.models)
+            ):
+                continue
+            tightest = sorted(sorted(fitting, key=gpus.__getitem__)[: demand.gpus])
+            options = [[column] for column in fitting] if demand.gpus == 1 else [tightest]
+            before = self.value(row, cpu, memory, gpus)
+            for columns in options:
+                after = [
+                    free - demand.gpu_milli if column in columns else free
+                    for column, free in enumerate(gpus)
+                ]
+                left = cpu - demand.cpu_milli, memory - demand.memory_mib
+                found[row, tuple(columns)] = self.value(row, *left, after) - before
+        return found
+
+
+@settings(max_examples=40)
+@given(
+    typical=st.lists(KINDS, min_size=1, max_size=24),
+    nodes=st.lists(NODES, min_size=1, max_size=4),
+    demands=st.lists(DEMANDS, min_size=1, max_size=8),
+    seed=st.integers(0, 3),
+)
+def test_it_decides_as_the_definition_does(typical, nodes, demands, seed):
+    fleet, rule = fleet_of(nodes), new_rule("expected_fill")
+    definition = Definition(typical, fleet, seed)
+    parameters = {"typical": typical, "stream_seed": seed}
+    for demand in demands:
+        value, scores = ask(rule, fleet, demand, parameters=parameters), definition.scores(demand)
+        if not scores:
+            assert "declined" in value
+            continue
+        row = fleet.row("c", value["node_id"])
+        chosen = scores[row, tuple(map(int, value["gpus"]))]
+        assert chosen == pytest.approx(max(scores.values()), abs=1e-5)
+        take(fleet, value, demand)
+
+
+def test_equal_nodes_and_equal_gpus_are_taken_from_the_first():
+    fleet, rule = fleet_of([(64, 4, "A")] * 3), new_rule("expected_fill")
+    value = ask(rule, fleet, Demand(1, 500), parameters={"typical": [{"gpus": 1}]})
+    assert (value["node_id"], value["gpus"]) == ("n0", ["0"])
+
+
+def test_on_a_node_of_mixed_gpus_the_first_that_may_serve_is_taken():
+    fleet = fleet_with(node("n0", models=["A", "A", "B", "B"]))
+    demand = Demand(1, 300, ("B",))
+    assert ask(new_rule("expected_fill"), fleet, demand)["gpus"] == ["2"]
+
+
+def test_more_kinds_than_levels_are_told_apart_all_the_same():
+    kinds = [
+        Kind(1000 * number, 1 + (number % 5 == 0), 1000 - 20 * number * (number % 5 > 0))
+        for number in range(3 * expected_fill.LEVELS_MAX)
+    ]
+    streams = expected_fill.Streams(kinds, np.ones((1, len(kinds))), 4, 7)
+    (drawn,) = [streams_of(kinds, np.ones(len(kinds)), 40, 7)]
+    chance = np.random.default_rng(3)
+    cpu = chance.integers(0, 99, 50) * 1000
+    gpus = chance.choice([0, 130, 500, 1000], (50, 4))
+    slowly = [
+        sum(walk(stream, c, g) for stream in drawn) / len(drawn)
+        for c, g in zip(cpu, gpus.tolist(), strict=True)
+    ]
+    assert streams.fill(np.zeros(50, np.int64), cpu, gpus).tolist() == slowly
+
+
+@pytest.mark.parametrize("width", [1, 32, 33, 64])
+def test_nodes_of_any_width_are_filled(width):
+    kinds = [Kind(0, 1, 500)]
+    streams = expected_fill.Streams(kinds, np.ones((1, 1)), width, 1)
+    gpus = np.full((1, width), 1000)
+    gpus[0, 0] = 400
+    (filled,) = streams.fill(np.zeros(1, np.int64), np.array([0]), gpus)
+    assert filled == 1000 * (width - 1)
+
+
+def test_many_states_at_once_are_valued_as_one_by_one():
+    kinds = read_typical([{"gpus": 1, "gpu_milli": 300, "cpu_milli": 1000}, {"gpus": 2}])
+    streams = expected_fill.Streams(kinds, np.ones((1, 2)), 8, 1)
+    chance = np.random.default_rng(1)
+    cpu, gpus = chance.integers(0, 40, 90) * 1000, chance.choice([0, 1000, 700], (90, 8))
+    sorts = np.zeros(90, np.int64)
+    together = streams.fill(sorts, cpu, gpus)
+    alone = [streams.fill(sorts[:1], cpu[n : n + 1], gpus[n : n + 1])[0] for n in range(90)]
+    assert together.tolist() == alone
+
+
+# What it is for --------------------------------------------------------------------------------
+
+
+def test_a_share_goes_where_what_is_left_can_still_be_filled():
+    # n0 has 700 left, n1 a whole GPU. Whoever expects 700s keeps the 700.
+    fleet, rule = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_rule("expected_fill")
+    fleet.set_capacity(0, 64_000, 65_536, [700])
+    usual = {"typical": [{"gpus": 1, "gpu_milli": 700}]}
+    assert ask(rule, fleet, Demand(1, 300), parameters=usual)["node_id"] == "n1"
+    whole = {"typical": [{"gpus": 1}]}
+    assert ask(rule, fleet, Demand(1, 300), parameters=whole)["node_id"] == "n0"
+
+
+def test_cpu_is_taken_where_it_strands_no_gpu():
+    fleet = fleet_of([(8, 2, "A"), (64, 2, "A"), (8, 0, "A")])
+    typical = {"typical": [{"gpus": 1, "cpu_milli": 4000}]}
+    rule, demand = new_rule("expected_fill"), Demand(cpu_milli=8000)
+    chosen = []
+    for _ in range(3):
+        value = ask(rule, fleet, demand, parameters=typical)
+        chosen.append(value["node_id"])
+        take(fleet, value, demand)
+    assert chosen == ["n1", "n1", "n1"]
+
+
+def test_nodes_that_only_few_can_replace_are_kept_for_who_needs_them():
+    # Only n0 serves requests for B; nobody says that the others like it less.
+    fleet, rule = fleet_of([(64, 4, "B"), *[(64, 4, "A")] * 3]), new_rule("expected_fill")
+    typical = [{"gpus": 1, "weight": 9}, {"gpus": 1, "models": ["B"]}]
+    for _ in range(12):
+        value = ask(rule, fleet, Demand(1), parameters={"typical": typical})
+        assert value["node_id"] != "n0"
+        take(fleet, value, Demand(1))
+    assert ask(rule, fleet, Demand(1), parameters={"typical": typical})["node_id"] == "n0"
+
+
+def test_whole_nodes_are_kept_for_large_requests():
+    fleet, rule = fleet_of([(64, 4, "A")] * 2), new_rule("expected_fill")
+    fleet.set_capacity(1, 64_000, 65_536, [1000, 1000, 1000, 0])
+    typical = [{"gpus": 1, "weight": 9}, {"gpus": 4}]
+    assert ask(rule, fleet, Demand(1), parameters={"typical": typical})["node_id"] == "n1"
+
+
+def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
+    fleet = Fleet()
+    shared, alone = Gpu("0", "A"), Gpu("0", "A", exclusive=True)
+    fleet.install([Cluster("c", (Node("n0", 8000, 0, (shared,)), Node("n1", 8000, 0, (alone,))))])
+    halves = {"typical": [{"gpus": 1, "gpu_milli": 500}]}
+    assert ask(new_rule("expected_fill"), fleet, Demand(1), parameters=halves)["node_id"] == "n1"
+
+
+def test_gpus_that_a_replica_counts_twice_are_full_and_harm_nobody():
+    fleet = fleet_of([(8, 3, "A"), (8, 3, "A")])
+    fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
+    fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])
+    typical = {"typical": [{"gpus": 1, "gpu_milli": milli} for milli in (300, 700, 1000)]}
+    value = ask(new_rule("expected_fill"), fleet, Demand(1, 700), parameters=typical)
+    assert (value["node_id"], value["gpus"]) == ("n1", ["2"])
+
+
+# The caches ------------------------------------------------------------------------------------
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), DEMANDS),
+        st.tuples(st.just("release"), st.integers(0, 5)),
+        st.tuples(st.just("install"), st.integers(0, 4)),
+    ),
+    min_size=1,
+    max_size=16,
+)
+
+
+@settings(max_examples=60)
+@given(
+    typical=st.lists(KINDS, max_size=4),
+    nodes=st.lists(NODES, min_size=2, max_size=5),
+    steps=STEPS,
+)
+def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
+    fleet, rule, held = fleet_of(nodes), new_rule("expected_fill"), []
+    parameters = {"typical": typical}
+    for what, value in steps:
+        if what == "ask":
+            warm = ask(rule, fleet, value, parameters=parameters)
+            assert warm == ask(new_rule("expected_fill"), fleet, value, parameters=parameters)
+            if "declined" not in warm:
+                take(fleet, warm, value)
+                held.append((warm, value))
+        elif what == "release" and held:
+            give(fleet, *held.pop(value % len(held)))
+        elif what == "install":  # The rows mean other nodes from now on.
+            nodes = nodes[value % len(nodes) :] + nodes[: value % len(nodes)]
+            fleet.restore(fleet_of(nodes).snapshot())
+            held.clear()
+
+
+def test_other_typical_requests_and_another_seed_are_noticed():
+    fleet, rule = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_rule("expected_fill")
+    for milli, seed in ((700, 1), (1000, 1), (1000, 2)):
+        parameters = {"typical": [{"gpus": 1, "gpu_milli": milli}], "stream_seed": seed}
+        ask(rule, fleet, Demand(1), parameters=parameters)
+        assert rule._typical == (parameters["typical"], seed)
+
+
+def test_demands_and_values_kept_are_bounded():
+    fleet, rule = fleet_of([(1000, 4, "A")]), new_rule("expected_fill")
+    for cpu in range(expected_fill.DEMANDS_MAX + 10):
+        ask(rule, fleet, Demand(1, cpu_milli=cpu), parameters={"typical": [{"gpus": 1}]})
+    assert len(rule._judged) == expected_fill.DEMANDS_MAX
+    full, values = expected_fill.VALUES_MAX, expected_fill.Values([Kind(0, 1)], FleetView(fleet), 1)
+    for first, count, kept in ((0, full, full), (0, 9, full), (full, 9, 9)):
+        states = np.zeros((count, 4), np.int64)
+        values.of(states[:, 0], first + np.arange(count), states[:, 0], states)
+        assert len(values._known) == kept
+
+
+def test_of_a_large_fleet_the_first_nodes_are_judged_first_and_the_rest_later():
+    rows = expected_fill.ROWS_MAX
+    fleet, rule, share = (
+        fleet_of([(8, 1, "A")] * (rows + 5)),
+        new_rule("expected_fill"),
+        Demand(1, 200),
+    )
+    parameters = {"typical": [{"gpus": 1, "gpu_milli": 900}]}
+    fleet.set_capacity(rows + 4, 8000, 65_536, [300])
+    best = fleet.node_ids[rows + 4][1]
+    assert ask(rule, fleet, share, parameters=parameters)["node_id"] != best
+    assert rule._judged[share].later.tolist() == list(range(rows, rows + 5))
+    assert ask(rule, fleet, share, parameters=parameters)["node_id"] == best
+    assert not len(rule._judged[share].later)
+
+
+def test_a_node_that_is_not_judged_yet_is_better_than_none_and_its_gpu_fits():
+    rows = expected_fill.ROWS_MAX
+    fleet, rule = fleet_of([(8, 2, "A")] * (rows + 1)), new_rule("expected_fill")
+    fleet.set_capacity(rows, 8000, 65_536, [0, 1000])
+    last = fleet.node_ids[rows][1]
+    view = FleetView(
+        fleet, Demand(1), reserved=[("c", node_id) for _, node_id in fleet.node_ids[:rows]]
+    )
+    value = rule.eval({}, {"fleet": view, "inputs": {}, "seed": 1}, {})
+    assert (value["node_id"], value["gpus"]) == (last, ["1"])
+
+
+# Learning --------------------------------------------------------------------------------------
+
+
+def test_what_was_learnt_decides():
+    fleet, context = fleet_of([(64, 1, "A"), (64, 1, "A")]), {}
+    rule, small, usual = new_rule("expected_fill"), Demand(1, 300), Demand(1, 700)
+    fleet.set_capacity(0, 64_000, 65_536, [700])
+    for _ in range(16 * Learner.BATCH):
+        ask(rule, fleet, usual, context=context)
+    assert ask(rule, fleet, small, context=context)["node_id"] == "n1"
+    # A fresh instance goes on with what is in the context.
+    assert ask(new_rule("expected_fill"), fleet, small, context=context)["node_id"] == "n1"
+    assert ask(new_rule("expected_fill"), fleet, small)["node_id"] == "n0"
+
+
+def test_a_fleet_without_gpus_and_one_without_nodes_are_no_trouble():
+    view = FleetView(fleet_of([(8, 0, "A")]), Demand(cpu_milli=1000))
+    value = new_rule("expected_fill").eval({}, {"fleet": view, "inputs": {}, "seed": 1}, {})
+    assert value == {"cluster_id": "c", "node_id": "n0", "gpus": []}
+    assert "declined" in ask(new_rule("expected_fill"), Fleet(), Demand(1))

@@ -1,0 +1,186 @@
+"""The mix of requests: read, learnt, forgotten; and which nodes serve which kinds of it."""
+
+import json
+
+import pytest
+
+from moorage.model import Cluster, Demand, Gpu, Node
+from moorage.policy import (
+    Fleet,
+    FleetView,
+    Kind,
+    Learner,
+    mix,
+    node_sorts,
+    read_typical,
+    tightest_gpus,
+)
+from moorage.policy import typical as room
+
+
+def view_of(*nodes):
+    """Return a view of nodes, each the models of its GPUs; a model with ! is taken whole."""
+    fleet = Fleet()
+    members = tuple(
+        Node(
+            f"n{number}",
+            8000,
+            8192,
+            tuple(
+                Gpu(str(place), model.strip("!"), exclusive="!" in model)
+                for place, model in enumerate(models)
+            ),
+        )
+        for number, models in enumerate(nodes)
+    )
+    fleet.install([Cluster("c", members)])
+    return FleetView(fleet)
+
+
+# Reading ---------------------------------------------------------------------------------------
+
+
+def test_a_kind_may_call_its_gpus_num_gpu_and_leave_out_what_is_plain():
+    assert read_typical([{"num_gpu": 2}]) == [Kind(0, 2, 1000, 0, (), 1.0)]
+
+
+def test_the_most_frequent_come_first_as_shares_of_all():
+    kinds = read_typical(
+        [
+            {"cpu_milli": 1, "weight": 1},
+            {"cpu_milli": 2, "weight": 3},
+            {"cpu_milli": 3, "weight": 0},
+        ]
+    )
+    assert [(kind.cpu_milli, kind.weight) for kind in kinds] == [(2, 0.75), (1, 0.25)]
+
+
+def test_several_gpus_are_whole_ones():
+    assert read_typical([{"gpus": 2, "gpu_milli": 300}])[0].milli == 2000
+    assert read_typical([{"gpus": 1, "gpu_milli": 300}])[0].milli == 300
+
+
+def test_of_too_many_kinds_the_most_frequent_count():
+    kinds = mix([Kind(n, weight=n) for n in range(1, room.KINDS_MAX + 50)])
+    assert len(kinds) == room.KINDS_MAX
+    assert kinds[0].cpu_milli == room.KINDS_MAX + 49
+
+
+# Learning --------------------------------------------------------------------------------------
+
+
+def feed(learner, context, demands, *, through_json=False):
+    """Show the learner these demands; return after how many it asked to be read anew."""
+    anew = []
+    for number, demand in enumerate(demands, 1):
+        if learner.observe(demand, context):
+            anew.append(number)
+        if through_json:  # As the server carries it.
+            context.update(json.loads(json.dumps(context)))
+    return anew
+
+
+def test_what_was_seen_is_in_the_context_once_a_batch_is_full():
+    learner, context = Learner(), {}
+    demand = Demand(1, 700, models=("A", "B"), cpu_milli=3000, memory_mib=64, nodes=2)
+    assert feed(learner, context, [demand] * (Learner.BATCH - 1)) == []
+    assert context == {}
+    assert feed(learner, context, [demand], through_json=True) == [1]
+    assert context["seen"] == {"3000 1 700 A|B": [2 * Learner.BATCH, 128 * Learner.BATCH]}
+    (kind, *guessed) = learner.typical(view_of("A"), context)
+    assert kind == Kind(3000, 1, 700, 64, ("A", "B"), 128 / 158)
+    assert sum(each.weight for each in guessed) == pytest.approx(30 / 158)
+
+
+def test_a_mix_that_stays_is_not_read_anew():
+    demands = [Demand(1, 100 + 100 * (n % 3)) for n in range(40 * Learner.BATCH)]
+    assert feed(Learner(), {}, demands) == [Learner.BATCH]
+
+
+def test_a_mix_that_moves_is_read_anew_each_time_the_count_has_doubled():
+    demands = [Demand(1, cpu_milli=n) for n in range(9 * Learner.BATCH)]
+    anew = feed(Learner(), {}, demands)
+    assert anew == [Learner.BATCH * times for times in (1, 2, 4, 8)]
+
+
+def test_another_instance_goes_on_as_the_last_one_was():
+    context, demands = {}, [Demand(1, 100 + 100 * (n % 9)) for n in range(7 * Learner.BATCH)]
+    learner, view = Learner(), view_of("A")
+    feed(learner, context, demands)
+    assert Learner().typical(view, context) == learner.typical(view, context)
+
+
+def test_the_old_fades():
+    context, learner = {}, Learner()
+    feed(learner, context, [Demand(1)] * (Learner.COUNT_MAX + Learner.BATCH))
+    anew = feed(learner, context, [Demand(2)] * (2 * Learner.COUNT_MAX))
+    assert anew
+    assert learner.typical(view_of("A"), context)[0].gpus == 2
+    assert sum(count for count, _ in context["seen"].values()) <= Learner.COUNT_MAX
+
+
+def test_kinds_remembered_are_bounded_and_so_is_the_length_of_their_names():
+    context, learner = {}, Learner()
+    feed(learner, context, [Demand(cpu_milli=n) for n in range(1, 20 * Learner.BATCH)])
+    assert len(context["seen"]) == room.KINDS_MAX
+    models = tuple(f"model-{n}" for n in range(room.KIND_CHARACTERS_MAX))
+    feed(learner, context, [Demand(1, models=models)] * 2 * Learner.BATCH)
+    assert max(map(len, context["seen"])) <= room.KIND_CHARACTERS_MAX
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "distance"),
+    [
+        ({}, {}, 0),
+        ({"a": [2, 0]}, {"a": [9, 5]}, 0),
+        ({"a": [1, 0]}, {"b": [1, 0]}, 1),
+        ({"a": [1, 0]}, {}, 0.5),
+        ({"a": [1, 0], "b": [1, 0]}, {"a": [3, 0], "b": [1, 0]}, 0.25),
+    ],
+)
+def test_how_far_two_mixes_are_apart(one, other, distance):
+    assert room.drift(one, other) == distance == room.drift(other, one)
+
+
+def test_the_guess_fits_the_fleet():
+    kinds = room.guess(view_of(["A", "A"]))
+    assert [(kind.cpu_milli, kind.milli) for kind in kinds] == [
+        (2000, 1000),
+        (1000, 500),
+        (500, 250),
+        (2000, 0),
+    ]
+    assert room.guess(view_of([]))[0].cpu_milli == 8000  # Nobody has GPUs.
+
+
+# Nodes -----------------------------------------------------------------------------------------
+
+
+def test_nodes_are_told_apart_by_the_kinds_they_may_serve():
+    kinds = [Kind(0, 1, models=("A",)), Kind(0, 1, 500), Kind(0), Kind(0, 1, models=("A", "B"))]
+    serves, sort_of = node_sorts(kinds, view_of(["A"], ["B"], ["A!"], ["C"], [], ["A", "B"]))
+    assert serves[sort_of].tolist()[:4] == [
+        [True, True, True, True],
+        [False, True, True, True],
+        [True, False, True, True],
+        [False, True, True, False],
+    ]
+    assert sort_of[5] == sort_of[0]
+    assert serves[sort_of[4], 2]
+
+
+def test_sorts_are_bounded():
+    models = [f"M{number}" for number in range(room.SORTS_MAX + 6)]
+    kinds = [Kind(0, 1, models=(model,)) for model in models]
+    serves, sort_of = node_sorts(kinds, view_of(*([model] for model in models)))
+    assert serves.shape == (room.SORTS_MAX, len(kinds))
+    assert sort_of.max() == room.SORTS_MAX - 1
+
+
+def test_the_tightest_gpus_are_those_that_pick_gpus_takes():
+    view = view_of(["A"] * 4)
+    for free in ([1000, 400, 700, 400], [300, 1000, 300, 1000]):
+        view._fleet.set_capacity(0, 8000, 8192, free)
+        for demand in (Demand(1, 300), Demand(2, 300), Demand(1, 700)):
+            taken = tightest_gpus(demand, view.gpu_free, view.fitting_gpus(demand))
+            assert taken[0].nonzero()[0].tolist() == view.pick_gpus(0, demand)
