@@ -19,7 +19,14 @@ CONFIG_FILE: Final = "MOORAGE_CONFIG"
 """Names the TOML file where `--config` does not."""
 
 OTHER_NAMES: Final = frozenset(
-    {CONFIG_FILE, "MOORAGE_URL", "MOORAGE_HTTP_URL", "MOORAGE_TOKEN", "MOORAGE_STATE"}
+    {
+        CONFIG_FILE,
+        "MOORAGE_URL",
+        "MOORAGE_HTTP_URL",
+        "MOORAGE_TOKEN",
+        "MOORAGE_STATE",
+        "MOORAGE_POOL_ADDRESS",
+    }
 )
 """No settings: the clients' own names are left alone, since both often share one environment."""
 

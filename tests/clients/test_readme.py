@@ -15,7 +15,7 @@ def test_every_exit_code_is_explained_in_the_words_of_the_help():
         assert f"| {int(code)} | {meaning} |" in TEXT
 
 
-@pytest.mark.parametrize("group", [[], ["policy"]])
+@pytest.mark.parametrize("group", [[], ["policy"], ["pool"]])
 def test_every_command_is_named(shell, group):
     helped = shell.process(*group, "--help").stdout.partition("Commands")[2]
     rows = [line.split() for line in helped.splitlines() if line.startswith("│ ")]

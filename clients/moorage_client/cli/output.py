@@ -146,6 +146,8 @@ def explain_failure(error: MoorageError) -> None:
         case ConnectionFailed(url=url) if url.startswith("http"):
             note("Start a server with `moored serve`, or name one with --http-url.")
             note("(--http-url defaults to MOORAGE_HTTP_URL, else http://127.0.0.1:8080)")
+        case ConnectionFailed(url=url) if url.startswith(("uds:", "tcp:")):
+            note("Serve a pool with `moorage pool serve`, or name one with --address.")
         case ConnectionFailed():
             note("Start a server with `moored serve`, or name one with --url.")
             note("(--url defaults to MOORAGE_URL, else ws://127.0.0.1:8765)")

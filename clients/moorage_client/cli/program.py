@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from moorage_client.cli import asking, fleet, looking, policies, publishing
+from moorage_client.cli import asking, fleet, looking, policies, pool, publishing
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
 from moorage_client.cli.output import (
     explain_failure,
@@ -52,6 +52,9 @@ machines = typer.Typer(
 )
 app.add_typer(machines, name="fleet")
 
+shared = typer.Typer(help="Share this machine's slots among processes.", no_args_is_help=True)
+app.add_typer(shared, name="pool")
+
 command(app, "ask")(asking.ask)
 command(app, "renew")(asking.renew)
 command(app, "release")(asking.release)
@@ -70,6 +73,10 @@ command(policy, "rollback")(publishing.roll_back)
 command(policy, "aliases")(publishing.aliases)
 command(policy, "canary")(publishing.canary)
 command(policy, "manage")(publishing.manage)
+command(shared, "serve")(pool.serve)
+command(shared, "show")(pool.show)
+command(shared, "checkout")(pool.checkout)
+command(shared, "checkin")(pool.checkin)
 
 
 def version(session: Session) -> None:

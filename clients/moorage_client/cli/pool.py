@@ -1,0 +1,246 @@
+"""The commands about a slot pool that processes of one machine share: `moorage pool`."""
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from moorage.model import Code
+from moorage_client.cli.output import note, print_json, say, table
+from moorage_client.cli.session import Session
+from moorage_client.errors import refusal
+
+Address = Annotated[
+    str | None,
+    typer.Option(
+        help="Where the pool is served: uds:PATH or tcp:HOST:PORT (MOORAGE_POOL_ADDRESS, or "
+        "CANARY_RESOURCE_POOL_ADDR, else this user's own socket)",
+        metavar="ADDRESS",
+    ),
+]
+
+_WANTED: Final = re.compile(r"([^=]+?)(?:=(\d+)(?:x(\d+(?:\.\d+)?))?)?")
+"""TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS."""
+_AMOUNT: Final = re.compile(r"([^=:]+)[=:](\d+(?:\.\d+)?)")
+
+
+def serve(
+    session: Session,
+    address: Address = None,
+    resource_pool_file: Annotated[
+        Path | None,
+        typer.Option(help="What there is, in YAML or JSON (default: this machine's CPUs and GPUs)"),
+    ] = None,
+    resource: Annotated[
+        list[str] | None,
+        typer.Option("--resource", "-r", metavar="TYPE=N", help="So many of a type; repeatable"),
+    ] = None,
+    slots_per: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE=N", help="So many slots of each instance of a type"),
+    ] = None,
+    oversubscribe: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TYPE=N", help="So many times the slots of a type"),
+    ] = None,
+    ttl: Annotated[
+        float,
+        typer.Option(help="Seconds that a checkout lasts which names neither a process nor a time"),
+    ] = 86_400,
+) -> None:
+    """Serve a pool of this machine's resources until SIGTERM or Ctrl-C.
+
+    It prints one line of JSON when it answers. What it knows is in memory: before it is started
+    again, let those who hold something of it end.
+    """
+    from moorage.slots import make_resource_pool, read_specification  # noqa: PLC0415  # Slow to import.
+    from moorage_client.pool.holdings import TTL_SECONDS_MAX  # noqa: PLC0415  # Slow to import.
+    from moorage_client.pool.serving import serve as served  # noqa: PLC0415  # Slow to import.
+
+    del session
+    if not 0 < ttl <= TTL_SECONDS_MAX:
+        raise typer.BadParameter(f"--ttl: expected seconds up to {TTL_SECONDS_MAX:.0f}")
+    config: dict[str, Any] = {
+        "resources": _amounts(resource, "--resource"),
+        "slots_per": _amounts(slots_per, "--slots-per"),
+        "oversubscribe": _amounts(oversubscribe, "--oversubscribe"),
+    }
+    try:
+        if resource_pool_file:
+            text = resource_pool_file.read_text(encoding="utf-8")
+            config["resource_pool"] = read_specification(text)
+        else:
+            config["gpu_ids"] = _gpu_ids()
+        pool = make_resource_pool(config)
+        where = _address(address)
+        asyncio.run(served(pool, where, _ready, note, ttl))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    except OSError as error:
+        named = f"{error.filename}: " if error.filename else ""
+        raise typer.BadParameter(f"{named}{error.strerror or error}") from error
+
+
+def show(session: Session, address: Address = None) -> None:
+    """Show what is free, and who holds what."""
+    state = _adapter(session, address).state()
+    if session.json:
+        print_json(state)
+        return
+    held: dict[tuple[str, str], list[str]] = {}
+    for each in state["holdings"]:
+        for kind, rows in each["resources"].items():
+            for row in rows:
+                holder = f"{each['transaction']} ({_holder(each)})"
+                holders = held.setdefault((kind, row["id"]), [])
+                holders += [holder] * (holder not in holders)
+    table(
+        ("type", "id", "free slots>", "held by"),
+        (
+            (kind, row["id"], row["slots"], "; ".join(held.get((kind, row["id"]), ())))
+            for kind, rows in sorted(state["resources"].items())
+            for row in rows
+        ),
+        empty="The pool has no instances.",
+    )
+
+
+def checkout(
+    session: Session,
+    wanted: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TYPE[=COUNT[xSLOTS]]...",
+            help="What is wanted: gpus, cpus=4, gpus=2x0.5 (two halves)",
+            show_default=False,
+        ),
+    ],
+    address: Address = None,
+    pid: Annotated[
+        int | None,
+        typer.Option(
+            help="Process that it is for; when it dies, all is given back (default: the one that "
+            "runs this command; 0: none, and --ttl counts)"
+        ),
+    ] = None,
+    ttl: Annotated[
+        float | None, typer.Option(help="Seconds after which it is given back in any case")
+    ] = None,
+) -> None:
+    """Take everything that is wanted, or nothing, and print the ids and the transaction."""
+    request = [member for each in wanted for member in _members(each)]
+    holder = os.getppid() if pid is None else pid
+    adapter = _adapter(session, address)
+    with _refusals(lambda: adapter.accommodates(request)):
+        taken = adapter.checkout(request, pid=holder, ttl_seconds=ttl)
+    if session.json:
+        print_json({"transaction": taken.transaction, "resources": taken})
+        return
+    for kind, rows in taken.items():
+        say(f"{kind}  {','.join(row['id'] for row in rows)}")
+    say(f"transaction  {taken.transaction}")
+
+
+def checkin(
+    session: Session,
+    transaction: Annotated[str, typer.Argument(help="As checkout printed it")],
+    address: Address = None,
+) -> None:
+    """Give back what a transaction holds."""
+    with _refusals():
+        _adapter(session, address).checkin(transaction)
+    if session.json:
+        print_json({"transaction": transaction, "checked_in": True})
+    else:
+        say(f"{transaction} is given back.")
+
+
+def _ready(address: Any) -> None:
+    sys.stdout.write(json.dumps({"event": "ready", "address": str(address)}) + "\n")
+    sys.stdout.flush()
+
+
+def _address(text: str | None) -> Any:
+    from moorage_client.pool.addresses import (  # noqa: PLC0415  # Slow to import.
+        address_here,
+        parse_address,
+    )
+
+    return parse_address(text) if text else address_here(os.environ)
+
+
+def _adapter(session: Session, address: str | None) -> Any:
+    from moorage_client.pool.adapter import SECONDS_MAX, ResourcePoolAdapter  # noqa: PLC0415  # Slow to import.
+
+    try:
+        return ResourcePoolAdapter(address, session.timeout or SECONDS_MAX)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+@contextmanager
+def _refusals(possible: Callable[[], Any] | None = None) -> Iterator[None]:
+    """Turn the errors of a pool into those that the command line has exit codes for."""
+    from moorage.slots import InvalidCheckin, ResourceUnavailable, SlotsError  # noqa: PLC0415  # Slow to import.
+
+    try:
+        yield
+    except ResourceUnavailable as error:
+        later = possible is not None and possible()
+        raise refusal(Code.NO_CAPACITY if later else Code.NEVER_FITS, str(error)) from error
+    except InvalidCheckin as error:
+        raise refusal(Code.NOT_FOUND, str(error)) from error
+    except SlotsError as error:
+        raise refusal(Code.BAD_MESSAGE, str(error)) from error
+
+
+def _gpu_ids() -> list[str]:
+    """Return the ids of this machine's NVIDIA devices; of divided ones, of their instances."""
+    from moorage_client.inventory.documents import InventoryError  # noqa: PLC0415  # Slow to import.
+    from moorage_client.inventory.nvml import devices_here  # noqa: PLC0415  # Slow to import.
+
+    try:
+        devices, _, why = devices_here("this machine")
+    except InventoryError as error:
+        raise ValueError(str(error)) from error
+    if why:
+        note(why)
+    return [str(each["id"]) for each in devices]
+
+
+def _members(text: str) -> list[dict[str, Any]]:
+    found = _WANTED.fullmatch(text)
+    if found is None:
+        raise typer.BadParameter(f"{text!r}: expected TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS")
+    kind, count, slots = found[1], int(found[2] or 1), _number(found[3] or "1")
+    return [{"type": kind, "slots": slots}] * count
+
+
+def _amounts(texts: list[str] | None, option: str) -> dict[str, int | float]:
+    amounts = {}
+    for text in texts or ():
+        found = _AMOUNT.fullmatch(text)
+        if found is None:
+            raise typer.BadParameter(f"{option} {text!r}: expected TYPE=N")
+        amounts[found[1]] = _number(found[2])
+    return amounts
+
+
+def _number(text: str) -> int | float:
+    return float(text) if "." in text else int(text)
+
+
+def _holder(holding: Mapping[str, Any]) -> str:
+    parts = [f"process {holding['pid']}"] if holding["pid"] is not None else []
+    if holding["expires_at"] is not None:
+        until = datetime.fromtimestamp(holding["expires_at"], UTC).astimezone()
+        parts.append(f"until {until:%Y-%m-%d %H:%M:%S}")
+    return ", ".join(parts)

@@ -1,0 +1,193 @@
+"""The client of a served pool: a pool's methods, answered by another process."""
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from http.client import HTTPConnection, HTTPException
+from pathlib import Path
+from typing import Any, Final
+
+import moorage.slots
+from moorage.model import Code
+from moorage.slots import Outcome, SlotsError
+from moorage_client.errors import ConnectionFailed, ProtocolViolated, Timeout, refusal
+from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
+
+__all__ = ["SECONDS_MAX", "Checkout", "ResourcePoolAdapter"]
+
+SECONDS_MAX: Final = 30.0
+"""How long an answer may take."""
+
+
+class Checkout(dict[str, list[dict[str, Any]]]):
+    """What was checked out, `{type: [{"id", "slots"}]}`; a plain dict in every other respect.
+
+    Args:
+        resources: What was handed out.
+        transaction: Its id.
+
+    """
+
+    __slots__ = ("transaction",)
+
+    def __init__(self, resources: Mapping[str, list[dict[str, Any]]], transaction: str) -> None:
+        super().__init__(resources)
+        self.transaction = transaction
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Checkout, (dict(self), self.transaction)
+
+
+class ResourcePoolAdapter:
+    """A pool that another process serves; threads may share it.
+
+    Every method may raise `ConnectionFailed` where nobody serves a pool, and `Timeout`.
+
+    Args:
+        address: `uds:PATH` or `tcp:HOST:PORT`; default: `MOORAGE_POOL_ADDRESS`, else
+            `CANARY_RESOURCE_POOL_ADDR`, else this user's own socket.
+        timeout: Seconds until an answer must be here.
+
+    Raises:
+        ValueError: That is no address.
+
+    """
+
+    def __init__(self, address: str | None = None, timeout: float = SECONDS_MAX) -> None:
+        self.address = parse_address(address) if address else address_here(os.environ)
+        self._timeout = timeout
+
+    @property
+    def types(self) -> list[str]:
+        """The types, sorted."""
+        return list(self._call("GET", "/types")["types"])
+
+    def empty(self) -> bool:
+        """Return whether there are no types."""
+        return not self.types
+
+    def count(self, type: str) -> int:  # noqa: A002  # The documents' word.
+        """Return how many instances there are; as `ResourcePool.count`."""
+        return int(self._call("POST", "/count", type)["count"])
+
+    def accommodates(self, request: Sequence[Mapping[str, Any]]) -> Outcome:
+        """Determine whether it could ever fit; as `ResourcePool.accommodates`."""
+        answer = self._call("POST", "/accommodates", list(request))
+        return Outcome(answer["ok"], answer["reason"])
+
+    def checkout(
+        self,
+        request: Sequence[Mapping[str, Any]],
+        *,
+        pid: int | None = None,
+        ttl_seconds: float | None = None,
+        **kwds: Any,
+    ) -> Checkout:
+        """Check out; as `ResourcePool.checkout`.
+
+        Args:
+            request: Members `{"type", "slots"}`.
+            pid: The process that it is for: when it dies, all is given back. Default: this one.
+            ttl_seconds: Seconds after which it is given back in any case, unless renewed.
+            kwds: Accepted, and ignored.
+
+        Raises:
+            SlotsError: As `ResourcePool.checkout`.
+            RequestRefused: The server cannot watch over one more (code `busy`).
+
+        """
+        del kwds
+        body = {
+            "request": list(request),
+            "pid": os.getpid() if pid is None else pid,
+            "ttl_seconds": ttl_seconds,
+        }
+        answer = self._call("POST", "/checkout", body)
+        return Checkout(answer["resources"], answer["transaction"])
+
+    def checkin(self, resources: Mapping[str, Any] | str) -> None:
+        """Give back what `checkout` returned, or a transaction by its id: all of it.
+
+        Raises:
+            InvalidCheckin: It is not held (any more).
+
+        """
+        if isinstance(resources, str):
+            body: Any = {"transaction": resources}
+        elif isinstance(resources, Checkout):
+            body = {"transaction": resources.transaction, "resources": resources}
+        else:
+            body = resources
+        self._call("POST", "/checkin", body)
+
+    def renew(self, checkout: Checkout | str, ttl_seconds: float) -> float:
+        """Let a checkout last so many seconds from now; return when it ends, since the epoch.
+
+        Raises:
+            InvalidCheckin: It is not held (any more).
+
+        """
+        transaction = checkout if isinstance(checkout, str) else checkout.transaction
+        body = {"transaction": transaction, "ttl_seconds": ttl_seconds}
+        return float(self._call("POST", "/renew", body)["expires_at"])
+
+    def state(self) -> dict[str, Any]:
+        """Return what is free, all that there is, and who holds what (`holdings`)."""
+        return self._call("GET", "/state")
+
+    def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+        content = None if method == "GET" else json.dumps(body, allow_nan=False)
+        # A connection each: it costs little on one machine, and threads need not take turns.
+        connection = self._connection()
+        try:
+            connection.request(method, path, content, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            text = answer.read()
+        except TimeoutError as error:
+            raise Timeout(f"{self.address}: no answer in time") from error
+        except (OSError, HTTPException) as error:
+            raise ConnectionFailed(str(self.address), str(error) or repr(error)) from error
+        finally:
+            connection.close()
+        try:
+            document = dict(json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise ProtocolViolated(
+                str(self.address), f"no pool is served there: {text[:100]!r}"
+            ) from error
+        if answer.status != HTTPStatus.OK:
+            raise _error_of(document)
+        return document
+
+    def _connection(self) -> HTTPConnection:
+        match self.address:
+            case Uds(path=path):
+                return _UnixConnection(path, self._timeout)
+            case Tcp(host=host, port=port):
+                return HTTPConnection(host, port, timeout=self._timeout)
+
+
+class _UnixConnection(HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, path: Path, timeout: float) -> None:
+        super().__init__("pool", timeout=timeout)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)  # Closed with the connection, connected or not.
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(str(self._path))
+
+
+def _error_of(document: Any) -> Exception:
+    """Return the exception that a failure names."""
+    name, message = str(document.get("error")), str(document.get("message"))
+    kind = getattr(moorage.slots, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, SlotsError):
+        return refusal(Code.BUSY, message)
+    error = kind.__new__(kind)
+    Exception.__init__(error, message)  # What it takes to make one differs; its message does not.
+    return error

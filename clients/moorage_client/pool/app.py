@@ -1,0 +1,174 @@
+"""The endpoints of a served pool, as documented, and two more.
+
+    GET  /types         {"types"}
+    POST /count         a type: {"count"}
+    POST /accommodates  a request: {"ok", "reason"}
+    POST /checkout      a request, or {"request", "pid", "ttl_seconds"}:
+                        {"resources", "transaction", "expires_at"}; 404: not now
+    POST /checkin       resources, or {"transaction"}: {"ok"}
+    POST /renew         {"transaction", "ttl_seconds"}: {"transaction", "expires_at"}
+    GET  /state         what is free, all that there is, who holds what
+
+A failure is `{"error", "message"}`; `error` is the name of an exception of `moorage.slots`, or
+`Busy`.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Final
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from moorage.slots import EmptyResourcePoolError, InvalidRequest, ResourceUnavailable, SlotsError
+from moorage_client.pool.holdings import TTL_SECONDS_MAX, Busy, Holdings
+
+__all__ = ["BODY_BYTES_MAX", "create_app"]
+
+BODY_BYTES_MAX: Final = 1_048_576
+"""Size of the body of a request, in bytes."""
+
+
+def create_app(holdings: Holdings) -> Starlette:
+    """Return the application that serves a pool.
+
+    Args:
+        holdings: The pool, and who holds what of it.
+
+    """
+    endpoints = _Endpoints(holdings)
+    routes = [
+        _route("/types", endpoints.types, "GET"),
+        _route("/state", endpoints.state, "GET"),
+        _route("/count", endpoints.count),
+        _route("/accommodates", endpoints.accommodates),
+        _route("/checkout", endpoints.checkout),
+        _route("/checkin", endpoints.checkin),
+        _route("/renew", endpoints.renew),
+    ]
+    return Starlette(routes=routes)
+
+
+class _Endpoints:
+    """What the endpoints do: a body in, a document out."""
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+        self._pool = holdings.pool
+
+    def types(self, _: Any) -> dict[str, Any]:
+        return {"types": self._pool.types}
+
+    def state(self, _: Any) -> dict[str, Any]:
+        return {
+            **self._pool.getstate(),
+            "slots_per_resource_type": self._pool.slots_per_resource_type,
+            "holdings": [each.document() for each in self._holdings],
+        }
+
+    def count(self, body: Any) -> dict[str, Any]:
+        named = body.get("type") if isinstance(body, Mapping) else body
+        if not isinstance(named, str):
+            raise InvalidRequest(f"expected the name of a type, found {named!r}")
+        return {"count": self._pool.count(named)}
+
+    def accommodates(self, body: Any) -> dict[str, Any]:
+        outcome = self._pool.accommodates(body)
+        return {"ok": outcome.ok, "reason": outcome.reason}
+
+    def checkout(self, body: Any) -> dict[str, Any]:
+        if not isinstance(body, Mapping):
+            body = {"request": body}
+        _only(body, {"request", "pid", "ttl_seconds"})
+        pid, ttl = body.get("pid"), body.get("ttl_seconds")
+        if pid is not None and (type(pid) is not int or pid <= 0):
+            raise InvalidRequest(f"pid: expected the number of a process, found {pid!r}")
+        holding = self._holdings.checkout(
+            body.get("request"), pid, None if ttl is None else _seconds(ttl)
+        )
+        return {
+            "resources": holding.allocation,
+            "transaction": holding.transaction,
+            "expires_at": holding.expires_at,
+        }
+
+    def checkin(self, body: Any) -> dict[str, Any]:
+        if isinstance(body, Mapping) and "transaction" in body:
+            _only(body, {"transaction", "resources"})
+            self._holdings.checkin(str(body["transaction"]), body.get("resources"))
+        else:
+            self._holdings.checkin(None, body)
+        return {"ok": True}
+
+    def renew(self, body: Any) -> dict[str, Any]:
+        if not isinstance(body, Mapping):
+            raise InvalidRequest("expected an object with transaction and ttl_seconds")
+        _only(body, {"transaction", "ttl_seconds"})
+        seconds = _seconds(body.get("ttl_seconds"))
+        holding = self._holdings.renew(str(body.get("transaction")), seconds)
+        return {"transaction": holding.transaction, "expires_at": holding.expires_at}
+
+
+def _only(body: Mapping[str, Any], allowed: set[str]) -> None:
+    if unknown := sorted(set(body) - allowed):
+        raise InvalidRequest(
+            f"unknown {', '.join(unknown)}; there are {', '.join(sorted(allowed))}"
+        )
+
+
+def _seconds(value: Any) -> float:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 < value <= TTL_SECONDS_MAX:
+        raise InvalidRequest(
+            f"ttl_seconds: expected a number above 0, up to {TTL_SECONDS_MAX:.0f}: {value!r}"
+        )
+    return float(value)
+
+
+def _route(path: str, answer: Callable[[Any], dict[str, Any]], method: str = "POST") -> Route:
+    async def endpoint(request: Request) -> Response:
+        try:
+            body = None if method == "GET" else await _body(request)
+            return JSONResponse(answer(body))
+        except SlotsError as error:
+            return _failure(error, _status(error))
+        except Busy as error:
+            return _failure(error, 503)
+
+    handler: Callable[[Request], Awaitable[Response]] = endpoint
+    return Route(path, handler, methods=[method])
+
+
+async def _body(request: Request) -> Any:
+    """Return the JSON of a request.
+
+    Other content types are refused: a page in a browser on this machine may send those unasked.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise InvalidRequest(f"Content-Type: expected application/json, found {kind!r}")
+    body = bytearray()
+    async for piece in request.stream():
+        body += piece
+        if len(body) > BODY_BYTES_MAX:
+            raise InvalidRequest(f"the body has more than {BODY_BYTES_MAX} bytes")
+    try:
+        return msgspec.json.decode(bytes(body))
+    except msgspec.DecodeError as error:
+        raise InvalidRequest(f"the body is not JSON: {error}") from error
+
+
+def _status(error: SlotsError) -> int:
+    match error:
+        case ResourceUnavailable():
+            return 404  # As documented.
+        case EmptyResourcePoolError():
+            return 409
+        case _:
+            return 400
+
+
+def _failure(error: Exception, status: int) -> Response:
+    return JSONResponse({"error": type(error).__name__, "message": str(error)}, status)

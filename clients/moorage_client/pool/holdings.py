@@ -1,0 +1,216 @@
+"""Who holds what of a served pool, and until when: nothing is held for ever by nobody.
+
+A checkout belongs to a process, and is over when that process dies; or to nobody in particular, and
+is over when its time is up; or both, whichever comes first. All of this runs in one event loop.
+"""
+
+import asyncio
+import os
+import select
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from secrets import token_hex
+from typing import Any, Final
+
+from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
+
+__all__ = ["HOLDINGS_MAX", "TTL_SECONDS_MAX", "Busy", "Holding", "Holdings"]
+
+HOLDINGS_MAX: Final = 100_000
+"""Checkouts of one pool at a time; one more is refused."""
+TTL_SECONDS_MAX: Final = 30 * 86_400.0
+"""The longest time that a checkout can be given, and can be renewed for."""
+
+Note = Callable[[str], None]
+
+
+class Busy(Exception):  # noqa: N818  # What it says is what happened.
+    """A bound is reached; the message names it."""
+
+
+@dataclass(slots=True)
+class Holding:
+    """One checkout.
+
+    Args:
+        transaction: Its id.
+        allocation: What was handed out.
+        pid: The process that it belongs to; None: it has a time only.
+        since: When it was handed out, in seconds since the epoch.
+        expires_at: When its time is up; None: when the process dies.
+
+    """
+
+    transaction: str
+    allocation: Allocation
+    pid: int | None
+    since: float
+    expires_at: float | None = None
+    timer: asyncio.TimerHandle | None = field(default=None, repr=False)
+
+    def document(self) -> dict[str, Any]:
+        """Return it as `GET /state` shows it."""
+        return {
+            "transaction": self.transaction,
+            "resources": self.allocation,
+            "pid": self.pid,
+            "since": self.since,
+            "expires_at": self.expires_at,
+        }
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A process, by a handle that cannot come to mean another one, and its transactions."""
+
+    handle: int
+    transactions: set[str] = field(default_factory=set)
+
+    def dead(self) -> bool:
+        poll = select.poll()
+        poll.register(self.handle, select.POLLIN)
+        return bool(poll.poll(0))
+
+
+class Holdings:
+    """Hands out a pool, and takes back what its holders no longer can.
+
+    Args:
+        pool: The pool; nobody else may check anything out of it.
+        ttl_seconds: How long a checkout lasts that names neither a process nor a time.
+        note: Is told, in a sentence, what was taken back and why.
+
+    """
+
+    def __init__(self, pool: ResourcePool, ttl_seconds: float, note: Note) -> None:
+        self.pool = pool
+        self._ttl_seconds = ttl_seconds
+        self._note = note
+        self._holdings: dict[str, Holding] = {}
+        self._watches: dict[int, _Watch] = {}
+        # After a restart the old transactions are nobody's: they do not meet new ones by chance.
+        self._names = (f"{prefix}-{number}" for prefix in [token_hex(4)] for number in count(1))
+
+    def __iter__(self) -> Any:
+        return iter(self._holdings.values())
+
+    def checkout(
+        self, request: Any, pid: int | None = None, ttl_seconds: float | None = None
+    ) -> Holding:
+        """Check out, for a process, for a time, or both.
+
+        Raises:
+            SlotsError: As `ResourcePool.checkout`; also if there is no such process here.
+            Busy: A bound is reached.
+
+        """
+        if len(self._holdings) >= HOLDINGS_MAX:
+            raise Busy(f"{HOLDINGS_MAX} checkouts are held; check some in")
+        watch = None if pid is None else self._watch(pid)
+        try:
+            allocation = self.pool.checkout(request)
+        except BaseException:
+            if pid is not None:
+                self._unwatch(pid)
+            raise
+        holding = Holding(next(self._names), allocation, pid, time.time())
+        self._holdings[holding.transaction] = holding
+        if watch:
+            watch.transactions.add(holding.transaction)
+        if ttl_seconds is not None or pid is None:
+            self._expire_in(holding, self._ttl_seconds if ttl_seconds is None else ttl_seconds)
+        return holding
+
+    def checkin(self, transaction: str | None, resources: Mapping[str, Any] | None) -> None:
+        """End a checkout: the one that is named, or else the oldest that is just this.
+
+        Raises:
+            InvalidCheckin: There is none.
+
+        """
+        self._release(self._find(transaction, resources))
+
+    def renew(self, transaction: str, ttl_seconds: float) -> Holding:
+        """Let a checkout last so much longer from now.
+
+        Raises:
+            InvalidCheckin: There is no such checkout (any more).
+
+        """
+        holding = self._find(transaction, None)
+        self._expire_in(holding, ttl_seconds)
+        return holding
+
+    def close(self) -> None:
+        """Stop watching. What is held stays so, until the pool is gone."""
+        for holding in self._holdings.values():
+            if holding.timer:
+                holding.timer.cancel()
+        for pid in list(self._watches):
+            self._watches[pid].transactions.clear()
+            self._unwatch(pid)
+
+    def _find(self, transaction: str | None, resources: Mapping[str, Any] | None) -> Holding:
+        if transaction is not None:
+            named = self._holdings.get(transaction)
+            if named is None or resources not in (None, named.allocation):
+                raise InvalidCheckin(
+                    f"transaction {transaction!r} does not hold this (any more): it was checked "
+                    "in, its time was up, its process died, or the server was started again"
+                )
+            return named
+        same = [each for each in self._holdings.values() if each.allocation == resources]
+        if not same:
+            raise InvalidCheckin(f"nobody holds just this: {resources!r}")
+        # Who names no transaction named no process either, most likely.
+        return min(same, key=lambda each: (each.pid is not None, each.since))
+
+    def _release(self, holding: Holding) -> None:
+        self.pool.checkin(holding.allocation)
+        del self._holdings[holding.transaction]
+        if holding.timer:
+            holding.timer.cancel()
+        if holding.pid is not None:
+            self._watches[holding.pid].transactions.discard(holding.transaction)
+            self._unwatch(holding.pid)
+
+    def _expire_in(self, holding: Holding, seconds: float) -> None:
+        if holding.timer:
+            holding.timer.cancel()
+        holding.expires_at = time.time() + seconds
+        loop = asyncio.get_running_loop()
+        holding.timer = loop.call_later(seconds, self._take_back, holding, "its time is up")
+
+    def _take_back(self, holding: Holding, why: str) -> None:
+        self._release(holding)
+        self._note(f"{holding.transaction} was taken back, {why}: {dict(holding.allocation)}")
+
+    def _watch(self, pid: int) -> _Watch:
+        watch = self._watches.get(pid)
+        if watch and watch.dead():  # Its number has been given to another process meanwhile.
+            self._died(pid)
+            watch = None
+        if watch is None:
+            try:
+                watch = _Watch(os.pidfd_open(pid))
+            except ProcessLookupError as error:
+                raise InvalidRequest(f"pid: there is no process {pid} here") from error
+            except OSError as error:  # Out of file descriptors, or a kernel without them.
+                raise Busy(f"pid: process {pid} cannot be watched: {error.strerror}") from error
+            self._watches[pid] = watch
+            asyncio.get_running_loop().add_reader(watch.handle, self._died, pid)
+        return watch
+
+    def _unwatch(self, pid: int) -> None:
+        """Let go of a process that holds nothing."""
+        watch = self._watches[pid]
+        if not watch.transactions:
+            del self._watches[pid]
+            asyncio.get_running_loop().remove_reader(watch.handle)
+            os.close(watch.handle)
+
+    def _died(self, pid: int) -> None:
+        for transaction in sorted(self._watches[pid].transactions):
+            self._take_back(self._holdings[transaction], f"process {pid} is gone")

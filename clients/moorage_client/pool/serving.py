@@ -1,0 +1,138 @@
+"""A pool, served until it is told to stop: over a Unix socket or a loopback port.
+
+`moorage pool serve` runs it. A socket's file is for its user alone, and has a lock beside it: no
+second server takes the place of one that runs, so nothing is handed out twice.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from moorage.slots import ResourcePool
+from moorage_client.pool.addresses import Tcp, Uds
+from moorage_client.pool.app import create_app
+from moorage_client.pool.holdings import Holdings, Note
+
+__all__ = ["TTL_SECONDS", "serve"]
+
+TTL_SECONDS: Final = 86_400.0
+"""How long a checkout lasts that names neither a process nor a time."""
+DRAIN_SECONDS: Final = 5
+"""How long requests may go on after the word to stop."""
+CONNECTIONS_MAX: Final = 1024
+"""Open connections; requests on further ones are answered 503."""
+BACKLOG: Final = 1024
+
+
+async def serve(
+    pool: ResourcePool,
+    address: Uds | Tcp,
+    ready: Callable[[Uds | Tcp], None],
+    note: Note,
+    ttl_seconds: float = TTL_SECONDS,
+) -> None:
+    """Serve a pool until SIGTERM or SIGINT.
+
+    Args:
+        pool: The pool.
+        address: Where; port 0 takes a free one.
+        ready: Called with the address once requests are answered.
+        note: Is told what was taken back from holders, and why.
+        ttl_seconds: How long a checkout lasts that names neither a process nor a time.
+
+    Raises:
+        OSError: The address cannot be used, or a pool is served there already.
+
+    """
+    holdings = Holdings(pool, ttl_seconds, note)
+    with _listening(address) as (listener, bound):
+        server = _Server(
+            uvicorn.Config(
+                create_app(holdings),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=CONNECTIONS_MAX,
+                timeout_graceful_shutdown=DRAIN_SECONDS,
+            ),
+            lambda: ready(bound),
+        )
+        loop = asyncio.get_running_loop()
+        for word in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(word, server.stop)
+        try:
+            await server.serve([listener])
+        finally:
+            holdings.close()
+
+
+class _Server(uvicorn.Server):
+    """uvicorn that says when it is ready, and is stopped by its caller's signals."""
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    def stop(self) -> None:
+        self.should_exit = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@contextlib.contextmanager
+def _listening(address: Uds | Tcp) -> Iterator[tuple[socket.socket, Uds | Tcp]]:
+    """Yield a socket that listens, and where it does."""
+    with contextlib.ExitStack() as stack:
+        match address:
+            case Uds(path=path):
+                path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(_locked(path))
+                path.unlink(missing_ok=True)  # Of a server that was killed: the lock is ours.
+                listener = stack.enter_context(socket.socket(socket.AF_UNIX))
+                before = os.umask(0o177)
+                try:
+                    listener.bind(str(path))
+                finally:
+                    os.umask(before)
+                stack.callback(path.unlink, missing_ok=True)
+                bound: Uds | Tcp = address
+            case Tcp(host=host, port=port):
+                family, kind, protocol, _, where = socket.getaddrinfo(
+                    host, port, type=socket.SOCK_STREAM
+                )[0]
+                listener = stack.enter_context(socket.socket(family, kind, protocol))
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(where)
+                bound = Tcp(host, listener.getsockname()[1])
+        listener.listen(BACKLOG)
+        listener.setblocking(False)  # noqa: FBT003  # The socket module's own signature.
+        yield listener, bound
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold the lock beside a socket's file."""
+    # The file stays: were it removed, two servers could each hold the lock of another file.
+    with path.with_name(f"{path.name}.lock").open("w", encoding="ascii") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(error.errno, f"a pool is served at {path} already") from error
+        yield

@@ -1,0 +1,56 @@
+"""Where a pool is served: what is an address, and which one counts."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("uds:/run/pool.sock", Uds(Path("/run/pool.sock"))),
+        ("tcp:127.0.0.1:8000", Tcp("127.0.0.1", 8000)),
+        ("tcp:localhost:0", Tcp("localhost", 0)),
+        ("tcp:[::1]:8000", Tcp("::1", 8000)),
+    ],
+)
+def test_what_is_an_address(text, address):
+    assert parse_address(text) == address
+
+
+def test_a_relative_path_is_that_of_the_moment():
+    assert parse_address("uds:pool.sock") == Uds(Path.cwd() / "pool.sock")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "uds:",
+        "tcp:",
+        "tcp:8000",
+        "tcp:127.0.0.1:",
+        "tcp:127.0.0.1:x",
+        "tcp:127.0.0.1:65536",
+        "http://127.0.0.1:8000",
+        "tcp:10.0.0.1:8000",
+        "tcp:0.0.0.0:8000",
+        "tcp:example.org:80",
+    ],
+)
+def test_what_is_none(text):
+    with pytest.raises(ValueError, match="expected"):
+        parse_address(text)
+
+
+def test_the_environment_names_one_in_order():
+    documented = {"CANARY_RESOURCE_POOL_ADDR": "tcp:127.0.0.1:1"}
+    assert address_here(documented) == Tcp("127.0.0.1", 1)
+    assert address_here(documented | {"MOORAGE_POOL_ADDRESS": "uds:/a"}) == Uds(Path("/a"))
+    assert address_here({"XDG_RUNTIME_DIR": "/r"}) == Uds(Path("/r/moorage/pool.sock"))
+    assert str(os.getuid()) in str(address_here({}))
+    with pytest.raises(ValueError, match="MOORAGE_POOL_ADDRESS"):
+        address_here({"MOORAGE_POOL_ADDRESS": "nowhere"})

@@ -1,0 +1,123 @@
+"""`moorage pool` on the command line, against a pool that is served."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from moorage_client.pool import ResourcePoolAdapter
+
+MOORAGE = Path(sys.executable).with_name("moorage")
+SECONDS_MAX = 30
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pool")
+    where = f"uds:{folder}/pool.sock"
+    command = [MOORAGE, "pool", "serve", "--address", where, "-r", "gpu=2", "-r", "cpus=1"]
+    command += ["--slots-per", "gpus=2", "--oversubscribe", "cpus=4"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert json.loads(process.stdout.readline()) == {"event": "ready", "address": where}
+        yield where
+        process.terminate()
+
+
+@pytest.fixture
+def moorage(address, shell):
+    """Run `moorage pool …` within this process."""
+    shell.environment["MOORAGE_POOL_ADDRESS"] = address
+    return lambda *arguments: shell("pool", *arguments)
+
+
+def test_checkout_show_and_checkin(moorage):
+    taken = moorage("checkout", "gpus=1x2", "cpus=2x0.5", "--ttl", "600")
+    assert taken.returncode == 0, taken.stderr
+    kinds = [line.split() for line in taken.stdout.splitlines()]
+    assert kinds[:2] == [["gpus", "0"], ["cpus", "0,0"]]
+    transaction = kinds[2][1]
+    shown = moorage("show").stdout
+    assert transaction in shown
+    assert f"process {os.getppid()}" in shown
+    state = json.loads(moorage("show", "--json").stdout)
+    assert state["slots_per_resource_type"] == {"cpus": 4, "gpus": 4}
+    assert state["resources"]["gpus"] == [{"id": "0", "slots": 0}, {"id": "1", "slots": 2}]
+    assert [each["transaction"] for each in state["holdings"]] == [transaction]
+    assert moorage("checkin", transaction).returncode == 0
+    again = moorage("checkin", transaction, "--json")
+    assert again.returncode == 5
+    assert json.loads(again.stdout)["error"]["code"] == "not_found"
+
+
+def test_with_json_a_checkout_is_a_document(moorage):
+    taken = json.loads(moorage("checkout", "gpus", "--pid", str(os.getpid()), "--json").stdout)
+    assert taken["resources"] == {"gpus": [{"id": "0", "slots": 1}]}
+    given = json.loads(moorage("checkin", taken["transaction"], "--json").stdout)
+    assert given == {"transaction": taken["transaction"], "checked_in": True}
+
+
+@pytest.mark.parametrize(
+    ("wanted", "exit_code", "said"),
+    [
+        ("gpus=3x2", 3, "requested 6, available 4"),
+        ("apples", 3, "'apples'"),
+        ("gpus=", 2, "expected TYPE"),
+        ("gpus=1x", 2, "expected TYPE"),
+        ("=3", 2, "expected TYPE"),
+    ],
+)
+def test_what_cannot_be_had_ends_with_its_exit_code(moorage, wanted, exit_code, said):
+    done = moorage("checkout", wanted)
+    assert done.returncode == exit_code
+    assert said in done.stdout + done.stderr
+
+
+def test_what_is_not_free_now_may_be_later(moorage):
+    first = json.loads(moorage("checkout", "gpus=2x2", "--json").stdout)
+    refused = moorage("checkout", "gpus", "--json")
+    assert refused.returncode == 1
+    assert json.loads(refused.stdout)["error"]["code"] == "no_capacity"
+    moorage("checkin", first["transaction"])
+
+
+def test_what_a_shell_holds_comes_back_when_it_ends(address):
+    """The holder is whoever runs the command, not the command itself."""
+    script = f'"{MOORAGE}" pool checkout gpus=2x2 >&2; "{MOORAGE}" pool show --json; true'
+    environment = {**os.environ, "MOORAGE_POOL_ADDRESS": address}
+    ran = subprocess.run(
+        ["bash", "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    seen = json.loads(ran.stdout)
+    assert [row["slots"] for row in seen["resources"]["gpus"]] == [0, 0]
+    deadline = time.monotonic() + SECONDS_MAX
+    pool = ResourcePoolAdapter(address)
+    while pool.state()["holdings"] and time.monotonic() < deadline:
+        time.sleep(0.01)  # The server notices by itself, and tells nobody.
+    assert [row["slots"] for row in pool.state()["resources"]["gpus"]] == [2, 2]
+
+
+def test_nobody_serves_a_pool(shell, tmp_path):
+    done = shell("pool", "show", "--address", f"uds:{tmp_path}/none")
+    assert done.returncode == 4
+    assert "moorage pool serve" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--address", "nowhere"], "expected uds:PATH"),
+        (["--address", "tcp:10.1.2.3:80"], "loopback"),
+        (["--resource-pool-file", "missing.yaml"], "missing.yaml"),
+        (["-r", "gpus"], "TYPE=N"),
+        (["--oversubscribe", "apples=2"], "apples"),
+        (["--ttl", "0"], "--ttl"),
+    ],
+)
+def test_a_server_that_cannot_be_says_why(shell, options, said):
+    done = shell("pool", "serve", *options)
+    assert done.returncode == 2
+    assert said in done.stderr

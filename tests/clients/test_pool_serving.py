@@ -1,0 +1,393 @@
+"""A pool that processes share: real servers, real sockets, and holders that are killed."""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moorage.slots import (
+    InvalidCheckin,
+    InvalidRequest,
+    ResourceUnavailable,
+    UnknownResourceType,
+)
+from moorage_client import ConnectionFailed
+from moorage_client.pool import Checkout, ResourcePoolAdapter
+from moorage_client.pool.addresses import Tcp, Uds
+
+MOORAGE = Path(sys.executable).with_name("moorage")
+SECONDS_MAX = 30
+GPU = [{"type": "gpus", "slots": 1}]
+
+
+@contextlib.contextmanager
+def serving(address: str, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Serve a pool of four GPUs and two CPUs; yield its address and its process."""
+    command = [MOORAGE, "pool", "serve", "--address", address, "-r", "gpus=4", "-r", "cpus=2"]
+    process = subprocess.Popen([*command, *options], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        readable, _, _ = select.select([process.stdout], [], [], SECONDS_MAX)
+        line = process.stdout.readline() if readable else ""
+        assert line, "no ready line"
+        yield json.loads(line)["address"], process
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(SECONDS_MAX) == 0
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture(scope="module", params=["uds", "tcp"])
+def served(request, tmp_path_factory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("pool")
+    where = f"uds:{folder}/pool.sock" if request.param == "uds" else "tcp:127.0.0.1:0"
+    with serving(where) as (address, _):
+        yield address
+
+
+@pytest.fixture
+def pool(served) -> Iterator[ResourcePoolAdapter]:
+    adapter = ResourcePoolAdapter(served)
+    yield adapter
+    assert adapter.state()["holdings"] == [], "a test left something checked out"
+
+
+def http_of(pool: ResourcePoolAdapter) -> httpx.Client:
+    """Return another client of the same server."""
+    match pool.address:
+        case Uds(path=path):
+            transport = httpx.HTTPTransport(uds=str(path))
+            return httpx.Client(transport=transport, base_url="http://pool", timeout=SECONDS_MAX)
+        case Tcp(host=host, port=port):
+            return httpx.Client(base_url=f"http://{host}:{port}", timeout=SECONDS_MAX)
+
+
+def free(pool: ResourcePoolAdapter, kind: str = "gpus") -> float:
+    return sum(row["slots"] for row in pool.state()["resources"][kind])
+
+
+def comes_back(pool: ResourcePoolAdapter, slots: float) -> bool:
+    """Wait until so many GPUs are free."""
+    deadline = time.monotonic() + SECONDS_MAX
+    while free(pool) != slots and time.monotonic() < deadline:
+        time.sleep(0.01)  # The server notices by itself, and tells nobody.
+    return free(pool) == slots
+
+
+HOLDER = """
+import sys
+from moorage_client.pool import ResourcePoolAdapter
+pool = ResourcePoolAdapter(sys.argv[1])
+taken = pool.checkout([{"type": "gpus"}, {"type": "gpus"}])
+print(taken.transaction, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def holder(address: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run a process that holds two GPUs; yield it and its transaction."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, address],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield process, process.stdout.readline().strip()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+class TestAdapter:
+    """It is the pool, from afar."""
+
+    def test_the_methods_of_the_pool(self, pool):
+        assert pool.types == ["cpus", "gpus"]
+        assert not pool.empty()
+        assert pool.count("gpus") == pool.count("gpu") == 4
+        assert pool.accommodates(GPU * 4)
+        assert pool.accommodates(GPU * 5).reason == (
+            "insufficient slots of gpus (requested 5, available 4)"
+        )
+        taken = pool.checkout([*GPU, {"type": "cpus", "slots": 0.5}])
+        assert isinstance(taken, Checkout)
+        assert taken == {
+            "gpus": [{"id": "0", "slots": 1}],
+            "cpus": [{"id": "0", "slots": 0.5}],
+        }
+        assert free(pool, "cpus") == 1.5
+        pool.checkin(taken)
+        assert (free(pool), free(pool, "cpus")) == (4, 2)
+
+    @pytest.mark.parametrize(
+        ("request_", "error", "said"),
+        [
+            (GPU * 5, ResourceUnavailable, "insufficient slots of gpus"),
+            ([{"type": "apples"}], UnknownResourceType, "'apples'"),
+            ([{"type": "gpus", "slots": -1}], InvalidRequest, "member 0"),
+        ],
+    )
+    def test_the_errors_of_the_pool(self, pool, request_, error, said):
+        with pytest.raises(error, match=said):
+            pool.checkout(request_)
+        assert free(pool) == 4
+
+    def test_a_checkout_ends_once(self, pool):
+        first, second = pool.checkout(GPU), pool.checkout(GPU)
+        pool.checkin(first)
+        with pytest.raises(InvalidCheckin, match=first.transaction):
+            pool.checkin(first)
+        pool.checkin(second.transaction)
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(dict(second))
+
+    def test_what_was_changed_is_refused(self, pool):
+        taken = pool.checkout(GPU)
+        changed = Checkout({"gpus": [*taken["gpus"], {"id": "1", "slots": 1}]}, taken.transaction)
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(changed)
+        pool.checkin(taken)
+
+    def test_the_state_says_who_holds_what(self, pool):
+        taken = pool.checkout(GPU, ttl_seconds=100)
+        (holding,) = pool.state()["holdings"]
+        assert holding["transaction"] == taken.transaction
+        assert (holding["pid"], holding["resources"]) == (os.getpid(), taken)
+        assert 0 < holding["expires_at"] - holding["since"] <= 101
+        pool.checkin(taken)
+
+
+class TestEndpoints:
+    """As the documented client uses them, which knows neither processes nor transactions."""
+
+    @pytest.fixture
+    def http(self, pool) -> Iterator[httpx.Client]:
+        with http_of(pool) as http:
+            yield http
+
+    def test_a_round_trip(self, http):
+        assert http.get("/types").json() == {"types": ["cpus", "gpus"]}
+        assert http.post("/count", json="gpus").json() == {"count": 4}
+        assert http.post("/accommodates", json=GPU).json() == {"ok": True, "reason": None}
+        answer = http.post("/checkout", json=GPU)
+        assert (answer.status_code, answer.json()["resources"]) == (
+            200,
+            {"gpus": [{"id": "0", "slots": 1}]},
+        )
+        refused = http.post("/checkout", json=GPU * 4)
+        assert (refused.status_code, refused.json()["error"]) == (404, "ResourceUnavailable")
+        assert http.post("/checkin", json=answer.json()["resources"]).json() == {"ok": True}
+        again = http.post("/checkin", json=answer.json()["resources"])
+        assert (again.status_code, again.json()["error"]) == (400, "InvalidCheckin")
+
+    @pytest.mark.parametrize(
+        ("path", "body", "said"),
+        [
+            ("/checkout", {"request": GPU, "pid": 0}, "pid"),
+            ("/checkout", {"request": GPU, "pid": "1"}, "pid"),
+            ("/checkout", {"request": GPU, "pid": 2**22 + 1}, "no process"),
+            ("/checkout", {"request": GPU, "ttl_seconds": 0}, "ttl_seconds"),
+            ("/checkout", {"request": GPU, "ttl_seconds": 1e9}, "ttl_seconds"),
+            ("/checkout", {"request": GPU, "colour": 1}, "colour"),
+            ("/checkout", {}, "expected a list"),
+            ("/checkout", False, "expected a list"),
+            ("/checkin", False, "nobody holds"),
+            ("/checkin", {"gpus": []}, "nobody holds"),
+            ("/count", 3, "name of a type"),
+            ("/renew", {"transaction": "x", "ttl_seconds": 5}, "'x' does not hold"),
+            ("/renew", 3, "expected an object"),
+        ],
+    )
+    def test_what_is_wrong_is_said(self, http, path, body, said):
+        answer = http.post(path, json=body)
+        assert answer.status_code == 400
+        assert said in answer.json()["message"]
+
+    def test_only_json_of_a_bounded_size_is_read(self, http):
+        json_type = {"Content-Type": "application/json"}
+        for content, headers, said in (
+            (b"[]", {"Content-Type": "text/plain"}, "application/json"),
+            (b"[", json_type, "not JSON"),
+            (b" " * 2_000_000, json_type, "bytes"),
+        ):
+            answer = http.post("/checkout", content=content, headers=headers)
+            assert answer.status_code == 400
+            assert said in answer.json()["message"]
+
+    def test_a_type_that_is_not_there_is_not_found(self, http):
+        assert http.post("/count", json="apples").status_code == 404
+
+
+class TestHolders:
+    """Nothing is held for ever by nobody."""
+
+    def test_what_a_killed_process_held_comes_back(self, pool):
+        with holder(str(pool.address)) as (process, transaction):
+            assert free(pool) == 2
+            with pytest.raises(ResourceUnavailable):
+                pool.checkout(GPU * 3)
+            process.send_signal(signal.SIGKILL)
+            assert comes_back(pool, 4)
+        with pytest.raises(InvalidCheckin, match="its process died"):
+            pool.checkin(transaction)
+
+    def test_a_process_may_hold_several_and_end_some(self, pool):
+        with holder(str(pool.address)) as (process, transaction):
+            mine = pool.checkout(GPU, pid=process.pid)
+            also = pool.checkout(GPU, pid=process.pid)
+            pool.checkin(mine)
+            pool.checkin(transaction)
+            assert free(pool) == 3
+            process.kill()
+            assert comes_back(pool, 4)
+        with pytest.raises(InvalidCheckin):
+            pool.checkin(also)
+
+    def test_when_its_time_is_up_it_comes_back(self, pool):
+        taken = pool.checkout(GPU, ttl_seconds=0.05)
+        assert comes_back(pool, 4)
+        with pytest.raises(InvalidCheckin, match="its time was up"):
+            pool.checkin(taken)
+
+    def test_what_is_renewed_lasts(self, pool):
+        brief, long = pool.checkout(GPU, ttl_seconds=1), pool.checkout(GPU, ttl_seconds=1)
+        assert pool.renew(long, 600) > time.time() + 500
+        assert comes_back(pool, 3)
+        with pytest.raises(InvalidCheckin):
+            pool.renew(brief, 600)
+        pool.checkin(long)
+
+    def test_a_checkout_that_failed_watches_nobody(self, pool):
+        for _ in range(3):
+            with pytest.raises(ResourceUnavailable):
+                pool.checkout(GPU * 5)
+        assert free(pool) == 4
+
+
+WORKER = """
+import pathlib, random, sys
+from moorage.slots import ResourceUnavailable
+from moorage_client.pool import ResourcePoolAdapter
+address, seed, owners = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+draw, granted = random.Random(seed), 0
+pool = ResourcePoolAdapter(address)
+while granted < 40:
+    try:
+        taken = pool.checkout([{"type": "gpus"}] * draw.randint(1, 3))
+    except ResourceUnavailable:
+        continue
+    granted += 1
+    # Whoever holds a GPU makes its file; were it there already, somebody else would hold it.
+    files = [pathlib.Path(owners, row["id"]) for row in taken["gpus"]]
+    for file in files:
+        file.touch(exist_ok=False)
+    for file in files:
+        file.unlink()
+    pool.checkin(taken)
+print("done", granted)
+"""
+
+
+def test_processes_never_hold_the_same(served, tmp_path):
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WORKER, served, str(seed), tmp_path],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for seed in range(3)
+    ]
+    for each in workers:
+        out, err = each.communicate(timeout=120)
+        assert out == "done 40\n", err
+    pool = ResourcePoolAdapter(served)
+    assert free(pool) == 4
+    assert pool.state()["holdings"] == []
+
+
+def test_threads_share_an_adapter(pool):
+    def work() -> None:
+        for _ in range(10):
+            with contextlib.suppress(ResourceUnavailable):
+                pool.checkin(pool.checkout(GPU))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(SECONDS_MAX)
+    assert free(pool) == 4
+
+
+class TestServing:
+    def test_the_socket_is_for_its_user_alone_and_goes_with_the_server(self, tmp_path):
+        path = tmp_path / "new" / "pool.sock"
+        with serving(f"uds:{path}"):
+            assert oct(path.stat().st_mode)[-3:] == "600"
+            assert oct(path.parent.stat().st_mode)[-3:] == "700"
+        assert not path.exists()
+
+    def test_a_second_server_is_refused_and_harms_nobody(self, tmp_path):
+        with serving(f"uds:{tmp_path}/pool.sock") as (address, _):
+            second = subprocess.run(
+                [MOORAGE, "pool", "serve", "--address", address],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=SECONDS_MAX,
+            )
+            assert second.returncode == 2
+            assert "served" in second.stderr
+            assert ResourcePoolAdapter(address).count("gpus") == 4
+
+    def test_the_socket_of_a_killed_server_is_taken_over(self, tmp_path):
+        where = f"uds:{tmp_path}/pool.sock"
+        pool = ResourcePoolAdapter(where)
+        with serving(where) as (_, process):
+            old = pool.checkout(GPU)
+            process.kill()
+            process.wait()
+        with pytest.raises(ConnectionFailed):
+            pool.count("gpus")
+        with serving(where):
+            same = pool.checkout(GPU)
+            assert same == old
+            with pytest.raises(InvalidCheckin, match="started again"):
+                pool.checkin(old)
+            pool.checkin(same)
+
+    def test_nobody_is_there(self, tmp_path):
+        with pytest.raises(ConnectionFailed, match="No such file"):
+            ResourcePoolAdapter(f"uds:{tmp_path}/none").count("gpus")
+
+    def test_who_names_neither_a_process_nor_a_time_gets_that_of_the_server(self, tmp_path):
+        where = f"uds:{tmp_path}/pool.sock"
+        pool = ResourcePoolAdapter(where)
+        with serving(where, "--ttl", "0.05"), http_of(pool) as http:
+            answer = http.post("/checkout", json=GPU).json()
+            assert answer["resources"]["gpus"][0]["id"] == "0"
+            assert comes_back(pool, 4)
+
+    def test_a_file_says_what_there_is(self, tmp_path):
+        file = tmp_path / "pool.yaml"
+        file.write_text("resource_pool:\n  resources:\n    gpus:\n    - {id: left, slots: 2}\n")
+        options = ("--resource-pool-file", str(file), "-r", "gpus=1")
+        with serving(f"uds:{tmp_path}/s", *options) as (address, _):
+            pool = ResourcePoolAdapter(address)
+            assert pool.checkout(GPU) == {"gpus": [{"id": "0", "slots": 1}]}
