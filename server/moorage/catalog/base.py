@@ -94,7 +94,8 @@ class PolicyRecord:
 class PreparedPolicy:
     """A rule that was read and checked on paper, but is not registered yet.
 
-    Nothing of it has been compiled or run: whoever registers it lets a jail load it first.
+    Nothing of it has been compiled or run: whoever registers it lets a jail load it first, and run
+    its examples.
     """
 
     record: PolicyRecord

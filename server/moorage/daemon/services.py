@@ -20,16 +20,17 @@ from moorage.core.words import Refusal
 from moorage.daemon.admission import Admission, HttpCalls
 from moorage.daemon.answers import refuse
 from moorage.daemon.block_tasks import BlockServices
-from moorage.daemon.finding import Finder, code_of
+from moorage.daemon.finding import Finder
 from moorage.daemon.managing import Management
 from moorage.daemon.publishing import Publishing
+from moorage.daemon.vetting import vet
 from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError, twin_status
 from moorage.sandbox import contract as sandbox
-from moorage.sandbox.host import PolicyFault, Sandbox
+from moorage.sandbox.host import Sandbox
 
 STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
 
@@ -182,23 +183,8 @@ class HttpServices:
         return await self._management.run(uri, Tenant(tenant), action, data)
 
     async def publish_policy(self, document: JsonDocument) -> str:
-        """Register a rule: read on paper, then loaded in a cell, then stored."""
-        prepared = await self._catalog.prepare_policy(document)
-        try:
-            result = await self._rules.check(code_of(prepared.record))
-        except PolicyFault as fault:
-            raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
-        if not result.ok:
-            first = result.findings[0]
-            where = f"{first.file}, line {first.line}: " if first.line else ""
-            text = f"\n{first.text}" if first.text else ""
-            raise ServiceError(
-                Code.BAD_POLICY,
-                f"code: {where}{first.message}{text}",
-                field="code",
-                expected="a rule that loads: a class AIOSv1PolicyRule with eval",
-                details={"findings": [msgspec.to_builtins(each) for each in result.findings]},
-            )
+        """Register a rule: read on paper, loaded and rehearsed in a cell, then stored."""
+        prepared = await vet(self._catalog, self._rules, document)
         record = await self._catalog.register_policy(prepared)
         return record.ref.uri
 

@@ -20,7 +20,7 @@ from moorage.policy import Fleet
 from moorage.sandbox import answering, frames
 from moorage.sandbox.contexts import Contexts, ToldContexts
 from moorage.sandbox.contract import PolicyCode, Services
-from moorage.sandbox.control import Spawned, kill
+from moorage.sandbox.control import Spawned, cpu_seconds, kill
 from moorage.sandbox.limits import (
     ANSWER_BYTES_MAX,
     CELL_FRAME_BYTES_MAX,
@@ -295,8 +295,7 @@ class Cell(asyncio.Protocol):
         return self._evaluate(work)
 
     def _apply(self, work: Work) -> frames.Apply:
-        assert self._contexts is not None  # As in `_evaluate`.
-        context, forget, work.chain = self._contexts.tell(work.tenant)
+        context, forget = self._told(work)
         return frames.Apply(
             work.nonce,
             work.tenant,
@@ -309,10 +308,16 @@ class Cell(asyncio.Protocol):
 
     def _evaluate(self, work: Work) -> frames.Evaluate:
         assert work.consult is not None  # `put` asked for it.
-        assert self._contexts is not None  # Set by `load`, which came first.
         ask = work.consult.ask
-        context, forget, work.chain = self._contexts.tell(ask.tenant)
-        snapshot, parts, rows = self._changes()
+        context, forget = self._told(work)
+        stale = tuple(self._stale)
+        if work.trial is None:
+            snapshot, parts, rows = self._changes()
+        else:
+            # Another trial may have had other documents under the same ids.
+            snapshot, parts, rows = _encoder.encode(work.trial.fleet.snapshot()), (), ()
+            stale = tuple(self._documents)
+            self._documents.clear()
         return frames.Evaluate(
             work.nonce,
             ask.id,
@@ -326,12 +331,20 @@ class Cell(asyncio.Protocol):
             overrides(ask.settings, ask.parameters),
             context,
             forget,
-            tuple(self._stale),
+            stale,
             rows,
             tuple(self._settled),
             snapshot,
             parts,
         )
+
+    def _told(self, work: Work) -> tuple[bytes | None, bool]:
+        """Return what an evaluation's frame must carry of the context; a trial starts with none."""
+        if work.trial is not None:
+            return None, False
+        assert self._contexts is not None  # Set by `load`, which came first.
+        context, forget, work.chain = self._contexts.tell(work.tenant)
+        return context, forget
 
     def _changes(self) -> tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]:
         """Return what the cell must be told of the fleet: a snapshot, or parts and rows of it."""
@@ -434,7 +447,8 @@ class Cell(asyncio.Protocol):
             arguments = answering.read_call(frame)
         else:
             candidates = head.consult.ask.candidates if head.consult else None
-            arguments = answering.read_want(frame, candidates, self._owner.fleet)
+            fleet = head.trial.fleet if head.trial else self._owner.fleet
+            arguments = answering.read_want(frame, candidates, fleet)
         head.calls += 1
         limits = self._owner.limits
         if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
@@ -453,7 +467,7 @@ class Cell(asyncio.Protocol):
         self, head: Work, frame: frames.Call | frames.Want, arguments: tuple[Any, ...]
     ) -> None:
         """Answer one call. The head's clock stands still meanwhile."""
-        services = self._owner.services
+        services = head.trial.services if head.trial else self._owner.services
         answers: Sequence[frames.Answer | frames.Documents]
         try:
             if isinstance(frame, frames.Call):
@@ -484,12 +498,3 @@ class Cell(asyncio.Protocol):
         for answer in answers:
             self._write(frames.pack(answer))
         self.flush()
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that another process has used; 0 where it is gone."""
-    try:
-        # The kernel's name for "CPU clock of that process" (see clock_getcpuclockid(3)).
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        return 0.0

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from moorage.core.words import Refusal
-from moorage.model import PolicyRef
+from moorage.core.words import Consult, Refusal
+from moorage.model import PolicyRef, Tenant
+from moorage.policy import Fleet
 
 Mode = Literal["jail", "unsafe"]
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
@@ -144,6 +145,38 @@ class Services(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Trial:
+    """One evaluation of a policy that is being looked at, in a world of its own.
+
+    Args:
+        tenant: On whose behalf; no two trials of a policy share one, or their contexts mix.
+        fleet: What is there, in the place of the live fleet.
+        services: Answer the injected clients, in the place of the server's.
+        consult: What is asked; None where `input_data` is given instead.
+        input_data: What `eval` is given then: JSON data.
+        parameters: In the place of the policy's defaults, beside `input_data`.
+        settings: In the place of the policy's defaults, beside `input_data`.
+
+    """
+
+    tenant: Tenant
+    fleet: Fleet
+    services: Services
+    consult: Consult | None = None
+    input_data: Any = None
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a trial: the value that `eval` returned, or why there is none."""
+
+    value: Any = None
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Finding:
     """One thing wrong with a policy's code.
 
@@ -171,12 +204,15 @@ class CheckResult:
         findings: What is wrong.
         management: The class has a `management` method.
         output: What the code printed or logged while it was loaded.
+        outcomes: What became of the trials, in their order; after one that left no cell to go on
+            with, the others have its refusal.
 
     """
 
     findings: tuple[Finding, ...]
     management: bool = False
     output: str = ""
+    outcomes: tuple[Outcome, ...] = ()
 
     @property
     def ok(self) -> bool:

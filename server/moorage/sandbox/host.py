@@ -10,7 +10,7 @@ about it and before the effects of that step are carried out.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -27,12 +27,14 @@ from moorage.sandbox.contract import (
     Isolation,
     JailError,
     Mode,
+    Outcome,
     PolicyCode,
     PolicyFault,
     Report,
     SandboxError,
     ServiceError,
     Services,
+    Trial,
 )
 from moorage.sandbox.control import SpawnError
 from moorage.sandbox.limits import (
@@ -44,7 +46,7 @@ from moorage.sandbox.limits import (
     Limits,
 )
 from moorage.sandbox.pool import Pool
-from moorage.sandbox.work import Work, overrides
+from moorage.sandbox.work import Work, overrides, work_of
 
 __all__ = [
     "CheckResult",
@@ -52,6 +54,7 @@ __all__ = [
     "Finding",
     "JailError",
     "Limits",
+    "Outcome",
     "PolicyCode",
     "PolicyFault",
     "Report",
@@ -59,6 +62,7 @@ __all__ = [
     "SandboxError",
     "ServiceError",
     "Services",
+    "Trial",
 ]
 
 PROPOSERS_MAX: Final = 65_536
@@ -248,14 +252,15 @@ class Sandbox:
 
     # Everything else -----------------------------------------------------------------------
 
-    async def check(self, code: PolicyCode) -> CheckResult:
+    async def check(self, code: PolicyCode, trials: Sequence[Trial] = ()) -> CheckResult:
         """Compile, import and construct a policy in a fresh cell and say what is wrong with it.
 
         Args:
             code: The policy. Its digest need not be registered.
+            trials: Evaluations to make there once it is loaded.
 
         Returns:
-            The findings; none when it may be registered.
+            The findings, none when it may be registered; and then the outcomes of the trials.
 
         Raises:
             PolicyFault: No cell could be started to look at it (UNAVAILABLE), or too many others
@@ -271,11 +276,11 @@ class Sandbox:
         finally:
             self._checks_waiting -= 1
         try:
-            return await self._check(code)
+            return await self._check(code, trials)
         finally:
             self._checks.release()
 
-    async def _check(self, code: PolicyCode) -> CheckResult:
+    async def _check(self, code: PolicyCode, trials: Sequence[Trial]) -> CheckResult:
         try:
             cell = await self._pool.nursery.blank()
         except (SpawnError, JailError) as error:
@@ -289,6 +294,7 @@ class Sandbox:
             cell.flush()
             self._pool.watch_soon()
             loaded = await future
+            outcomes = () if loaded.faults else await self._try(cell, code, trials)
         except PolicyFault as fault:
             if fault.refusal.code in {Code.UNAVAILABLE, Code.SHUTTING_DOWN}:
                 raise
@@ -306,7 +312,30 @@ class Sandbox:
             )
             for fault in loaded.faults[:FINDINGS_MAX]
         )
-        return CheckResult(findings, loaded.management, loaded.output)
+        return CheckResult(findings, loaded.management, loaded.output, tuple(outcomes))
+
+    async def _try(
+        self, cell: Cell, code: PolicyCode, trials: Sequence[Trial]
+    ) -> Sequence[Outcome]:
+        """Make trials in a loaded cell, one after the other."""
+        outcomes: list[Outcome] = []
+        for trial in trials:
+            if not cell.alive:
+                outcomes.append(outcomes[-1])
+                continue
+            work = work_of(trial, code)
+            work.future = asyncio.get_running_loop().create_future()
+            refusal = cell.put(work)
+            if refusal is None:
+                cell.flush()
+                self._pool.watch_soon()
+                try:
+                    outcomes.append(Outcome(await work.future))
+                    continue
+                except PolicyFault as fault:
+                    refusal = fault.refusal
+            outcomes.append(Outcome(refusal=refusal))
+        return outcomes
 
     async def manage(self, code: PolicyCode, tenant: Tenant, action: str, data: Any) -> Any:
         """Run the rule's `management(action, data)` and return its plain value.

@@ -346,7 +346,7 @@ class Pool:
             self.nursery.when_ended(cell, partial(self._died, group, head))
 
     def _died(self, group: Group | None, head: Work, cause: str) -> None:
-        if cause == ORPHANED and head.kind in {"evaluate", "apply"}:
+        if cause == ORPHANED and head.kind in {"evaluate", "apply"} and group is not None:
             self._resend(group, [head])  # Evaluations have no effects; the rule is innocent.
         else:
             self._finish(head, None, crashed(cause, head.code.ref), None)

@@ -11,7 +11,7 @@ from moorage.core.words import Consult, ConsultFailed, Proposed, Refusal
 from moorage.model import Code, Demand, PolicyRef
 from moorage.sandbox import frames
 from moorage.sandbox.contexts import Chain
-from moorage.sandbox.contract import PolicyCode, PolicyFault
+from moorage.sandbox.contract import PolicyCode, PolicyFault, Trial
 from moorage.sandbox.limits import (
     CONTEXT_BYTES_MAX,
     MESSAGE_CHARACTERS_MAX,
@@ -46,7 +46,8 @@ class Work:
         input_data: For `apply`, packed.
         overrides: For `apply`, as `Evaluate` has them.
         ids_only: For `apply`, as `Apply` has it.
-        future: Gets the outcome of all but consultations, which are delivered.
+        trial: The world of a policy that is being looked at; None: the server's own.
+        future: Gets the outcome of all but live consultations, which are delivered.
 
     """
 
@@ -59,6 +60,7 @@ class Work:
     input_data: bytes = b""
     overrides: bytes = b""
     ids_only: bool = False
+    trial: Trial | None = None
     future: asyncio.Future[Any] | None = None
     submitted_at: float = 0.0
     nonce: int = 0
@@ -83,7 +85,7 @@ class Work:
 
     def failed(self, refusal: Refusal) -> ConsultFailed | None:
         """Return the event of a failure; futures are resolved here instead."""
-        if self.consult is not None:
+        if self.consult is not None and self.future is None:
             return ConsultFailed(self.consult.ask.id, self.consult.consultation, refusal)
         if self.future is not None and not self.future.done():
             self.future.set_exception(PolicyFault(refusal))
@@ -91,7 +93,7 @@ class Work:
 
     def succeeded(self, value: Any) -> Proposed | None:
         """Return the event of a success; futures are resolved here instead."""
-        if self.consult is not None:
+        if self.consult is not None and self.future is None:
             return Proposed(self.consult.ask.id, self.consult.consultation, value)
         if self.future is not None and not self.future.done():
             self.future.set_result(value)
@@ -172,3 +174,12 @@ def overrides(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> byt
     if not parameters and not settings:
         return b""
     return _overrides_encoder.encode([dict(settings), dict(parameters)])
+
+
+def work_of(trial: Trial, code: PolicyCode) -> Work:
+    """Return a trial as work for the cell that holds the policy."""
+    if trial.consult is not None:
+        return Work("evaluate", code, trial.tenant, trial.consult, trial=trial)
+    packed = msgspec.msgpack.encode(trial.input_data)
+    overriding = overrides(trial.settings, trial.parameters)
+    return Work("apply", code, trial.tenant, input_data=packed, overrides=overriding, trial=trial)

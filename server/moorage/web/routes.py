@@ -197,7 +197,10 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
         ),
     )
     async def publish_policy(request: Request) -> Response:
-        """Check the rule in the jail and register it; publishing it again changes nothing."""
+        """Check the rule in the jail, try it on its own examples, and register it.
+
+        Publishing it again changes nothing.
+        """
         uri = await services.publish_policy(await _document(request, bodies))
         return _success({"policy_rule_uri": uri}, 201)
 

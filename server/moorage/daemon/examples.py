@@ -1,0 +1,142 @@
+"""Runs a policy's own examples: each in a small world of its own, by the production code path.
+
+`daemon.vetting` calls this before a policy is registered. An example becomes an ask of an allocator
+that knows the example's fleet and nothing else; a cell answers its consultation as any other, and
+the allocator verifies what the rule proposed. So what passes here passes on the server.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.base import PolicyRecord
+from moorage.catalog.examples import NO_OUTPUT, Example, unlike
+from moorage.catalog.filters import compile_filter
+from moorage.core.allocator import Allocator
+from moorage.core.words import Address, Asked, ClusterSeen, Consult, Proposed, Refusal, Tell, Turn
+from moorage.model import Ask, Code, RequestId, SessionId, Tenant
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox import contract as sandbox
+
+__all__ = ["Rehearsal"]
+
+_NOW: Final = 0.0
+_TO: Final = Address(SessionId("example"), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Services:
+    """What the rule's injected clients and `cluster_data` find: the example's documents."""
+
+    example: Example
+
+    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """See `sandbox.contract.Services`."""
+        clusters = {str(each.id): each.document for each in self.example.fleet}
+        known = clusters if client == "cluster_client" else self.example.metrics
+        match method:
+            case "read_cluster" | "get_cluster":
+                if arguments[0] not in known:
+                    raise sandbox.ServiceError(f"the example has no {arguments[0]!r}", 404)
+                return known[arguments[0]]
+            case _:
+                try:
+                    matches = compile_filter(arguments[0] if arguments else None)
+                except ServiceError as error:
+                    raise sandbox.ServiceError(error.reason, error.status) from error
+                return [each for each in known.values() if matches(each)]
+
+    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[sandbox.Document]:
+        """See `sandbox.contract.Services`."""
+        clusters = {str(each.id): each.document for each in self.example.fleet}
+        return [
+            sandbox.Document(name, 1, msgspec.msgpack.encode(self._seen(name, clusters[name])))
+            for name in cluster_ids
+            if name in clusters
+        ]
+
+    def _seen(self, name: str, document: Any) -> Any:
+        return {"data": document, "cluster_metrics": self.example.metrics.get(name)}
+
+
+class Rehearsal:
+    """One example on its way.
+
+    Args:
+        record: The policy.
+        example: The example.
+        number: Its number, which is its seed too.
+
+    Attributes:
+        refusal: Why it cannot even be asked; None where it can.
+        trial: What the cell is to do, where it can.
+
+    """
+
+    def __init__(self, record: PolicyRecord, example: Example, number: int) -> None:
+        self.example = example
+        self.refusal: Refusal | None = None
+        self.trial: sandbox.Trial | None = None
+        self._allocator = Allocator()
+        for each in example.fleet:
+            if each.live:
+                self._allocator.step(ClusterSeen(each.cluster), _NOW)
+        try:
+            self.trial = self._trial(record, number)
+        except ServiceError as error:
+            self.refusal = Refusal(error.code, error.reason)
+
+    def _trial(self, record: PolicyRecord, number: int) -> sandbox.Trial | None:
+        example, schemas = self.example, record.schemas
+        fleet, services = self._allocator.state.fleet, _Services(example)
+        tenant = Tenant(f"example {number}")
+        request = example.request
+        if request is None:
+            parameters, settings = example.parameters, example.settings
+            if schemas is not None:
+                parameters, settings = schemas.overrides(parameters, settings)
+            return sandbox.Trial(
+                tenant, fleet, services, None, example.input_data, parameters, settings
+            )
+        inputs = request.inputs
+        parameters, settings = request.parameters or {}, request.settings or {}
+        if schemas is not None:
+            inputs = schemas.given(inputs)
+            parameters, settings = schemas.overrides(parameters, settings)
+        ask = Ask(
+            id=RequestId(f"example-{number}"),
+            tenant=tenant,
+            policy=record.ref,
+            candidates=request.candidates(),
+            demand=request.demand(),
+            inputs=inputs,
+            parameters=parameters,
+            settings=settings,
+            seed=number,
+        )
+        consult = self._next(self._allocator.step(Asked(_TO, ask), _NOW))
+        if consult is None:
+            return None
+        return sandbox.Trial(tenant, fleet, services, consult)
+
+    def _next(self, turn: Turn) -> Consult | None:
+        """Return the consultation that a step asks for; note a refusal."""
+        for effect in turn.effects:
+            if isinstance(effect, Consult):
+                return effect
+            if isinstance(effect, Tell) and isinstance(effect.answer, Refusal):
+                self.refusal = effect.answer
+        return None
+
+    def judge(self, answer: Any) -> Refusal | None:
+        """Return what is wrong with what the rule returned, or None."""
+        consult = self.trial.consult if self.trial else None
+        while consult is not None:  # The allocator asks again a bounded number of times.
+            proposed = Proposed(consult.ask.id, consult.consultation, answer)
+            consult = self._next(self._allocator.step(proposed, _NOW))
+        if self.refusal is not None or self.example.output is NO_OUTPUT:
+            return self.refusal
+        different = unlike(self.example.output, answer)
+        return Refusal(Code.BAD_POLICY, different) if different else None

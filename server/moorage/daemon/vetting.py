@@ -1,0 +1,91 @@
+"""What a policy must pass before it is registered: read on paper, loaded and rehearsed in a cell.
+
+`services` calls it for uploads. Nothing of a policy is compiled or run outside its cell, and what
+is wrong is said with its place: the field, the line and the caret, or the example.
+"""
+
+import asyncio
+from typing import Any
+
+import msgspec
+
+from moorage.catalog.base import Catalog, Document, PolicyRecord, PreparedPolicy
+from moorage.catalog.examples import read_examples
+from moorage.core.words import Refusal
+from moorage.daemon.examples import Rehearsal
+from moorage.daemon.finding import code_of
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host import CheckResult, PolicyFault, Sandbox
+
+__all__ = ["vet"]
+
+
+async def vet(catalog: Catalog, rules: Sandbox, document: Document) -> PreparedPolicy:
+    """Return a policy that may be registered.
+
+    Args:
+        catalog: Reads it.
+        rules: Loads it, and runs its examples.
+        document: A PolicyRule document.
+
+    Raises:
+        ServiceError: `bad_message` naming a field of the document; `bad_policy` with the place in
+            the code, or the example that fails; `too_large`; `busy`, `unavailable`.
+
+    """
+    prepared = await catalog.prepare_policy(document)
+    record = prepared.record
+    # Documents of whole fleets: reading them may take a while.
+    rehearsals = await asyncio.to_thread(_rehearsals, record)
+    for each in rehearsals:
+        if each.refusal is not None:
+            raise _failed(each, each.refusal)
+    trials = [each.trial for each in rehearsals if each.trial is not None]
+    try:
+        result = await rules.check(code_of(record), trials)
+    except PolicyFault as fault:
+        raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
+    if not result.ok:
+        raise _unloadable(result)
+    for rehearsal, outcome in zip(rehearsals, result.outcomes, strict=True):
+        refusal = outcome.refusal or rehearsal.judge(outcome.value)
+        if refusal is not None:
+            raise _failed(rehearsal, refusal, _line(refusal, record.files))
+    return prepared
+
+
+def _rehearsals(record: PolicyRecord) -> list[Rehearsal]:
+    examples = read_examples(record.document, record.files)
+    return [Rehearsal(record, example, number) for number, example in enumerate(examples, 1)]
+
+
+def _unloadable(result: CheckResult) -> ServiceError:
+    first = result.findings[0]
+    where = f"{first.file}, line {first.line}: " if first.line else ""
+    text = f"\n{first.text}" if first.text else ""
+    return ServiceError(
+        Code.BAD_POLICY,
+        f"code: {where}{first.message}{text}",
+        field="code",
+        expected="a rule that loads: a class AIOSv1PolicyRule with eval",
+        details={"findings": [msgspec.to_builtins(each) for each in result.findings]},
+    )
+
+
+def _failed(rehearsal: Rehearsal, refusal: Refusal, line: str = "") -> ServiceError:
+    example = rehearsal.example
+    return ServiceError(
+        Code.BAD_POLICY,
+        f"{example.title} fails: {refusal.reason}{line}",
+        field=example.place,
+        expected="an example that the rule passes; mend one of the two",
+        details={"example": example.place, "failure": refusal.code.value, **refusal.details},
+    )
+
+
+def _line(refusal: Refusal, files: Any) -> str:
+    """Return the line of the rule that an exception came from, on a line of its own."""
+    name, number = refusal.details.get("file", ""), refusal.details.get("line", 0)
+    lines = files.get(name, b"").decode("utf-8", "replace").splitlines()
+    return f"\n{lines[number - 1][:200]}" if 0 < number <= len(lines) else ""

@@ -1,0 +1,187 @@
+"""What a policy must pass before it is registered: above all, its own examples in a cell."""
+
+import base64
+import io
+import json
+import tarfile
+
+import pytest
+from served import cluster, rule
+
+from moorage_policies import catalog
+
+ECHO = "return input_data['inputs']['answer']"
+WISH = {
+    "request": {"inputs": {"answer": {"cluster_id": "lab", "node_id": "node-1", "gpus": ["0"]}}}
+}
+"""Of an example that echoes a placement on the fleet that examples have by default."""
+
+
+def publish(server, *examples, body=ECHO, **more):
+    document = rule(body, "vetted:1-x", metadata={"examples": list(examples)}, **more)
+    return server.http.post("/policy", json=document)
+
+
+@pytest.fixture(autouse=True)
+def _gone(server):
+    yield
+    server.http.delete("/policy/vetted:1-x")
+
+
+def test_a_policy_whose_examples_pass_is_registered(server):
+    good = [
+        WISH,
+        {**WISH, "output": {"gpus": [0]}},
+        {"request": {"inputs": {"answer": {"declined": "full"}}}, "output": {"declined": "full"}},
+        {"input_data": {"inputs": {"answer": [1]}}, "output": [1]},
+    ]
+    answer = publish(server, *good)
+    assert answer.status_code == 201, answer.text
+
+
+@pytest.mark.parametrize("name", catalog.shipped())
+def test_the_shipped_rules_pass_the_same_examples(server, name):
+    """Through `cluster_data` and through the columns alike."""
+    document = catalog.document(name)
+    examples = [
+        {"request": {"resources": {"gpus": 4}}, "output": {"cluster_id": "lab"}},
+        {
+            "request": {"resources": {"gpus": 1}},
+            "fleet": [cluster("x", 1)],
+            "output": {"cluster_id": "x"},
+        },
+    ]
+    document |= {"policy_rule_uri": "vetted:1-x", "metadata": {"examples": examples}}
+    for derived in ("name", "version", "release_tag"):
+        document.pop(derived, None)
+    answer = server.http.post("/policy", json=document)
+    assert answer.status_code == 201, answer.text
+
+
+def test_a_rule_sees_the_fleet_of_its_example_and_nothing_of_the_server(server):
+    body = """
+client = self.settings["cluster_client"]
+_, lab = client.read_cluster("lab")
+_, all_of_them = client.execute_query({})
+metrics = self.settings["cluster_metrics_client"].get_cluster("lab")
+seen = sorted(input_data["cluster_data"])
+model = input_data["cluster_data"]["lab"]["data"]["tags"]
+context["count"] = context.get("count", 0) + 1
+return {"seen": seen, "lab": lab["id"], "all": len(all_of_them), "model": model,
+        "metrics": metrics["clusterId"], "count": context["count"], "seed": input_data["seed"],
+        "east": client.read_cluster("east")[0]}
+"""
+    examples = [
+        {
+            "request": {},
+            "fleet": [cluster("lab", tags=[tag])],
+            "metrics": [{"clusterId": "lab"}],
+            "output": {
+                "seen": ["lab"],
+                "lab": "lab",
+                "all": 1,
+                "model": [tag],
+                "metrics": "lab",
+                "count": 1,
+                "seed": seed,
+                "east": False,
+            },
+        }
+        for seed, tag in enumerate(("first", "second"), 1)
+    ]
+    answer = publish(server, *examples, body=body)
+    assert answer.status_code == 201, answer.text
+
+
+def test_what_examples_leave_in_the_context_is_gone(server):
+    body = "context['n'] = context.get('n', 0) + 1\nreturn context['n']"
+    answer = publish(server, {"request": {}, "output": 1}, {"request": {}, "output": 1}, body=body)
+    assert answer.status_code == 201, answer.text
+    assert server.ask("vetted:1-x")["data"] == 1
+
+
+@pytest.mark.parametrize(
+    ("example", "said"),
+    [
+        (
+            {**WISH, "name": "one", "output": {"gpus": ["1"]}},
+            'metadata.examples[0] “one” fails: expected output.gpus[0] to be "1"; it is "0"',
+        ),
+        (
+            {"request": {"inputs": {"answer": {"cluster_id": "east"}}}},
+            "The rule's proposal is not sound: cluster_id: expected a live cluster",
+        ),
+        (
+            {"request": {**WISH["request"], "resources": {"gpus": 2}}},
+            "The rule's proposal is not sound: gpus: expected 2 GPUs; 1 proposed.",
+        ),
+        (
+            {"request": {**WISH["request"], "resources": {"gpus": 5}}},
+            "metadata.examples[0] fails: It can never fit: of 2 nodes, 2 have too few GPUs",
+        ),
+        (
+            {"request": {}},
+            "fails: the rule raised KeyError: 'answer' (function.py, line 5)\n",
+        ),
+        (
+            {"request": {"inputs": {"answer": 1}}, "fleet": [{"id": "x", "status": "off"}]},
+            "No cluster",
+        ),
+    ],
+)
+def test_a_policy_that_fails_its_example_is_refused(server, example, said):
+    answer = publish(server, example)
+    assert answer.status_code == 400, answer.text
+    error = answer.json()["error"]
+    assert (error["code"], error["field"]) == ("bad_policy", "metadata.examples[0]")
+    assert said in error["reason"]
+    assert server.http.get("/policy/vetted:1-x").status_code == 404
+
+
+def test_an_exception_is_shown_with_its_line(server):
+    answer = publish(server, {"request": {}})
+    assert answer.json()["message"].splitlines()[-1].strip() == ECHO
+
+
+@pytest.mark.parametrize(
+    ("body", "cause"),
+    [
+        ("while True: pass", "policy_timeout"),
+        ("return 'x' * (1 << 40)", "policy_memory"),
+        ("import os; os._exit(3)", "policy_crashed"),
+        ("return object()", "policy_bad_output"),
+    ],
+)
+def test_an_example_that_kills_its_cell_costs_nobody_else_anything(server, body, cause):
+    answer = publish(server, {"request": {}}, {"request": {}}, body=body)
+    assert answer.json()["error"]["failure"] == cause
+    assert server.ask(resources={"gpus": 1})["success"]
+
+
+def test_schemas_hold_for_examples_too(server):
+    schema = {"answer": {"type": "number", "default": 3}}
+    answer = publish(server, {"request": {}, "output": 3}, policy_input_schema=schema)
+    assert answer.status_code == 201, answer.text
+    bad = {"request": {"inputs": {"answer": "x"}}}
+    answer = server.http.post(
+        "/policy",
+        json=rule(ECHO, "vetted:2-x", metadata={"examples": [bad]}, policy_input_schema=schema),
+    )
+    assert "inputs.answer: expected a number" in answer.json()["message"]
+
+
+def test_an_archive_brings_its_examples_along(server):
+    packed = io.BytesIO()
+    code = rule(ECHO, "x")["code"]
+    files = {"function.py": code, "examples.json": json.dumps([{**WISH, "output": {"gpus": 7}}])}
+    with tarfile.open(fileobj=packed, mode="w:xz") as out:
+        for name, text in files.items():
+            info = tarfile.TarInfo(f"code/{name}")
+            info.size = len(text.encode())
+            out.addfile(info, io.BytesIO(text.encode()))
+    document = {
+        "policy_rule_uri": "vetted:1-x",
+        "code": base64.b64encode(packed.getvalue()).decode(),
+    }
+    answer = server.http.post("/policy", json=document)
+    assert "examples.json[0] fails: expected output.gpus to be 7" in answer.json()["message"]
