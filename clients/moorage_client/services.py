@@ -178,6 +178,10 @@ class Services:
         """Return the PolicyRule document of a policy."""
         return self._enveloped("GET", f"/policy/{quote(uri, safe='')}")
 
+    def policy_history(self, uri: str) -> Any:
+        """Return who changed a policy and when: `at`, `who`, `what`, `digest`, `fields`."""
+        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/history")
+
     def policies(self, query: Document | None = None) -> Any:
         """Return the PolicyRule documents that match a Mongo-style filter; None: all."""
         return self._enveloped("POST", "/policy/query", query or {})

@@ -28,9 +28,9 @@ class House:
     def authenticate(self, bearer):
         return self.tokens.get(bearer)
 
-    async def publish_policy(self, document):
+    async def publish_policy(self, document, who):
         prepared = await self.catalog.prepare_policy(document)
-        return (await self.catalog.register_policy(prepared)).ref.uri
+        return (await self.catalog.register_policy(prepared, who)).ref.uri
 
     async def search(self, action, body, tenant):
         if "fault" in body:

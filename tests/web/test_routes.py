@@ -151,6 +151,12 @@ async def test_policies(client, site, code):
     assert (await client.delete(f"/policy/{URI}")).json()["success"] is True
     missing = await client.get(f"/policy/{URI}")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "unknown_policy")
+    changes = (await client.get(f"/policy/{URI}/history")).json()["data"]
+    assert [(each["who"], each["what"]) for each in changes] == [
+        ("local", "registered"),
+        ("local", "described"),
+        ("local", "removed"),
+    ]
 
 
 async def test_failures_of_the_policies(client):

@@ -120,6 +120,11 @@ def ends_in(expires_at: float) -> str:
     return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
 
 
+def moment(at: float) -> str:
+    """Return a time, in seconds since the epoch, for people."""
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
 def failure_document(error: MoorageError) -> dict[str, Any]:
     """Return an error in the shape of the protocol's failure reply."""
     if isinstance(error, RequestRefused):

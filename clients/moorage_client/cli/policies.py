@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage_client.cli.asking import json_object
-from moorage_client.cli.output import print_json, say, table
+from moorage_client.cli.output import moment, print_json, say, table
 from moorage_client.cli.session import Session
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
@@ -75,10 +75,34 @@ def list_policies(session: Session) -> None:
     )
 
 
-def show(session: Session, uri: Annotated[str, typer.Argument(help="URI of the policy")]) -> None:
-    """Show the document of a policy, its code included."""
+def show(
+    session: Session,
+    uri: Annotated[str, typer.Argument(help="URI of the policy")],
+    history: Annotated[bool, typer.Option("--history", help="Who changed it, and when")] = False,
+) -> None:
+    """Show the document of a policy, its code included; or its history."""
     with session.services() as services:
-        print_json(services.policy(uri))
+        if not history:
+            print_json(services.policy(uri))
+            return
+        changes: list[dict[str, Any]] = services.policy_history(uri)
+    if session.json:
+        print_json(changes)
+        return
+    table(
+        ("when", "who", "what", "fields", "digest"),
+        (
+            (
+                moment(each["at"]),
+                each["who"],
+                each["what"],
+                " ".join(each.get("fields", ())),
+                each["digest"][:12],
+            )
+            for each in changes
+        ),
+        empty="Nobody changed it.",
+    )
 
 
 def _identity(

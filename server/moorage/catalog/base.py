@@ -249,8 +249,12 @@ class Catalog(Protocol):
 
         """
 
-    async def register_policy(self, prepared: PreparedPolicy) -> PolicyRecord:
+    async def register_policy(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
         """Store a policy. The same one again is answered the same.
+
+        Args:
+            prepared: By `prepare_policy`.
+            who: The tenant, for the policy's history.
 
         Raises:
             ServiceError: `already_exists` where the URI has another content; `too_large`.
@@ -260,7 +264,7 @@ class Catalog(Protocol):
     async def get_policy(self, uri: str) -> Document:
         """Return a PolicyRule document, or raise `unknown_policy`."""
 
-    async def update_policy(self, uri: str, change: Document) -> Document:
+    async def update_policy(self, uri: str, change: Document, who: str = "") -> Document:
         """Change descriptive fields of a policy, as `update_cluster` does.
 
         Raises:
@@ -269,8 +273,20 @@ class Catalog(Protocol):
 
         """
 
-    async def delete_policy(self, uri: str) -> Document:
+    async def delete_policy(self, uri: str, who: str = "") -> Document:
         """Delete a policy and return its document, or raise `unknown_policy`."""
+
+    async def policy_history(self, uri: str) -> list[Document]:
+        """Return who changed a policy and when, the first change first; also of a removed one.
+
+        Returns:
+            Objects with `at` (seconds since the epoch), `who`, `what` (`registered`, `described`,
+            `removed`), `digest`, and `fields`, those that were changed.
+
+        Raises:
+            ServiceError: `unknown_policy`; `unsupported` where another service has the policies.
+
+        """
 
     async def query_policies(self, query: Document | None = None) -> list[Document]:
         """Return the PolicyRule documents that match a filter, by URI; None: all."""

@@ -30,6 +30,7 @@ from moorage.catalog.base import (
 from moorage.catalog.clusters import ClusterDocument, cluster_model, read_cluster_document
 from moorage.catalog.documents import apply_change, decode, snapshot
 from moorage.catalog.filters import compile_filter, parse_filter
+from moorage.catalog.history import history_of, note
 from moorage.catalog.metrics import read_metrics_document
 from moorage.catalog.policies import (
     complete_policy_document,
@@ -261,7 +262,7 @@ class EmbeddedCatalog:
             lambda _: prepared_policy(complete, self._sources.files(code, fetched))
         )
 
-    async def register_policy(self, prepared: PreparedPolicy) -> PolicyRecord:
+    async def register_policy(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
         """See `Catalog.register_policy`."""
         record = prepared.record
         uri = record.ref.uri
@@ -273,6 +274,7 @@ class EmbeddedCatalog:
                     uri, differing_fields(decode(row.document), record.document, rule_only=False)
                 )
                 return None
+            note(database, uri, who, "registered", record.ref.digest)
             return write_policy(database, record)
 
         entry = await self._store.run(work, self._publish_policy)
@@ -282,7 +284,7 @@ class EmbeddedCatalog:
         """See `Catalog.get_policy`."""
         return entry_of(self._policies, self.aliases.meaning(uri), "policy").document
 
-    async def update_policy(self, uri: str, change: Document) -> Document:
+    async def update_policy(self, uri: str, change: Document, who: str = "") -> Document:
         """See `Catalog.update_policy`."""
 
         def work(database: Database) -> PolicyEntry:
@@ -297,19 +299,28 @@ class EmbeddedCatalog:
             differing += [name for name in ("code", "policy_rule_uri") if new[name] != old[name]]
             refuse_differences(uri, differing)
             ref = PolicyRef(uri, old["digest"])
+            fields = differing_fields(old, new, rule_only=False)
+            note(database, uri, who, "described", ref.digest, tuple(fields))
             return write_policy(database, record_from(ref, unpack_files(row.files), new))
 
         entry = await self._store.run(work, self._publish_policy)
         return entry.document
 
-    async def delete_policy(self, uri: str) -> Document:
+    async def delete_policy(self, uri: str, who: str = "") -> Document:
         """See `Catalog.delete_policy`."""
 
         def publish(entry: PolicyEntry) -> None:
             del self._policies[entry.id]
             self._on_change(PolicyDeleted(entry.id))
 
-        return await self._delete("policy", uri, self._policies, publish)
+        def noted(database: Database) -> None:
+            note(database, uri, who, "removed", self._policies[uri].record.ref.digest)
+
+        return await self._delete("policy", uri, self._policies, publish, noted)
+
+    async def policy_history(self, uri: str) -> list[Document]:
+        """See `Catalog.policy_history`."""
+        return await self._store.run(lambda database: history_of(database, uri))
 
     async def query_policies(self, query: Document | None = None) -> list[Document]:
         """See `Catalog.query_policies`."""
@@ -443,13 +454,19 @@ class EmbeddedCatalog:
     # All kinds -----------------------------------------------------------------------------
 
     async def _delete(
-        self, kind: Kind, record_id: str, entries: Mapping[str, T], publish: Callable[[T], None]
+        self,
+        kind: Kind,
+        record_id: str,
+        entries: Mapping[str, T],
+        publish: Callable[[T], None],
+        also: Callable[[Database], None] = lambda _: None,
     ) -> Document:
         gone: list[T] = []
 
         def work(database: Database) -> None:
             if not database.remove(kind, record_id):
                 raise not_found(kind, record_id)
+            also(database)
 
         def publish_gone(_: None) -> None:
             gone.append(entries[record_id])

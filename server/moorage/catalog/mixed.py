@@ -386,20 +386,25 @@ class MixedCatalog(EmbeddedCatalog):
         self._refuse_mirrored(self._mirrored_metrics, "metrics")
         return await super().delete_metrics(cluster_id)
 
-    async def register_policy(self, prepared: PreparedPolicy) -> PolicyRecord:
+    async def register_policy(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
         """See `Catalog.register_policy`."""
         self._refuse_mirrored(self._mirrored_policies, "policies")
-        return await super().register_policy(prepared)
+        return await super().register_policy(prepared, who)
 
-    async def update_policy(self, uri: str, change: Document) -> Document:
+    async def update_policy(self, uri: str, change: Document, who: str = "") -> Document:
         """See `Catalog.update_policy`."""
         self._refuse_mirrored(self._mirrored_policies, "policies")
-        return await super().update_policy(uri, change)
+        return await super().update_policy(uri, change, who)
 
-    async def delete_policy(self, uri: str) -> Document:
+    async def delete_policy(self, uri: str, who: str = "") -> Document:
         """See `Catalog.delete_policy`."""
         self._refuse_mirrored(self._mirrored_policies, "policies")
-        return await super().delete_policy(uri)
+        return await super().delete_policy(uri, who)
+
+    async def policy_history(self, uri: str) -> list[Document]:
+        """See `Catalog.policy_history`."""
+        self._refuse_mirrored(self._mirrored_policies, "policies")
+        return await super().policy_history(uri)
 
     def _refuse_mirrored(self, mirror: object | None, part: str) -> None:
         if mirror is not None:

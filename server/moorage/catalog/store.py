@@ -26,7 +26,7 @@ SCHEMA_VERSION: Final = 1
 CLOSE_SECONDS_MAX: Final = 30.0
 """How long `close` waits for the jobs already accepted."""
 
-Kind = Literal["cluster", "metrics", "policy", "alias", "context"]
+Kind = Literal["cluster", "metrics", "policy", "alias", "context", "history"]
 T = TypeVar("T")
 
 # `usage` follows `records` by triggers, so that limits are checked in the transaction that would
@@ -124,6 +124,14 @@ class Database:
         found = self._connection.execute("SELECT count(*) FROM records WHERE kind = ?", (kind,))
         (records,) = found.fetchone()
         return int(records)
+
+    def remove_oldest_without(self, kind: Kind, other: Kind) -> None:
+        """Delete the oldest record of a kind whose id no record of another kind has."""
+        self._connection.execute(
+            "DELETE FROM records WHERE rowid = (SELECT min(rowid) FROM records WHERE kind = ?"
+            " AND id NOT IN (SELECT id FROM records WHERE kind = ?))",
+            (kind, other),
+        )
 
     def usage(self, kind: Kind) -> Usage:
         """Return how much is stored, this transaction included."""

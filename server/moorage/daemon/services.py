@@ -146,6 +146,7 @@ class HttpServices:
         self.query_metrics = catalog.query_metrics
         self.get_policy = catalog.get_policy
         self.update_policy = catalog.update_policy
+        self.policy_history = catalog.policy_history
         self.query_policies = catalog.query_policies
         self.select_clusters_for_block = blocks.select_clusters
         self.dry_run_block = blocks.dry_run
@@ -173,19 +174,19 @@ class HttpServices:
             raise ServiceError(Code.BAD_MESSAGE, reason, expected=expected) from error
         return await self._publishing.start_canary(alias, canary, who)
 
-    async def delete_policy(self, uri: str) -> JsonDocument:
+    async def delete_policy(self, uri: str, who: str) -> JsonDocument:
         """Delete a version that no alias means."""
         self._publishing.refuse_deletion(uri)
-        return await self._catalog.delete_policy(uri)
+        return await self._catalog.delete_policy(uri, who)
 
     async def manage_policy(self, uri: str, tenant: str, action: str, data: JsonDocument) -> Any:
         """Run a rule's `management`."""
         return await self._management.run(uri, Tenant(tenant), action, data)
 
-    async def publish_policy(self, document: JsonDocument) -> str:
+    async def publish_policy(self, document: JsonDocument, who: str) -> str:
         """Register a rule: read on paper, loaded and rehearsed in a cell, then stored."""
         prepared = await vet(self._catalog, self._rules, document)
-        record = await self._catalog.register_policy(prepared)
+        record = await self._catalog.register_policy(prepared, who)
         return record.ref.uri
 
     async def search(

@@ -201,7 +201,8 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
 
         Publishing it again changes nothing.
         """
-        uri = await services.publish_policy(await _document(request, bodies))
+        document, who = await _document(request, bodies), getattr(request.state, TENANT)
+        uri = await services.publish_policy(document, who)
         return _success({"policy_rule_uri": uri}, 201)
 
     @router.get("/policy", summary="List policies")
@@ -232,12 +233,18 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def update_policy(uri: str, request: Request) -> Response:
         """Change descriptive fields; another code, default or schema needs a new version."""
         change = await _document(request, bodies)
-        return _success(await services.update_policy(uri, change))
+        who: str = getattr(request.state, TENANT)
+        return _success(await services.update_policy(uri, change, who))
 
     @router.delete("/policy/{uri}", summary="Remove a policy")
-    async def delete_policy(uri: str) -> Response:
+    async def delete_policy(uri: str, request: Request) -> Response:
         """Answer the PolicyRule document that was removed. Leases it proposed stand."""
-        return _success(await services.delete_policy(uri))
+        return _success(await services.delete_policy(uri, getattr(request.state, TENANT)))
+
+    @router.get("/policy/{uri}/history", summary="Who changed a policy, and when?")
+    async def policy_history(uri: str) -> Response:
+        """Answer its changes, the first one first: `at`, `who`, `what`, `digest`, `fields`."""
+        return _success(await services.policy_history(uri))
 
     return router
 

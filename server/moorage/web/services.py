@@ -62,17 +62,20 @@ class WebServices(Protocol):
 
         """
 
-    async def publish_policy(self, document: Document) -> str:
-        """Check and register a PolicyRule document; return its URI."""
+    async def publish_policy(self, document: Document, who: str) -> str:
+        """Check and register a PolicyRule document for a tenant; return its URI."""
 
     async def get_policy(self, uri: str) -> Document:
         """Return a PolicyRule document."""
 
-    async def update_policy(self, uri: str, change: Document) -> Document:
+    async def update_policy(self, uri: str, change: Document, who: str) -> Document:
         """Change descriptive fields of a PolicyRule document and return the new one."""
 
-    async def delete_policy(self, uri: str) -> Document:
+    async def delete_policy(self, uri: str, who: str) -> Document:
         """Delete a policy and return its document."""
+
+    async def policy_history(self, uri: str) -> list[Document]:
+        """Return who changed a policy and when, the first change first; also of a removed one."""
 
     async def query_policies(self, query: Document | None = None) -> list[Document]:
         """Return the PolicyRule documents that match a filter; None: all."""
