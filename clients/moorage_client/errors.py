@@ -87,12 +87,14 @@ class RequestRefused(MoorageError):
         self.request = request
 
     def __str__(self) -> str:
-        text = f"{self.reason} [{self.code}]"
+        # A reason may show the line that it is about, with a caret, below its first line.
+        said, line, shown = self.reason.partition("\n")
+        text = f"{said} [{self.code}]"
         if self.field and self.field not in self.reason:
             text += f"; field: {self.field}"
         if self.expected and self.expected not in self.reason:
             text += f"; expected: {self.expected}"
-        return text
+        return text + line + shown
 
 
 class NoCapacity(RequestRefused):

@@ -152,19 +152,20 @@ def test_two_members_of_one_name_are_refused():
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
 def test_bombs_are_refused(pack):
     bomb = pack([("code/function.py", RULE), ("code/zeros", bytes(FILES_BYTES_MAX + 1))])
-    assert "bytes unpacked" in refusal(bomb)
+    reason = refusal(bomb)
+    assert "as bombs do" in reason or f"more than {FILES_BYTES_MAX} bytes together" in reason
 
 
 @pytest.mark.parametrize("pack", [tar, PACKERS["tar.xz"], zipped], ids=["gz", "xz", "zip"])
 def test_small_bombs_are_refused_by_their_ratio(pack):
     bomb = pack([("code/function.py", RULE), ("code/zeros", bytes(4 * 1024 * 1024))])
     assert len(bomb) < 20_000
-    assert "out of one byte packed" in refusal(bomb)
+    assert "more than 200 times its size" in refusal(bomb)
 
 
 def test_a_gzip_bomb_is_given_up_long_before_it_is_unpacked():
     packed = 8192 * zlib.compress(bytes(1024 * 1024), 9, wbits=zlib.MAX_WBITS | 16)
-    assert "bytes unpacked" in refusal(packed)
+    assert f"more than {FILES_BYTES_MAX} bytes together" in refusal(packed)
 
 
 def test_a_zip_that_lies_about_sizes_is_refused():
@@ -172,14 +173,14 @@ def test_a_zip_that_lies_about_sizes_is_refused():
     for signature, offset in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
         at = packed.index(signature) + offset
         packed[at : at + 4] = (10).to_bytes(4, "little")
-    assert "cannot be read" in refusal(bytes(packed))
+    assert " is damaged: " in refusal(bytes(packed))
 
 
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
 def test_too_many_files_are_refused(pack):
     members = [(f"code/m{number}.py", b"") for number in range(FILES_MAX + 1)]
-    assert f"at most {FILES_MAX} files" in refusal(pack(members))
-    assert f"at most {FILES_MAX} files" in refusal(pack(members * 2 if pack is tar else members))
+    assert f"more than {FILES_MAX} files" in refusal(pack(members))
+    assert f"more than {FILES_MAX} files" in refusal(pack(members * 2 if pack is tar else members))
 
 
 def test_an_archive_without_the_entry_says_what_it_found():
@@ -191,7 +192,7 @@ def test_an_archive_without_the_entry_says_what_it_found():
 def test_damaged_archives_are_refused(pack):
     whole = pack([("code/function.py", RULE * 200)])
     for cut in (12, len(whole) // 2, len(whole) - 8):
-        assert "cannot be read" in refusal(whole[:cut])
+        assert " is damaged: " in refusal(whole[:cut])
 
 
 def test_an_encrypted_or_rarely_packed_zip_is_refused():

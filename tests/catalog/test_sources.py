@@ -71,7 +71,7 @@ def test_damaged_code_is_refused(code):
 
 def test_a_path_is_refused_where_no_folder_is_configured():
     fault = refused(CodeSources().files, "/etc/passwd", None)
-    assert "no folder is configured" in fault.reason
+    assert "has no `policy_code_root`" in fault.reason
 
 
 def test_paths_under_the_configured_folder(tmp_path):

@@ -158,11 +158,22 @@ def explain_failure(error: MoorageError) -> None:
             note("(--url defaults to MOORAGE_URL, else ws://127.0.0.1:8765)")
         case RequestRefused():
             for name, value in error.details.items():
-                note(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
+                if name == "findings":
+                    _explain_findings(value)
+                else:
+                    note(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
             if error.request:
                 note(f"More: moorage why {error.request}")
         case _:
             pass
+
+
+def _explain_findings(findings: Sequence[Mapping[str, Any]]) -> None:
+    """Show what is wrong with a policy's code beyond the first, which the error says itself."""
+    for each in findings[1:]:
+        line = f", line {each['line']}" if each["line"] else ""
+        where = f"{each['file']}{line}: " if each["file"] else ""
+        note(f"{where}{each['message']}" + (f"\n{each['text']}" if each["text"] else ""))
 
 
 def _code(error: MoorageError) -> str:

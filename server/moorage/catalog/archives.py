@@ -40,6 +40,7 @@ RATIO_MAX: Final = 200
 RATIO_FREE_BYTES: Final = 1024 * 1024
 """So much may be unpacked whatever the ratio: small archives of blank files are no bombs."""
 LZMA_MEMORY_MAX: Final = 128 * 1024 * 1024
+_SHOWN_CHARS_MAX: Final = 80
 _CHUNK: Final = 64 * 1024
 _GZIP_BITS: Final = zlib.MAX_WBITS | 16
 
@@ -50,9 +51,10 @@ _ENCRYPTED: Final = 0x1
 _LITTER: Final = frozenset({"__MACOSX", "__pycache__", ".git", ".DS_Store"})
 
 
-def bad_code(reason: str, expected: str = "") -> ServiceError:
-    """Return the refusal of a policy's code."""
-    return ServiceError(Code.BAD_POLICY, f"code: {reason}", field="code", expected=expected)
+def bad_code(reason: str, expected: str) -> ServiceError:
+    """Return the refusal of a policy's code: what is wrong, and what is expected instead."""
+    text = f"code: {reason}; expected {expected}"
+    return ServiceError(Code.BAD_POLICY, text, field="code", expected=expected)
 
 
 def is_archive(content: bytes) -> bool:
@@ -77,9 +79,9 @@ def read_archive(content: bytes) -> dict[str, bytes]:
     except ServiceError:
         raise
     except Exception as error:  # The readers raise anything when the bytes are hostile.
+        said = str(error) or type(error).__name__
         raise bad_code(
-            f"the archive cannot be read: {error!r}",
-            "a whole .zip, .tar.gz or .tar.xz",
+            f"the {_kind_of(content)} is damaged: {said}", "a whole .zip, .tar.gz or .tar.xz"
         ) from error
 
 
@@ -92,10 +94,12 @@ def collect(members: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
         if path is None:
             continue
         if path in files:
-            raise bad_code(f"the archive has two members {path!r}")
+            raise bad_code(f"the archive has two members {path!r}", "each member once")
         size += len(content)
-        if len(files) >= FILES_MAX or size > FILES_BYTES_MAX:
-            raise _too_much()
+        if len(files) >= FILES_MAX:
+            raise _too_many()
+        if size > FILES_BYTES_MAX:
+            raise _too_large()
         files[path] = content
     return files
 
@@ -113,10 +117,30 @@ def rule_files(files: dict[str, bytes]) -> dict[str, bytes]:
     raise bad_code(f"no code/{ENTRY} among the files ({shown})", f"code/{ENTRY} or {ENTRY}")
 
 
-def _too_much() -> ServiceError:
+def _kind_of(content: bytes) -> str:
+    return {_ZIP: ".zip", _GZIP: ".tar.gz", _XZ: ".tar.xz"}[
+        next(each for each in (_ZIP, _GZIP, _XZ) if content.startswith(each))
+    ]
+
+
+def _too_many() -> ServiceError:
     return bad_code(
-        f"at most {FILES_MAX} files and {FILES_BYTES_MAX} bytes unpacked, and {RATIO_MAX} bytes"
-        " out of one byte packed, are accepted: leave out what the rule does not import"
+        f"the archive has more than {FILES_MAX} files",
+        f"at most {FILES_MAX}: leave out what the rule does not import",
+    )
+
+
+def _too_large() -> ServiceError:
+    return bad_code(
+        f"its files have more than {FILES_BYTES_MAX} bytes together",
+        f"at most {FILES_BYTES_MAX}: leave out what the rule does not import",
+    )
+
+
+def _too_dense() -> ServiceError:
+    return bad_code(
+        f"the archive unpacks to more than {RATIO_MAX} times its size, as bombs do",
+        f"at most {RATIO_MAX} bytes out of one, as of source code",
     )
 
 
@@ -134,7 +158,7 @@ def _clean(name: str) -> str | None:
         or ":" in parts[0]
     ):
         raise bad_code(
-            f"the archive has a member {name[:PATH_CHARS_MAX]!r}",
+            f"the archive has a member {name[:_SHOWN_CHARS_MAX]!r}",
             f"relative paths of at most {PATH_CHARS_MAX} characters, without `..`",
         )
     if not _LITTER.isdisjoint(parts) or parts[-1].startswith("._") or parts[-1].endswith(".pyc"):
@@ -149,10 +173,10 @@ def _zip_members(content: bytes) -> Iterator[tuple[str, bytes]]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         infos = archive.infolist()
         if len(infos) > 2 * FILES_MAX:  # Folders are members too.
-            raise _too_much()
+            raise _too_many()
         unpacked = sum(info.file_size for info in infos)
         if unpacked > max(RATIO_FREE_BYTES, RATIO_MAX * len(content)):
-            raise _too_much()
+            raise _too_dense()
         for info in infos:
             kind = stat.S_IFMT(info.external_attr >> 16)
             if info.is_dir() and kind in {0, stat.S_IFDIR}:
@@ -177,7 +201,7 @@ def _at_most(member: _Readable) -> bytes:
     """Read a member to its end; the sizes in the headers are only claims."""
     content = member.read(FILES_BYTES_MAX + 1)
     if len(content) > FILES_BYTES_MAX:
-        raise _too_much()
+        raise _too_large()
     return content
 
 
@@ -196,7 +220,7 @@ def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
     with tarfile.open(fileobj=plain, mode="r:") as archive:
         for number, member in enumerate(archive):
             if number >= 2 * FILES_MAX:
-                raise _too_much()
+                raise _too_many()
             if member.isdir():
                 if member.name not in {"", "."}:
                     _clean(member.name)
@@ -206,21 +230,21 @@ def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
                 raise _no_file(member.name)
             file = archive.extractfile(member)
             if file is None or member.size > FILES_BYTES_MAX:
-                raise _too_much()
+                raise _too_large()
             yield member.name, _at_most(file)
 
 
 def _unpacked(content: bytes) -> bytes:
     """Return the plain tar, giving up as soon as it grows beyond the caps."""
-    limit = min(
-        2 * FILES_BYTES_MAX,  # Headers and padding come on top of the files.
-        max(RATIO_FREE_BYTES, RATIO_MAX * len(content)),
-    )
+    dense = max(RATIO_FREE_BYTES, RATIO_MAX * len(content))
+    large = 2 * FILES_BYTES_MAX  # Headers and padding come on top of the files.
     plain = bytearray()
     for chunk in _gunzip(content) if content.startswith(_GZIP) else _unxz(content):
         plain += chunk
-        if len(plain) > limit:
-            raise _too_much()
+        if len(plain) > dense:
+            raise _too_dense()
+        if len(plain) > large:
+            raise _too_large()
     return bytes(plain)
 
 

@@ -80,6 +80,7 @@ def encode(document: Any) -> bytes:
             Code.TOO_LARGE,
             f"the document has {len(encoded)} bytes as JSON; at most {DOCUMENT_BYTES_MAX} are"
             " accepted: split it",
+            expected=f"at most {DOCUMENT_BYTES_MAX} bytes",
         )
     return encoded
 

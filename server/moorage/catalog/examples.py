@@ -173,7 +173,7 @@ def _request(given: Any, place: str, uri: str) -> AllocationRequest:
         return decode_allocation(msgspec.json.encode(message))
     except BadMessage as error:
         field = f"{place}.{error.field}" if error.field else place
-        raise _wrong(field, error.expected or "what a client may send", error.reason) from error
+        raise _inside(place, error.reason, field, error.expected) from error
 
 
 def _fleet(given: Any, place: str) -> tuple[ClusterDocument, ...]:
@@ -184,7 +184,8 @@ def _fleet(given: Any, place: str) -> tuple[ClusterDocument, ...]:
         try:
             fleet.append(read_cluster_document(each))
         except ServiceError as error:
-            raise _wrong(f"{place}[{number}]", "a cluster document", error.reason) from error
+            at = f"{place}[{number}]"
+            raise _inside(at, error.reason, at, error.expected) from error
     if len({each.id for each in fleet}) < len(fleet):
         raise _wrong(place, "clusters with different ids", "one id twice")
     return tuple(fleet)
@@ -198,7 +199,8 @@ def _metrics(given: Any, place: str) -> Mapping[str, Any]:
         try:
             cluster_id, document = read_metrics_document(each)
         except ServiceError as error:
-            raise _wrong(f"{place}[{number}]", "a metrics document", error.reason) from error
+            at = f"{place}[{number}]"
+            raise _inside(at, error.reason, at, error.expected) from error
         found[cluster_id] = document
     return found
 
@@ -241,3 +243,8 @@ def _shown(value: Any) -> str:
 def _wrong(place: str, expected: str, found: str) -> ServiceError:
     reason = f"{place}: expected {expected}; found {found}"
     return ServiceError(Code.BAD_POLICY, reason, field=place, expected=expected)
+
+
+def _inside(place: str, reason: str, field: str, expected: str) -> ServiceError:
+    """Return the refusal of a part that says itself what is wrong with it."""
+    return ServiceError(Code.BAD_POLICY, f"{place}: {reason}", field=field, expected=expected)

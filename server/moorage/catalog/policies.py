@@ -215,14 +215,20 @@ def _check_requirements(files: Mapping[str, bytes]) -> None:
             continue
         found = _REQUIREMENT.fullmatch(text)
         name = found[1].lower().replace("-", "_") if found else ""
-        if name not in AVAILABLE:
+        if name not in AVAILABLE and not _brought(name, files):
             raise bad_code(
-                f"requirements.txt line {number}: {text[:80]!r} is not available to rules and"
-                " nothing is installed for them; put the module into the archive",
-                "numpy, msgspec or a module of the standard library",
+                f"requirements.txt line {number}: {text[:80]!r} is not available to rules, and"
+                " nothing is installed for them",
+                "numpy, msgspec or a module of the standard library; put others into the archive",
             )
     if len(lines) > _REQUIREMENTS_LINES_MAX:
-        raise bad_code(f"requirements.txt has more than {_REQUIREMENTS_LINES_MAX} lines")
+        most = _REQUIREMENTS_LINES_MAX
+        raise bad_code(f"requirements.txt has more than {most} lines", f"at most {most}")
+
+
+def _brought(module: str, files: Mapping[str, bytes]) -> bool:
+    """Return whether a module is among a rule's own files."""
+    return f"{module}.py" in files or any(path.startswith(f"{module}/") for path in files)
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:

@@ -167,7 +167,7 @@ def _pattern(text: str, path: str) -> Pattern:
     try:
         return expression(text, "", path)
     except QueryError as error:
-        found = f"{_quoted(text)} {error.reason}"
+        found = f"in {_quoted(text)}, {error.reason}"
         raise SchemaError(path, error.expected, found) from error
 
 

@@ -81,9 +81,10 @@ class CodeSources:
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise ServiceError(
                 Code.UNAVAILABLE,
-                f"code: {code} could not be fetched: {error!r};"
-                f" it has {FETCH_SECONDS_MAX:g} seconds",
+                f"code: {code} could not be fetched: {str(error) or type(error).__name__};"
+                f" expected an answer within {FETCH_SECONDS_MAX:g} seconds",
                 field="code",
+                expected=f"an answer within {FETCH_SECONDS_MAX:g} seconds",
             ) from error
 
     async def _follow(self, client: httpx.AsyncClient, url: str) -> bytes:
@@ -94,7 +95,7 @@ class CodeSources:
                     url = urllib.parse.urljoin(url, response.headers["location"])
                     continue
                 if not response.is_success:
-                    raise bad_code(f"{url} answered {response.status_code}", "an answer 200")
+                    raise bad_code(f"{url} answered {response.status_code}", "200, with the code")
                 content = bytearray()
                 # Raw: a content-encoding must not unpack more than the archive's own caps allow.
                 async for chunk in response.aiter_raw():
@@ -102,12 +103,14 @@ class CodeSources:
                     if len(content) > CODE_BYTES_MAX:
                         raise _too_large()
                 return bytes(content)
-        raise bad_code(f"more than {REDIRECTS_MAX} redirects, the last to {url}")
+        raise bad_code(
+            f"the last of the redirects leads to {url}", f"at most {REDIRECTS_MAX} redirects"
+        )
 
     async def _allow(self, url: str) -> None:
         parsed = httpx.URL(url)
         if parsed.scheme not in {"http", "https"} or not parsed.host:
-            raise bad_code(f"{url} is no http(s) URL")
+            raise bad_code(f"{url} is no URL to fetch from", "http://… or https://…")
         if self.hosts is not None:
             if parsed.host in self.hosts:
                 return
@@ -120,7 +123,7 @@ class CodeSources:
         )
         for *_, address in found:
             if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
-                raise bad_code(f"the host {parsed.host} is link-local", "a host that serves code")
+                raise bad_code(f"the host {parsed.host} is link-local", "another one")
 
     def files(self, code: str, fetched: bytes | None) -> Files:
         """Return the files that `code` stands for. Blocking; for the catalog's own thread.
@@ -146,8 +149,8 @@ class CodeSources:
     def _local(self, code: str) -> Files:
         if self.root is None:
             raise bad_code(
-                "it is neither source text, an archive nor a URL, and no folder is configured"
-                " from which paths are read",
+                "it is neither source text, an archive nor a URL, and this server has no"
+                " `policy_code_root` from which paths are read",
                 _EXPECTED,
             )
         try:
@@ -208,6 +211,7 @@ def _from_base64(text: str) -> bytes:
 def _too_large() -> ServiceError:
     return ServiceError(
         Code.TOO_LARGE,
-        f"code: more than {CODE_BYTES_MAX} bytes; leave out what the rule does not import",
+        f"code: it has more than {CODE_BYTES_MAX} bytes; leave out what the rule does not import",
         field="code",
+        expected=f"at most {CODE_BYTES_MAX} bytes",
     )

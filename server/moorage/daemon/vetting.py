@@ -62,7 +62,8 @@ def _rehearsals(record: PolicyRecord) -> list[Rehearsal]:
 
 def _unloadable(result: CheckResult) -> ServiceError:
     first = result.findings[0]
-    where = f"{first.file}, line {first.line}: " if first.line else ""
+    line = f", line {first.line}" if first.line else ""
+    where = f"{first.file}{line}: " if first.file else ""
     text = f"\n{first.text}" if first.text else ""
     return ServiceError(
         Code.BAD_POLICY,

@@ -208,7 +208,8 @@ class Policy:
 
     def _inspect_class(self) -> None:
         if not inspect.isclass(self._class):
-            self._fault(f"{ENTRY} defines no class {CLASS}", ENTRY)
+            found = "" if self._class is None else f"; it has a {name_of(self._class)} of that name"
+            self._fault(f"there is no class {CLASS}{found}", ENTRY)
             return
         for name, count, names in _METHODS:
             method = getattr(self._class, name, None)
@@ -243,6 +244,8 @@ class Policy:
             message = f"{type(error).__name__}: {error.msg}"[:MESSAGE_CHARACTERS_MAX]
         else:
             message, where, line = describe(error)
+            if isinstance(error, ImportError):  # Where libraries lie on the server is nobody's.
+                message = re.sub(r" \((?:/[^)]*|unknown location)\)?$", "", message)
             message, file, column = f"{name_of(error)}: {message}", where or file, 0
             text = _line_of(file, line)
         if len(self.faults) < FINDINGS_MAX:
@@ -253,12 +256,12 @@ def _line_of(file: str, line: int) -> str:
     return linecache.getline(ROOT + file, line).rstrip("\n")[:200] if line else ""
 
 
-def name_of(error: BaseException) -> str:
-    """Return the name of an exception's class, whatever the class did to it."""
+def name_of(value: object) -> str:
+    """Return the name of a value's class, whatever the class did to it."""
     try:
-        return str.__str__(type(error).__name__)[:100]
+        return str.__str__(type(value).__name__)[:100]
     except BaseException:  # noqa: BLE001  # A metaclass of the rule may raise anything.
-        return "BaseException"
+        return "BaseException" if issubclass(type(value), BaseException) else "object"
 
 
 def describe(error: BaseException) -> tuple[str, str, int]:
