@@ -2,7 +2,9 @@
 
 import base64
 import io
+import json
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -20,11 +22,18 @@ FILES_MAX: Final = 256
 
 ENTRY: Final = "function.py"
 
+DOCUMENT: Final = "policy.json"
+"""Beside `code/`: the fields of the PolicyRule document other than the code."""
+
 
 def push(
     session: Session,
     path: Annotated[
-        Path, typer.Argument(help=f"{ENTRY}, a directory with code/{ENTRY}, or an archive of one")
+        Path,
+        typer.Argument(
+            help=f"{ENTRY}, a directory with code/{ENTRY}, an archive of one,"
+            " or a PolicyRule document (.json)"
+        ),
     ],
     uri: Annotated[str | None, typer.Option(help="Register it as name:version-tag")] = None,
     name: Annotated[str | None, typer.Option(help="… or its name")] = None,
@@ -36,23 +45,29 @@ def push(
     settings: Annotated[
         str | None, typer.Option(help="Default settings: JSON, @file or @-")
     ] = None,
+    examples: Annotated[
+        Path | None, typer.Option(help="JSON file of examples that it must pass first")
+    ] = None,
     description: Annotated[str, typer.Option(help="What it does, in a sentence")] = "",
 ) -> None:
     """Register a policy and print its URI."""
-    name, version, tag = _identity(path, uri, name, version, tag)
-    document = {
+    document = _document(path)
+    name, version, tag = _identity(path, document, uri, name, version, tag)
+    document |= {
         "name": name,
         "version": version,
         "release_tag": tag,
         "policy_rule_uri": f"{name}:{version}-{tag}",
-        "type": "python_class_v1",
-        "description": description,
-        "metadata": {},
-        "tags": "",
-        "policy_parameters": json_object(parameters, "--parameters") or {},
-        "policy_settings": json_object(settings, "--settings") or {},
-        **_code(path),
     }
+    given = {
+        "policy_parameters": json_object(parameters, "--parameters"),
+        "policy_settings": json_object(settings, "--settings"),
+        "description": description or None,
+    }
+    document |= {field: value for field, value in given.items() if value is not None}
+    if examples is not None:
+        metadata = document.get("metadata") or {}
+        document["metadata"] = {**metadata, "examples": _json(examples)}
     with session.services() as services:
         registered = services.publish_policy(document)
     if session.json:
@@ -105,18 +120,58 @@ def show(
     )
 
 
+def _document(path: Path) -> dict[str, Any]:
+    """Return the PolicyRule document that a file or a directory stands for, without options."""
+    if path.suffix == ".json":
+        document = _json(path)
+        if not isinstance(document, dict):
+            raise typer.BadParameter(f"{path} is no PolicyRule document (a JSON object)")
+        if not document.get("code"):
+            raise typer.BadParameter(
+                f"{path} has no `code`; put the text there, or push the directory"
+                f" that has it beside code/{ENTRY}"
+            )
+        return document
+    beside = path / DOCUMENT
+    document = _json(beside) if beside.is_file() else {}
+    if not isinstance(document, dict):
+        raise typer.BadParameter(f"{beside} is no PolicyRule document (a JSON object)")
+    return {"type": "python_class_v1", **document, **_code(path)}
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise typer.BadParameter(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"{path} is not JSON: {error}") from error
+
+
 def _identity(
-    path: Path, uri: str | None, name: str | None, version: str | None, tag: str | None
+    path: Path,
+    document: Mapping[str, Any],
+    uri: str | None,
+    name: str | None,
+    version: str | None,
+    tag: str | None,
 ) -> tuple[str, str, str]:
-    """Return name, version and release tag, however they were given."""
-    if uri is not None:
-        if name or version or tag:
-            raise typer.BadParameter("give --uri, or --name, --version and --tag, not both")
-        name, _, rest = uri.partition(":")
-        version, _, tag = rest.partition("-")
+    """Return name, version and release tag, from the options or else from the document."""
+    if uri is not None and (name or version or tag):
+        raise typer.BadParameter("give --uri, or --name, --version and --tag, not both")
+    if uri is None:
+        uri = document.get("policy_rule_uri") or ""
+        name, version, tag = (
+            given or document.get(field)
+            for given, field in ((name, "name"), (version, "version"), (tag, "release_tag"))
+        )
+    if uri and not (name and version and tag):
+        of_uri, _, rest = str(uri).partition(":")
+        of_version, _, of_tag = rest.partition("-")
+        name, version, tag = name or of_uri, version or of_version, tag or of_tag
     if name and version and tag:
         return name, version, tag
-    stem = path.name.split(".")[0].replace("_", "-")
+    stem = path.name.split(".", maxsplit=1)[0].replace("_", "-")
     raise typer.BadParameter(
         f"a policy needs a name, a version and a release tag; for example --uri {stem}:1-stable"
     )
@@ -145,7 +200,10 @@ def _directory(path: Path) -> dict[str, str]:
     files = sorted(
         file
         for file in root.rglob("*")
-        if file.is_file() and "__pycache__" not in file.parts and not file.is_symlink()
+        if file.is_file()
+        and "__pycache__" not in file.parts
+        and not file.is_symlink()
+        and file != path / DOCUMENT
     )
     if len(files) > FILES_MAX:
         raise typer.BadParameter(f"{path} has {len(files)} files; at most {FILES_MAX} may be")
