@@ -117,6 +117,11 @@ ARCHIVES: Broken = {
         coded(tarred("code/function.py", "code/function.py")),
         "two members 'code/function.py'",
     ),
+    "a member without a name": (coded(tarred(".", "code/function.py")), "has a member '.'"),
+    "a file that is a folder": (
+        coded(zipped(("code/function.py", GOOD), ("code/function.py/x.py", ""))),
+        "'code/function.py' is a file and a folder",
+    ),
     "a symbolic link": (
         coded(tarred(special("code/a.py", tarfile.SYMTYPE, "/etc/passwd"))),
         "the member 'code/a.py' is a link",
@@ -229,6 +234,14 @@ RULES: Broken = {
         coded("def AIOSv1PolicyRule(): pass\n"),
         "it has a function of that name",
     ),
+    "a class that hides itself": (
+        coded(
+            "class Hidden(type):\n    def __getattribute__(self, name): raise KeyError(name)\n"
+            "class AIOSv1PolicyRule(metaclass=Hidden): pass\n"
+        ),
+        "line 2: KeyError: '__init__'",
+    ),
+    "an expression without an end": (coded("x = " + "-" * 100_000 + "1\n"), "MemoryError"),
     "no eval": (
         coded(HEAD + INIT),
         "AIOSv1PolicyRule has no eval(self, parameters, input_data, con",

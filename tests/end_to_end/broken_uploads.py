@@ -70,6 +70,10 @@ DOCUMENTS: Broken = {
         document(resource_estimates=7),
         "resource_estimates: expected an obj",
     ),
+    "a number of more than 64 bits": (
+        document(policy_parameters={"size": 10**30}),
+        "policy_parameters: expected JSON with whole numbers of at most 64 bits",
+    ),
     "too much of everything": (
         document(metadata={"pad": "x" * (17 << 20)}),
         "at most 16777216",
@@ -90,6 +94,7 @@ SOURCES: Broken = {
         "answered 404; expected 200, with the code",
     ),
     "a host with credentials": (document(code="http://169.254.169.254/latest"), "is link-local"),
+    "a host that can be none": (document(code="http://xn--a.example./x"), "has no host: "),
     "a data URL without a comma": (document(code="data:text/plain"), "the data: URL has no comma"),
     "a data URL with damaged base64": (
         document(code="data:;base64,%%%"),
@@ -217,6 +222,10 @@ EXAMPLES: Broken = {
     "an example with a broken fleet": (
         exampled({**ONE, "fleet": [{"nodes": 7}]}),
         "metadata.examples[0].fleet[0]: id: expected 1 to 253 letters",
+    ),
+    "an example on a dead fleet": (
+        exampled({**ONE, "fleet": [{"id": "lab", "status": "off"}]}),
+        "metadata.examples[0].fleet: expected a cluster that is live",
     ),
     "an example that expects something else": (
         exampled({**ONE, "output": {"cluster_id": "lob"}}),

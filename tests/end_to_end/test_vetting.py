@@ -125,7 +125,7 @@ def test_what_examples_leave_in_the_context_is_gone(server):
         ),
         (
             {"request": {"inputs": {"answer": 1}}, "fleet": [{"id": "x", "status": "off"}]},
-            "No cluster",
+            "metadata.examples[0].fleet: expected a cluster that is live",
         ),
     ],
 )

@@ -13,6 +13,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
+from itertools import accumulate
 from typing import Final, Protocol
 
 from moorage.model import Code
@@ -101,6 +102,10 @@ def collect(members: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
         if size > FILES_BYTES_MAX:
             raise _too_large()
         files[path] = content
+    for path in files:
+        parents = accumulate(path.split("/")[:-1], "{}/{}".format)
+        if found := next((parent for parent in parents if parent in files), None):
+            raise bad_code(f"{found!r} is a file and a folder", "one of the two")
     return files
 
 
@@ -148,7 +153,7 @@ def _clean(name: str) -> str | None:
     """Return the path of a member, None for litter, or refuse it."""
     parts = [part for part in name.split("/") if part != "."]
     if (
-        not name
+        not parts
         or len(name) > PATH_CHARS_MAX
         or not name.isprintable()
         or "\\" in name

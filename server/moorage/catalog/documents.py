@@ -11,12 +11,14 @@ from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 
 __all__ = [
+    "PACKABLE",
     "WrongField",
     "apply_change",
     "cluster_id_of",
     "decode",
     "encode",
     "index_of",
+    "is_packable",
     "pack",
     "snapshot",
 ]
@@ -25,6 +27,7 @@ PATH_PARTS_MAX: Final = 32
 """Parts of a dotted path."""
 INDEX_DIGITS_MAX: Final = 9
 """Digits of an index into a list; a longer one lies beyond every list."""
+PACKABLE: Final = "JSON with whole numbers of at most 64 bits, not nested too deeply"
 CLUSTER_ID_CHARS_MAX: Final = 253
 
 # An id becomes part of URLs and file names of others (defect D20): nothing that could leave a
@@ -83,6 +86,15 @@ def encode(document: Any) -> bytes:
             expected=f"at most {DOCUMENT_BYTES_MAX} bytes",
         )
     return encoded
+
+
+def is_packable(value: Any) -> bool:
+    """Return whether a cell can be sent a JSON value; whole numbers of JSON may be too large."""
+    try:
+        _packer.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False
+    return True
 
 
 def pack(document: Any) -> bytes:

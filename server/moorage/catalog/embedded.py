@@ -5,6 +5,7 @@ in memory, so that reading and the hot path touch no disk. The file holds docume
 given; what the server fills in is worked out again when they are loaded, so it never goes stale.
 """
 
+import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -258,8 +259,9 @@ class EmbeddedCatalog:
         complete = complete_policy_document(document)
         code: str = complete["code"]
         fetched = await self._sources.fetch(code)
-        return await self._store.run(
-            lambda _: prepared_policy(complete, self._sources.files(code, fetched))
+        # Unpacking and reading patterns take a while, and need nothing of the store.
+        return await asyncio.to_thread(
+            lambda: prepared_policy(complete, self._sources.files(code, fetched))
         )
 
     async def register_policy(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:

@@ -22,6 +22,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.catalog.clusters import ClusterDocument, read_cluster_document
+from moorage.catalog.documents import PACKABLE, is_packable
 from moorage.catalog.metrics import read_metrics_document
 from moorage.model import Code
 from moorage.protocol.errors import BadMessage
@@ -128,6 +129,8 @@ def _listed(given: Any, place: str) -> list[tuple[str, Any]]:
 def _example(given: Any, place: str, uri: str) -> Example:
     if not isinstance(given, dict):
         raise _wrong(place, "an object {request, fleet, output}", _shown(given))
+    if not is_packable(given):
+        raise _wrong(place, PACKABLE, "something else")
     for key in given.keys() - _KEYS:
         raise _wrong(f"{place}.{key}", f"one of {', '.join(sorted(_KEYS))}", "an unknown field")
     name = given.get("name", "")

@@ -14,7 +14,7 @@ import msgspec
 
 from moorage.catalog.archives import bad_code
 from moorage.catalog.base import Document, PolicyRecord, PreparedPolicy
-from moorage.catalog.documents import encode
+from moorage.catalog.documents import PACKABLE, encode, is_packable
 from moorage.catalog.schemas import read_schemas
 from moorage.model import Code, PolicyRef
 from moorage.protocol.faults import ServiceError
@@ -138,11 +138,15 @@ def prepared_policy(document: Document, files: Mapping[str, bytes]) -> PreparedP
         files: What its `code` stands for.
 
     Raises:
-        ServiceError: `bad_policy` naming a line of `requirements.txt`; `too_large`.
+        ServiceError: `bad_policy` naming a line of `requirements.txt`; `bad_message` naming a field
+            with a value that no cell can be sent; `too_large`.
 
     """
     _check_requirements(files)
     ref = PolicyRef(document["policy_rule_uri"], _digest(files, document))
+    for field, value in document.items():
+        if not is_packable(value):
+            raise ServiceError.wrong_field(field, PACKABLE)
     # The copy that readers see is the copy that was checked, whatever the caller does to its own.
     kept = msgspec.json.decode(encode({**document, "digest": ref.digest}), type=Document)
     return PreparedPolicy(record_from(ref, files, kept))

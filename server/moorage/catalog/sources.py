@@ -78,6 +78,8 @@ class CodeSources:
                 httpx.AsyncClient(timeout=FETCH_SECONDS_MAX) as client,
             ):
                 return await self._follow(client, code)
+        except UnicodeError as error:
+            raise bad_code(f"{code} has no host: {error}", "the name of a host") from error
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise ServiceError(
                 Code.UNAVAILABLE,

@@ -89,6 +89,9 @@ class Rehearsal:
             self.refusal = Refusal(error.code, error.reason)
 
     def _trial(self, record: PolicyRecord, number: int) -> sandbox.Trial | None:
+        if not self._allocator.state.clusters:
+            reason = f"{self.example.place}.fleet: expected a cluster that is live; here is none"
+            raise ServiceError(Code.BAD_POLICY, reason)
         example, schemas = self.example, record.schemas
         fleet, services = self._allocator.state.fleet, _Services(example)
         tenant = Tenant(f"example {number}")

@@ -127,7 +127,10 @@ class Policy:
     @property
     def management(self) -> bool:
         """Whether the class has a `management` method."""
-        return callable(getattr(self._class, "management", None))
+        try:
+            return callable(getattr(self._class, "management", None))
+        except BaseException:  # noqa: BLE001  # A metaclass of the rule may raise anything.
+            return False
 
     def load(self, *, construct: bool) -> None:
         """Import the entry and find the class; what is wrong goes to `faults`.
@@ -246,7 +249,8 @@ class Policy:
             message, where, line = describe(error)
             if isinstance(error, ImportError):  # Where libraries lie on the server is nobody's.
                 message = re.sub(r" \((?:/[^)]*|unknown location)\)?$", "", message)
-            message, file, column = f"{name_of(error)}: {message}", where or file, 0
+            message = f"{name_of(error)}: {message}" if message else name_of(error)
+            file, column = where or file, 0
             text = _line_of(file, line)
         if len(self.faults) < FINDINGS_MAX:
             self.faults.append(Fault(message, file, line, column, text))
