@@ -226,6 +226,15 @@ def test_a_check_looks_at_so_many_values_and_characters_only():
     assert "of at most 4096 characters" in refusal({"t": texts["l"]["items"]}, {"t": "a" * 5000})
 
 
+def test_fields_that_are_looked_for_in_vain_count_too():
+    """Otherwise a list of empty objects would be looked through a thousand times each."""
+    fields = {str(number): {"type": "any"} for number in range(400)}
+    wide = {"l": {"type": "array", "items": {"type": "object", "properties": fields}}}
+    assert read(wide).check({"l": [{}] * 40}, "v")
+    said = refusal(wide, {"l": [{}] * 60})
+    assert said.startswith("inputs.l[49]: expected at most 20000 values in all")
+
+
 def test_no_pattern_takes_longer_than_its_text():
     """`(a+)+$` takes a backtracking matcher 2^n steps; n is 4000 here."""
     schema = read({"t": {"type": "string", "pattern": "^(a+)+$"}})

@@ -21,14 +21,15 @@ host check values with them. Everything is bounded: no value can hold up the loo
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
 __all__ = ["Pattern", "Schema", "SchemaError"]
 
 VALUES_MAX: Final = 20_000
-"""Values looked at in one check: some milliseconds. A longer one is refused."""
+"""Values and fields looked at in one check: some milliseconds. More are refused."""
 MATCHED_TEXT_CHARS_MAX: Final = 4096
 """Characters of one text that a pattern may read, as in queries."""
 MATCHED_CHARS_MAX: Final = 100_000
@@ -64,6 +65,10 @@ class SchemaError(ValueError):
         self.expected = expected
         self.found = found
 
+    def within(self, place: str) -> "SchemaError":
+        """Return the same complaint, seen from further out."""
+        return SchemaError(under(place, self.path), self.expected, self.found)
+
 
 class Pattern(Protocol):
     """A pattern ready to match in time linear in the text; whoever reads schemas brings it."""
@@ -79,14 +84,14 @@ class Budget:
     values: int = VALUES_MAX
     characters: int = MATCHED_CHARS_MAX
 
-    def spend(self, path: str, characters: int = 0) -> None:
-        self.values -= 1
+    def spend(self, values: int, characters: int = 0) -> None:
+        self.values -= values
         self.characters -= characters
         if self.values < 0:
-            raise SchemaError(path, f"at most {VALUES_MAX} values in all", "here are more")
+            raise SchemaError("", f"at most {VALUES_MAX} values in all", "here are more")
         if self.characters < 0:
             expected = f"at most {MATCHED_CHARS_MAX} characters in all texts with a pattern"
-            raise SchemaError(path, expected, "here are more")
+            raise SchemaError("", expected, "here are more")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,24 +112,26 @@ class Entry:
     expected: str = ""
     """All of it in words, for the refusal of a value."""
 
-    def check(self, value: Any, path: str, budget: Budget) -> Any:
-        """Return the value, completed where a default within it was missing."""
-        budget.spend(path)
-        if not isinstance(value, KINDS[self.kind]) or not self._allows(value, path, budget):
-            raise SchemaError(path, self.expected, f"found {shown(value)}")
-        if self.properties is not None:
-            return self.properties.checked(value, path, budget)
-        if self.items is not None:
-            check = self.items.check
-            given = cast("Sequence[Any]", value)
-            elements = [
-                check(each, f"{path}[{number}]", budget) for number, each in enumerate(given)
-            ]
-            unchanged = all(new is old for new, old in zip(elements, given, strict=True))
-            return given if unchanged else elements
-        return value
+    def check(self, value: Any, budget: Budget) -> Any:
+        """Return the value, completed where a default within it was missing.
 
-    def _allows(self, value: Any, path: str, budget: Budget) -> bool:
+        Raises:
+            SchemaError: Its path starts at this value; whoever knows the place says so.
+
+        """
+        budget.spend(1)
+        if not isinstance(value, KINDS[self.kind]) or not self._allows(value, budget):
+            raise SchemaError("", self.expected, f"found {shown(value)}")
+        if self.properties is not None:
+            return self.properties.checked(value, budget)
+        if self.items is None:
+            return value
+        given = cast("Sequence[Any]", value)
+        elements = list(_each(given, self.items.check, budget))
+        unchanged = all(new is old for new, old in zip(elements, given, strict=True))
+        return given if unchanged else elements
+
+    def _allows(self, value: Any, budget: Budget) -> bool:
         if self.kind == "number" and not finite(value):
             return False
         if self.choices is not None and comparable(value) not in self.choices:
@@ -140,8 +147,8 @@ class Entry:
         if self.pattern is not None:
             if len(value) > MATCHED_TEXT_CHARS_MAX:
                 expected = f"{self.expected}, of at most {MATCHED_TEXT_CHARS_MAX} characters"
-                raise SchemaError(path, expected, f"found {len(value)} characters")
-            budget.spend(path, len(value))
+                raise SchemaError("", expected, f"found {len(value)} characters")
+            budget.spend(0, len(value))
             return self.pattern.matches(value)
         return True
 
@@ -180,44 +187,66 @@ class Schema:
             SchemaError: It is not what the schema says.
 
         """
-        return self.checked(value, path, Budget(), known)
+        try:
+            return self.checked(value, Budget(), known)
+        except SchemaError as error:
+            raise error.within(path) from None
 
     def check_each(self, values: Sequence[Any], path: str) -> None:
         """Check several objects, within the bounds of one check; errors as `check`."""
-        budget = Budget()
-        for number, value in enumerate(values):
-            self.checked(value, f"{path}[{number}]", budget)
+        try:
+            deque(_each(values, self.checked, Budget()), maxlen=0)
+        except SchemaError as error:
+            raise error.within(path) from None
 
-    def checked(
-        self, value: Any, path: str, budget: Budget, known: Collection[str] = ()
-    ) -> Mapping[str, Any]:
-        """As `check`, of a part of a larger value."""
+    def checked(self, value: Any, budget: Budget, known: Collection[str] = ()) -> Mapping[str, Any]:
+        """As `check`, of a part of a larger value; the path of an error starts at this part."""
         if not isinstance(value, Mapping):
-            raise SchemaError(path, "an object", f"found {shown(value)}")
+            raise SchemaError("", "an object", f"found {shown(value)}")
         given = cast("Mapping[str, Any]", value)
-        for name in self._required:
-            if name not in known and self._left_out(name, given):
-                expected = self._entries[name].expected
-                raise SchemaError(under(path, name), expected, "it is missing")
+        budget.spend(len(self._entries))  # Also what is left out is looked for.
+        self._demand(given, known)
         changed: dict[str, Any] = {}
         unset: list[str] = []
-        for name, entry in self._entries.items():
-            if not self._left_out(name, given):
-                found = given[name]
-                completed = entry.check(found, under(path, name), budget)
-                if completed is not found:
-                    changed[name] = completed
-            elif name in known:
-                unset.append(name)
-            elif name in self.defaults:
-                changed[name] = self.defaults[name]
+        name = ""
+        try:
+            for name, entry in self._entries.items():
+                if not self._left_out(name, given):
+                    found = given[name]
+                    completed = entry.check(found, budget)
+                    if completed is not found:
+                        changed[name] = completed
+                elif name in known:
+                    unset.append(name)
+                elif name in self.defaults:
+                    changed[name] = self.defaults[name]
+        except SchemaError as error:
+            raise error.within(name) from None
         if not changed and given.keys().isdisjoint(unset):
             return given
         return {name: each for name, each in given.items() if name not in unset} | changed
 
+    def _demand(self, given: Mapping[str, Any], known: Collection[str]) -> None:
+        for name in self._required:
+            if name not in known and self._left_out(name, given):
+                raise SchemaError(name, self._entries[name].expected, "it is missing")
+
     def _left_out(self, name: str, given: Mapping[str, Any]) -> bool:
         value = given.get(name)
         return value is None and (self._entries[name].kind != "any" or name not in given)
+
+
+def _each(
+    values: Sequence[Any], check: Callable[[Any, Budget], Any], budget: Budget
+) -> Iterator[Any]:
+    """Check the elements of a list and yield them, completed; places are worked out on errors."""
+    done = 0
+    try:
+        for each in values:
+            yield check(each, budget)
+            done += 1
+    except SchemaError as error:
+        raise error.within(f"[{done}]") from None
 
 
 # Words -----------------------------------------------------------------------------------------
@@ -236,7 +265,9 @@ def comparable(value: Any) -> tuple[type, Any]:
 
 
 def under(path: str, name: str) -> str:
-    joined = f"{path}.{name}" if path else name
+    """Return the place of a field, or of an element such as `[3]`, within a place."""
+    joint = "." if path and name and not name.startswith("[") else ""
+    joined = f"{path}{joint}{name}"
     return joined if len(joined) <= PATH_CHARS_MAX else f"{joined[:PATH_CHARS_MAX]}…"
 
 

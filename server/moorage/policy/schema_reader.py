@@ -251,7 +251,10 @@ def _with_default(entry: Entry, default: Any, path: str) -> Entry:
     if entry.required:
         raise SchemaError(path, "none where the field is `required`", "say one of the two")
     # Completed here, so that nobody completes it again on every call.
-    completed = entry.check(default, path, Budget())
+    try:
+        completed = entry.check(default, Budget())
+    except SchemaError as error:
+        raise error.within(path) from None
     words = f"{entry.expected}, by default {shown(default)}"
     return replace(entry, default=completed, expected=words)
 
