@@ -70,6 +70,7 @@ def test_an_empty_schema_says_nothing(nothing):
         ({"type": "boolean", "choices": [True]}, [True], [False]),
         ({"type": "any", "choices": [1, "a", True]}, [1, "a", True], [0, False, [], {}]),
         ({"type": "array", "items": SIZE}, [[], [1, 8]], [[0], [1, "x"], [None]]),
+        ({"type": "array", "items": [SIZE]}, [[], [1, 8]], [[0]]),
         ({"type": "object", "properties": {"a": SIZE}}, [{}, {"a": 1}, {"b": 0}], [{"a": 9}]),
     ],
 )
@@ -188,7 +189,9 @@ def test_a_refusal_names_field_expectation_and_finding(document, value, said):
             "s.a.default: expected none where the field is `required`",
         ),
         ({"a": {"type": "string", "description": 1}}, "s.a.description: expected a text"),
-        ({"a": {"type": "array", "items": []}}, "s.a.items: expected an object that describes"),
+        ({"a": {"type": "array", "items": []}}, "s.a.items: expected one entry that describes ev"),
+        ({"a": {"type": "array", "items": [SIZE, SIZE]}}, "s.a.items: expected one entry that"),
+        ({"a": {"type": "array", "items": [7]}}, "s.a.items[0]: expected an object that describes"),
         ({"a": {"type": "array", "items": {**SIZE, "required": True}}}, "s.a.items.required"),
         ({"a": {"type": "object", "properties": []}}, "s.a.properties: expected an object with"),
         (

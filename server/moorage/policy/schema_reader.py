@@ -180,7 +180,13 @@ class _Reader:
         path = under(path, "items")
         if depth >= DEPTH_MAX:
             raise SchemaError(path, f"at most {DEPTH_MAX} levels", "this is one more")
-        entry = self.entry(given["items"], path, depth + 1)
+        element = given["items"]
+        if isinstance(element, list):  # The documents leave open whether it is a list of one.
+            if len(element) != 1:
+                expected = "one entry that describes every element, or a list of that one"
+                raise SchemaError(path, expected, f"found {shown(element)}")
+            element, path = element[0], f"{path}[0]"
+        entry = self.entry(element, path, depth + 1)
         if entry.required or entry.default is not NO_VALUE:
             key = "required" if entry.required else "default"
             raise SchemaError(under(path, key), "none here", "elements of a list are never missing")
