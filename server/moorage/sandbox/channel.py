@@ -166,7 +166,8 @@ class Cell(asyncio.Protocol):
         self.code = code
         # By URI too: two policies that happen to have the same code remember for themselves.
         version = f"{code.ref.uri} {code.ref.digest}"
-        self._contexts = ToldContexts(self._owner.contexts, version, CONTEXTS_PER_CELL_MAX)
+        contexts = Contexts() if check else self._owner.contexts  # What is tried leaves no trace.
+        self._contexts = ToldContexts(contexts, version, CONTEXTS_PER_CELL_MAX)
         self._push(work, frames.pack(frame))
 
     def put(self, work: Work) -> Refusal | None:
@@ -295,7 +296,8 @@ class Cell(asyncio.Protocol):
         return self._evaluate(work)
 
     def _apply(self, work: Work) -> frames.Apply:
-        context, forget = self._told(work)
+        assert self._contexts is not None  # As in `_evaluate`.
+        context, forget, work.chain = self._contexts.tell(work.tenant)
         return frames.Apply(
             work.nonce,
             work.tenant,
@@ -309,15 +311,14 @@ class Cell(asyncio.Protocol):
     def _evaluate(self, work: Work) -> frames.Evaluate:
         assert work.consult is not None  # `put` asked for it.
         ask = work.consult.ask
-        context, forget = self._told(work)
-        stale = tuple(self._stale)
+        assert self._contexts is not None  # Set by `load`, which came first.
+        context, forget, work.chain = self._contexts.tell(ask.tenant)
+        stale = tuple(self._stale if work.trial is None else self._documents)
         if work.trial is None:
             snapshot, parts, rows = self._changes()
         else:
-            # Another trial may have had other documents under the same ids.
             snapshot, parts, rows = _encoder.encode(work.trial.fleet.snapshot()), (), ()
-            stale = tuple(self._documents)
-            self._documents.clear()
+            self._documents.clear()  # The next trial may have others under the same ids.
         return frames.Evaluate(
             work.nonce,
             ask.id,
@@ -337,14 +338,6 @@ class Cell(asyncio.Protocol):
             snapshot,
             parts,
         )
-
-    def _told(self, work: Work) -> tuple[bytes | None, bool]:
-        """Return what an evaluation's frame must carry of the context; a trial starts with none."""
-        if work.trial is not None:
-            return None, False
-        assert self._contexts is not None  # Set by `load`, which came first.
-        context, forget, work.chain = self._contexts.tell(work.tenant)
-        return context, forget
 
     def _changes(self) -> tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]:
         """Return what the cell must be told of the fleet: a snapshot, or parts and rows of it."""

@@ -46,7 +46,8 @@ from moorage.sandbox.limits import (
     Limits,
 )
 from moorage.sandbox.pool import Pool
-from moorage.sandbox.work import Work, overrides, work_of
+from moorage.sandbox.rehearsal import tried
+from moorage.sandbox.work import Work, overrides
 
 __all__ = [
     "CheckResult",
@@ -294,7 +295,8 @@ class Sandbox:
             cell.flush()
             self._pool.watch_soon()
             loaded = await future
-            outcomes = () if loaded.faults else await self._try(cell, code, trials)
+            tries = () if loaded.faults else trials
+            outcomes = await tried(cell, code, tries, self._pool.watch_soon)
         except PolicyFault as fault:
             if fault.refusal.code in {Code.UNAVAILABLE, Code.SHUTTING_DOWN}:
                 raise
@@ -313,29 +315,6 @@ class Sandbox:
             for fault in loaded.faults[:FINDINGS_MAX]
         )
         return CheckResult(findings, loaded.management, loaded.output, tuple(outcomes))
-
-    async def _try(
-        self, cell: Cell, code: PolicyCode, trials: Sequence[Trial]
-    ) -> Sequence[Outcome]:
-        """Make trials in a loaded cell, one after the other."""
-        outcomes: list[Outcome] = []
-        for trial in trials:
-            if not cell.alive:
-                outcomes.append(outcomes[-1])
-                continue
-            work = work_of(trial, code)
-            work.future = asyncio.get_running_loop().create_future()
-            refusal = cell.put(work)
-            if refusal is None:
-                cell.flush()
-                self._pool.watch_soon()
-                try:
-                    outcomes.append(Outcome(await work.future))
-                    continue
-                except PolicyFault as fault:
-                    refusal = fault.refusal
-            outcomes.append(Outcome(refusal=refusal))
-        return outcomes
 
     async def manage(self, code: PolicyCode, tenant: Tenant, action: str, data: Any) -> Any:
         """Run the rule's `management(action, data)` and return its plain value.
