@@ -126,17 +126,25 @@ def doctor(
 def bench(
     names: Annotated[
         list[str] | None,
-        typer.Argument(help="grants, startup, first_lease, candidates; all by default."),
+        typer.Argument(
+            help="grants, startup, first_lease, candidates; all of these by default. "
+            "placement, where it is named."
+        ),
     ] = None,
-    nodes: Annotated[Path | None, typer.Option(help="Node file of a trace, for `grants`.")] = None,
-    pods: Annotated[Path | None, typer.Option(help="Request file, for `grants`.")] = None,
+    nodes: Annotated[
+        Path | None, typer.Option(help="Node file of a trace, for `grants` and `placement`.")
+    ] = None,
+    pods: Annotated[
+        Path | None, typer.Option(help="Request file; `placement` takes all beside the nodes.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each kind, for `placement`.")] = 10,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what it costs. Every figure is a ratio to a baseline taken in the same run."""
     from moorage.trials import show  # noqa: PLC0415  # As in serve.
 
     with _trial_errors():
-        show.bench(names or [], nodes, pods, as_json=as_json)
+        show.bench(names or [], nodes, pods, seeds, as_json=as_json)
 
 
 def _config(flags: dict[str, Any], file: Path | None) -> Config:

@@ -42,6 +42,7 @@ from moorage.model import (
 )
 from moorage.trials import replay, trace
 from moorage.trials.load import Load, drive
+from moorage.trials.placement import placement
 from moorage.trials.process import Running, TrialError, child, daemon
 from moorage.trials.slot_costs import slots
 from moorage_policies import catalog as shipped
@@ -327,6 +328,9 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "candidates": candidates,
     "slots": slots,
 }
+
+ON_REQUEST: Final[dict[str, Callable[..., Figures]]] = {"placement": placement}
+"""They need a trace or half an hour, so they run only where they are named."""
 
 
 def made_up_nodes() -> list[trace.TraceNode]:

@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from moorage.trials.demo import Outcome
 from moorage.trials.doctor import Finding
 from moorage.trials.process import TrialError
 
+WITH_TRACE = frozenset({"grants", "placement"})
+"""Benchmarks that take the files of a trace."""
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 
 
@@ -128,21 +130,33 @@ def doctor(findings: Sequence[Finding], *, as_json: bool) -> None:
     _console().print(table)
 
 
-def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_json: bool) -> None:
+def bench(
+    names: Sequence[str], nodes: Path | None, pods: Path | None, seeds: int, *, as_json: bool
+) -> None:
     """Run benchmarks and show their figures."""
-    unknown = [name for name in names if name not in benchmarks.BENCHMARKS]
+    known = {**benchmarks.BENCHMARKS, **benchmarks.ON_REQUEST}
+    unknown = [name for name in names if name not in known]
     if unknown:
-        known = ", ".join(benchmarks.BENCHMARKS)
-        raise TrialError(f"there is no benchmark {', '.join(unknown)}; there are {known}")
+        listed = ", ".join(known)
+        raise TrialError(f"there is no benchmark {', '.join(unknown)}; there are {listed}")
     report: dict[str, Any] = {}
     for name in names or benchmarks.BENCHMARKS:
-        if not as_json:
-            Console(stderr=True).print(f"{name} …")
-        given = {"nodes": nodes, "pods": pods} if name == "grants" else {}
-        report[name] = benchmarks.BENCHMARKS[name](**given)
+        tell = Console(stderr=True, quiet=as_json).print
+        tell(f"{name} …")
+        given: dict[str, Any] = {"nodes": nodes, "pods": pods} if name in WITH_TRACE else {}
+        if name == "placement":
+            given |= {"seeds": seeds, "progress": tell}
+        report[name] = known[name](**given)
     if as_json:
         _print_json(report)
         return
+    if "placement" in report:
+        _console().print(_placement(report.pop("placement")))
+    if report:
+        _console().print(_figures(report))
+
+
+def _figures(report: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table(title="moored bench (ratios are to a baseline of the same run)")
     for heading in ("benchmark", "figure", "value"):
         table.add_column(heading, justify="right" if heading == "value" else "left")
@@ -151,4 +165,26 @@ def bench(names: Sequence[str], nodes: Path | None, pods: Path | None, *, as_jso
             shown = f"{value:.4g}" if isinstance(value, float) else str(value)
             table.add_row(name, figure, shown)
         table.add_section()
-    _console().print(table)
+    return table
+
+
+def _placement(figures: Mapping[str, Any]) -> Table:
+    """Return published and own figures side by side, a row per trace and rule."""
+    table = Table(
+        title=f"GPUs in use at 130 % arrived, percent of the cluster; {figures['seeds']} seeds",
+        caption=f"{figures['agree']} of {figures['of']} means agree with the published ones",
+    )
+    for heading in ("trace", "rule"):
+        table.add_column(heading)
+    for heading in ("published", "here", "apart", "allowed"):
+        table.add_column(heading, justify="right")
+    for row in figures["table"]:
+        table.add_row(
+            row["trace"],
+            row["rule"],
+            f"{row['published']:.2f} ± {row['published_deviation']:.2f}",
+            f"{row['reached']:.2f} ± {row['deviation']:.2f}",
+            f"{row['difference']:+.2f}{'' if row['agrees'] else ' !'}",
+            f"{row['allowed']:.2f}",
+        )
+    return table
