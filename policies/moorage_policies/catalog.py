@@ -120,8 +120,13 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
                 "type": "object",
                 "description": "Weight by dotted path; empty takes the rule's own",
             },
+            "refresh_seconds": {
+                "type": "number",
+                "min": 0,
+                "description": "How old the documents may get before they are read anew",
+            },
         },
-        {"like": "", "weights": {}},
+        {"like": "", "weights": {}, "refresh_seconds": 1},
     ),
 }
 

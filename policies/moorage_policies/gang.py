@@ -44,6 +44,8 @@ class AIOSv1PolicyRule:
         rows = np.flatnonzero(fleet.feasible(demand))
         left = fleet.gpu_free[rows].sum(1) if demand.gpus else fleet.cpu_free[rows]
         ranking = rows[np.argsort(-left if spread else left, kind="stable")].tolist()
+        if demand.nodes == 1:
+            return propose(fleet, demand, ranking[:1])
         group = self._group(fleet, demand, ranking, spread=spread)
         members = self._apart(fleet, group) if spread else self._together(fleet, group)
         return propose(fleet, demand, members[: demand.nodes])
@@ -60,7 +62,7 @@ class AIOSv1PolicyRule:
         def everything(_: int) -> Place:
             return 0, 0
 
-        one_rack = demand.topology == "rack" and demand.nodes > 1
+        one_rack = demand.topology == "rack"
         packed = (rack,) if one_rack else (rack, cluster, everything)
         for place in (cluster, everything) if spread and not one_rack else packed:
             groups = [g for g in _grouped(ranking, place).values() if len(g) >= demand.nodes]

@@ -15,9 +15,13 @@ Parameters:
     like: the id of a cluster (a ranking leaves it out), or (a part of) a cluster document.
         Empty, the default: all are equally similar.
     weights: object, weight by dotted path; empty, the default, takes `WEIGHTS`.
+    refresh_seconds: 0 and more, default 1: how old the distances of a placement may get before
+        the documents are read anew.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import inf
+from time import monotonic
 from typing import Any
 
 import numpy as np
@@ -45,6 +49,9 @@ class AIOSv1PolicyRule:
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:  # noqa: ARG002  # The contract's signature.
         self._settings = settings
+        self._known: Any = None
+        self._read_at = -inf
+        self._places: Any = None
 
     def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:  # noqa: ARG002  # As above.
         """Return the documents, the most alike first; or the placement, or `{"declined": reason}`.
@@ -66,14 +73,24 @@ class AIOSv1PolicyRule:
         feasible = fleet.feasible(demand)
         scores = np.where(feasible, 0, -1)
         if like and feasible.any():
-            data = input_data["cluster_data"]
+            refresh_seconds = parameters.get("refresh_seconds", 1)
+            places = self._ranked(fleet, input_data["cluster_data"], like, weights, refresh_seconds)
+            scores = np.where(feasible, places[fleet.cluster], -1)
+        return propose(fleet, demand, best_rows(fleet, demand, scores))
+
+    def _ranked(
+        self, fleet: Any, data: Any, like: Any, weights: Any, refresh_seconds: float
+    ) -> Any:
+        """Return a number per cluster, the higher the more alike, from documents fresh enough."""
+        asked, now = (fleet.cluster_ids, fleet.layout, list(data), like, weights), monotonic()
+        if asked != self._known or now - self._read_at >= refresh_seconds:
             by_id = {name: entry["data"] for name, entry in data.items()}
             reference = self._reference(like, by_id)
             # A cluster that is no candidate has no feasible node: any distance will do for it.
             documents = [by_id.get(name, {}) for name in fleet.cluster_ids]
             _, place = np.unique(distances(documents, reference, weights), return_inverse=True)
-            scores = np.where(feasible, (place.max() - place)[fleet.cluster], -1)
-        return propose(fleet, demand, best_rows(fleet, demand, scores))
+            self._known, self._read_at, self._places = asked, now, place.max() - place
+        return self._places
 
     def _reference(self, like: Any, documents: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the document to compare with, asking the registry where it is not at hand."""

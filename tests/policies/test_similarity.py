@@ -64,15 +64,17 @@ def test_a_reference_that_is_no_candidate_is_read_from_the_registry():
 # Placement -------------------------------------------------------------------------------------
 
 
-def place(demand, candidates=None, rule=None, **parameters):
-    fleet = Fleet()
-    fleet.install([Cluster(name, (node("n", gpus=2), node("m"))) for name in REGISTERED])
-    fleet.set_capacity(fleet.row("small", "n"), 0, 0, [0, 0, 0, 0])
+FLEET = Fleet()
+FLEET.install([Cluster(name, (node("n", gpus=2), node("m"))) for name in REGISTERED])
+FLEET.set_capacity(FLEET.row("small", "n"), 0, 0, [0, 0, 0, 0])
+
+
+def place(demand, candidates=None, rule=None, documents=DOCUMENTS, **parameters):
     data = {
-        "fleet": FleetView(fleet, demand, candidates),
+        "fleet": FleetView(FLEET, demand, candidates),
         "cluster_data": {
             document["id"]: {"data": document}
-            for document in DOCUMENTS
+            for document in documents
             if candidates is None or document["id"] in candidates
         },
         "inputs": {},
@@ -92,6 +94,20 @@ def test_it_places_in_the_most_similar_cluster_with_room():
 def test_it_places_among_the_candidates_by_a_reference_that_is_none():
     rule = with_registry()
     assert place(Demand(1), ["big", "tiny"], rule, like="small") == ("tiny", "m")
+
+
+def test_documents_are_read_anew_after_the_refresh_and_for_another_question():
+    rule = new_rule("similarity")
+    assert place(Demand(1), rule=rule, like="mid", refresh_seconds=3600) == ("mid", "m")
+    assert place(Demand(1), rule=rule, like="tiny", refresh_seconds=3600) == ("tiny", "m")
+    assert place(Demand(1), ["big"], rule, like={"tags": []}, refresh_seconds=3600)[0] == "big"
+    changed = [{"id": "big", "gpus": {"count": 1}}, *DOCUMENTS[1:]]
+    like = {"gpus": {"count": 2}}
+    assert place(Demand(1), rule=rule, like=like)[0] == "tiny"
+    assert place(Demand(1), rule=rule, documents=changed, like=like, refresh_seconds=3600)[0] == (
+        "tiny"
+    )
+    assert place(Demand(1), rule=rule, documents=changed, like=like, refresh_seconds=0)[0] == "big"
 
 
 # The measure -----------------------------------------------------------------------------------
