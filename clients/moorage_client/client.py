@@ -7,12 +7,12 @@ import asyncio
 import contextlib
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from moorage.model import Code, Demand, LeaseTerms, Provision
-from moorage.protocol.replies import Reply
+from moorage.protocol.replies import Event, Reply
 from moorage_client.answers import (
     Answer,
     Lease,
@@ -36,6 +36,7 @@ from moorage_client.holding import OVER, HeldLease, Keeper, Keeping
 from moorage_client.link import Link
 from moorage_client.listing import Listing
 from moorage_client.loops import LoopThread
+from moorage_client.watching import watch
 
 URL_DEFAULT: Final = "ws://127.0.0.1:8765"
 TIMEOUT_SECONDS: Final = 30.0
@@ -114,7 +115,7 @@ class Client:
     ) -> None:
         self.url = url or os.environ.get("MOORAGE_URL") or URL_DEFAULT
         self._timeout = timeout
-        token = token or os.environ.get("MOORAGE_TOKEN") or None
+        self._token = token = token or os.environ.get("MOORAGE_TOKEN") or None
         self._link = Link(self.url, token, reconnect_seconds)
         self._renewals = Renewals(self._link)
         self._keeper = Keeper(Renewals(Link(self.url, token, reconnect_seconds)), renewals_on)
@@ -356,6 +357,22 @@ class Client:
         if cluster is None:
             return self._listing("fleet", "clusters", read_object, {})
         return self._listing("fleet", "nodes", read_object, {"cluster": cluster})
+
+    def watch(self, *topics: str) -> AsyncGenerator[Event, None]:
+        """Return the news of topics as they come: `async for event in client.watch("policies")`.
+
+        A socket of its own carries them. What a slow reader missed is told by an event `missed`.
+
+        Args:
+            topics: `policies` (what aliases mean), `leases` (one's own) and `fleet`.
+
+        Raises:
+            RequestRefused: There is no such topic.
+            ConnectionFailed: The server cannot be reached, or went away: what happens until the
+                next watch is not told.
+
+        """
+        return watch(self.url, self._token, topics)
 
     async def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
         """Call the `management` of a policy and return what it returned. Never repeated."""

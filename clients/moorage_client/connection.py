@@ -47,6 +47,9 @@ class Connection:
         socket: Open.
         url: Where it leads, for messages.
 
+    Attributes:
+        on_event: Called with every pushed message.
+
     """
 
     def __init__(self, socket: ClientConnection, url: str) -> None:
@@ -57,6 +60,7 @@ class Connection:
         self._orphans: dict[str, Callable[[Reply], None]] = {}
         self._issued = 0
         self._end: MoorageError | None = None
+        self.on_event: Callable[[Event], None] = _unwatched
         self._reader = asyncio.create_task(self._read(), name="moorage-client-reader")
 
     @classmethod
@@ -156,6 +160,11 @@ class Connection:
                 future.exception()  # Seen, also where the send met the closed socket first.
         return reply
 
+    async def ended_by(self) -> MoorageError:
+        """Wait until the socket ends; return why it did."""
+        await asyncio.shield(self._reader)
+        return self._ended_by()
+
     async def close(self) -> None:
         """Close the socket; whoever still waits gets `ConnectionFailed`."""
         self._finish(ConnectionFailed(self._url, "the client closed the socket"))
@@ -206,7 +215,8 @@ class Connection:
             said = f"{error}; it begins {text[:100]!r}"
             raise ProtocolViolated(self._url, said) from error
         if isinstance(reply, Event):
-            return  # News that nobody here watches.
+            self.on_event(reply)
+            return
         number = "" if reply.id is None else str(reply.id)
         if future := self._waiting.get(number):
             if not future.done():
@@ -226,3 +236,7 @@ class Connection:
         for future in self._waiting.values():
             if not future.done():
                 future.set_exception(self._end)
+
+
+def _unwatched(event: Event) -> None:
+    """Stand in where nobody watches."""

@@ -53,6 +53,8 @@ def test_fallbacks_are_the_good_ones_latest_first_then_the_untried_never_the_fai
     once_more = swapped(swapped(alias, "r:4-x", "good"), "r:7-x", "good")
     assert once_more.fallbacks()[:2] == ["r:4-x", "r:6-x"], "its last standing counts"
     assert "r:7-x" not in once_more.fallbacks(), "not to itself"
+    untried = swapped(swapped(once_more, "r:6-x", "good"), "r:7-x", "untried")
+    assert untried.fallbacks()[0] == "r:6-x", "it answered well when it was last asked"
 
 
 def test_the_history_is_bounded() -> None:

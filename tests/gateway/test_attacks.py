@@ -209,18 +209,38 @@ async def test_a_client_that_pauses_loses_nothing(open_port):
 
 
 async def test_news_that_nobody_reads_are_bounded(open_port):
-    port = await open_port(events_max=16)
+    port = await open_port(events_max=16, slow_seconds_max=0.2)
     attacker = await port.attacker(receive_bytes=4_096)
     await port.harbour.until(lambda: bool(port.harbour.ever))
     news = event("news", "x" * 60_000)
     for _ in range(1_000):
         port.gateway.push(port.harbour.ever[0], news)
-        if port.gateway.stats().slow_readers_total:
-            break
         await asyncio.sleep(0)
-    assert port.gateway.stats().events_total < 1_000
-    assert await attacker.close_code() == Close.TRY_LATER
+    stats = port.gateway.stats()
+    assert stats.events_total + stats.missed_total == 1_000
+    assert stats.events_total < 100, "sixteen, and what the sockets hold"
     await port.harbour.until(lambda: not port.harbour.sessions)
+    assert port.gateway.stats().slow_readers_total == 1
+    assert await attacker.close_code() in {Close.TRY_LATER, 0}, "or cut: it read nothing"
+
+
+async def test_a_slow_watcher_is_told_how_much_it_missed(open_port):
+    port = await open_port(events_max=16, write_buffer_bytes_max=1_024)
+    client = await port.client(max_queue=1)
+    await port.harbour.until(lambda: bool(port.harbour.ever))
+    client.socket.transport.pause_reading()
+    for number in range(400):
+        port.gateway.push(port.harbour.ever[0], event("news", [number, "x" * 60_000]))
+        await asyncio.sleep(0)
+    missed = port.gateway.stats().missed_total
+    assert missed > 0
+    client.socket.transport.resume_reading()
+    seen = [json.loads(await client.socket.recv()) for _ in range(400 - missed + 1)]
+    *news, last = seen
+    assert [each["data"][0] for each in news] == list(range(400 - missed)), "the first, in order"
+    assert last == {"event": "missed", "data": {"missed": missed}}
+    port.gateway.push(port.harbour.ever[0], event("news", [400, ""]))
+    assert json.loads(await client.socket.recv())["data"] == [400, ""]
 
 
 # 94: pings -----------------------------------------------------------------------------------

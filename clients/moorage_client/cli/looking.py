@@ -1,11 +1,14 @@
 """The commands that only look: leases, status, why, queue, fleet."""
 
+import json
+import sys
+from contextlib import aclosing
 from typing import Annotated, Any
 
 import typer
 
 from moorage_client.answers import Lease
-from moorage_client.cli.output import ends_in, fields, print_json, table, where
+from moorage_client.cli.output import ends_in, fields, print_json, say, table, where
 from moorage_client.cli.session import Session
 
 
@@ -118,6 +121,29 @@ def fleet(
             ),
             empty="No clusters. Import some: moorage fleet import SOURCE",
         )
+
+
+def watch(
+    session: Session,
+    topics: Annotated[
+        list[str] | None, typer.Argument(help="policies, leases, fleet; all of them if left out")
+    ] = None,
+    count: Annotated[int, typer.Option(min=0, help="End after so many events; 0: never")] = 0,
+) -> None:
+    """Print what happens as it happens, one JSON object per line, until interrupted."""
+
+    async def work(client: Any) -> None:
+        seen = 0
+        async with aclosing(client.watch(*(topics or ("policies", "leases", "fleet")))) as news:
+            async for event in news:
+                line = {"event": event.event, "topic": event.topic, "data": event.data}
+                say(json.dumps(line, ensure_ascii=False))
+                sys.stdout.flush()  # Whoever reads us wants it now.
+                seen += 1
+                if seen == count:
+                    return
+
+    session.run(work)
 
 
 def _about(session: Session, document: dict[str, Any]) -> None:

@@ -132,8 +132,9 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         last: dict[str, str] = {}
         for change in self.history:
             if change.former and change.former_standing:
-                last.pop(change.former, None)
-                last[change.former] = change.former_standing
+                known = last.pop(change.former, change.former_standing)
+                untried = change.former_standing == "untried"
+                last[change.former] = known if untried else change.former_standing
         last.pop(self.version, None)
         latest = list(reversed(last.items()))
         return [

@@ -4,7 +4,6 @@ Both front doors end here: the gateway's messages and `POST /allocate`. Everythi
 from outside the core (its rule, its candidates, a token, a seed) is settled before it is posted.
 """
 
-import asyncio
 import base64
 import difflib
 import secrets
@@ -29,12 +28,14 @@ from moorage.core.words import (
     ReleaseAsked,
     RenewAsked,
     SessionLost,
+    Told,
 )
 from moorage.daemon.answers import MessageId, encode, refusal_of, refuse
 from moorage.daemon.arms import Arm
 from moorage.daemon.engine_room import EngineRoom
 from moorage.daemon.finding import Finder, Found
 from moorage.daemon.publishing import Publishing
+from moorage.daemon.watching import Watchers
 from moorage.gateway.deliver import Request
 from moorage.model import Ask, ClusterId, Code, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
@@ -85,6 +86,7 @@ class Admission:
         reply: Sends a finished reply to an address.
         manage: Runs a rule's `management` and answers at the address.
         place: Finds the place of a block and answers at the address.
+        watchers: Sessions that watch.
         failed: Learns of a defect.
 
     """
@@ -101,6 +103,7 @@ class Admission:
         reply: Callable[[Address, bytes], None],
         manage: Callable[[Address, Tenant, wire.Manage], None],
         place: Callable[[Address, Tenant, BlockRequest], None],
+        watchers: Watchers,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._config = config
@@ -113,6 +116,7 @@ class Admission:
         self._reply = reply
         self._manage = manage
         self._place = place
+        self._watchers = watchers
         self._failed = failed
         self._open: dict[Address, Context] = {}
         self._askers: dict[RequestId, Address] = {}
@@ -129,6 +133,7 @@ class Admission:
         """Note that a session is over: nobody reads its answers any more."""
         for to in tuple(self._numbers.pop(session, ())):
             self.forget(to)
+        self._watchers.lost(session)
         self._post(SessionLost(session))
 
     def failed(self, error: BaseException) -> None:
@@ -418,11 +423,19 @@ class Admission:
                 self._list(to, "fleet", tenant, message)
             case wire.Manage():
                 self._manage(to, tenant, message)
-            case wire.WhatIf() | wire.Watch() | wire.Resume():
+            case wire.Watch():
+                self._tell(to, self._watch(to, tenant, message))
+            case wire.WhatIf() | wire.Resume():
                 name = type(message).__struct_config__.tag
                 self._tell(to, _unsupported("op", f"The operation “{name}” is not served yet."))
             case _:
                 assert_never(message)
+
+    def _watch(self, to: Address, tenant: Tenant, message: wire.Watch) -> Answer:
+        try:
+            return Told({"topics": self._watchers.add(to.session, tenant, message.topics)})
+        except ServiceError as error:
+            return refusal_of(error)
 
     def _list(
         self,
@@ -438,40 +451,6 @@ class Admission:
         reply = self.answer(to, answer)
         if reply is not None:
             self._reply(to, reply)
-
-
-class HttpCalls:
-    """Addresses for `POST /allocate`: each call is one message of a session of its own.
-
-    Attributes:
-        draining: The daemon stops: calls are refused from now on.
-
-    """
-
-    SESSION: Final = SessionId("http")
-
-    def __init__(self) -> None:
-        self.draining = False
-        self._number = 0
-        self._waiting: dict[Address, asyncio.Future[bytes]] = {}
-
-    def waiting(self) -> tuple[Address, ...]:
-        """Return where a reply is awaited."""
-        return tuple(self._waiting)
-
-    def open(self) -> tuple[Address, asyncio.Future[bytes]]:
-        """Return a new address, and the future of its reply."""
-        self._number += 1
-        to = Address(self.SESSION, self._number)
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[to] = future
-        return to, future
-
-    def reply(self, to: Address, reply: bytes) -> None:
-        """Hand a reply to whoever waits for it, if they still do."""
-        future = self._waiting.pop(to, None)
-        if future is not None and not future.done():
-            future.set_result(reply)
 
 
 def _described(message: AllocationRequest) -> bool:

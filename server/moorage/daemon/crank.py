@@ -7,7 +7,7 @@ stepped already (group commit: the slower the disk, the larger the group).
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from moorage.core.allocator import Allocator
@@ -30,6 +30,7 @@ class Crank:
         last_seq: The ledger's last fact.
         carry_out: Called for each effect, in order, once its facts are durable.
         stepped: Called after each step, before anything of it leaves.
+        durable: Called with each group of facts once they are on the disk, before their effects.
         failed: Called once, with what broke; the process must end.
         checkpoint_every_facts: Facts between checkpoints.
 
@@ -43,6 +44,7 @@ class Crank:
         last_seq: int,
         carry_out: Callable[[Effect], None],
         stepped: Callable[[Event, Turn], None],
+        durable: Callable[[Sequence[Fact]], None],
         failed: Callable[[BaseException], None],
         checkpoint_every_facts: int,
     ) -> None:
@@ -50,6 +52,7 @@ class Crank:
         self._ledger = ledger
         self._carry_out = carry_out
         self._stepped = stepped
+        self._durable = durable
         self._failed = failed
         self._checkpoint_every_facts = checkpoint_every_facts
         self._inbox: deque[Event] = deque()
@@ -102,6 +105,7 @@ class Crank:
             body = list(condense(self._allocator.state)) if self._is_checkpoint_due() else None
             await self._ledger.append(facts, self._now)
             self._facts_waiting -= len(facts)
+            self._durable(facts)
             for turn in turns:
                 self._let_go(turn)
             self._committing = False

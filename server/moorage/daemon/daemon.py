@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any, Final, assert_never
 
 import structlog
@@ -40,13 +41,14 @@ from moorage.core.words import (
     Turn,
 )
 from moorage.daemon import recall
-from moorage.daemon.admission import Admission, HttpCalls
+from moorage.daemon.admission import Admission
 from moorage.daemon.answers import encode, refusal_of, refuse
 from moorage.daemon.block_tasks import BlockServices
 from moorage.daemon.blocks import Blocks
 from moorage.daemon.crank import Crank
 from moorage.daemon.engine_room import EngineRoom
 from moorage.daemon.finding import Finder, code_of
+from moorage.daemon.http_calls import HttpCalls
 from moorage.daemon.managing import Management
 from moorage.daemon.measures import Measures, gauge, gauges
 from moorage.daemon.publishing import Publishing
@@ -57,13 +59,14 @@ from moorage.daemon.services import (
     external_services,
     prometheus_source,
 )
+from moorage.daemon.watching import Watchers
 from moorage.engines.base import Engine, Workload
 from moorage.engines.local.engine import LocalEngine, this_node
 from moorage.engines.memory import MemoryEngine
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
-from moorage.model import Code, Tenant
+from moorage.model import Code, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host import Sandbox
@@ -91,6 +94,7 @@ class Daemon:
         self._allocator = Allocator()
         self._measures = Measures()
         self._calls = HttpCalls()
+        self._watchers = Watchers(self._push, self._owner)
         self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = contextlib.AsyncExitStack()
@@ -154,6 +158,7 @@ class Daemon:
             last_seq=recovery.last_seq,
             carry_out=self._carry_out,
             stepped=self._stepped,
+            durable=self._watchers.durable,
             failed=self._fail,
             checkpoint_every_facts=config.checkpoint_every_facts,
         )
@@ -181,7 +186,7 @@ class Daemon:
             rules=self._rules,
             failures_max=config.policy_fallback_failures,
             asked_before=self._allocator.policy_asked,
-            tell=self._tell_policies,
+            tell=partial(self._watchers.tell, "policies"),
             spawn=self._spawn,
         )
         self._blocks = Blocks(
@@ -201,6 +206,7 @@ class Daemon:
             reply=self._reply,
             manage=self._manage,
             place=self._place,
+            watchers=self._watchers,
             failed=self._fail,
         )
 
@@ -376,15 +382,19 @@ class Daemon:
         else:
             self._gateway.tell(to, reply)
 
+    def _push(self, session: SessionId, frame: bytes) -> None:
+        self._gateway.push(session, frame)
+
+    def _owner(self, request: RequestId) -> Tenant | None:
+        lease = self._allocator.state.lease(request)
+        return None if lease is None else lease.tenant
+
     async def _recall(self, effect: Recall) -> None:
         entries = await self._ledger.history(effect.subject)
         answer = recall.answer(effect, entries)
         reply = self._admission.answer(effect.to, answer)
         if reply is not None:
             self._reply(effect.to, reply)
-
-    def _tell_policies(self, event: str, data: dict[str, Any]) -> None:
-        """Pass on what happened to an alias."""
 
     def _backends(self) -> dict[str, Engine]:
         """Return the engines that are switched on, by name."""
@@ -450,8 +460,10 @@ class Daemon:
         yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
         counts = ((name, float(count)) for name, count in report.counters.items())
         yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)
-        sessions = self._gateway.stats().sessions
-        yield gauge("moorage_sessions", "Open WebSockets", sessions)
+        stats = self._gateway.stats()
+        yield gauge("moorage_sessions", "Open WebSockets", stats.sessions)
+        yield gauge("moorage_events_missed", "News that slow watchers missed", stats.missed_total)
+        yield from self._watchers.metrics()
         yield from self._publishing.metrics()
         if (prometheus := self._prometheus) is not None:
             up, last = prometheus.up, prometheus.last

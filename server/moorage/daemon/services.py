@@ -17,10 +17,11 @@ from moorage.catalog.prometheus import PrometheusSource
 from moorage.catalog.samples import Labels
 from moorage.config import Config
 from moorage.core.words import Refusal
-from moorage.daemon.admission import Admission, HttpCalls
+from moorage.daemon.admission import Admission
 from moorage.daemon.answers import refuse
 from moorage.daemon.block_tasks import BlockServices
 from moorage.daemon.finding import Finder
+from moorage.daemon.http_calls import HttpCalls
 from moorage.daemon.managing import Management
 from moorage.daemon.publishing import Publishing
 from moorage.daemon.vetting import vet

@@ -37,6 +37,7 @@ class GatewayStats:
         malformed_total: Messages among them that could not be read.
         replies_total: Replies given, to clients that had left meanwhile too.
         events_total: Pushed messages.
+        missed_total: Messages that were not pushed, since the session left too many unread.
         slow_readers_total: Sessions dropped because they did not read.
         refused_full_total: Handshakes refused because all sessions were taken.
         refused_unauthorized_total: Handshakes refused for want of a valid token.
@@ -52,6 +53,7 @@ class GatewayStats:
     malformed_total: int
     replies_total: int
     events_total: int
+    missed_total: int
     slow_readers_total: int
     refused_full_total: int
     refused_unauthorized_total: int
@@ -205,6 +207,7 @@ class Gateway:
             malformed_total=counts.malformed,
             replies_total=counts.replies,
             events_total=counts.events,
+            missed_total=counts.missed,
             slow_readers_total=counts.slow_readers,
             refused_full_total=counts.refused_full,
             refused_unauthorized_total=counts.refused_unauthorized,

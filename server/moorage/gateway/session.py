@@ -23,7 +23,7 @@ from moorage.model import Code, SessionId, Tenant
 from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.messages import decode
-from moorage.protocol.replies import failure, failure_from
+from moorage.protocol.replies import event, failure, failure_from
 
 
 @dataclass(slots=True)
@@ -35,6 +35,7 @@ class Counts:
     malformed: int = 0
     replies: int = 0
     events: int = 0
+    missed: int = 0
     slow_readers: int = 0
     refused_full: int = 0
     refused_unauthorized: int = 0
@@ -86,6 +87,7 @@ class Session:
         self._parked: set[int] = set()
         self._outbox: deque[bytes] = deque()
         self._events: deque[bytes] = deque()
+        self._missed = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._flush_due = False
         self._gone = False
@@ -206,16 +208,19 @@ class Session:
             self._parked.add(number)
             self._settle()
 
-    def push(self, event: bytes) -> None:
-        """Send news. A client that leaves too many unread is dropped."""
+    def push(self, news: bytes) -> None:
+        """Send news. A client that leaves too many unread misses some, and is told how many.
+
+        One that reads nothing at all is dropped, as for replies: see `slow_seconds_max`.
+        """
         if self._gone:
             return
-        if len(self._events) >= self._settings.events_max:
-            self._counts.slow_readers += 1
-            self._drop(self, Close.TRY_LATER, f"{len(self._events)} events were left unread")
+        if self._missed or len(self._events) >= self._settings.events_max:
+            self._missed += 1
+            self._counts.missed += 1
             return
         self._counts.events += 1
-        self._events.append(event)
+        self._events.append(news)
         self._flush_soon()
 
     def idle(self) -> asyncio.Future[None]:
@@ -241,10 +246,14 @@ class Session:
         if self._gone:
             self._outbox.clear()
             self._events.clear()
+            self._missed = 0
         while self._outbox and not connection.paused:
             connection.write(self._outbox.popleft())
         while self._events and not connection.paused:
             connection.write(self._events.popleft())
+        if self._missed and not connection.paused:
+            missed, self._missed = self._missed, 0
+            connection.write(event("missed", {"missed": missed}))
         self._settle()
 
     def _settle(self) -> None:

@@ -32,7 +32,8 @@ class GatewaySettings:
             socket is not read; nothing is dropped.
         parked_max: Messages of a session that wait in the queue and so do not count as in
             flight. Beyond it they count.
-        events_max: Pushed messages that a session may have unread. Beyond it: close 1013.
+        events_max: Pushed messages that a session may have unread. Beyond it they are dropped,
+            and the session is told how many once it reads again.
         slow_seconds_max: How long a client may leave a full write buffer unread. Then: close
             1013, and the connection is cut `close_seconds_max` later.
         ping_interval_seconds: Pause between keepalive pings.

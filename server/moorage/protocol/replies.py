@@ -158,9 +158,9 @@ def raw(data: Any) -> bytes:
     return text
 
 
-def event(name: str, data: Any) -> bytes:
-    """Write a pushed message: news for a session that watches."""
-    return _encode({"event": name, "data": data})
+def event(name: str, data: Any, topic: str = "") -> bytes:
+    """Write a pushed message: news of a topic for a session that watches it."""
+    return _encode({"event": name, **({"topic": topic} if topic else {}), "data": data})
 
 
 def _check_finite(value: Any) -> None:
@@ -243,6 +243,7 @@ class Event(Struct, frozen=True):
 
     event: str
     data: Any = None
+    topic: str = ""
 
 
 class _Incoming(Struct, frozen=True):
@@ -257,6 +258,7 @@ class _Incoming(Struct, frozen=True):
     request: str = ""
     policy_rule_uri: str = ""
     event: str = ""
+    topic: str = ""
 
 
 _incoming: Final = msgspec.json.Decoder(_Incoming).decode
@@ -279,7 +281,7 @@ def decode_reply(frame: str | bytes) -> Reply | Event:
         raise BadReply(f"the server sent what is not a reply: {error}") from error
     if came.success is None:
         if came.event:
-            return Event(came.event, came.data)
+            return Event(came.event, came.data, came.topic)
         raise BadReply("the server sent neither `success` nor `event`")
     return Reply(
         success=came.success,

@@ -1,0 +1,75 @@
+"""The `context` of rules on the disk: packed bytes per policy version and tenant, never read here.
+
+`daemon.remembering` writes what changed from time to time; a rule's work is no transaction, so the
+last second may be lost with the process.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from moorage.catalog.store import Database, Row, Store
+
+__all__ = ["ContextKey", "KeptContexts"]
+
+CONTEXTS_MAX: Final = 8192
+"""Contexts in the file; beyond it nothing more is kept, which only restarts notice."""
+
+ContextKey = tuple[str, str]
+"""Policy version (URI and digest) and tenant."""
+
+
+class KeptContexts:
+    """The contexts in the catalog's file.
+
+    Args:
+        store: The catalog's file.
+
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def load(self) -> list[tuple[ContextKey, bytes]]:
+        """Return all that is kept.
+
+        Raises:
+            ServiceError: `unavailable`.
+
+        """
+
+        def work(database: Database) -> list[tuple[ContextKey, bytes]]:
+            return [(_key_of(row.id), row.files) for row in database.rows("context")]
+
+        return await self._store.run(work)
+
+    async def save(self, changes: Iterable[tuple[ContextKey, bytes]]) -> None:
+        """Keep contexts as they now are; empty bytes: forget that one.
+
+        Raises:
+            ServiceError: `unavailable`, `busy`; then nothing of it was kept.
+
+        """
+        taken = list(changes)
+
+        def work(database: Database) -> None:
+            room = CONTEXTS_MAX - database.count("context")
+            for key, packed in taken:
+                name = _name_of(key)
+                if not packed:
+                    room += database.remove("context", name)
+                elif room > 0 or database.has("context", name):
+                    room -= not database.has("context", name)
+                    database.put("context", Row(name, b"", packed))
+
+        # An observation of a rule: its next evaluations say it again.
+        await self._store.run(work, durable=False)
+
+
+def _name_of(key: ContextKey) -> str:
+    return msgspec.json.encode(key).decode()
+
+
+def _key_of(name: str) -> ContextKey:
+    return msgspec.json.decode(name, type=ContextKey)

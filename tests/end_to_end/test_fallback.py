@@ -1,0 +1,256 @@
+"""A version that fails again and again gives way to the last good one, durably, and says so."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import aclosing
+from pathlib import Path
+
+import pytest
+from served import Server, cluster, rule, until, wish
+
+from moorage.trials.process import daemon
+from moorage_client import Client, ConnectionFailed, RequestRefused
+
+PLACES = 'return {"cluster_id": "east", "node_id": "east-0"}'
+GOOD, ALSO_GOOD = "steady:1-a", "steady:2-b"
+RAISES, OVERRUNS, LIES = "steady:3-raises", "steady:4-overruns", "steady:5-lies"
+FAILURES = 4
+SETTINGS = {
+    "MOORAGE_POLICY_FALLBACK_FAILURES": str(FAILURES),
+    "MOORAGE_POLICY_DEADLINE_SECONDS": "0.2",
+}
+BAD = {
+    RAISES: "raise ValueError('no')",
+    OVERRUNS: "while True: pass",
+    LIES: 'return {"cluster_id": "east", "node_id": "nowhere"}',
+}
+
+
+@pytest.fixture(scope="module")
+def harbour(tmp_path_factory) -> Iterator[Server]:
+    with daemon(tmp_path_factory.mktemp("fallback"), environment=SETTINGS) as running:
+        server = Server(running)
+        server.register(cluster("east"))
+        server.publish(rule(PLACES, GOOD), rule(PLACES, ALSO_GOOD))
+        server.publish(*(rule(body, uri) for uri, body in BAD.items()))
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def steady(harbour) -> Iterator[Server]:
+    """An alias that has had two good versions."""
+    for uri in (GOOD, ALSO_GOOD):
+        activate(harbour, uri)
+        assert harbour.ask("steady", resources={})["policy_rule_uri"] == uri
+    yield harbour
+    harbour.http.delete("/policy-alias/steady")
+
+
+def activate(server: Server, uri: str, alias: str = "steady") -> None:
+    body = {"policy_rule_uri": uri}
+    server.http.post(f"/policy-alias/{alias}/activate", json=body).raise_for_status()
+
+
+def active(server: Server, alias: str = "steady") -> str:
+    return server.http.get(f"/policy-alias/{alias}").json()["data"]["policy_rule_uri"]
+
+
+def fail(server: Server, times: int) -> None:
+    for _ in range(times):
+        assert not server.ask("steady", resources={})["success"]
+
+
+@pytest.mark.parametrize("bad", [RAISES, OVERRUNS, LIES])
+def test_after_so_many_failures_in_a_row_the_last_good_version_answers(steady, bad):
+    activate(steady, bad)
+    fail(steady, FAILURES - 1)
+    assert active(steady) == bad
+    fail(steady, 1)
+    until(lambda: active(steady) == ALSO_GOOD)
+    assert steady.ask("steady", resources={})["policy_rule_uri"] == ALSO_GOOD
+    change = steady.http.get("/policy-alias/steady").json()["data"]["history"][-1]
+    assert (change["what"], change["who"]) == ("fell_back", "moored")
+    assert change["former_standing"] == "failing"
+    assert f"{FAILURES} requests in a row failed with {bad}" in change["reason"]
+
+
+def test_one_good_answer_starts_the_count_afresh(steady):
+    sometimes = "steady:6-sometimes"
+    fails = "if input_data['inputs'].get('fail'): raise ValueError('asked to')"
+    steady.publish(rule(f"{fails}\n{PLACES}", sometimes))
+    activate(steady, sometimes)
+    bad, good = {"inputs": {"fail": True}}, {}
+    for _ in range(3):
+        replies = steady.say(*[wish("steady", **bad)] * (FAILURES - 1), wish("steady", **good))
+        assert [reply["success"] for reply in replies] == [False] * (FAILURES - 1) + [True]
+    assert active(steady) == sometimes
+
+
+def test_it_never_falls_back_to_what_is_broken_itself(steady):
+    activate(steady, RAISES)
+    fail(steady, FAILURES)
+    until(lambda: active(steady) == ALSO_GOOD)
+    activate(steady, LIES)
+    fail(steady, FAILURES)
+    until(lambda: active(steady) == ALSO_GOOD)
+    history = steady.http.get("/policy-alias/steady").json()["data"]["history"]
+    fallbacks = [change["version"] for change in history if change["what"] == "fell_back"]
+    assert fallbacks == [ALSO_GOOD, ALSO_GOOD], "not to the one that was failing"
+
+
+def test_with_nothing_to_fall_back_to_it_stays_and_says_so(harbour):
+    seen: list = []
+
+    async def watched() -> None:
+        async with Client(harbour.running.ws) as client, aclosing(client.watch("policies")) as news:
+            harbour.publish(rule("raise ValueError('no')", "lone:1-x"))
+            first = asyncio.ensure_future(anext(news))
+            await asyncio.sleep(0.2)  # The watch has begun when its reply came, which anext hides.
+            activate(harbour, "lone:1-x", "lone")
+            seen.append(await first)
+            for _ in range(FAILURES):
+                harbour.ask("lone")
+            seen.append(await asyncio.wait_for(anext(news), 10))
+
+    asyncio.run(watched())
+    activated, nothing = seen
+    assert (activated.topic, activated.event) == ("policies", "activated")
+    assert (nothing.event, nothing.data["policy_rule_uri"]) == ("no_fallback", "lone:1-x")
+    assert active(harbour, "lone") == "lone:1-x"
+    harbour.http.delete("/policy-alias/lone")
+
+
+def test_a_failing_canary_is_ended(steady):
+    body = {"policy_rule_uri": RAISES, "percent": 100}
+    steady.http.post("/policy-alias/steady/canary", json=body).raise_for_status()
+    fail(steady, FAILURES)
+    until(lambda: steady.ask("steady", resources={})["success"])
+    shown = steady.http.get("/policy-alias/steady").json()["data"]
+    assert (shown["canary"], shown["policy_rule_uri"]) == (None, ALSO_GOOD)
+    assert shown["history"][-1]["who"] == "moored"
+
+
+def test_metrics_count_changes_and_faults(steady):
+    activate(steady, RAISES)
+    fail(steady, 1)
+    text = steady.http.get("/metrics").text
+    assert f'moorage_alias{{alias="steady:stable",policy="{RAISES}",what="faults"}} 1.0' in text
+    counted = [line for line in text.splitlines() if line.startswith("moorage_policy_changes_")]
+    assert any('what="activated"' in line for line in counted)
+    assert 'moorage_watchers{topic="policies"} 0.0' in text
+
+
+def test_a_fallback_outlives_a_restart(tmp_path):
+    with daemon(tmp_path, environment=SETTINGS) as running:
+        server = Server(running)
+        server.register(cluster("east"))
+        server.publish(rule(PLACES, GOOD), rule(BAD[RAISES], RAISES))
+        activate(server, GOOD)
+        server.ask("steady")
+        activate(server, RAISES)
+        for _ in range(FAILURES):
+            server.ask("steady")
+        until(lambda: active(server) == GOOD)
+        server.close()
+    with daemon(tmp_path, environment=SETTINGS) as running:
+        server = Server(running)
+        assert active(server) == GOOD
+        assert server.ask("steady")["success"]
+        server.close()
+
+
+def test_watching_tells_policies_leases_and_fleet_in_order(steady):
+    with steady.socket() as socket:
+        socket.send(json.dumps({"op": "watch", "topics": ["leases", "policies", "fleet"], "id": 1}))
+        reply = json.loads(socket.recv(10))
+        assert reply["data"] == {"topics": ["policies", "leases", "fleet"]}
+        activate(steady, GOOD)
+        held = steady.ask("steady", lease={"ttl_seconds": 60})["lease"]
+        steady.say({"op": "renew", "lease": held["id"], "token": held["token"]})
+        steady.say({"op": "release", "lease": held["id"], "token": held["token"]})
+        steady.register(cluster("north"))
+        steady.http.delete("/clusters/north").raise_for_status()
+        news = [json.loads(socket.recv(10)) for _ in range(6)]
+    assert [(each["topic"], each["event"]) for each in news] == [
+        ("policies", "activated"),
+        ("leases", "granted"),
+        ("leases", "renewed"),
+        ("leases", "ended"),
+        ("fleet", "cluster_set"),
+        ("fleet", "cluster_removed"),
+    ]
+    assert {each["data"]["id"] for each in news[1:4]} == {held["id"]}
+    assert "token" not in news[1]["data"]
+    assert news[4]["data"] == {"cluster_id": "north", "nodes": 2}
+
+
+def test_tenants_watch_their_own_leases_only(tmp_path):
+    tokens = {"MOORAGE_TOKENS": "one:alpha,two:beta"}
+    with daemon(tmp_path, environment=tokens) as running:
+        server = Server(running)
+        server.http.headers["Authorization"] = "Bearer alpha"
+        server.register(cluster("east"))
+        server.publish(rule(PLACES, GOOD))
+
+        async def played() -> list:
+            alpha, beta = (Client(running.ws, token) for token in ("alpha", "beta"))
+            async with alpha, beta, aclosing(beta.watch("leases")) as news:
+                first = asyncio.ensure_future(anext(news))
+                await asyncio.sleep(0.2)  # As above: until the watch has begun.
+                for client in (alpha, beta):
+                    await client.ask(GOOD, lease={"ttl_seconds": 60})
+                return [await asyncio.wait_for(first, 10)]
+
+        (granted,) = asyncio.run(played())
+        assert granted.data["tenant"] == "two"
+        server.close()
+
+
+def test_the_command_line_watches_and_the_client_says_what_is_wrong(steady):
+    urls = {"MOORAGE_URL": steady.running.ws}
+    command = [Path(sys.executable).with_name("moorage"), "watch", "policies", "--count", "1"]
+    with subprocess.Popen(
+        command, env={**os.environ, **urls}, stdout=subprocess.PIPE, text=True
+    ) as watching:
+        turn = 0
+        while watching.poll() is None:
+            activate(steady, (GOOD, ALSO_GOOD)[turn % 2])
+            turn += 1
+        out = watching.stdout.read() if watching.stdout else ""
+    assert watching.returncode == 0
+    line = json.loads(out)
+    assert (line["event"], line["data"]["alias"]) == ("activated", "steady:stable")
+
+    async def wrong() -> None:
+        async with Client(steady.running.ws) as client:
+            with pytest.raises(RequestRefused, match="there is no topic"):
+                await anext(client.watch("moon"))
+
+    asyncio.run(wrong())
+
+
+def test_a_watch_ends_with_the_server(tmp_path):
+    async def watching(url: str) -> None:
+        async with Client(url) as client:
+            await anext(client.watch("policies"))
+
+    with daemon(tmp_path) as running:
+        url = running.ws
+
+        async def begun() -> asyncio.Task:
+            task = asyncio.ensure_future(watching(url))
+            await asyncio.sleep(0.3)  # Until it has begun to watch.
+            return task
+
+        async def played() -> None:
+            task = await begun()
+            os.kill(running.pid, 15)
+            with pytest.raises(ConnectionFailed):
+                await asyncio.wait_for(task, 20)
+
+        asyncio.run(played())
