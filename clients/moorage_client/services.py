@@ -252,6 +252,19 @@ class Services:
         """Return how the active version and the candidate do."""
         return self._enveloped("GET", _alias(alias, "/canary"))
 
+    def start_shadow(self, alias: str, policy_rule_uri: str) -> Any:
+        """Ask a candidate what the active version is asked, unseen; return the alias."""
+        body = {"policy_rule_uri": policy_rule_uri}
+        return self._enveloped("POST", _alias(alias, "/shadow"), body)
+
+    def stop_shadow(self, alias: str) -> Any:
+        """Ask the candidate no more; return the alias."""
+        return self._enveloped("DELETE", _alias(alias, "/shadow"))
+
+    def shadow_report(self, alias: str) -> Any:
+        """Return how the candidate differs from the active version, and what it would cost."""
+        return self._enveloped("GET", _alias(alias, "/shadow"))
+
     def clusters(self, query: Document | None = None) -> Any:
         """Return the cluster documents that match a Mongo-style filter; None: all."""
         return self._call("POST", "/clusters/query", {"query": query or {}})

@@ -1,13 +1,16 @@
-"""The commands that put versions of a policy to work: activate, rollback, canary, manage."""
+"""The commands that put versions of a policy to work: activate, canary, shadow and their kin."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import fields, print_json, say, table
 from moorage_client.cli.session import Session
+
+SAMPLES_SHOWN: Final = 10
+"""Latest differences that a person is shown; --json has all that the server kept."""
 
 Alias = Annotated[
     str, typer.Argument(help="The alias, as name:word; a bare policy name means its name:stable")
@@ -81,6 +84,24 @@ def canary(
             _changed(session, started)
 
 
+def shadow(
+    session: Session,
+    alias: Alias,
+    uri: Annotated[str, typer.Argument(help="The candidate; leave it out with the others")] = "",
+    report: Annotated[bool, typer.Option("--report", help="Where it differs")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
+) -> None:
+    """Ask a candidate what the active version is asked, unseen; see where it differs; end that."""
+    _one_of(uri, report, stop)
+    with session.services() as services:
+        if report:
+            _differences(session, services.shadow_report(alias))
+        elif stop:
+            _changed(session, services.stop_shadow(alias))
+        else:
+            _changed(session, services.start_shadow(alias, uri))
+
+
 def manage(
     session: Session,
     policy: Annotated[str, typer.Argument(help="A version, an alias, or a bare name")],
@@ -95,6 +116,40 @@ def manage(
 def _one_of(uri: str, report: bool, stop: bool) -> None:
     if bool(uri) + report + stop != 1:
         raise typer.BadParameter("name a candidate, or give --report or --stop")
+
+
+def _differences(session: Session, report: dict[str, Any]) -> None:
+    if session.json:
+        print_json(report)
+        return
+    counts = ("asked", "dropped", "compared", "same", "differ", "differ_alone")
+    fields({**{name: report[name] for name in counts}, "cost": report["cost"]})
+    table(
+        ("policy", "placed>", "refused>", "GPUs opened>", "nodes opened>", "p50 ms>", "p99 ms>"),
+        (
+            (
+                side["policy_rule_uri"],
+                side["placed"],
+                side["refused"],
+                side["gpus_opened"],
+                side["nodes_opened"],
+                *((side["latency_ms"] or {}).get(name, "") for name in ("p50", "p99")),
+            )
+            for side in (report["active"], report["candidate"])
+        ),
+        empty="",
+    )
+    for sample in report["samples"][-SAMPLES_SHOWN:]:
+        say(f"{sample['request']}  {_said(sample['active'])}  |  {_said(sample['candidate'])}")
+
+
+def _said(side: dict[str, Any]) -> str:
+    if "error" in side:
+        return f"{side['error']['code']}: {side['error']['reason']}"
+    places = side.get("placement")
+    if places is None:
+        return str(side["data"])
+    return "; ".join(f"{p['cluster_id']}/{p['node_id']} gpus {','.join(p['gpus'])}" for p in places)
 
 
 def _changed(session: Session, alias: dict[str, Any]) -> None:

@@ -59,6 +59,7 @@ from moorage.daemon.services import (
     external_services,
     prometheus_source,
 )
+from moorage.daemon.shadows import Shadows
 from moorage.daemon.watching import Watchers
 from moorage.engines.base import Engine, Workload
 from moorage.engines.local.engine import LocalEngine, this_node
@@ -181,9 +182,14 @@ class Daemon:
         config = self._config
         self._finder = Finder(self._catalog, self._rules)
         self._management = Management(self._catalog, self._rules)
+        allocator = self._allocator
+        self._shadows = Shadows(
+            self._catalog, self._rules, lambda: allocator.state, lambda: allocator.undecided
+        )
         self._publishing = Publishing(
             catalog=self._catalog,
             rules=self._rules,
+            shadows=self._shadows,
             failures_max=config.policy_fallback_failures,
             asked_before=self._allocator.policy_asked,
             tell=partial(self._watchers.tell, "policies"),
@@ -348,6 +354,8 @@ class Daemon:
                 isinstance(fact, Granted) and fact.lease.id == event.request for fact in turn.facts
             )
             self._rules.settle(event.request, granted)
+            if self._shadows:
+                self._shadows.decided(event, turn)
         self._measures.stepped(event, turn)
 
     def _carry_out(self, effect: Effect) -> None:
@@ -365,8 +373,11 @@ class Daemon:
                     self._post(ConsultFailed(ask.id, effect.consultation, refusal))
                 else:
                     self._rules.consult(effect, code_of(record))
+                    if self._shadows:
+                        self._shadows.consulted(effect)
             case Forget(request, consultation):
                 self._rules.forget(request, consultation)
+                self._shadows.forgotten(request, consultation)
             case Start(lease):
                 self._engines.start(lease)
             case Stop(lease):
@@ -465,6 +476,7 @@ class Daemon:
         yield gauge("moorage_events_missed", "News that slow watchers missed", stats.missed_total)
         yield from self._watchers.metrics()
         yield from self._publishing.metrics()
+        yield from self._shadows.metrics()
         if (prometheus := self._prometheus) is not None:
             up, last = prometheus.up, prometheus.last
             yield gauge("moorage_prometheus_up", "Prometheus answered the last round", up)

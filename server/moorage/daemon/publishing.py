@@ -27,6 +27,7 @@ from moorage.catalog.base import Allowance, Catalog, PolicyRecord
 from moorage.daemon.arms import FAULTS, Arm
 from moorage.daemon.finding import code_of
 from moorage.daemon.measures import gauges_of
+from moorage.daemon.shadows import Shadows
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
@@ -45,6 +46,7 @@ class Publishing:
     Args:
         catalog: Has them, and the versions.
         rules: Loads a version before it is activated.
+        shadows: Follow what aliases say of candidates.
         failures_max: Faults in a row after which an alias falls back; 0: never.
         asked_before: Returns the version that an idempotency key's first request went to, or "".
         tell: Passes on what happened, as an event of the topic `policies`.
@@ -57,6 +59,7 @@ class Publishing:
         *,
         catalog: Catalog,
         rules: Sandbox,
+        shadows: Shadows,
         failures_max: int,
         asked_before: Callable[[Tenant, str], str],
         tell: Callable[[str, dict[str, Any]], None],
@@ -64,6 +67,7 @@ class Publishing:
     ) -> None:
         self._catalog = catalog
         self._rules = rules
+        self._shadows = shadows
         self._failures_max = failures_max
         self._asked_before = asked_before
         self._tell = tell
@@ -73,6 +77,8 @@ class Publishing:
         self._falling: set[str] = set()
         self._number = 0
         self.aliases = catalog.aliases
+        for alias in self.aliases.all():
+            shadows.follow(alias.name, alias)
 
     # The hot path --------------------------------------------------------------------------
 
@@ -199,10 +205,37 @@ class Publishing:
         )
         return after.document()
 
+    async def start_shadow(self, given: str, uri: str, who: str) -> dict[str, Any]:
+        """Ask a candidate what the active version is asked; its report starts afresh."""
+        alias = self._found(given)
+        await self._loadable(alias.name, uri)
+        self._refuse_active(alias, uri)
+        self._shadows.follow(alias.name, None)
+        after = await self._change(alias.name, who, "shadow_started", uri, shadow=uri)
+        return after.document()
+
+    async def stop_shadow(self, given: str, who: str) -> dict[str, Any]:
+        """Ask the candidate no more."""
+        alias = self._found(given)
+        if not alias.shadow:
+            raise ServiceError(Code.NOT_FOUND, f"alias: {alias.name} has no shadow", field="alias")
+        after = await self._change(alias.name, who, "shadow_ended", alias.shadow, shadow="")
+        return after.document()
+
+    def shadow_report(self, given: str) -> dict[str, Any]:
+        """Return how a candidate differs from the active version, since it was started."""
+        alias = self._found(given)
+        report = self._shadows.report(alias.name)
+        if report is None:
+            reason = f"alias: {alias.name} has no shadow; start one with {{policy_rule_uri}}"
+            raise ServiceError(Code.NOT_FOUND, reason, field="alias")
+        return report
+
     async def delete(self, given: str) -> dict[str, Any]:
         """Forget an alias; return it as it was. The versions stay."""
         gone = await self.aliases.delete(self._found(given).name)
         self._tidy(gone.name)
+        self._shadows.follow(gone.name, None)
         return gone.document()
 
     async def _change(
@@ -222,6 +255,7 @@ class Publishing:
         change = alias.history[-1]
         self._changes[change.what] = self._changes.get(change.what, 0) + 1
         self._tidy(alias.name, *alias.versions)
+        self._shadows.follow(alias.name, alias)
         data = {"alias": alias.name, "policy_rule_uri": alias.version, **_plain(change)}
         log.info("policy", **data)
         self._tell(change.what, data)

@@ -162,6 +162,9 @@ class HttpServices:
         self.stop_canary = publishing.stop_canary
         self.canary_report = publishing.canary_report
         self.delete_alias = publishing.delete
+        self.start_shadow = publishing.start_shadow
+        self.stop_shadow = publishing.stop_shadow
+        self.shadow_report = publishing.shadow_report
 
     async def start_canary(self, alias: str, body: JsonDocument, who: str) -> JsonDocument:
         """Send a share of an alias's requests to another version."""

@@ -11,6 +11,7 @@ about it and before the effects of that step are carried out.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import msgspec
@@ -66,6 +67,8 @@ __all__ = [
     "Trial",
 ]
 
+ASIDE: Final = "aside"
+"""Marks the cells, contexts and questions of rules that are asked on the side."""
 PROPOSERS_MAX: Final = 65_536
 """Unsettled proposals remembered over all cells; beyond it the oldest counts as settled."""
 CHECKS_MAX: Final = 4
@@ -195,6 +198,30 @@ class Sandbox:
             # Never from within this call: the caller is in the middle of carrying out effects.
             asyncio.get_running_loop().call_soon(self._finish, work, None, refusal, None)
 
+    def ask_aside(self, consult: Consult, code: PolicyCode) -> "asyncio.Future[Any]":
+        """Ask another rule the same question, on the side; its answer changes nothing.
+
+        It runs in a cell of its own at low priority, with contexts of its own, and sees the fleet
+        as the cells of live rules do, but for the proposals of those that are not settled yet.
+
+        Args:
+            consult: What a live rule is asked.
+            code: The other rule.
+
+        Returns:
+            Gets what the rule returned, or a `PolicyFault`.
+
+        """
+        ask = consult.ask
+        tenant, name = Tenant(f"{ASIDE} {ask.tenant}"), RequestId(f"{ask.id} {ASIDE}")
+        same = replace(consult, ask=replace(ask, id=name, tenant=tenant, dry_run=True))
+        work = Work("evaluate", code, tenant, same)
+        work.future = asyncio.get_running_loop().create_future()
+        refusal = self._submit(work, aside=True)
+        if refusal is not None:
+            work.failed(refusal)
+        return work.future
+
     def forget(self, request: RequestId, consultation: int) -> None:
         """Nobody waits for this consultation any more; nothing will be delivered for it."""
         work = self._works.pop((request, consultation), None)
@@ -220,13 +247,13 @@ class Sandbox:
         """Say that a cluster's document or metrics changed; cells then read it anew."""
         self._pool.documents_changed(cluster_id)
 
-    def _submit(self, work: Work) -> Refusal | None:
+    def _submit(self, work: Work, *, aside: bool = False) -> Refusal | None:
         if self._closed:
             return Refusal(Code.SHUTTING_DOWN, "the server is shutting down")
         if self._isolation == "per_policy_version":
-            return self._pool.submit(work, "")
+            return self._pool.submit(work, ASIDE if aside else "", aside=aside)
         if self._isolation == "per_tenant":
-            return self._pool.submit(work, f"tenant {work.tenant}")
+            return self._pool.submit(work, f"tenant {work.tenant}", aside=aside)
         self._number += 1
         return self._pool.submit(work, f"evaluation {self._number}", single_use=True)
 

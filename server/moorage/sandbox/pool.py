@@ -44,6 +44,7 @@ class Group:
     key: GroupKey
     code: PolicyCode
     single_use: bool
+    aside: bool = False
     cells: list[Cell] = field(default_factory=list[Cell])
     backlog: deque[Work] = field(default_factory=deque[Work])
     spawning: int = 0
@@ -110,14 +111,25 @@ class Pool:
 
     # Work ----------------------------------------------------------------------------------
 
-    def submit(self, work: Work, isolation: str, *, single_use: bool = False) -> Refusal | None:
-        """Take work, or say why not. It is sent at the end of this turn of the loop."""
+    def submit(
+        self, work: Work, isolation: str, *, single_use: bool = False, aside: bool = False
+    ) -> Refusal | None:
+        """Take work, or say why not. It is sent at the end of this turn of the loop.
+
+        Args:
+            work: What is to be done.
+            isolation: Work of one policy version shares cells where this is equal.
+            single_use: A cell does one piece of work.
+            aside: It must not be in the way of other work: one cell at low priority, and none
+                where that would take the place of another.
+
+        """
         ref = work.code.ref
         key = (ref.uri, ref.digest, isolation)
         group = self._groups.get(key)
         if group is None:
             self._forget_idle_groups()
-            group = self._groups[key] = Group(key, work.code, single_use)
+            group = self._groups[key] = Group(key, work.code, single_use, aside)
         else:
             self._groups.move_to_end(key)
             if group.code is not work.code and group.code != work.code:
@@ -137,6 +149,7 @@ class Pool:
                 expected=f"fewer than {self.limits.queue_max}; try again shortly",
             )
         work.submitted_at = time.monotonic()
+        work.fleet_version = self.fleet.version
         group.backlog.append(work)
         self._mark(group)
         return None
@@ -213,7 +226,7 @@ class Pool:
                     self._need_cell(group)
                     break
                 work = group.backlog.popleft()
-                refusal = cell.put(work)
+                refusal = self._refuse_late(group, work) or cell.put(work)
                 if refusal is None:
                     touched[cell] = None
                     cell.retired = cell.retired or group.single_use
@@ -223,6 +236,12 @@ class Pool:
                 cell.flush()
             if touched:
                 self.watch_soon()
+
+    def _refuse_late(self, group: Group, work: Work) -> Refusal | None:
+        """Refuse what is asked aside once the fleet is not that of the live question any more."""
+        if not group.aside or work.fleet_version == self.fleet.version:
+            return None
+        return Refusal(Code.BUSY, f"{group.code.ref.uri} was busy, and the fleet has moved on")
 
     def _refuse_stale(self, group: Group) -> None:
         """Refuse what has waited too long behind a slow rule's other consultations."""
@@ -251,7 +270,9 @@ class Pool:
         """Get the group another cell, unless one of its own is quick or it has enough."""
         if group.spawning or any(not cell.slow and not cell.retired for cell in group.cells):
             return  # The full pipe of a quick cell drains by itself.
-        if len(group.cells) >= self.limits.cells_per_policy_max or not self._make_room():
+        if group.aside and group.cells:
+            return
+        if len(group.cells) >= self.limits.cells_per_policy_max or not self._make_room(group):
             return
         group.spawning += 1
         spare = self.nursery.spare()
@@ -261,12 +282,12 @@ class Pool:
         else:
             self.nursery.run(self._spawn_for(group))
 
-    def _make_room(self) -> bool:
+    def _make_room(self, wanting: Group) -> bool:
         """Return whether one more cell may live, after ending an idle one where that is needed."""
         spawning = sum(group.spawning for group in self._groups.values())
         if len(self._group_of) + spawning < self.limits.cells_max:
             return True
-        for group in self._groups.values():
+        for group in () if wanting.aside else self._groups.values():
             for cell in group.cells:
                 if not cell.sent and not group.backlog:
                     self._remove(cell)
@@ -290,6 +311,8 @@ class Pool:
         group.spawning -= 1
         if cell.alive:
             group.cells.append(cell)
+            if group.aside:
+                cell.step_aside()
             self._group_of[cell] = group
             cell.load(Work("load", group.code, ""), self.limits.output_bytes_max, check=False)
             cell.flush()

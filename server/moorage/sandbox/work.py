@@ -63,6 +63,7 @@ class Work:
     trial: Trial | None = None
     future: asyncio.Future[Any] | None = None
     submitted_at: float = 0.0
+    fleet_version: int = 0
     nonce: int = 0
     chain: Chain | None = None
     size: int = 0

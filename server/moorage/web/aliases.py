@@ -37,6 +37,11 @@ def _looking(router: APIRouter, services: WebServices) -> None:
         """Answer the outcomes of the active version and of the canary, since it was started."""
         return succeeded(services.canary_report(alias))
 
+    @router.get("/policy-alias/{alias}/shadow", summary="How does the candidate differ?")
+    async def shadow_report(alias: str) -> Response:
+        """Answer what the shadow would have done, compared with what the active version did."""
+        return succeeded(services.shadow_report(alias))
+
 
 def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> None:
     @router.post(
@@ -72,6 +77,19 @@ def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> N
     async def stop_canary(alias: str, request: Request) -> Response:
         """Send all requests to the active version again."""
         return succeeded(await services.stop_canary(alias, who_of(request)))
+
+    @router.post(
+        "/policy-alias/{alias}/shadow", summary="Start a shadow", openapi_extra=described(_VERSION)
+    )
+    async def start_shadow(alias: str, request: Request) -> Response:
+        """Ask a candidate what the active version is asked; nobody sees its answers."""
+        uri = text_of(await read_document(request, bodies), "policy_rule_uri")
+        return succeeded(await services.start_shadow(alias, uri, who_of(request)))
+
+    @router.delete("/policy-alias/{alias}/shadow", summary="Stop a shadow")
+    async def stop_shadow(alias: str, request: Request) -> Response:
+        """Ask the candidate no more; its report is forgotten."""
+        return succeeded(await services.stop_shadow(alias, who_of(request)))
 
     @router.delete("/policy-alias/{alias}", summary="Remove an alias")
     async def delete_alias(alias: str) -> Response:

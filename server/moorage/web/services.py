@@ -104,6 +104,15 @@ class WebServices(Protocol):
     def canary_report(self, alias: str) -> Document:
         """Return how the active version and the candidate do."""
 
+    async def start_shadow(self, alias: str, uri: str, who: str) -> Document:
+        """Ask a candidate what the active version is asked; return the alias."""
+
+    async def stop_shadow(self, alias: str, who: str) -> Document:
+        """Ask the candidate no more; return the alias."""
+
+    def shadow_report(self, alias: str) -> Document:
+        """Return how the candidate differs from the active version."""
+
     async def delete_alias(self, alias: str) -> Document:
         """Delete an alias and return it as it was."""
 

@@ -1,0 +1,188 @@
+"""A shadow is asked what the active version is asked; nobody sees it, and the report says all."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from served import Server, cluster, rule, until, wish
+
+from moorage.trials.process import daemon
+
+FIRST, LAST, RAISES, LIES, SLEEPS = (f"side:{n}-x" for n in range(1, 6))
+PICKS = """
+found = []
+for cluster_id, cluster in input_data["cluster_data"].items():
+    for node_id, free in cluster["capacity"].items():
+        gpus = [g for g, milli in free["gpus"].items() if milli == 1000]
+        if len(gpus) >= (input_data["resources"] or {{"gpus": 0}})["gpus"]:
+            found.append((cluster_id, node_id, gpus))
+cluster_id, node_id, gpus = sorted(found)[{0}]
+gpus = gpus[:input_data["resources"]["gpus"]]
+return {{"cluster_id": cluster_id, "node_id": node_id, "gpus": gpus}}
+"""
+
+
+@pytest.fixture(scope="module")
+def harbour(tmp_path_factory) -> Iterator[Server]:
+    settings = {"MOORAGE_POLICY_DEADLINE_SECONDS": "0.5"}
+    with daemon(tmp_path_factory.mktemp("shadows"), environment=settings) as running:
+        server = Server(running)
+        server.register(cluster("east"))
+        server.publish(
+            rule(PICKS.format(0), FIRST),
+            rule(PICKS.format(-1), LAST),
+            rule("raise ValueError('no')", RAISES),
+            rule('return {"cluster_id": "east", "node_id": "nowhere", "gpus": ["0"]}', LIES),
+            rule("while True: pass", SLEEPS),
+        )
+        yield server
+        server.close()
+
+
+@pytest.fixture
+def side(harbour) -> Iterator[Server]:
+    post(harbour, "activate", FIRST)
+    yield harbour
+    for lease in getattr(harbour, "leases", []):
+        harbour.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+    harbour.leases = []
+    harbour.http.delete("/policy-alias/side")
+
+
+def post(server: Server, action: str, uri: str) -> None:
+    body = {"policy_rule_uri": uri}
+    server.http.post(f"/policy-alias/side/{action}", json=body).raise_for_status()
+
+
+def begin(server: Server, uri: str) -> None:
+    """Start a shadow, and wait until its cell is warm: what it is asked before is dropped."""
+    post(server, "shadow", uri)
+    server.ask("side", resources={"gpus": 1})
+    until(lambda: report(server)["compared"] + report(server)["dropped"] == 1)
+    server.http.delete("/policy-alias/side/shadow").raise_for_status()
+    post(server, "shadow", uri)
+
+
+def report(server: Server) -> dict:
+    return server.http.get("/policy-alias/side/shadow").json()["data"]
+
+
+def compared(server: Server, count: int) -> dict:
+    """Return the report once so many pairs were compared."""
+    until(lambda: report(server)["compared"] + report(server)["dropped"] >= count)
+    return report(server)
+
+
+def lease(server: Server, gpus: int = 1) -> dict:
+    reply = server.ask("side", resources={"gpus": gpus}, lease={"ttl_seconds": 60})
+    assert reply["success"], reply
+    server.leases = [*getattr(server, "leases", []), reply["lease"]]
+    return reply
+
+
+def test_where_two_versions_differ_is_shown_with_request_and_both_placements(side):
+    begin(side, LAST)
+    reply = lease(side)
+    found = compared(side, 1)
+    assert (found["asked"], found["same"], found["differ"]) == (1, 0, 1)
+    (sample,) = found["samples"]
+    assert sample["request"] == reply["request"]
+    assert sample["alone"] is True
+    assert sample["active"]["placement"][0]["node_id"] == "east-0" == reply["data"]["node_id"]
+    assert sample["candidate"]["placement"][0]["node_id"] == "east-1"
+    assert found["differ_alone"] == 1
+    assert found["active"]["latency_ms"]["p50"] > 0 < found["candidate"]["latency_ms"]["p50"]
+
+
+def test_cost_counts_what_the_candidate_would_have_opened(side):
+    """Second lease: the active one stays on the node in use, the candidate opens an idle one."""
+    lease(side)
+    begin(side, LAST)
+    lease(side)
+    found = compared(side, 1)
+    assert (found["active"]["nodes_opened"], found["candidate"]["nodes_opened"]) == (0, 1)
+    assert (found["active"]["gpus_opened"], found["candidate"]["gpus_opened"]) == (1, 1)
+    assert found["cost"] == {"refused": 0, "gpus_opened": 0, "nodes_opened": 1}
+
+
+@pytest.mark.parametrize(
+    ("candidate", "code"),
+    [(RAISES, "policy_error"), (LIES, "policy_unsound"), (SLEEPS, "policy_timeout")],
+)
+def test_a_broken_candidate_alters_no_answer_and_is_reported(side, candidate, code):
+    begin(side, candidate)
+    replies = [lease(side) for _ in range(3)]
+    assert {reply["policy_rule_uri"] for reply in replies} == {FIRST}
+    found = compared(side, 3)
+    assert set(found["candidate"]["outcomes"]) == {code}
+    assert found["cost"]["refused"] == found["compared"] > 0
+    assert found["samples"][-1]["candidate"]["error"]["code"] == code
+    assert side.http.get("/policy-alias/side").json()["data"]["policy_rule_uri"] == FIRST
+
+
+def test_two_versions_that_agree_agree(side):
+    side.publish(rule(PICKS.format(0), "side:6-same"))
+    begin(side, "side:6-same")
+    for _ in range(5):
+        lease(side)
+    found = compared(side, 5)
+    assert (found["same"], found["differ"], found["samples"]) == (5, 0, [])
+    assert found["cost"] == {"refused": 0, "gpus_opened": 0, "nodes_opened": 0}
+
+
+def test_a_slow_candidate_delays_nobody_and_what_it_cannot_take_is_counted(side):
+    """Its one cell is stuck for half a second per question; live answers go on, far quicker."""
+    begin(side, SLEEPS)
+    began = time.monotonic()
+    replies = side.say(*[wish("side", resources={"gpus": 1})] * 300)
+    took = time.monotonic() - began
+    assert all(reply["success"] for reply in replies)
+    found = report(side)
+    assert found["asked"] <= 64 + found["compared"]
+    assert found["dropped"] == 300 - found["asked"]
+    assert found["compared"] * 0.5 <= took + 1, "nothing waited for it"
+    begin(side, LAST)
+    assert report(side)["asked"] == 0, "another candidate starts afresh"
+
+
+def test_reports_by_command_http_and_metrics_and_an_end(side):
+    begin(side, LAST)
+    lease(side)
+    compared(side, 1)
+    text = side.http.get("/metrics").text
+    assert f'moorage_shadow{{alias="side:stable",policy="{LAST}",what="differ"}} 1.0' in text
+    shown = side.http.get("/policy-alias/side").json()["data"]
+    assert shown["shadow"] == LAST
+    side.http.delete("/policy-alias/side/shadow").raise_for_status()
+    assert side.http.get("/policy-alias/side/shadow").status_code == 404
+    assert side.http.delete("/policy-alias/side/shadow").status_code == 404
+    body = {"policy_rule_uri": FIRST}
+    assert side.http.post("/policy-alias/side/shadow", json=body).status_code == 400
+
+
+def test_shadows_under_load_keep_their_books(side):
+    """Eight sockets ask, ask again and leave; every question is in the report exactly once."""
+    begin(side, LAST)
+
+    def ask() -> None:
+        with side.socket() as socket:
+            for number in range(50):
+                socket.send(json.dumps(wish("side", resources={"gpus": 1}) | {"id": number}))
+            for _ in range(40):
+                socket.recv(30)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    until(lambda: _balanced(report(side)))
+    found = report(side)
+    assert found["asked"] + found["dropped"] <= 8 * 50
+    assert found["compared"] > 0
+
+
+def _balanced(found: dict) -> bool:
+    return found["asked"] == found["compared"] + found["abandoned"] and found["compared"] > 0
