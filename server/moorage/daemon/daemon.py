@@ -48,9 +48,15 @@ from moorage.daemon.blocks import Blocks
 from moorage.daemon.crank import Crank
 from moorage.daemon.engine_room import EngineRoom
 from moorage.daemon.finding import Finder, code_of
+from moorage.daemon.gauges import (
+    core_gauges,
+    gateway_gauges,
+    prometheus_gauges,
+    sandbox_gauges,
+)
 from moorage.daemon.http_calls import HttpCalls
 from moorage.daemon.managing import Management
-from moorage.daemon.measures import Measures, gauge, gauges
+from moorage.daemon.measures import Measures, gauge
 from moorage.daemon.publishing import Publishing
 from moorage.daemon.services import (
     STOPPING,
@@ -419,7 +425,11 @@ class Daemon:
         return {name: made[name]() for name in config.backends}
 
     def _progressed(self, workload: Workload) -> None:
-        """Pass on how far a workload is."""
+        """Tell those who watch their leases how far a workload is."""
+        lease = RequestId(workload.id)
+        if (owner := self._owner(lease)) is not None:
+            news = {"id": lease, "phase": workload.phase, "detail": workload.detail}
+            self._watchers.tell("leases", "workload", news, owner)
 
     def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
         self._spawn(self._run_management(to, tenant, message))
@@ -457,31 +467,15 @@ class Daemon:
         return self._ready and self._rules.up and not self._broken.done(), details
 
     def _gauges(self) -> Iterable[Metric]:
-        state, fleet = self._allocator.state, self._allocator.state.fleet
-        report = self._rules.report()
-        yield gauge("moorage_leases", "Leases that hold something", len(state.leases))
-        yield gauge("moorage_waiting", "Asks in the queue", len(state.waiting))
-        yield gauge("moorage_undecided", "Asks with a rule", self._allocator.undecided)
-        yield gauge("moorage_nodes", "Nodes of live clusters", len(fleet))
-        yield gauge("moorage_gpu_milli_total", "GPU milli there is", int(fleet.gpu_total.sum()))
-        yield gauge("moorage_gpu_milli_free", "GPU milli free", int(fleet.gpu_free.sum()))
+        yield from core_gauges(self._allocator)
         yield gauge("moorage_ledger_seq", "Facts ever stored", self._ledger.last_seq)
         yield gauge("moorage_backlog", "Events and facts under way", self._crank.backlog)
-        layers = ((name, 1.0) for name in report.layers)
-        yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
-        counts = ((name, float(count)) for name, count in report.counters.items())
-        yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)
-        stats = self._gateway.stats()
-        yield gauge("moorage_sessions", "Open WebSockets", stats.sessions)
-        yield gauge("moorage_events_missed", "News that slow watchers missed", stats.missed_total)
-        yield from self._watchers.metrics()
-        yield from self._publishing.metrics()
-        yield from self._shadows.metrics()
-        if (prometheus := self._prometheus) is not None:
-            up, last = prometheus.up, prometheus.last
-            yield gauge("moorage_prometheus_up", "Prometheus answered the last round", up)
-            ages = (("fresh", float(last.fresh)), ("stale", float(last.stale)))
-            yield gauges("moorage_prometheus_nodes", "Nodes with metrics from it", "age", ages)
+        yield from sandbox_gauges(self._rules.report())
+        yield from gateway_gauges(self._gateway.stats())
+        for part in (self._watchers, self._publishing, self._shadows):
+            yield from part.metrics()
+        if self._prometheus is not None:
+            yield from prometheus_gauges(self._prometheus)
 
     def _fail(self, error: BaseException) -> None:
         if not self._broken.done():
