@@ -1,5 +1,9 @@
 """Contexts: compare and swap, chains of evaluations, and forgetting within bounds."""
 
+import msgspec
+import pytest
+
+from moorage.sandbox import frames
 from moorage.sandbox.contexts import Contexts, ToldContexts
 
 KEY = ("digest", "t")
@@ -50,3 +54,51 @@ def test_a_cell_that_remembers_too_many_forgets_all_and_loses_no_change_in_the_p
         assert told.accept(name, chain, name.encode())
     packed, _, _ = told.tell("a")
     assert packed == b"a"
+
+
+def call(method: str, *arguments: object) -> frames.Call:
+    return frames.Call(7, "context_client", method, msgspec.msgpack.encode(arguments))
+
+
+def test_a_client_reads_and_swaps_and_is_told_of_a_conflict():
+    contexts = Contexts()
+    told = ToldContexts(contexts, "digest", 8)
+    chain = told.tell("t")[2]
+    read = told.answer("t", chain, call("read"))
+    assert msgspec.msgpack.decode(read.value) == [0, b""]
+    swapped = told.answer("t", chain, call("swap", 0, b"one"))
+    version = msgspec.msgpack.decode(swapped.value)[0]
+    assert (swapped.status, version) == (0, contexts.version(KEY))
+    late = told.answer("t", chain, call("swap", 0, b"two"))
+    assert (late.status, msgspec.msgpack.decode(late.value)[0]) == (409, version)
+    assert contexts.packed(KEY) == b"one"
+    assert told.tell("t")[0] is None, "the cell that swapped holds it"
+
+
+def test_a_swap_by_management_is_told_to_the_cell_with_its_next_evaluation():
+    contexts = Contexts()
+    told = ToldContexts(contexts, "digest", 8)
+    told.tell("t")
+    told.answer("t", None, call("swap", 0, b"managed"))
+    assert told.tell("t")[0] == b"managed"
+
+
+@pytest.mark.parametrize("said", [call("drop"), call("swap", 1), call("swap", "x", b"")])
+def test_what_no_honest_cell_says_of_contexts_is_a_breach(said):
+    with pytest.raises((ValueError, msgspec.MsgspecError)):
+        ToldContexts(Contexts(), "digest", 8).answer("t", None, said)
+
+
+def test_what_changed_is_offered_once_in_order_and_within_bytes():
+    contexts = Contexts()
+    keys = [("uri:1-x digest", name) for name in "abc"]
+    for key in keys:
+        contexts.swap(key, 0, b"12345")
+    assert [key for key, _ in contexts.take_changed(11)] == keys[:2]
+    assert contexts.take_changed(11) == [(keys[2], b"12345")]
+    assert contexts.take_changed(11) == []
+    contexts.forget_policy("uri:1-x")
+    assert contexts.take_changed(1) == [(key, b"") for key in keys]
+    contexts.restore([(keys[0], b"kept"), (keys[1], b"x" * (257 << 10))])
+    assert (contexts.packed(keys[0]), contexts.packed(keys[1])) == (b"kept", b"")
+    assert contexts.take_changed(100) == []

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, Protocol
 
 from moorage.catalog.aliases import Aliases
+from moorage.catalog.contexts import KeptContexts
 from moorage.catalog.schemas import PolicySchemas
 from moorage.model import Cluster, ClusterId, PolicyRef
 from moorage.query import Filter
@@ -177,6 +178,10 @@ class Catalog(Protocol):
     @property
     def aliases(self) -> Aliases:
         """Names that mean a version of a policy; wherever a URI is asked for, they may stand."""
+
+    @property
+    def contexts(self) -> KeptContexts:
+        """What rules remember, on the disk."""
 
     async def close(self) -> None:
         """Finish what was begun and let go of everything. Later calls are refused."""

@@ -72,4 +72,5 @@ def _name_of(key: ContextKey) -> str:
 
 
 def _key_of(name: str) -> ContextKey:
-    return msgspec.json.decode(name, type=ContextKey)
+    version, tenant = msgspec.json.decode(name, type=tuple[str, str])
+    return version, tenant

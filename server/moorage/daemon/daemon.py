@@ -58,6 +58,7 @@ from moorage.daemon.http_calls import HttpCalls
 from moorage.daemon.managing import Management
 from moorage.daemon.measures import Measures, gauge
 from moorage.daemon.publishing import Publishing
+from moorage.daemon.remembering import Remembering
 from moorage.daemon.services import (
     STOPPING,
     HttpServices,
@@ -158,6 +159,10 @@ class Daemon:
         )
         report = await self._rules.start()
         self._closing.push_async_callback(self._rules.close)
+        self._remembering = Remembering(self._catalog.contexts, self._rules)
+        await self._remembering.restore()
+        self._closing.push_async_callback(self._remembering.close)
+        self._spawn(self._remembering.run())
         log.info("sandbox", mode=report.mode, layers=dict(report.layers), warning=report.warning)
         self._crank = Crank(
             self._allocator,
@@ -340,8 +345,10 @@ class Daemon:
                     self._post(ClusterGone(cluster_id))
             case catalog.MetricsPut(cluster_id) | catalog.MetricsDeleted(cluster_id):
                 self._rules.documents_changed(cluster_id)
-            case catalog.PolicyPut() | catalog.PolicyDeleted():
+            case catalog.PolicyPut():
                 pass  # Admission looks rules up anew for every ask.
+            case catalog.PolicyDeleted(uri):
+                self._rules.forget_contexts(uri)
             case _:
                 assert_never(change)
 

@@ -19,7 +19,12 @@ from moorage.model import Demand
 from moorage.policy import FleetView
 from moorage.sandbox import frames, jail, limits, self_test
 from moorage.sandbox.capture import Capture
-from moorage.sandbox.clients import ClusterClient, GlobalClusterMetricsClient
+from moorage.sandbox.clients import (
+    ClusterClient,
+    ContextClient,
+    ContextConflict,
+    GlobalClusterMetricsClient,
+)
 from moorage.sandbox.cluster_data import ClusterData
 from moorage.sandbox.plain import NotPlainError, to_plain
 from moorage.sandbox.replica import Replica
@@ -107,9 +112,12 @@ class Worker:
         self._demands: dict[frames.DemandFields, tuple[Demand, dict[str, Any]]] = {}
         self._all_keys: tuple[int, dict[str, Any]] = (-1, {})
         self._nonce = 0
+        self._tenant: str | None = None
+        """Whose evaluation runs; None during `management`."""
         clients = {
             "cluster_client": ClusterClient(self._ask),
             "cluster_metrics_client": GlobalClusterMetricsClient(self._ask),
+            "context_client": ContextClient(self._ask_context, self._pack_context),
         }
         self._policy = Policy(load.uri, load.files, load.settings, load.parameters, clients)
         self._policy.load(construct=load.check)
@@ -129,6 +137,7 @@ class Worker:
         if frame.context is not None:
             self._contexts[frame.tenant] = frame.context
         self._nonce = frame.nonce
+        self._tenant = frame.tenant
         try:
             demand, resources = self._demand(frame.demand)
             packed = self._contexts.get(frame.tenant, b"")
@@ -159,6 +168,7 @@ class Worker:
         if frame.context is not None:
             self._contexts[frame.tenant] = frame.context
         self._nonce = frame.nonce
+        self._tenant = frame.tenant
         try:
             packed = self._contexts.get(frame.tenant, b"")
             context = _decode(packed) if packed else {}
@@ -177,6 +187,7 @@ class Worker:
     def manage(self, frame: frames.Manage) -> frames.Result | frames.Failed:
         """Run a management command."""
         self._nonce = frame.nonce
+        self._tenant = None
         try:
             rule, _ = self._policy.instance(b"")
             value = self._plain(self._management_of(rule)(frame.action, frame.data))
@@ -249,6 +260,30 @@ class Worker:
         if not isinstance(frame, frames.Answer):
             return None, "the host answered another question", 0
         return (None if frame.message else _decode(frame.value)), frame.message, frame.status
+
+    def _ask_context(self, method: str, arguments: list[Any]) -> tuple[int, bytes]:
+        """Let the host read or swap the context; return its version, and for a read its bytes."""
+        packed = _encode(arguments)
+        self._channel.send(frames.Call(self._nonce, "context_client", method, packed))
+        frame = self._channel.receive_answer()
+        if not isinstance(frame, frames.Answer) or frame.message:
+            said = frame.message if isinstance(frame, frames.Answer) else "another answer"
+            raise OSError(f"the context could not be had: {said}")
+        version, current = _decode(frame.value)
+        if frame.status:
+            raise ContextConflict(version)
+        if method == "swap" and self._tenant is not None:
+            self._contexts[self._tenant] = arguments[1]  # What evaluations behind this one get.
+        return version, current
+
+    def _pack_context(self, context: dict[str, Any]) -> bytes:
+        try:
+            packed: bytes = _encode(to_plain(context))
+        except (NotPlainError, UnicodeEncodeError) as error:
+            raise TypeError(f"context holds something not plain: {error}") from None
+        if len(packed) > limits.CONTEXT_BYTES_MAX:
+            raise ValueError(f"context has {len(packed)} bytes; at most {limits.CONTEXT_BYTES_MAX}")
+        return packed
 
     def _plain(self, value: Any) -> Any:
         try:

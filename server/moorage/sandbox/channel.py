@@ -6,7 +6,6 @@ shape. Nothing here trusts the other end: the first byte that does not fit kills
 """
 
 import asyncio
-import contextlib
 import os
 import time
 from collections import deque
@@ -18,7 +17,7 @@ import msgspec
 from moorage.core.words import Refusal
 from moorage.model import Code
 from moorage.policy import Fleet
-from moorage.sandbox import answering, frames
+from moorage.sandbox import answering, frames, priority
 from moorage.sandbox.contexts import Contexts, ToldContexts
 from moorage.sandbox.contract import PolicyCode, Services
 from moorage.sandbox.control import Spawned, cpu_seconds, kill
@@ -34,8 +33,6 @@ from moorage.sandbox.limits import (
 )
 from moorage.sandbox.work import Work, demand_fields, overrides
 
-ASIDE_NICENESS: Final = 10
-"""Priority of cells that work on the side: a tenth of the weight of the others."""
 CALLS_FLOOD_FACTOR: Final = 16
 """A rule that goes on calling so many times beyond its quota is killed, not answered."""
 LOAD_UNDISTURBED: Final = 0.1
@@ -131,6 +128,7 @@ class Cell(asyncio.Protocol):
         self._reader = frames.FrameReader(CELL_FRAME_BYTES_MAX)
         self._sent_bytes = 0
         self._outgoing: list[bytes] = []
+        self._niceness = 0
         self._cpu_mark = -1.0
         self._told_version = self._told_layout = -1
         self._settled: list[str] = []
@@ -235,7 +233,7 @@ class Cell(asyncio.Protocol):
         self.slow = not loading
         if self.demoted:
             return ""
-        burnt = cpu_seconds(self.pid)
+        burnt = priority.cpu_seconds(self.pid)
         if self._cpu_mark < 0:
             self._cpu_mark = burnt
         elif burnt - self._cpu_mark >= limits.demote_seconds:
@@ -243,33 +241,19 @@ class Cell(asyncio.Protocol):
         return ""
 
     def step_aside(self) -> None:
-        """Let it have a tenth of what others get of a core that is wanted, for good."""
-        self._niceness = ASIDE_NICENESS
-        with contextlib.suppress(OSError):  # It may have ended already.
-            os.setpriority(os.PRIO_PROCESS, self.pid, ASIDE_NICENESS)
+        """Let it have a tenth of what others get, for good: it works on the side."""
+        self._niceness = priority.ASIDE_NICENESS
+        priority.step_aside(self.pid)
 
     def demote(self) -> bool:
         """Let it run only when nobody else wants to; return whether that worked."""
         self.demoted = True
-        try:
-            os.sched_setscheduler(self.pid, os.SCHED_IDLE, os.sched_param(0))
-        except OSError:
-            try:
-                os.setpriority(os.PRIO_PROCESS, self.pid, 19)
-            except OSError:
-                return False
-        return True
+        return priority.demote(self.pid)
 
     def restore(self) -> bool:
         """Undo a demotion; unprivileged hosts cannot, and replace the cell instead."""
-        try:
-            os.sched_setscheduler(self.pid, os.SCHED_OTHER, os.sched_param(0))
-            os.setpriority(os.PRIO_PROCESS, self.pid, self._niceness)
-        except OSError:
-            return False
-        self.demoted = False
-        self._niceness = 0
-        return True
+        self.demoted = not priority.restore(self.pid, self._niceness)
+        return not self.demoted
 
     def destroy(self) -> None:
         """Kill it now and tell nobody; what was in the pipe stays in `sent` for the caller."""
@@ -446,8 +430,9 @@ class Cell(asyncio.Protocol):
         if self._unread() > self._sent_bytes:
             raise answering.BreachError("it asked again before it read the answer")
         arguments: tuple[Any, ...] | str = ()
+        about_context = isinstance(frame, frames.Call) and frame.client == "context_client"
         if isinstance(frame, frames.Call):
-            arguments = answering.read_call(frame)
+            arguments = () if about_context else answering.read_call(frame)
         else:
             candidates = head.consult.ask.candidates if head.consult else None
             fleet = head.trial.fleet if head.trial else self._owner.fleet
@@ -462,6 +447,11 @@ class Cell(asyncio.Protocol):
             arguments = f"the calls of one evaluation may take {limits.calls_seconds:g} s together"
         if isinstance(arguments, str):
             self._reply([frames.Answer(frame.nonce, b"", arguments, 0)])
+            return
+        if about_context:  # From memory, and so at once.
+            assert isinstance(frame, frames.Call)
+            assert self._contexts is not None  # Set by `load`, which came first.
+            self._reply([self._contexts.answer(head.tenant, head.chain, frame)])
             return
         head.called_at = time.monotonic()
         head.call = asyncio.get_running_loop().create_task(self._serve(head, frame, arguments))

@@ -1,4 +1,4 @@
-"""What a rule finds in `settings`: the two documented clients, without a network behind them.
+"""What a rule finds in `settings`: the two documented clients, and one for its context.
 
 Each method asks the host and answers as the class of the allocation-server document would:
 `cluster_client` returns `(True, data)` or `(False, message)` and never raises, the metrics client
@@ -7,6 +7,8 @@ returns data or raises.
 
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 Ask = Callable[[str, str, list[Any]], tuple[Any, str, int]]
 """Client, method, arguments; returns the data, the error message (empty on success), a status."""
@@ -26,6 +28,54 @@ class APIError(Exception):
         self.error = error
         self.status = status
         self.status_code = status
+
+
+class ContextConflict(Exception):  # noqa: N818  # It names what happened, as authors say it.
+    """Somebody else changed the context since it was read; read it again and decide anew.
+
+    Args:
+        version: The version that is current now.
+
+    """
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"the context was changed meanwhile; it is at version {version} now")
+        self.version = version
+
+
+class ContextClient:
+    """`settings["context_client"]`: the context as all processes of this version share it.
+
+    For rules that must not lose a change: the dict `context` of `eval` is written back whole when
+    it was current, and dropped when another process was faster; here the rule is told.
+    """
+
+    Conflict = ContextConflict
+
+    def __init__(
+        self, ask: Callable[[str, list[Any]], tuple[int, bytes]], pack: Callable[[Any], bytes]
+    ) -> None:
+        self._ask = ask
+        self._pack = pack
+
+    def read(self) -> tuple[dict[str, Any], int]:
+        """Return the context and its version; `({}, 0)` where there is none yet."""
+        version, packed = self._ask("read", [])
+        return (msgspec.msgpack.decode(packed) if packed else {}), version
+
+    def swap(self, context: dict[str, Any], version: int) -> int:
+        """Replace the context, if it is still at this version; return its new version.
+
+        Raises:
+            ContextConflict: It is not; nothing was changed.
+            TypeError: It is no dict of plain JSON values.
+            ValueError: It is larger than it may be.
+
+        """
+        if not isinstance(context, dict):
+            raise TypeError(f"the context must be a dict, not {type(context).__name__}")
+        current, _ = self._ask("swap", [version, self._pack(context)])
+        return current
 
 
 class ClusterClient:

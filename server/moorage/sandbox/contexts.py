@@ -6,11 +6,17 @@ is current (compare and swap), so of two cells that changed the same context one
 """
 
 from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
+from moorage.sandbox import frames
 from moorage.sandbox.limits import CONTEXT_BYTES_MAX, CONTEXTS_MAX
 
+CONFLICT_STATUS: Final = 409
+"""Status of the answer to a swap from a version that is not the current one."""
 TOTAL_BYTES_MAX: Final = 64 << 20
 """All contexts together; the least recently changed one is forgotten."""
 
@@ -19,9 +25,17 @@ Key = tuple[str, str]
 
 
 class Contexts:
-    """All contexts of this server; they do not survive a restart."""
+    """All contexts of this server, in memory; the daemon keeps them on the disk too.
+
+    Attributes:
+        changed: Those that differ from what the daemon last took.
+        conflicts: Changes that were void, since another process had made one meanwhile.
+
+    """
 
     def __init__(self) -> None:
+        self.changed: dict[Key, None] = {}
+        self.conflicts = 0
         self._kept: OrderedDict[Key, tuple[int, bytes]] = OrderedDict()
         self._bytes = 0
         self._version = 0
@@ -39,15 +53,52 @@ class Contexts:
     def swap(self, key: Key, expected: int, packed: bytes) -> int | None:
         """Replace version `expected` and return the new version, or None if it is not current."""
         if self.version(key) != expected or len(packed) > CONTEXT_BYTES_MAX:
+            self.conflicts += 1
             return None
+        self._keep(key, packed)
+        self.changed[key] = None
+        return self._version
+
+    def restore(self, kept: Iterable[tuple[Key, bytes]]) -> None:
+        """Take over what was kept on the disk."""
+        for key, packed in kept:
+            if len(packed) <= CONTEXT_BYTES_MAX:
+                self._keep(key, packed)
+
+    def take_changed(self, bytes_max: int) -> list[tuple[Key, bytes]]:
+        """Return contexts that changed, the first to change first; empty bytes: forgotten.
+
+        Args:
+            bytes_max: Of all of them together; one is returned even if it is longer.
+
+        """
+        taken: list[tuple[Key, bytes]] = []
+        size = 0
+        for key in list(self.changed):
+            packed = self.packed(key)
+            size += len(packed)
+            if taken and size > bytes_max:
+                break
+            taken.append((key, packed))
+            del self.changed[key]
+        return taken
+
+    def forget_policy(self, uri: str) -> None:
+        """Forget what all versions of a URI remember: it is registered no more."""
+        for key in [key for key in self._kept if key[0].startswith(f"{uri} ")]:
+            self._forget(key)
+            self.changed[key] = None
+
+    def _keep(self, key: Key, packed: bytes) -> None:
         self._forget(key)
         # Versions never repeat, so a forgotten context cannot come back under an old number.
         self._version += 1
         self._kept[key] = (self._version, packed)
         self._bytes += len(packed)
         while len(self._kept) > CONTEXTS_MAX or self._bytes > TOTAL_BYTES_MAX:
-            self._forget(next(iter(self._kept)))
-        return self._version
+            oldest = next(iter(self._kept))
+            self._forget(oldest)
+            self.changed[oldest] = None
 
     def _forget(self, key: Key) -> None:
         kept = self._kept.pop(key, None)
@@ -109,3 +160,32 @@ class ToldContexts:
             return False
         chain.version = version
         return True
+
+    def answer(self, tenant: str, chain: Chain | None, call: frames.Call) -> frames.Answer:
+        """Answer `context_client`: the context as it is now, or the version after a swap.
+
+        Args:
+            tenant: Whose context.
+            chain: Of the evaluation that asks; None for `management`.
+            call: `read` without arguments, or `swap` with a version and the packed context.
+
+        Raises:
+            ValueError: The call is malformed, as no honest cell's is.
+
+        """
+        key = (self._version, tenant)
+        if call.method == "read":
+            now = (self._contexts.version(key), self._contexts.packed(key))
+            return frames.Answer(call.nonce, msgspec.msgpack.encode(now), "", 0)
+        if call.method != "swap":
+            raise ValueError(f"context_client has no {call.method[:40]!r}")
+        expected, packed = msgspec.msgpack.decode(call.arguments, type=tuple[int, bytes])
+        version = self._contexts.swap(key, expected, packed)
+        if version is None:
+            now_at = msgspec.msgpack.encode((self._contexts.version(key), b""))
+            return frames.Answer(call.nonce, now_at, "", CONFLICT_STATUS)
+        if chain is not None:
+            chain.version, chain.broken = version, False  # The cell holds just this now.
+        elif (other := self._chains.get(tenant)) is not None:
+            other.broken = True  # A management call's cell is told the context with the next ask.
+        return frames.Answer(call.nonce, msgspec.msgpack.encode((version, b"")), "", 0)

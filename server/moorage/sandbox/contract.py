@@ -233,6 +233,7 @@ class Report:
         counters: `evaluations`, `failures`, `timeouts`, `crashes`, `kills`,
             `protocol_breaches`, `spawns`, `respawns`, `resent`, `demotions`, `recycled`,
             `evicted`, `busy`, `zygote_restarts`, `granted`, `not_granted`; absent while 0.
+            `context_conflicts`: changes of a context that were void.
         warning: Not empty when the wall does not stand (unsafe mode).
 
     """

@@ -10,7 +10,7 @@ about it and before the effects of that step are carried out.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,6 +21,7 @@ from moorage.model import Code, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.sandbox import frames, self_test
 from moorage.sandbox.channel import Cell
+from moorage.sandbox.contexts import Key
 from moorage.sandbox.contract import (
     CheckResult,
     Document,
@@ -247,6 +248,29 @@ class Sandbox:
         """Say that a cluster's document or metrics changed; cells then read it anew."""
         self._pool.documents_changed(cluster_id)
 
+    # Contexts ------------------------------------------------------------------------------
+
+    def restore_contexts(self, kept: Iterable[tuple[Key, bytes]]) -> None:
+        """Take over the contexts that were kept on the disk, before any rule is asked."""
+        self._pool.contexts.restore(kept)
+
+    def changed_contexts(self, bytes_max: int) -> list[tuple[Key, bytes]]:
+        """Return contexts that changed since they were last taken; empty bytes: forgotten."""
+        return self._pool.contexts.take_changed(bytes_max)
+
+    def contexts_unsaved(self, keys: Iterable[Key]) -> None:
+        """Return contexts that were taken and could not be kept: they are offered again."""
+        self._pool.contexts.changed |= dict.fromkeys(keys)
+
+    @property
+    def contexts_waiting(self) -> int:
+        """Contexts that changed and were not taken yet."""
+        return len(self._pool.contexts.changed)
+
+    def forget_contexts(self, uri: str) -> None:
+        """Forget what a policy remembers that is registered no more."""
+        self._pool.contexts.forget_policy(uri)
+
     def _submit(self, work: Work, *, aside: bool = False) -> Refusal | None:
         if self._closed:
             return Refusal(Code.SHUTTING_DOWN, "the server is shutting down")
@@ -427,7 +451,10 @@ class Sandbox:
             layers=dict(self._pool.nursery.layers),
             probes=dict(self._probes),
             cells=self._pool.cells(),
-            counters=dict(self._pool.counters),
+            counters={
+                **self._pool.counters,
+                "context_conflicts": self._pool.contexts.conflicts,
+            },
             warning="" if self._mode == "jail" else _UNSAFE_WARNING,
         )
 

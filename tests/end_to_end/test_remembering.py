@@ -1,0 +1,236 @@
+"""What rules remember, share and may ask: contexts, isolation, injected clients, precedence."""
+
+import json
+import threading
+
+import pytest
+from served import Server, cluster, rule, wish
+
+from moorage.trials.process import daemon
+
+COUNTS = """
+context["n"] = context.get("n", 0) + 1
+return {"n": context["n"]}
+"""
+SHARED = """
+import function
+function.SEEN = getattr(function, "SEEN", 0) + 1
+return {"seen": function.SEEN}
+"""
+SWAPS = """
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters):
+        self.contexts = settings["context_client"]
+
+    def eval(self, parameters, input_data, context):
+        for attempt in range(1000):
+            known, version = self.contexts.read()
+            known["n"] = known.get("n", 0) + 1
+            until = attempt  # Other processes get their turn between reading and swapping.
+            for _ in range(input_data["inputs"].get("spin", 0)):
+                until += 1
+            try:
+                self.contexts.swap(known, version)
+                return {"n": known["n"], "attempt": attempt}
+            except self.contexts.Conflict as conflict:
+                assert conflict.version != version
+        raise RuntimeError("never got it")
+
+    def management(self, action, data):
+        known, version = self.contexts.read()
+        if action == "set":
+            return {"version": self.contexts.swap(data, version)}
+        if action == "old":
+            self.contexts.swap(data, version - 1)
+        if action == "big":
+            self.contexts.swap({"x": "x" * 300_000}, version)
+        if action == "odd":
+            self.contexts.swap({"x": object()}, version)
+        if action == "list":
+            self.contexts.swap([], version)
+        return known
+"""
+CLIENTS = """
+clusters, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
+asked = input_data["inputs"]
+client = {"cluster": clusters, "metrics": metrics}[asked["client"]]
+try:
+    said = getattr(client, asked["method"])(*asked["arguments"])
+except Exception as error:
+    return {"raised": type(error).__name__, "text": str(error), "status": error.status}
+return {"kind": type(said).__name__, "said": said}
+"""
+
+
+def told(reply: dict):
+    assert reply["success"], reply
+    return reply["data"]
+
+
+def test_a_context_outlives_restarts_of_the_daemon(tmp_path):
+    for start in range(3):
+        with daemon(tmp_path) as running:
+            server = Server(running)
+            if not start:
+                server.register(cluster("east"))
+                server.publish(rule(COUNTS, "counts:1-x"))
+            for turn in range(2):
+                assert told(server.ask("counts:1-x"))["n"] == start * 2 + turn + 1
+            server.close()
+
+
+def test_a_context_that_is_deleted_with_its_policy_does_not_come_back(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        server.register(cluster("east"))
+        server.publish(rule(COUNTS, "counts:1-x"))
+        assert [told(server.ask("counts:1-x"))["n"] for _ in range(2)] == [1, 2]
+        server.http.delete("/policy/counts:1-x").raise_for_status()
+        server.close()
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        server.publish(rule(COUNTS, "counts:1-x"))
+        assert told(server.ask("counts:1-x"))["n"] == 1
+        server.close()
+
+
+@pytest.mark.parametrize(
+    ("isolation", "expected"),
+    [
+        ("per_policy_version", {"one": [1, 3], "two": [2, 4], "other": [1]}),
+        ("per_tenant", {"one": [1, 2], "two": [1, 2], "other": [1]}),
+        ("per_eval", {"one": [1, 1], "two": [1, 1], "other": [1]}),
+    ],
+)
+def test_who_shares_a_process_is_a_setting_and_contexts_never_mix(tmp_path, isolation, expected):
+    settings = {"MOORAGE_TOKENS": "one:a,two:b", "MOORAGE_ISOLATION": isolation}
+    with daemon(tmp_path, environment=settings) as running:
+        server = Server(running)
+        server.http.headers["Authorization"] = "Bearer a"
+        server.register(cluster("east"))
+        server.publish(rule(SHARED, "s:1-x"), rule(SHARED, "s:2-x"), rule(COUNTS, "counts:1-x"))
+
+        def ask(token: str, uri: str) -> dict:
+            header = {"Authorization": f"Bearer {token}"}
+            return told(server.http.post("/allocate", json=wish(uri), headers=header).json())
+
+        seen: dict[str, list[int]] = {"one": [], "two": [], "other": []}
+        for _ in range(2):
+            seen["one"].append(ask("a", "s:1-x")["seen"])
+            seen["two"].append(ask("b", "s:1-x")["seen"])
+        seen["other"].append(ask("a", "s:2-x")["seen"])
+        assert seen == expected
+        counts = [ask(token, "counts:1-x")["n"] for token in "aabab"]
+        assert counts == [1, 2, 1, 3, 2], "a context is its tenant's, in every process"
+        server.close()
+
+
+def test_swaps_lose_no_change_and_management_shares_the_context(server):
+    code = {"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS}
+    server.publish(code)
+    spin = {"spin": 200_000}  # Slow enough that several processes work at it.
+
+    def ask() -> None:
+        with server.socket() as socket:
+            for number in range(10):
+                socket.send(json.dumps(wish("swaps:1-x", inputs=spin, id=number)))
+            for _ in range(10):
+                socket.recv(60)
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert manage(server, "get") == {"n": 40}
+    manage(server, "set", {"n": 100})
+    assert told(server.ask("swaps:1-x"))["n"] == 101
+    assert manage(server, "get") == {"n": 101}
+
+
+def manage(server: Server, action: str, data: dict | None = None):
+    message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": action}
+    return told(server.say(message | {"data": data or {}})[0])
+
+
+@pytest.mark.parametrize(
+    ("action", "exception", "says"),
+    [
+        ("old", "ContextConflict", "changed meanwhile"),
+        ("big", "ValueError", "at most"),
+        ("odd", "TypeError", "not plain"),
+        ("list", "TypeError", "must be a dict"),
+    ],
+)
+def test_a_swap_that_cannot_be_is_a_typed_error(server, action, exception, says):
+    server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
+    manage(server, "set", {"n": 1})
+    message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": action}
+    error = server.say(message)[0]["error"]
+    assert (error["code"], error["exception"]) == ("policy_error", exception)
+    assert says in error["reason"]
+    assert manage(server, "get") == {"n": 1}
+
+
+@pytest.mark.parametrize(
+    ("client", "method", "arguments", "check"),
+    [
+        ("cluster", "read_cluster", ["east"], lambda s: s[0] is True and s[1]["id"] == "east"),
+        (
+            "cluster",
+            "read_cluster",
+            ["nowhere"],
+            lambda s: s[0] is False and s[1].startswith("HTTP error occurred: "),
+        ),
+        (
+            "cluster",
+            "read_cluster",
+            ["../../admin"],
+            lambda s: s[0] is False and s[1].startswith("Error occurred: "),
+        ),
+        (
+            "cluster",
+            "execute_query",
+            [{"id": {"$in": ["east", "west"]}}],
+            lambda s: s[0] is True and [each["id"] for each in s[1]] == ["east", "west"],
+        ),
+        ("cluster", "execute_query", [{"$where": "1"}], lambda s: s[0] is False),
+        ("metrics", "get_cluster", ["east"], lambda s: s["clusterId"] == "east"),
+        ("metrics", "query_clusters", [], lambda s: [e["clusterId"] for e in s] == ["east"]),
+        (
+            "metrics",
+            "query_clusters",
+            [{"clusterId": "west"}],
+            lambda s: s == [],
+        ),
+    ],
+)
+def test_each_documented_method_of_the_injected_clients(server, client, method, arguments, check):
+    server.publish(rule(CLIENTS, "clients:1-x"))
+    server.http.post("/cluster", json={"clusterId": "east", "nodes": []}).raise_for_status()
+    inputs = {"client": client, "method": method, "arguments": arguments}
+    reply = told(server.ask("clients:1-x", inputs=inputs))
+    assert check(reply["said"]), reply
+    assert reply["kind"] == ("tuple" if client == "cluster" else type(reply["said"]).__name__)
+
+
+def test_the_metrics_client_raises_where_the_documented_one_does(server):
+    server.publish(rule(CLIENTS, "clients:1-x"))
+    inputs = {"client": "metrics", "method": "get_cluster", "arguments": ["nowhere"]}
+    reply = told(server.ask("clients:1-x", inputs=inputs))
+    assert (reply["raised"], reply["status"]) == ("APIError", 404)
+
+
+def test_the_caller_overrides_defaults_and_never_the_injected_clients(server):
+    body = (
+        "kind = type(self.settings['cluster_client']).__name__\n"
+        "return {'p': parameters, 'own': self.parameters, 's': self.settings['a'], 'kind': kind}"
+    )
+    defaults = {"policy_parameters": {"x": 1, "y": 2}, "policy_settings": {"a": "default"}}
+    server.publish(rule(body, "precedence:1-x", **defaults))
+    plain = told(server.ask("precedence:1-x"))
+    assert (plain["p"], plain["s"]) == ({"x": 1, "y": 2}, "default")
+    given = {"parameters": {"y": 3}, "settings": {"a": "mine", "cluster_client": "evil"}}
+    asked = told(server.ask("precedence:1-x", **given))
+    assert asked["p"] == asked["own"] == {"x": 1, "y": 3}
+    assert (asked["s"], asked["kind"]) == ("mine", "ClusterClient")
