@@ -195,6 +195,10 @@ class Services:
         body = {"action": action, "data": data or {}}
         return self._enveloped("POST", f"/policy/{quote(uri, safe='')}/manage", body)
 
+    def policy_logs(self, uri: str) -> Any:
+        """Return what a version printed and logged lately, at requests of our tenant."""
+        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/logs")
+
     def aliases(self) -> Any:
         """Return all aliases, without their histories."""
         return self._enveloped("GET", "/policy-alias")

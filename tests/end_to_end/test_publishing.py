@@ -253,6 +253,19 @@ def test_the_command_line_publishes_and_manages(swap):
     assert reply["data"] == {"id": "managed:1-x", "x": {}}
 
 
+def test_logs_show_what_a_rule_printed_at_ones_own_requests(swap):
+    says = "print('asked', input_data['inputs'])\nreturn {}"
+    swap.publish(rule(says, "prints:1-x"))
+    assert json.loads(run(swap, "policy", "logs", "prints:1-x", "--json"))["printed"] == {}
+    swap.ask("prints:1-x", inputs={"a": 1})
+    assert run(swap, "policy", "logs", "prints:1-x") == "asked {'a': 1}\n"
+    assert swap.http.get("/policy/prints:1-x/logs").json()["data"] == {
+        "policy_rule_uri": "prints:1-x",
+        "printed": {"requests": "asked {'a': 1}\n"},
+    }
+    assert swap.http.get("/policy/prints:9-x/logs").status_code == 404
+
+
 def test_blocks_and_searches_know_aliases_too(swap):
     ranks = "return sorted((each['id'] for each in input_data), reverse=True)"
     swap.publish(rule(ranks, "ranks:1-x"))

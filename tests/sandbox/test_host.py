@@ -345,9 +345,9 @@ print("printed"); logging.getLogger("mine").info("logged"); print("x" * input_da
 return 1
 """)
     await bench.value(code, {"n": 10})
-    output = bench.sandbox.output(code.ref.digest)
+    output = bench.sandbox.output(code.ref, Tenant("t"))["requests"]
     assert output.startswith("printed\nINFO mine: logged\nxxxxxxxxxx\n")
     for _ in range(30):
         await bench.value(code, {"n": 1_000_000})
-    assert len(bench.sandbox.output(code.ref.digest)) == 64 << 10
-    assert "more characters were dropped" in bench.sandbox.output(code.ref.digest)
+    assert len(bench.sandbox.output(code.ref, Tenant("t"))["requests"]) == 64 << 10
+    assert "more characters were dropped" in bench.sandbox.output(code.ref, Tenant("t"))["requests"]

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage_client.cli.asking import json_object
-from moorage_client.cli.output import fields, print_json, say, table
+from moorage_client.cli.output import fields, note, print_json, say, table
 from moorage_client.cli.session import Session
 
 SAMPLES_SHOWN: Final = 10
@@ -111,6 +111,23 @@ def manage(
     """Call the `management` of a policy and print what it returned, as JSON."""
     with session.services() as services:
         print_json(services.manage_policy(policy, action, json_object(data, "--data")))
+
+
+def logs(
+    session: Session,
+    policy: Annotated[str, typer.Argument(help="A version, an alias, or a bare name")],
+) -> None:
+    """Print what a policy printed and logged lately, at your requests."""
+    with session.services() as services:
+        found = services.policy_logs(policy)
+    if session.json:
+        print_json(found)
+        return
+    if not found["printed"]:
+        note(f"{found['policy_rule_uri']} has printed nothing lately.")
+    for occasion, text in found["printed"].items():
+        note(f"{occasion}:")
+        say(text.rstrip("\n"))
 
 
 def _one_of(uri: str, report: bool, stop: bool) -> None:

@@ -1,8 +1,8 @@
-"""Calls of a rule's `management`, from the socket and from HTTP."""
+"""What authors do with a rule at work: calls of its `management`, and what it printed."""
 
 from typing import Any
 
-from moorage.catalog.base import Allowance, Catalog
+from moorage.catalog.base import Allowance, Catalog, PolicyRecord
 from moorage.daemon.finding import code_of
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
@@ -10,7 +10,7 @@ from moorage.sandbox.host import PolicyFault, Sandbox
 
 
 class Management:
-    """Runs `management(action, data)` of rules.
+    """Runs `management(action, data)` of rules, and shows what they printed.
 
     Args:
         catalog: Has the rules.
@@ -36,6 +36,26 @@ class Management:
                 `management`, or what it did wrong.
 
         """
+        record = await self._record(uri)
+        try:
+            return await self._rules.manage(code_of(record), tenant, action, data)
+        except PolicyFault as fault:
+            no = fault.refusal
+            raise ServiceError(
+                no.code, no.reason, field=no.field, expected=no.expected, details=no.details
+            ) from fault
+
+    async def logs(self, uri: str, tenant: Tenant) -> dict[str, Any]:
+        """Return what a version printed and logged lately, at requests of this tenant.
+
+        Raises:
+            ServiceError: `unknown_policy`, `unavailable`.
+
+        """
+        ref = (await self._record(uri)).ref
+        return {"policy_rule_uri": ref.uri, "printed": self._rules.output(ref, tenant)}
+
+    async def _record(self, uri: str) -> PolicyRecord:
         await self._catalog.fetch(uri, (), Allowance())
         record = self._catalog.policy(uri)
         if record is None:
@@ -45,10 +65,4 @@ class Management:
                 field="policy_rule_uri",
                 expected="the URI of a registered policy",
             )
-        try:
-            return await self._rules.manage(code_of(record), tenant, action, data)
-        except PolicyFault as fault:
-            no = fault.refusal
-            raise ServiceError(
-                no.code, no.reason, field=no.field, expected=no.expected, details=no.details
-            ) from fault
+        return record

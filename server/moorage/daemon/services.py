@@ -183,6 +183,10 @@ class HttpServices:
         self._publishing.refuse_deletion(uri)
         return await self._catalog.delete_policy(uri, who)
 
+    async def policy_logs(self, uri: str, tenant: str) -> JsonDocument:
+        """Return what a version printed lately, at requests of this tenant."""
+        return await self._management.logs(uri, Tenant(tenant))
+
     async def manage_policy(self, uri: str, tenant: str, action: str, data: JsonDocument) -> Any:
         """Run a rule's `management`."""
         return await self._management.run(uri, Tenant(tenant), action, data)

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.core.words import Consult, ConsultFailed, Proposed, Refusal
-from moorage.model import Code, RequestId, Tenant
+from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.sandbox import frames, self_test
 from moorage.sandbox.channel import Cell
@@ -113,7 +113,7 @@ class Sandbox:
         self._number = 0
         self._works: dict[tuple[str, int], Work] = {}
         self._proposers: OrderedDict[str, Cell] = OrderedDict()
-        self._output: OrderedDict[str, str] = OrderedDict()
+        self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._probes: dict[str, str] = {}
         self._closed = False
         self._checks = asyncio.Semaphore(CHECKS_MAX)
@@ -435,9 +435,22 @@ class Sandbox:
             self._pool.withdraw(work)
             raise
 
-    def output(self, digest: str) -> str:
-        """Return what a policy version printed and logged lately."""
-        return self._output.get(digest, "")
+    def output(self, ref: PolicyRef, tenant: Tenant) -> dict[str, str]:
+        """Return what a policy version printed and logged lately.
+
+        Args:
+            ref: The version.
+            tenant: Whose requests it printed it at; nobody is shown what it printed of others.
+
+        Returns:
+            By occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.
+
+        """
+        names = {"loading": "", "requests": tenant, "aside": f"{ASIDE} {tenant}"}
+        printed = {
+            each: self._output.get((ref.uri, ref.digest, name), "") for each, name in names.items()
+        }
+        return {each: text for each, text in printed.items() if text}
 
     @property
     def up(self) -> bool:
@@ -458,10 +471,11 @@ class Sandbox:
             warning="" if self._mode == "jail" else _UNSAFE_WARNING,
         )
 
-    def _printed(self, digest: str, text: str) -> None:
+    def _printed(self, work: Work, text: str) -> None:
         if not text:
             return
-        kept = self._output.pop(digest, "") + text
-        self._output[digest] = kept[-OUTPUT_RING_BYTES_MAX:]
+        key = (work.code.ref.uri, work.code.ref.digest, work.tenant)
+        kept = self._output.pop(key, "") + text
+        self._output[key] = kept[-OUTPUT_RING_BYTES_MAX:]
         if len(self._output) > OUTPUT_RINGS_MAX:
             self._output.popitem(last=False)

@@ -36,9 +36,9 @@ INSTANCES_MAX: Final = 8
 OUTSTANDING_MAX: Final = 4096
 """Unsettled lease proposals remembered per cell; beyond it the oldest counts as settled."""
 OUTPUT_RING_BYTES_MAX: Final = 64 << 10
-"""Printed and logged text kept per policy version; the oldest goes first."""
+"""Printed and logged text kept per policy version and tenant; the oldest goes first."""
 OUTPUT_RINGS_MAX: Final = 256
-"""Policy versions whose printed text is kept; the least recently written goes first."""
+"""Policy versions and tenants whose printed text is kept; the least recently written goes first."""
 FINDINGS_MAX: Final = 20
 """Findings of one check."""
 FETCH_BYTES_MAX: Final = 128 << 20

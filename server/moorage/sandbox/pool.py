@@ -62,7 +62,7 @@ class Pool:
         mode: With or without the wall.
         finish: Told the outcome of every piece of work: a value, or a refusal; and the cell
             that answered, if one did.
-        printed: Told what a policy version printed.
+        printed: Told what a rule printed, and at what work.
 
     """
 
@@ -74,7 +74,7 @@ class Pool:
         limits: Limits,
         mode: Mode,
         finish: Callable[[Work, Any, Refusal | None, Cell | None], None],
-        printed: Callable[[str, str], None],
+        printed: Callable[[Work, str], None],
     ) -> None:
         self.fleet = fleet
         self.services = services
@@ -453,7 +453,7 @@ class Pool:
 
     def loaded(self, cell: Cell, work: Work, frame: frames.Loaded) -> None:
         """As in `Owner`."""
-        self._printed(work.code.ref.digest, frame.output)
+        self._printed(work, frame.output)
         if work.future is not None:
             if not work.future.done():
                 work.future.set_result(frame)
@@ -467,7 +467,7 @@ class Pool:
         """As in `Owner`."""
         self.counters["evaluations"] += 1
         if frame.output:
-            self._printed(work.code.ref.digest, frame.output)
+            self._printed(work, frame.output)
         self._finish(work, value, None, cell)
         self._after_answer(cell)
 
@@ -476,7 +476,7 @@ class Pool:
         self.counters["evaluations"] += 1
         self.counters["failures"] += 1
         if frame.output:
-            self._printed(work.code.ref.digest, frame.output)
+            self._printed(work, frame.output)
         if frame.kind == "memory":
             cell.retired = True  # Its address space may be full of what is left.
         self._finish(work, None, refusal_of(frame, work.code.ref), cell)

@@ -42,6 +42,11 @@ def _looking(router: APIRouter, services: WebServices) -> None:
         """Answer what the shadow would have done, compared with what the active version did."""
         return succeeded(services.shadow_report(alias))
 
+    @router.get("/policy/{uri}/logs", summary="What did it print?")
+    async def logs(uri: str, request: Request) -> Response:
+        """Answer what a version printed and logged lately, at requests of the caller's tenant."""
+        return succeeded(await services.policy_logs(uri, who_of(request)))
+
 
 def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> None:
     @router.post(

@@ -83,6 +83,9 @@ class WebServices(Protocol):
     async def manage_policy(self, uri: str, tenant: str, action: str, data: Document) -> Any:
         """Return what a rule's `management` returned; a version, an alias or a name."""
 
+    async def policy_logs(self, uri: str, tenant: str) -> Document:
+        """Return what a version printed and logged lately, at requests of this tenant."""
+
     def aliases(self) -> list[Document]:
         """Return all aliases without their histories."""
 
