@@ -88,6 +88,9 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "global_cluster_metrics_url": ("http://m:1", '"http://m:1/"', "http://m:1"),
         "search_server_api_url": ("https://s/api", '"https://s/api"', "https://s/api"),
         "policy_db_url": ("http://bearer:k@p", '"http://bearer:k@p"', "http://bearer:k@p"),
+        "policy_execution_mode": ("central", '"central"', "central"),
+        "policy_executor_host_url": ("http://x:1", '"http://x:1"', "http://x:1"),
+        "policy_executor_id": ("e1", '"e1"', "e1"),
         "external_timeout_seconds": ("1.5", "1.5", 1.5),
         "cluster_refresh_seconds": ("7", "7", 7.0),
         "metrics_fresh_seconds": ("0", "0", 0.0),
@@ -287,3 +290,11 @@ def test_table_and_help_name_every_setting() -> None:
         assert setting.environment in text
         assert setting.about
     assert len(table.splitlines()) == len(settings()) + 2
+
+
+def test_rules_elsewhere_need_a_server_that_executes_them() -> None:
+    error = refused(environ={"POLICY_EXECUTION_MODE": "central"})
+    assert "policy_executor_host_url" in str(error)
+    elsewhere = {"POLICY_EXECUTION_MODE": "central", "POLICY_EXECUTOR_HOST_URL": "http://x:10000"}
+    config = Config.load({}, HOME | elsewhere | {"POLICY_SYSTEM_EXECUTOR_ID": "e1"})
+    assert (config.policy_execution_mode, config.policy_executor_id) == ("central", "e1")

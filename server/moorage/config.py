@@ -36,6 +36,7 @@ from moorage.setting_kinds import (
 )
 from moorage.setting_sources import (
     CONFIG_FILE,
+    EXECUTION_NAMES,
     EXTERNAL_SERVICES,
     FILE_BYTES_MAX,
     OTHER_NAMES,
@@ -50,6 +51,7 @@ from moorage.setting_sources import (
 
 __all__ = [
     "CONFIG_FILE",
+    "EXECUTION_NAMES",
     "EXTERNAL_SERVICES",
     "FILE_BYTES_MAX",
     "OTHER_NAMES",
@@ -237,6 +239,27 @@ class Config:
             default="none",
         ),
     ] = field(default="", repr=False)
+    policy_execution_mode: Annotated[
+        str,
+        Setting(
+            NAME,
+            "Where rules decide about requests: `local` is the sandbox here, anything else the "
+            "executor below. Also read from `POLICY_EXECUTION_MODE`.",
+        ),
+    ] = "local"
+    policy_executor_host_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Server that executes rules where the mode is not `local`. Also read from "
+            "`POLICY_EXECUTOR_HOST_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    policy_executor_id: Annotated[
+        str,
+        Setting(NAME, "The executor's id there. Also read from `POLICY_SYSTEM_EXECUTOR_ID`."),
+    ] = "moorage"
     external_timeout_seconds: Annotated[
         float,
         Setting(
@@ -404,6 +427,11 @@ def _check_together(config: Config, sources: Mapping[str, str]) -> None:
                 f"expected another service than this daemon's own HTTP port {config.http_port}; "
                 f"leave it out to use what is built in",
             )
+    if config.policy_execution_mode != "local" and not config.policy_executor_host_url:
+        refuse(
+            "policy_execution_mode",
+            "expected `local`, or `policy_executor_host_url` to say which server executes rules",
+        )
     if config.prometheus_url and config.global_cluster_metrics_url:
         refuse("prometheus_url", "expected one place for metrics: leave out the metrics service")
     if config.port and (config.host, config.port) == (config.http_host, config.http_port):

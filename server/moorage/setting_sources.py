@@ -35,8 +35,15 @@ EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
     "GLOBAL_CLUSTER_METRICS_URL": "global_cluster_metrics_url",
     "SEARCH_SERVER_API_URL": "search_server_api_url",
     "POLICY_DB_URL": "policy_db_url",
+    "POLICY_EXECUTOR_HOST_URL": "policy_executor_host_url",
 }
 """Names that existing users have for services of their own, and the settings they are."""
+
+EXECUTION_NAMES: Final[Mapping[str, str]] = {
+    "POLICY_EXECUTION_MODE": "policy_execution_mode",
+    "POLICY_SYSTEM_EXECUTOR_ID": "policy_executor_id",
+}
+"""Names that existing users have for where rules are executed, and the settings they are."""
 
 FILE_BYTES_MAX: Final = 1 << 20
 """Size of the TOML file; a larger one is refused, since it is certainly something else."""
@@ -115,7 +122,7 @@ def from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -
     # The names that existing users have come first: ours, where it is given too, wins.
     given: Given = {
         setting: (name, environ[name])
-        for name, setting in EXTERNAL_SERVICES.items()
+        for name, setting in {**EXTERNAL_SERVICES, **EXECUTION_NAMES}.items()
         if environ.get(name)
     }
     names = {each.environment: each.name for each in known.values()}

@@ -27,7 +27,14 @@ import pytest
 import typer
 from websockets.sync.client import connect
 
-from moorage.config import CONFIG_FILE, EXTERNAL_SERVICES, OTHER_NAMES, Config, settings
+from moorage.config import (
+    CONFIG_FILE,
+    EXECUTION_NAMES,
+    EXTERNAL_SERVICES,
+    OTHER_NAMES,
+    Config,
+    settings,
+)
 from moorage.model import Code
 from moorage.protocol.messages import OPERATIONS, AllocationRequest, LeaseRequest, Resources
 
@@ -238,7 +245,9 @@ def test_every_code_and_setting_is_named(readme: str) -> None:
     assert [name for name in settings() if f"| `{name}`" not in readme] == []
 
 
-@pytest.mark.parametrize("name", sorted({*EXTERNAL_SERVICES, *OTHER_NAMES, CONFIG_FILE}))
+@pytest.mark.parametrize(
+    "name", sorted({*EXTERNAL_SERVICES, *EXECUTION_NAMES, *OTHER_NAMES, CONFIG_FILE})
+)
 def test_every_other_name_in_the_environment_is_named(readme: str, name: str) -> None:
     assert f"`{name}`" in readme
 

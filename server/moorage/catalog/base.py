@@ -10,13 +10,16 @@ Every refusal is a `protocol.faults.ServiceError`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from moorage.catalog.aliases import Aliases
 from moorage.catalog.contexts import KeptContexts
 from moorage.catalog.schemas import PolicySchemas
 from moorage.model import Cluster, ClusterId, PolicyRef
 from moorage.query import Filter
+
+if TYPE_CHECKING:
+    from moorage.catalog.executors import Executors
 
 Document = dict[str, Any]
 """A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
@@ -178,6 +181,10 @@ class Catalog(Protocol):
     @property
     def aliases(self) -> Aliases:
         """Names that mean a version of a policy; wherever a URI is asked for, they may stand."""
+
+    @property
+    def executors(self) -> "Executors":
+        """Names under which other servers have policies executed here."""
 
     @property
     def contexts(self) -> KeptContexts:

@@ -31,6 +31,7 @@ from moorage.catalog.base import (
 from moorage.catalog.clusters import ClusterDocument, cluster_model, read_cluster_document
 from moorage.catalog.contexts import KeptContexts
 from moorage.catalog.documents import apply_change, decode, snapshot
+from moorage.catalog.executors import Executors
 from moorage.catalog.filters import compile_filter, parse_filter
 from moorage.catalog.history import history_of, note
 from moorage.catalog.metrics import read_metrics_document
@@ -88,6 +89,7 @@ class EmbeddedCatalog:
         self._policies: dict[str, PolicyEntry] = {}
         self.aliases = Aliases(store)
         self.contexts = KeptContexts(store)
+        self.executors = Executors(store)
         self._live: set[ClusterId] = set()
         self._live_ids: tuple[ClusterId, ...] | None = None
         self._version = 0

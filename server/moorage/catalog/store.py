@@ -26,7 +26,7 @@ SCHEMA_VERSION: Final = 1
 CLOSE_SECONDS_MAX: Final = 30.0
 """How long `close` waits for the jobs already accepted."""
 
-Kind = Literal["cluster", "metrics", "policy", "alias", "context", "history"]
+Kind = Literal["cluster", "metrics", "policy", "alias", "context", "executor", "history"]
 T = TypeVar("T")
 
 # `usage` follows `records` by triggers, so that limits are checked in the transaction that would

@@ -28,11 +28,9 @@ from moorage.core.words import (
     Effect,
     Event,
     Forget,
-    Granted,
     Proposed,
     Queued,
     Recall,
-    Refusal,
     Restarted,
     Start,
     Stop,
@@ -45,9 +43,11 @@ from moorage.daemon.admission import Admission
 from moorage.daemon.answers import encode, refusal_of, refuse
 from moorage.daemon.block_tasks import BlockServices
 from moorage.daemon.blocks import Blocks
+from moorage.daemon.consulting import Consulting
 from moorage.daemon.crank import Crank
 from moorage.daemon.engine_room import EngineRoom
-from moorage.daemon.finding import Finder, code_of
+from moorage.daemon.executing import Executing
+from moorage.daemon.finding import Finder
 from moorage.daemon.gauges import (
     core_gauges,
     gateway_gauges,
@@ -59,6 +59,7 @@ from moorage.daemon.managing import Management
 from moorage.daemon.measures import Measures, gauge
 from moorage.daemon.publishing import Publishing
 from moorage.daemon.remembering import Remembering
+from moorage.daemon.remote_rules import remote_rules
 from moorage.daemon.services import (
     STOPPING,
     HttpServices,
@@ -74,7 +75,7 @@ from moorage.engines.memory import MemoryEngine
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
-from moorage.model import Code, RequestId, SessionId, Tenant
+from moorage.model import RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host import Sandbox
@@ -190,12 +191,17 @@ class Daemon:
 
     def _introduce(self) -> None:
         """Build what answers requests, of rooms that are open."""
-        config = self._config
+        config, allocator = self._config, self._allocator
         self._finder = Finder(self._catalog, self._rules)
-        self._management = Management(self._catalog, self._rules)
-        allocator = self._allocator
+        executor = remote_rules(config, self._catalog, lambda: allocator.state.fleet, self._post)
+        if executor is not None:
+            self._closing.push_async_callback(executor.close)
+        self._management = Management(self._catalog, self._rules, elsewhere=executor is not None)
         self._shadows = Shadows(
             self._catalog, self._rules, lambda: allocator.state, lambda: allocator.undecided
+        )
+        self._consulting = Consulting(
+            self._catalog, self._rules, executor, self._shadows, self._post
         )
         self._publishing = Publishing(
             catalog=self._catalog,
@@ -272,6 +278,7 @@ class Daemon:
             blocks=BlockServices(self._blocks, self._spawn),
             publishing=self._publishing,
             management=self._management,
+            executing=Executing(self._catalog.executors, self._catalog, self._rules),
             admission=self._admission,
             calls=self._calls,
             authenticate=self._authenticate,
@@ -363,12 +370,7 @@ class Daemon:
                 self._gateway.park(to)
                 self._admission.parked(to)
         if isinstance(event, Proposed | ConsultFailed):
-            granted = any(
-                isinstance(fact, Granted) and fact.lease.id == event.request for fact in turn.facts
-            )
-            self._rules.settle(event.request, granted)
-            if self._shadows:
-                self._shadows.decided(event, turn)
+            self._consulting.decided(event, turn)
         self._measures.stepped(event, turn)
 
     def _carry_out(self, effect: Effect) -> None:
@@ -378,19 +380,10 @@ class Daemon:
                 reply = self._admission.answer(to, answer)
                 if reply is not None:
                     self._reply(to, reply)
-            case Consult(ask):
-                record = self._catalog.policy(ask.policy.uri)
-                if record is None or record.ref != ask.policy:
-                    reason = f"Policy {ask.policy.uri} was removed while the request waited."
-                    refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri")
-                    self._post(ConsultFailed(ask.id, effect.consultation, refusal))
-                else:
-                    self._rules.consult(effect, code_of(record))
-                    if self._shadows:
-                        self._shadows.consulted(effect)
-            case Forget(request, consultation):
-                self._rules.forget(request, consultation)
-                self._shadows.forgotten(request, consultation)
+            case Consult():
+                self._consulting.consult(effect)
+            case Forget():
+                self._consulting.forget(effect)
             case Start(lease):
                 self._engines.start(lease)
             case Stop(lease):

@@ -15,10 +15,12 @@ class Management:
     Args:
         catalog: Has the rules.
         rules: Runs them.
+        elsewhere: Another server executes rules, and keeps their state.
 
     """
 
-    def __init__(self, catalog: Catalog, rules: Sandbox) -> None:
+    def __init__(self, catalog: Catalog, rules: Sandbox, *, elsewhere: bool) -> None:
+        self._elsewhere = elsewhere
         self._catalog = catalog
         self._rules = rules
 
@@ -37,6 +39,9 @@ class Management:
 
         """
         record = await self._record(uri)
+        if self._elsewhere:
+            reason = f"{record.ref.uri} is executed by another server, which has no management"
+            raise ServiceError(Code.UNSUPPORTED, reason, field="policy_rule_uri")
         try:
             return await self._rules.manage(code_of(record), tenant, action, data)
         except PolicyFault as fault:

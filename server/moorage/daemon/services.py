@@ -20,6 +20,7 @@ from moorage.core.words import Refusal
 from moorage.daemon.admission import Admission
 from moorage.daemon.answers import refuse
 from moorage.daemon.block_tasks import BlockServices
+from moorage.daemon.executing import Executing
 from moorage.daemon.finding import Finder
 from moorage.daemon.http_calls import HttpCalls
 from moorage.daemon.managing import Management
@@ -104,6 +105,7 @@ class HttpServices:
         blocks: Answers the block endpoints.
         publishing: Changes aliases.
         management: Runs `management` of rules.
+        executing: Executes policies for other servers.
         admission: Where `POST /allocate` goes.
         calls: Addresses for it.
         authenticate: Bearer token to tenant.
@@ -121,6 +123,7 @@ class HttpServices:
         blocks: BlockServices,
         publishing: Publishing,
         management: Management,
+        executing: Executing,
         admission: Admission,
         calls: HttpCalls,
         authenticate: Callable[[str | None], Tenant | None],
@@ -155,6 +158,12 @@ class HttpServices:
         self.block_task = blocks.task
         self._publishing = publishing
         self._management = management
+        self.create_executor = executing.executors.create
+        self.get_executor = executing.executors.get
+        self.update_executor = executing.executors.update
+        self.delete_executor = executing.executors.delete
+        self.query_executors = executing.executors.query
+        self.execute_policy = executing.execute
         self.aliases = publishing.list
         self.alias = publishing.show
         self.activate_policy = publishing.activate

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from moorage.model import Demand
-from moorage.policy import FleetView
+from moorage.policy import Fleet, FleetView
 from moorage.sandbox import frames, jail, limits, self_test
 from moorage.sandbox.capture import Capture
 from moorage.sandbox.clients import (
@@ -173,7 +173,10 @@ class Worker:
             packed = self._contexts.get(frame.tenant, b"")
             context = _decode(packed) if packed else {}
             rule, parameters = self._policy.instance(frame.overrides)
-            value = rule.eval(parameters, _decode(frame.input_data), context)
+            input_data = _decode(frame.input_data)
+            if frame.fleet is not None and isinstance(input_data, dict):
+                input_data["fleet"] = brought_along(input_data, frame.fleet)
+            value = rule.eval(parameters, input_data, context)
             if frame.ids_only:
                 value = ids_of(value)
             answer = self._answer_bytes(self._plain(value))
@@ -327,6 +330,18 @@ class Worker:
         return frames.Failed(
             self._nonce, kind, name_of(error), message, file, line, self._output.take()
         )
+
+
+def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
+    """Return the view of a fleet that came with the input of one execution."""
+    fleet = Fleet()
+    fleet.restore(_decode(snapshot))
+    said = input_data.get("resources")
+    fields = {name: said[name] for name in Demand.__slots__ if name in said} if said else {}
+    if "models" in fields:
+        fields["models"] = tuple(fields["models"])
+    reserved = tuple((str(cluster), str(node)) for cluster, node in input_data.get("reserved", ()))
+    return FleetView(fleet, Demand(**fields) if said else None, None, reserved)
 
 
 def ids_of(value: Any) -> Any:

@@ -300,6 +300,7 @@ class Cell(asyncio.Protocol):
             context,
             forget,
             work.ids_only,
+            work.fleet,
         )
 
     def _evaluate(self, work: Work) -> frames.Evaluate:

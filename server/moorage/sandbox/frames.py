@@ -83,7 +83,8 @@ class Manage(_Frame, tag=3):
 class Apply(_Frame, tag=6):
     """Evaluate the rule once on plain input, msgpack, which no fleet and no lease depend on.
 
-    With `ids_only`, objects with an `id` that the rule returns are answered as their ids.
+    With `ids_only`, objects with an `id` that the rule returns are answered as their ids. With
+    `fleet`, a packed snapshot, the rule also finds the columns of that in its input.
     """
 
     nonce: int
@@ -93,6 +94,7 @@ class Apply(_Frame, tag=6):
     context: bytes | None
     forget_contexts: bool
     ids_only: bool
+    fleet: bytes | None
 
 
 class Answer(_Frame, tag=4):

@@ -388,6 +388,7 @@ class Sandbox:
         parameters: Mapping[str, Any],
         settings: Mapping[str, Any],
         ids_only: bool = False,
+        fleet: Fleet | None = None,
     ) -> Any:
         """Run the rule's `eval` on plain input and return its plain value.
 
@@ -401,6 +402,7 @@ class Sandbox:
             settings: In the place of the policy's defaults.
             ids_only: Answer the `id` of an object in its place: a rule that returns the documents
                 it was given need not send them back.
+            fleet: What the rule shall find in the columns of `input_data["fleet"]`.
 
         Raises:
             PolicyFault: The rule failed as a consultation can, or the input cannot be sent; or
@@ -415,12 +417,14 @@ class Sandbox:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             refusal = Refusal(Code.BAD_MESSAGE, f"the input cannot be packed: {error}")
             raise PolicyFault(refusal) from error
+        snapshot = None if fleet is None else msgspec.msgpack.encode(fleet.snapshot())
         if len(packed) + len(overriding) > INPUT_BYTES_MAX:
             reason = f"the rule's input has {len(packed) + len(overriding)} bytes; give it less"
             expected = f"at most {INPUT_BYTES_MAX} bytes"
             raise PolicyFault(Refusal(Code.TOO_LARGE, reason, expected=expected))
         work = Work("apply", code, tenant)
         work.input_data, work.overrides, work.ids_only = packed, overriding, ids_only
+        work.fleet = snapshot
         return await self._outcome(work)
 
     async def _outcome(self, work: Work) -> Any:

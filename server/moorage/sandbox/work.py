@@ -47,6 +47,7 @@ class Work:
         overrides: For `apply`, as `Evaluate` has them.
         ids_only: For `apply`, as `Apply` has it.
         trial: The world of a policy that is being looked at; None: the server's own.
+        fleet: For `apply`, as `Apply` has it.
         future: Gets the outcome of all but live consultations, which are delivered.
 
     """
@@ -61,6 +62,7 @@ class Work:
     overrides: bytes = b""
     ids_only: bool = False
     trial: Trial | None = None
+    fleet: bytes | None = None
     future: asyncio.Future[Any] | None = None
     submitted_at: float = 0.0
     fleet_version: int = 0

@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from moorage.config import CONFIG_FILE, EXTERNAL_SERVICES
+from moorage.config import CONFIG_FILE, EXECUTION_NAMES, EXTERNAL_SERVICES
 
+_ELSEWHERE: Final = {**EXTERNAL_SERVICES, **EXECUTION_NAMES}
 NOT_FOR_TRIALS: Final = frozenset(
-    {CONFIG_FILE, "MOORAGE_HOST", "MOORAGE_HTTP_HOST", "MOORAGE_TOKENS", *EXTERNAL_SERVICES}
-    | {f"MOORAGE_{setting.upper()}" for setting in EXTERNAL_SERVICES.values()}
+    {CONFIG_FILE, "MOORAGE_HOST", "MOORAGE_HTTP_HOST", "MOORAGE_TOKENS", *_ELSEWHERE}
+    | {f"MOORAGE_{setting.upper()}" for setting in _ELSEWHERE.values()}
 )
 """Variables of an operator's own daemon that a trial does not follow: it plays on a loopback
 address, against what is built in, and has no token to show."""

@@ -16,6 +16,7 @@ from moorage.web.bodies import TENANT, BodyReader, json_response
 from moorage.web.bodies import described as _body
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import succeeded as _success
+from moorage.web.executors import executor_routes
 from moorage.web.services import Document, WebServices
 
 __all__ = ["TENANT", "service_routes"]
@@ -44,7 +45,17 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     """
     router = APIRouter()
-    for group in (_clusters, _metrics, _search, _policies, alias_routes, _allocator, _blocks):
+    groups = (
+        _clusters,
+        _metrics,
+        _search,
+        _policies,
+        alias_routes,
+        executor_routes,
+        _allocator,
+        _blocks,
+    )
+    for group in groups:
         router.include_router(group(services, bodies))
     return router
 

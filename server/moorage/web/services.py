@@ -119,6 +119,24 @@ class WebServices(Protocol):
     async def delete_alias(self, alias: str) -> Document:
         """Delete an alias and return it as it was."""
 
+    async def create_executor(self, document: Document) -> Document:
+        """Store a new executor document and return it."""
+
+    async def get_executor(self, name: str) -> Document:
+        """Return an executor document."""
+
+    async def update_executor(self, name: str, change: Document) -> Document:
+        """Replace or update (`$set`, `$unset`) an executor document and return the new one."""
+
+    async def delete_executor(self, name: str) -> Document:
+        """Delete an executor and return its document."""
+
+    async def query_executors(self, query: Document | None = None) -> list[Document]:
+        """Return the executor documents that match a filter; None: all."""
+
+    async def execute_policy(self, executor: str, body: Document, tenant: str) -> Any:
+        """Evaluate a policy on the input of the body; return what it returned."""
+
     async def allocate(self, body: bytes, tenant: str) -> tuple[int, bytes]:
         """Answer `POST /allocate`, the HTTP twin of an ad-hoc request.
 

@@ -1,0 +1,82 @@
+"""Where consultations go: to the sandbox or to another server, and to the shadows beside.
+
+The daemon passes `Consult` and `Forget` effects here, and what rules answered.
+"""
+
+from collections.abc import Callable
+
+from moorage.catalog.base import Catalog
+from moorage.core.words import (
+    Consult,
+    ConsultFailed,
+    Event,
+    Forget,
+    Granted,
+    Proposed,
+    Refusal,
+    Turn,
+)
+from moorage.daemon.finding import code_of
+from moorage.daemon.remote_rules import RemoteRules
+from moorage.daemon.shadows import Shadows
+from moorage.model import Code
+from moorage.sandbox.host import Sandbox
+
+
+class Consulting:
+    """Has rules asked.
+
+    Args:
+        catalog: Has the rules.
+        rules: The sandbox.
+        executor: Another server that executes rules in its place, or None.
+        shadows: Candidates that are asked the same.
+        post: Posts an event to the core.
+
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        rules: Sandbox,
+        executor: RemoteRules | None,
+        shadows: Shadows,
+        post: Callable[[Event], None],
+    ) -> None:
+        self._catalog = catalog
+        self._rules = rules
+        self._executor = executor
+        self._shadows = shadows
+        self._post = post
+
+    def consult(self, effect: Consult) -> None:
+        """Ask the rule of an ask; one event about it is posted later."""
+        ask = effect.ask
+        record = self._catalog.policy(ask.policy.uri)
+        if record is None or record.ref != ask.policy:
+            reason = f"Policy {ask.policy.uri} was removed while the request waited."
+            refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri")
+            self._post(ConsultFailed(ask.id, effect.consultation, refusal))
+            return
+        if self._executor is None:
+            self._rules.consult(effect, code_of(record))
+        else:
+            self._executor.consult(effect, record)
+        if self._shadows:
+            self._shadows.consulted(effect)
+
+    def forget(self, effect: Forget) -> None:
+        """Nobody waits for this consultation any more."""
+        self._rules.forget(effect.request, effect.consultation)
+        self._shadows.forgotten(effect.request, effect.consultation)
+        if self._executor is not None:
+            self._executor.forget(effect.request, effect.consultation)
+
+    def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
+        """Pass on what the core made of an answer, before the rule is asked anything else."""
+        granted = any(
+            isinstance(fact, Granted) and fact.lease.id == event.request for fact in turn.facts
+        )
+        self._rules.settle(event.request, granted)
+        if self._shadows:
+            self._shadows.decided(event, turn)

@@ -1,0 +1,226 @@
+"""One daemon executes rules for another, and what an executor says is verified like anything."""
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+from served import FIRST_FIT, Server, cluster, rule, wish
+
+from moorage.trials.process import daemon
+from moorage_policies import catalog
+
+RULES = {
+    "shows:1-x": "return {'keys': sorted(input_data), 'p': parameters, 's': self.settings['a'],"
+    " 'free': input_data['cluster_data']['east']['capacity']['east-0']['gpus']['0']}",
+    "fails:1-x": "raise ValueError('on purpose')",
+    "spins:1-x": "while True: pass",
+    "counts:1-x": "context['n'] = context.get('n', 0) + 1\nreturn {'n': context['n']}",
+}
+DEFAULTS = {"policy_parameters": {"x": 1, "y": 2}, "policy_settings": {"a": "default"}}
+
+
+def rules() -> list[dict]:
+    documents = [rule(body, uri, **DEFAULTS) for uri, body in RULES.items()]
+    return [*documents, *map(catalog.document, ("first_fit", "fgd"))]
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory) -> Iterator[tuple[Server, Server]]:
+    """A daemon that decides and one that executes its rules; the latter knows no machines."""
+    with daemon(environment={"MOORAGE_POLICY_DEADLINE_SECONDS": "0.3"}) as second:
+        executes = Server(second)
+        executes.publish(*rules())
+        executes.http.post("/executor", json={"executor_id": "e1"}).raise_for_status()
+        elsewhere = {
+            "POLICY_EXECUTION_MODE": "central",
+            "POLICY_EXECUTOR_HOST_URL": second.http,
+            "POLICY_SYSTEM_EXECUTOR_ID": "e1",
+        }
+        with daemon(tmp_path_factory.mktemp("decides"), environment=elsewhere) as first:
+            decides = Server(first)
+            decides.register(cluster("east"), cluster("west", model="H100"))
+            decides.publish(*rules())
+            yield decides, executes
+            decides.close()
+        executes.close()
+
+
+def counted(server: Server) -> float:
+    """Return how many evaluations a daemon's own sandbox has made."""
+    lines = server.http.get("/metrics").text.splitlines()
+    found = [line for line in lines if line.startswith('moorage_sandbox{what="evaluations"}')]
+    return float(found[0].split()[1]) if found else 0.0
+
+
+@pytest.mark.parametrize("policy", [FIRST_FIT, "fgd:1.0-stable"])
+def test_a_lease_is_decided_by_a_rule_that_runs_on_the_other_daemon(pair, policy):
+    decides, executes = pair
+    here, there = counted(decides), counted(executes)
+    held = []
+    for _ in range(16):
+        reply = decides.ask(policy, resources={"gpus": 1}, lease={"ttl_seconds": 60})
+        assert reply["success"], reply
+        held.append(reply["lease"])
+    places = [
+        (share["node_id"], gpu)
+        for lease in held
+        for share in lease["placement"]
+        for gpu in share["gpus"]
+    ]
+    assert len(set(places)) == 16, "what is free travels along"
+    full = decides.ask(policy, resources={"gpus": 1}, lease={"ttl_seconds": 60})
+    assert full["error"]["code"] == "no_capacity"
+    assert counted(executes) == there + 16
+    assert counted(decides) == here, "nothing ran here"
+    for lease in held:
+        decides.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+
+
+def test_many_at_a_time_share_out_what_there_is(pair):
+    decides, _ = pair
+    asks = [
+        wish(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60}, id=n) for n in range(16)
+    ]
+    replies = decides.say(*asks)
+    leases = [reply["lease"] for reply in replies if reply["success"]]
+    gpus = [(s["node_id"], g) for lease in leases for s in lease["placement"] for g in s["gpus"]]
+    assert len(gpus) == len(set(gpus))
+    assert {r["error"]["code"] for r in replies if not r["success"]} <= {"conflict"}
+    for lease in leases:
+        decides.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+
+
+def test_the_rule_gets_what_is_documented_and_the_caller_overrides(pair):
+    decides, _ = pair
+    given = {"parameters": {"y": 3}, "settings": {"a": "mine"}, "clusters": ["east"]}
+    said = decides.ask("shows:1-x", **given)["data"]
+    assert said["keys"] == ["cluster_data", "fleet", "inputs", "resources", "seed"]
+    assert (said["p"], said["s"], said["free"]) == ({"x": 1, "y": 3}, "mine", 1000)
+    assert [decides.ask("counts:1-x")["data"]["n"] for _ in range(3)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("policy", "code", "says"),
+    [
+        ("fails:1-x", "policy_error", "on purpose"),
+        ("spins:1-x", "policy_timeout", "did not answer within 0.3 s"),
+    ],
+)
+def test_what_a_rule_does_wrong_there_is_said_here(pair, policy, code, says):
+    decides, _ = pair
+    for _ in range(8):
+        error = decides.ask(policy)["error"]
+        assert (error["code"], says in error["reason"]) == (code, True), error
+    assert decides.ask("shows:1-x")["success"], "a failing rule is no failing service"
+
+
+def test_management_is_refused_where_rules_run_elsewhere(pair):
+    decides, _ = pair
+    (reply,) = decides.say({"op": "manage", "policy_rule_uri": FIRST_FIT, "action": "x"})
+    assert reply["error"]["code"] == "unsupported"
+
+
+def test_executor_documents_live_at_their_documented_paths(pair):
+    _, server = pair
+    http = server.http
+    document = {"executor_id": "e2", "description": "second"}
+    assert http.post("/executor", json=document).status_code == 201
+    assert http.post("/executor", json=document).status_code == 409
+    assert http.post("/executor", json={"executor_id": "../x"}).status_code == 400
+    assert http.get("/executor/e2").json()["data"] == document
+    changed = http.put("/executor/e2", json={"$set": {"description": "changed"}}).json()["data"]
+    assert changed["description"] == "changed"
+    found = http.post("/executor/query", json={"query": {"description": "changed"}}).json()
+    assert [each["executor_id"] for each in found["data"]] == ["e2"]
+    known = http.post("/executor/query", json={}).json()["data"]
+    assert [each["executor_id"] for each in known] == ["moorage", "e1", "e2"]
+    assert http.post("/executor/e2/create-infra", json={}).json()["error"]["code"] == "unsupported"
+    assert http.delete("/executor/e2").json()["data"]["executor_id"] == "e2"
+    assert http.get("/executor/e2").status_code == 404
+    assert http.delete("/executor/moorage").status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("none", {"policy_rule_uri": "shows:1-x", "input_data": {}}, 404, "not_found"),
+        ("e1", {"policy_rule_uri": "none:1-x", "input_data": {}}, 404, "unknown_policy"),
+        ("e1", {"policy_rule_uri": "shows:1-x"}, 400, "bad_message"),
+        ("e1", {"input_data": {}}, 400, "bad_message"),
+        ("e1", {"policy_rule_uri": "fails:1-x", "input_data": 1}, 400, "policy_error"),
+        (
+            "e1",
+            {
+                "policy_rule_uri": "shows:1-x",
+                "input_data": {"cluster_data": {"c": {"capacity": {}, "data": 7}}},
+            },
+            400,
+            "bad_message",
+        ),
+    ],
+)
+def test_an_execution_that_cannot_be_is_refused_in_words(pair, path, body, status, code):
+    answer = pair[1].http.post(f"/executor/{path}/execute_policy", json=body)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+
+
+def test_a_foreign_client_executes_on_the_executor_of_every_server(pair):
+    body = {"policy_rule_uri": "counts:1-x", "input_data": {"anything": 1}, "parameters": {}}
+    answer = pair[1].http.post("/executor/moorage/execute_policy", json=body).json()
+    assert answer["success"]
+    assert answer["data"]["n"] >= 1
+
+
+class Liar(BaseHTTPRequestHandler):
+    """An executor that says what it is told to."""
+
+    says: bytes = b""
+    status = 200
+    asked: list[dict] = []  # noqa: RUF012  # Of the one server of this test.
+
+    def do_POST(self) -> None:  # The library's name.
+        self.asked.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(self.status)
+        self.send_header("content-length", str(len(self.says)))
+        self.end_headers()
+        self.wfile.write(self.says)
+
+    def log_message(self, *_: object) -> None:
+        """Be quiet."""
+
+
+def test_an_executor_that_lies_breaks_or_is_gone_grants_nothing(tmp_path):
+    liar = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
+    threading.Thread(target=liar.serve_forever, daemon=True).start()
+    elsewhere = {
+        "MOORAGE_POLICY_EXECUTION_MODE": "remote",
+        "MOORAGE_POLICY_EXECUTOR_HOST_URL": f"http://127.0.0.1:{liar.server_port}",
+        "MOORAGE_EXTERNAL_TIMEOUT_SECONDS": "1",
+    }
+    with daemon(tmp_path, environment=elsewhere) as running:
+        server = Server(running)
+        server.register(cluster("east"))
+        server.publish(catalog.document("first_fit"))
+        nowhere = {"success": True, "data": {"cluster_id": "east", "node_id": "n", "gpus": ["0"]}}
+        cases = [
+            (200, json.dumps(nowhere), "policy_unsound"),
+            (200, '{"success": true, "data": {"cluster_id": 7.5}}', "policy_bad_output"),
+            (200, '{"success": false, "message": "no"}', "policy_error"),
+            (200, "<html>", "unavailable"),
+            (500, '{"success": false, "message": "down"}', "unavailable"),
+        ]
+        for status, says, code in cases:
+            Liar.status, Liar.says = status, says.encode()
+            reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 5})
+            assert reply["error"]["code"] == code, (says, reply)
+        assert set(Liar.asked[0]) == {"policy_rule_uri", "input_data", "parameters"}
+        assert Liar.asked[0]["policy_rule_uri"] == FIRST_FIT
+        liar.shutdown()
+        liar.server_close()
+        for _ in range(3):
+            reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 5})
+            assert reply["error"]["code"] == "unavailable"
+            assert reply["error"]["service"] == "policy executor"
+        server.close()
