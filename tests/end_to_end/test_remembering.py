@@ -125,27 +125,32 @@ def test_who_shares_a_process_is_a_setting_and_contexts_never_mix(tmp_path, isol
         server.close()
 
 
-def test_swaps_lose_no_change_and_management_shares_the_context(server):
-    code = {"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS}
-    server.publish(code)
-    spin = {"spin": 200_000}  # Slow enough that several processes work at it.
+def test_swaps_lose_no_change_and_management_shares_the_context(tmp_path):
+    """Evaluations long enough that several processes work at it, and conflict."""
+    with daemon(tmp_path, environment={"MOORAGE_POLICY_DEADLINE_SECONDS": "60"}) as running:
+        server = Server(running)
+        server.register(cluster("east"))
+        server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
+        replies: list[dict] = []
 
-    def ask() -> None:
-        with server.socket() as socket:
-            for number in range(10):
-                socket.send(json.dumps(wish("swaps:1-x", inputs=spin, id=number)))
-            for _ in range(10):
-                socket.recv(60)
+        def ask() -> None:
+            with server.socket() as socket:
+                for number in range(10):
+                    inputs = {"spin": 200_000}
+                    socket.send(json.dumps(wish("swaps:1-x", inputs=inputs, id=number)))
+                replies.extend(json.loads(socket.recv(60)) for _ in range(10))
 
-    threads = [threading.Thread(target=ask) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert manage(server, "get") == {"n": 40}
-    manage(server, "set", {"n": 100})
-    assert told(server.ask("swaps:1-x"))["n"] == 101
-    assert manage(server, "get") == {"n": 101}
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(told(reply)["n"] for reply in replies) == list(range(1, 41))
+        assert manage(server, "get") == {"n": 40}
+        manage(server, "set", {"n": 100})
+        assert told(server.ask("swaps:1-x"))["n"] == 101
+        assert manage(server, "get") == {"n": 101}
+        server.close()
 
 
 def manage(server: Server, action: str, data: dict | None = None):

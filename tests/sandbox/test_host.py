@@ -74,7 +74,7 @@ return {
         "seed": 7,
         "feasible": [False, True, False, False],
         "settings": {"a": 1, "b": 2},
-        "clients": ["cluster_client", "cluster_metrics_client"],
+        "clients": ["cluster_client", "cluster_metrics_client", "context_client"],
         "parameters": {"x": 9, "y": {"z": 1}},
         "constructed_with": {"x": 9, "y": {"z": 1}},
         "context": {},

@@ -48,6 +48,8 @@ class Arm:
         self.refused: Counter[str] = Counter()
         self.consecutive = 0
         """Faults since the last answer that was none."""
+        self.bearable = 0
+        """Faults in a row that are borne since nothing could be done about fewer."""
         self._latencies: deque[float] = deque(maxlen=LATENCIES_MAX)
 
     @property
@@ -73,10 +75,10 @@ class Arm:
                 return  # A repeated request: the rule was not asked.
             case LeaseNews():
                 self.granted += 1
-                self.consecutive = 0
+                self.consecutive = self.bearable = 0
             case Advice():
                 self.advised += 1
-                self.consecutive = 0
+                self.consecutive = self.bearable = 0
             case Refusal(code=code):
                 self.refused[code] += 1
                 if code in FAULTS:

@@ -270,13 +270,15 @@ class Publishing:
         arm = self._arms.get((name, version))
         if arm is None:
             return "untried"
-        if arm.consecutive and (arm.consecutive >= self._failures_max or not arm.answered_well):
+        if arm.consecutive and arm.consecutive >= self._failures_max:
+            return "failing"
+        if arm.faults and not arm.answered_well:
             return "failing"
         return "good" if arm.answered_well else "untried"
 
     def _failed(self, name: str, arm: Arm) -> None:
         """Fall back once a version has failed too often in a row."""
-        if not self._failures_max or arm.consecutive < self._failures_max:
+        if not self._failures_max or arm.consecutive < self._failures_max + arm.bearable:
             return
         alias = self.aliases.find(name)
         if alias is None or name in self._falling:
@@ -309,8 +311,8 @@ class Publishing:
                     log.warning("policy", alias=name, finding=f"{uri} cannot take over: {error}")
                 else:
                     return
-            # Said again only after as many faults more, or each of them would say it.
-            arm.consecutive = 0
+            # Tried again only after as many faults more, or each of them would try it.
+            arm.bearable = arm.consecutive
             data = {"alias": name, "policy_rule_uri": arm.version, "reason": _reason(arm)}
             log.warning("policy", finding="it fails, and there is nothing to fall back to", **data)
             self._tell("no_fallback", data)

@@ -233,7 +233,7 @@ class Cell(asyncio.Protocol):
         self.slow = not loading
         if self.demoted:
             return ""
-        burnt = priority.cpu_seconds(self.pid)
+        burnt = cpu_seconds(self.pid)
         if self._cpu_mark < 0:
             self._cpu_mark = burnt
         elif burnt - self._cpu_mark >= limits.demote_seconds:

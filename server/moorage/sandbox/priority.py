@@ -1,8 +1,7 @@
-"""How much of the machine a cell gets, and how much it took. Used by `channel` alone."""
+"""How much of the machine a cell gets. Used by `channel` alone."""
 
 import contextlib
 import os
-import time
 from typing import Final
 
 ASIDE_NICENESS: Final = 10
@@ -35,12 +34,3 @@ def step_aside(pid: int) -> None:
     """Let a process have a tenth of what others get of a core that is wanted."""
     with contextlib.suppress(OSError):  # It may have ended already.
         os.setpriority(os.PRIO_PROCESS, pid, ASIDE_NICENESS)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that another process has used; 0 where it is gone."""
-    try:
-        # The kernel's name for "CPU clock of that process" (see clock_getcpuclockid(3)).
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        return 0.0
