@@ -92,15 +92,19 @@ def test_what_was_seen_is_in_the_context_once_a_batch_is_full():
     assert sum(each.weight for each in guessed) == pytest.approx(30 / 158)
 
 
-def test_a_mix_that_stays_is_not_read_anew():
-    demands = [Demand(1, 100 + 100 * (n % 3)) for n in range(40 * Learner.BATCH)]
-    assert feed(Learner(), {}, demands) == [Learner.BATCH]
-
-
-def test_a_mix_that_moves_is_read_anew_each_time_the_count_has_doubled():
-    demands = [Demand(1, cpu_milli=n) for n in range(9 * Learner.BATCH)]
-    anew = feed(Learner(), {}, demands)
+def test_it_is_read_anew_each_time_the_count_has_doubled():
+    anew = feed(Learner(), {}, [Demand(1)] * (9 * Learner.BATCH))
     assert anew == [Learner.BATCH * times for times in (1, 2, 4, 8)]
+
+
+def test_what_came_since_it_was_read_is_not_used_yet():
+    learner, context, view = Learner(), {}, view_of("A")
+    feed(learner, context, [Demand(1)] * Learner.BATCH)
+    before = learner.typical(view, context)
+    feed(learner, context, [Demand(2)] * (Learner.BATCH - 1))
+    assert learner.typical(view, context) == before
+    feed(learner, context, [Demand(2)])
+    assert learner.typical(view, context) != before
 
 
 def test_another_instance_goes_on_as_the_last_one_was():
@@ -128,28 +132,16 @@ def test_kinds_remembered_are_bounded_and_so_is_the_length_of_their_names():
     assert max(map(len, context["seen"])) <= room.KIND_CHARACTERS_MAX
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "distance"),
-    [
-        ({}, {}, 0),
-        ({"a": [2, 0]}, {"a": [9, 5]}, 0),
-        ({"a": [1, 0]}, {"b": [1, 0]}, 1),
-        ({"a": [1, 0]}, {}, 0.5),
-        ({"a": [1, 0], "b": [1, 0]}, {"a": [3, 0], "b": [1, 0]}, 0.25),
-    ],
-)
-def test_how_far_two_mixes_are_apart(one, other, distance):
-    assert room.drift(one, other) == distance == room.drift(other, one)
-
-
 def test_the_guess_fits_the_fleet():
-    kinds = room.guess(view_of(["A", "A"]))
+    kinds = room.guess(view_of(["A", "A"], ["A"], ["A"]))
     assert [(kind.cpu_milli, kind.milli) for kind in kinds] == [
-        (2000, 1000),
-        (1000, 500),
-        (500, 250),
-        (2000, 0),
+        (3000, 1000),
+        (1500, 500),
+        (750, 250),
+        (3000, 0),
+        (4000, 2000),
     ]
+    assert [kind.gpus for kind in room.guess(view_of(["A"]))] == [1, 1, 1, 0]
     assert room.guess(view_of([]))[0].cpu_milli == 8000  # Nobody has GPUs.
 
 

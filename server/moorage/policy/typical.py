@@ -119,16 +119,15 @@ class Learner:
 
     What was seen is kept in the rule's `context`, which outlives the rule's instance: `seen`, a
     count and the sum of the memory asked for by kind. It is brought up to date once per `BATCH`
-    requests, since the server has to carry a changed context. A new mix is `used` when the count
-    has doubled (or was halved) and the mix has moved by `DRIFT`; it is kept too, so that an
-    instance that starts in the middle goes on as the last one was.
+    requests, since the server has to carry a changed context. What was seen is `used` each time the
+    count has doubled (from `COUNT_MAX` on, been halved), however little the mix has moved: large
+    requests are rare, and those who wait for them to weigh something turn them away (measured).
+    What is used is kept too, so that an instance that starts in the middle goes on as the last.
     """
 
     BATCH: Final = 64
     COUNT_MAX: Final = 16_384
     """Requests counted; then all counts are halved, so that the old fade."""
-    DRIFT: Final = 0.1
-    """Share of the requests that would have to be of another kind to make one mix the other."""
 
     def __init__(self) -> None:
         self._fresh: dict[str, tuple[int, int]] = {}
@@ -156,8 +155,6 @@ class Learner:
         if _total(seen) < due:
             return False
         context["due"] = 2 * _total(seen)
-        if drift(seen, context.get("used", {})) < self.DRIFT:
-            return False
         context["used"] = seen
         return True
 
@@ -179,31 +176,25 @@ class Learner:
         return mix(kinds)
 
 
-def drift(one: Mapping[str, Sequence[int]], other: Mapping[str, Sequence[int]]) -> float:
-    """Return the total variation distance of two mixes: 0 where they are equal, 1 at most."""
-    return 0.5 * sum(
-        abs(
-            one.get(name, (0,))[0] / max(1, _total(one))
-            - other.get(name, (0,))[0] / max(1, _total(other))
-        )
-        for name in {**one, **other}
-    )
-
-
 def guess(fleet: FleetView) -> list[Kind]:
     """Return what requests may look like before any was seen: 30 requests' worth.
 
-    Mostly one GPU with half of its CPU, some shares, some CPU alone. No whole nodes: guessing
-    them fragments the start (measured), and rules keep nodes whole anyway while they can.
+    Mostly one GPU with half of its CPU, some shares, some CPU alone; and a hundredth asks for all
+    GPUs of one of the largest nodes, so that these are not broken up before anybody could ask.
     """
-    gpus = fleet.gpu_total.sum() // GPU_MILLI
-    cpu_each = int(fleet.cpu_total.sum() // max(1, 2 * gpus))
-    return [
+    devices = (fleet.gpu_total > 0).sum(1)
+    cpu_each = int(fleet.cpu_total.sum() // max(1, 2 * devices.sum()))
+    kinds = [
         Kind(cpu_each, 1, weight=18.0),
         Kind(cpu_each // 2, 1, GPU_MILLI // 2, weight=6.0),
         Kind(cpu_each // 4, 1, GPU_MILLI // 4, weight=3.0),
         Kind(cpu_each, weight=3.0),
     ]
+    largest = int(devices.max(initial=0))
+    if largest > 1:
+        cpu = int(np.median(fleet.cpu_total[devices == largest])) // 2
+        kinds.append(Kind(cpu, largest, weight=0.3))
+    return kinds
 
 
 def _add(counts: dict[str, tuple[int, int]], name: str, count: int, memory: int) -> None:
