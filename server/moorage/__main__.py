@@ -127,12 +127,12 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="grants, startup, first_lease, candidates; all of these by default. "
-            "placement, where it is named."
+            help="grants, startup, first_lease, candidates, slots, rules; all of these by "
+            "default. placement, where it is named."
         ),
     ] = None,
     nodes: Annotated[
-        Path | None, typer.Option(help="Node file of a trace, for `grants` and `placement`.")
+        Path | None, typer.Option(help="Node file of a trace: `grants`, `rules`, `placement`.")
     ] = None,
     pods: Annotated[
         Path | None, typer.Option(help="Request file; `placement` takes all beside the nodes.")

@@ -44,6 +44,7 @@ from moorage.trials import replay, trace
 from moorage.trials.load import Load, drive
 from moorage.trials.placement import placement
 from moorage.trials.process import Running, TrialError, child, daemon
+from moorage.trials.rule_costs import rules as packed_by_rules
 from moorage.trials.slot_costs import slots
 from moorage_policies import catalog as shipped
 
@@ -78,8 +79,7 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
         pods: Request file of a trace; made-up requests where none is given.
 
     """
-    machines = trace.read_nodes(nodes) if nodes else made_up_nodes()
-    wanted = trace.read_pods(pods) if pods else made_up_pods()
+    machines, wanted = _trace(nodes, pods)
     order = trace.arrivals(wanted, trace.capacity_milli(machines), 1.0, 42)[:REQUESTS]
     latency_order, order = order[:ROUND_TRIPS], order[ROUND_TRIPS:]
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
@@ -107,6 +107,18 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
         "grant_p99_to_echo_p50": real_one.quantile(0.99) / echo_one.quantile(0.5),
         "grant_p99_to_echo_p99": real_one.quantile(0.99) / echo_one.quantile(0.99),
     }
+
+
+def rules(nodes: Path | None = None, pods: Path | None = None) -> Figures:
+    """Measure what a jailed decision of the shipped rules costs; arguments as for `grants`."""
+    return packed_by_rules(*_trace(nodes, pods))
+
+
+def _trace(
+    nodes: Path | None, pods: Path | None
+) -> tuple[list[trace.TraceNode], list[trace.TracePod]]:
+    machines = trace.read_nodes(nodes) if nodes else made_up_nodes()
+    return machines, trace.read_pods(pods) if pods else made_up_pods()
 
 
 def _both(url: str, single: Sequence[str], many: Sequence[str]) -> tuple[Load, Load]:
@@ -327,6 +339,7 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "first_lease": first_lease,
     "candidates": candidates,
     "slots": slots,
+    "rules": rules,
 }
 
 ON_REQUEST: Final[dict[str, Callable[..., Figures]]] = {"placement": placement}

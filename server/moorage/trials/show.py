@@ -17,7 +17,7 @@ from moorage.trials.demo import Outcome
 from moorage.trials.doctor import Finding
 from moorage.trials.process import TrialError
 
-WITH_TRACE = frozenset({"grants", "placement"})
+WITH_TRACE = frozenset({"grants", "placement", "rules"})
 """Benchmarks that take the files of a trace."""
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 
