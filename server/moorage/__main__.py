@@ -80,7 +80,7 @@ def replay(
     pods: Annotated[
         Path, typer.Option(help="CSV: name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]")
     ],
-    policy: Annotated[str, typer.Option(help="Shipped rule that decides.")] = "fgd",
+    policy: Annotated[str, typer.Option(help="Shipped rule that decides.")] = "expected_fill",
     arrive: Annotated[float, typer.Option(min=0.01, max=100, help="GPU demand / capacity.")] = 1.3,
     seed: Annotated[int, typer.Option(help="Of the order of nodes and requests.")] = 42,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on; reports means.")] = 1,

@@ -36,7 +36,7 @@ class Options:
 
     nodes: Path
     pods: Path
-    policy: str = "fgd"
+    policy: str = "expected_fill"
     arrive: float = 1.3
     seed: int = 42
     seeds: int = 1
