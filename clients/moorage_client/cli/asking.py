@@ -172,7 +172,7 @@ def renew(
 ) -> None:
     """Make a lease last longer."""
     tokens = TokenFile(state_path())
-    token = _token(tokens, lease, lease_token)
+    token = token_of(tokens, lease, lease_token)
 
     async def work(client: Any) -> Lease:
         renewed: Lease = await client.renew(lease, token, ttl)
@@ -196,7 +196,7 @@ def release(
 ) -> None:
     """End a lease; a second release answers the same."""
     tokens = TokenFile(state_path())
-    token = _token(tokens, lease, lease_token)
+    token = token_of(tokens, lease, lease_token)
 
     async def work(client: Any) -> Lease:
         released: Lease = await client.release(lease, token)
@@ -299,7 +299,7 @@ def _envelope(answer: Answer) -> dict[str, Any]:
     return document | ({"request": answer.request} if answer.request else {})
 
 
-def _token(tokens: TokenFile, lease: str, given: str | None) -> str:
+def token_of(tokens: TokenFile, lease: str, given: str | None) -> str:
     """Return the token of a lease, from the option or from the file.
 
     Raises:

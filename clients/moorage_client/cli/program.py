@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from moorage_client.cli import asking, fleet, looking, policies, pool, publishing
+from moorage_client.cli import asking, fleet, looking, policies, pool, publishing, running
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
 from moorage_client.cli.output import (
     explain_failure,
@@ -60,6 +60,9 @@ command(app, "renew")(asking.renew)
 command(app, "release")(asking.release)
 command(app, "cancel")(asking.cancel)
 command(app, "leases")(looking.leases)
+command(app, "run")(running.run)
+command(app, "exec")(running.execute)
+command(app, "logs")(running.logs)
 command(app, "status")(looking.status)
 command(app, "why")(looking.why)
 command(app, "queue")(looking.queue)

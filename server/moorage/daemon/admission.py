@@ -85,6 +85,7 @@ class Admission:
         post: Posts an event to the core.
         reply: Sends a finished reply to an address.
         manage: Runs a rule's `management` and answers at the address.
+        inside: Looks into a lease's workload and answers at the address.
         place: Finds the place of a block and answers at the address.
         watchers: Sessions that watch.
         failed: Learns of a defect.
@@ -102,6 +103,7 @@ class Admission:
         post: Callable[[Event], None],
         reply: Callable[[Address, bytes], None],
         manage: Callable[[Address, Tenant, wire.Manage], None],
+        inside: Callable[[Address, wire.Logs | wire.Exec], None],
         place: Callable[[Address, Tenant, BlockRequest], None],
         watchers: Watchers,
         failed: Callable[[BaseException], None],
@@ -115,6 +117,7 @@ class Admission:
         self._post = post
         self._reply = reply
         self._manage = manage
+        self._inside = inside
         self._place = place
         self._watchers = watchers
         self._failed = failed
@@ -423,6 +426,8 @@ class Admission:
                 self._list(to, "fleet", tenant, message)
             case wire.Manage():
                 self._manage(to, tenant, message)
+            case wire.Logs() | wire.Exec():
+                self._inside(to, message)
             case wire.Watch():
                 self._tell(to, self._watch(to, tenant, message))
             case wire.WhatIf() | wire.Resume():

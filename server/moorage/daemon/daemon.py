@@ -69,6 +69,7 @@ from moorage.daemon.services import (
 )
 from moorage.daemon.shadows import Shadows
 from moorage.daemon.watching import Watchers
+from moorage.daemon.workloads import Workloads
 from moorage.engines.base import Engine, Workload
 from moorage.engines.local.engine import LocalEngine, this_node
 from moorage.engines.memory import MemoryEngine
@@ -197,6 +198,7 @@ class Daemon:
         if executor is not None:
             self._closing.push_async_callback(executor.close)
         self._management = Management(self._catalog, self._rules, elsewhere=executor is not None)
+        self._workloads = Workloads(self._engines, allocator.state.lease)
         self._shadows = Shadows(
             self._catalog, self._rules, lambda: allocator.state, lambda: allocator.undecided
         )
@@ -228,6 +230,7 @@ class Daemon:
             post=self._post,
             reply=self._reply,
             manage=self._manage,
+            inside=self._inside,
             place=self._place,
             watchers=self._watchers,
             failed=self._fail,
@@ -443,6 +446,14 @@ class Daemon:
             reply = refuse(refusal_of(error), message_id=message.id)
         self._admission.forget(to)
         self._reply(to, reply)
+
+    def _inside(self, to: Address, message: wire.Logs | wire.Exec) -> None:
+        self._spawn(self._look_inside(to, message))
+
+    async def _look_inside(self, to: Address, message: wire.Logs | wire.Exec) -> None:
+        answer = await self._workloads.answer(message)
+        self._admission.forget(to)
+        self._reply(to, encode(answer, message_id=message.id))
 
     def _place(self, to: Address, tenant: Tenant, message: wire.BlockRequest) -> None:
         self._spawn(self._answer_block(to, tenant, message))

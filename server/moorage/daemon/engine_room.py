@@ -89,6 +89,10 @@ class EngineRoom:
             earlier.cancel()
         self._order(lease, self._stop)
 
+    def engine(self, lease: Lease) -> Engine | None:
+        """Return what starts the workload of a lease; None where nothing does."""
+        return self._engines.get(lease.provision.backend) if lease.provision else None
+
     async def close(self) -> None:
         """Give up what is under way. The next start gives the orders again."""
         for task in self._orders.values():
@@ -110,16 +114,13 @@ class EngineRoom:
     async def _after(self, earlier: asyncio.Task[None] | None, lease: Lease, order: _Order) -> None:
         if earlier is not None:
             await asyncio.wait([earlier])
-        await order(self._engine(lease), lease)
+        await order(self.engine(lease), lease)
 
     def _done(self, request: RequestId, task: asyncio.Task[None]) -> None:
         if self._orders.get(request) is task:
             del self._orders[request]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
-
-    def _engine(self, lease: Lease) -> Engine | None:
-        return self._engines.get(lease.provision.backend) if lease.provision else None
 
     async def _start(self, engine: Engine | None, lease: Lease) -> None:
         if engine is None or lease.provision is None:

@@ -166,12 +166,14 @@ class Log:
         text: What was written since the offset that was asked for.
         offset: Where to go on.
         over: The workload has ended, and nothing will follow.
+        exit_code: Of a process that ended; negative is a signal's number, None is not known.
 
     """
 
     text: str
     offset: int
     over: bool = False
+    exit_code: int | None = None
 
 
 class Engine(Protocol):

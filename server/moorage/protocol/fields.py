@@ -32,6 +32,14 @@ TTL_SECONDS_MAX: Final = 604_800
 """A lease lasts at most seven days from its grant or last renewal."""
 WAIT_SECONDS_MAX: Final = 604_800
 """A request waits at most seven days."""
+COMMAND_PARTS_MAX: Final = 4096
+"""Strings of one command, and variables that go with it."""
+COMMAND_CHARS_MAX: Final = 131_072
+"""Characters of one of them: what Linux takes."""
+LOG_WAIT_SECONDS_MAX: Final = 30
+"""How long one `logs` waits for something to be written."""
+EXEC_SECONDS_MAX: Final = 3600
+"""How long one `exec` may run."""
 PAGE_MAX: Final = 1000
 """Objects on one page of a list."""
 DEPTH_MAX: Final = 128
@@ -88,6 +96,37 @@ Topics = Annotated[
         max_length=TOPICS_MAX,
         description=f"a list of 1 to {TOPICS_MAX} topics",
     ),
+]
+Command = Annotated[
+    tuple[Annotated[str, Meta(max_length=COMMAND_CHARS_MAX)], ...],
+    Meta(
+        min_length=1,
+        max_length=COMMAND_PARTS_MAX,
+        description=f"a list of 1 to {COMMAND_PARTS_MAX} strings, the program first",
+    ),
+]
+Variables = Annotated[
+    dict[str, str], Meta(max_length=COMMAND_PARTS_MAX, description="an object of strings")
+]
+Offset = Annotated[
+    int,
+    Meta(
+        ge=-_INT64_MAX - 1,
+        le=_INT64_MAX,
+        description="a number of bytes, below 0 counted from the end",
+    ),
+]
+LogWaitSeconds = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=LOG_WAIT_SECONDS_MAX,
+        description=f"seconds between 0 and {LOG_WAIT_SECONDS_MAX}",
+    ),
+]
+ExecSeconds = Annotated[
+    float,
+    Meta(gt=0, le=EXEC_SECONDS_MAX, description=f"seconds above 0, at most {EXEC_SECONDS_MAX}"),
 ]
 Filters = Annotated[
     dict[str, str | int | float | bool],

@@ -247,6 +247,30 @@ class Manage(_Operation, frozen=True, kw_only=True, tag="manage"):
     data: f.Document = {}
 
 
+class Logs(_Operation, frozen=True, kw_only=True, tag="logs"):
+    """What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
+
+    Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`.
+    """
+
+    lease: f.Identifier
+    token: f.Identifier
+    offset: f.Offset = 0
+    wait_seconds: f.LogWaitSeconds = 0
+
+
+class Exec(_Operation, frozen=True, kw_only=True, tag="exec"):
+    """Run a command inside of the workload of a lease."""
+
+    lease: f.Identifier
+    token: f.Identifier
+    command: f.Command
+    timeout_seconds: f.ExecSeconds = 60
+    workdir: f.OptionalName = ""
+    user: f.OptionalName = ""
+    environment: f.Variables = {}
+
+
 class WhatIf(_Operation, frozen=True, kw_only=True, tag="whatif"):
     """The answer that `request` would get if `change` had happened."""
 
@@ -276,6 +300,8 @@ Operation = (
     | Leases
     | Fleet
     | Manage
+    | Logs
+    | Exec
     | WhatIf
     | Watch
     | Resume

@@ -106,7 +106,9 @@ class Shelf:
             folder = place / _file_name(workload) if over else place
             if not (folder / "order.json").exists():
                 continue
-            over = over or (folder / "exit.json").exists()  # Before the output is read.
+            ended = read(folder / "exit.json")  # Before the output, which is complete by then.
+            code = None if ended is None else ended["code"]
+            over = over or ended is not None
             try:
                 with (folder / "output.log").open("rb") as file:
                     size = os.fstat(file.fileno()).st_size
@@ -115,8 +117,8 @@ class Shelf:
                     data = file.read(LOG_BYTES_MAX)
                     end = file.tell()
             except FileNotFoundError:
-                return Log("", 0, over)
-            return Log(data.decode(errors="replace"), end, over and end >= size)
+                return Log("", 0, over, code)
+            return Log(data.decode(errors="replace"), end, over and end >= size, code)
         return None
 
 

@@ -1,0 +1,155 @@
+"""`moorage run`, `exec` and `logs` as a user types them, against a real daemon."""
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from served import Server, cluster, until
+
+from moorage.trials.process import daemon
+from moorage_policies import catalog
+
+MOORAGE = str(Path(sys.executable).parent / "moorage")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with daemon(tmp_path_factory.mktemp("data")) as running:
+        server = Server(running)
+        document = cluster("here", nodes=1, gpus=8)
+        document["nodes"]["nodeData"][0]["id"] = platform.node()
+        server.register(document)
+        server.publish(catalog.document("best_fit"))
+        yield server
+        assert running.log.read_text() == ""
+        server.close()
+
+
+@pytest.fixture
+def environment(server, tmp_path) -> dict[str, str]:
+    return {
+        "PATH": os.environ["PATH"],
+        "MOORAGE_URL": server.running.ws,
+        "MOORAGE_HTTP_URL": server.running.http,
+        "MOORAGE_STATE": str(tmp_path / "leases.json"),
+    }
+
+
+def moorage(environment, *words: str, **more) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [MOORAGE, *words], env=environment, capture_output=True, text=True, timeout=60, **more
+    )
+
+
+def held(server) -> list[dict]:
+    return server.say({"op": "leases"})[0]["data"]["leases"]
+
+
+def test_the_output_and_the_exit_code_are_those_of_the_command(server, environment, tmp_path):
+    script = "echo gpus $CUDA_VISIBLE_DEVICES $WHO; pwd; exit 3"
+    words = ["run", "--gpus", "2", "--env", "WHO=me", "--", "sh", "-c", script]
+    done = moorage(environment, *words, cwd=tmp_path)
+    assert done.returncode == 3, done.stderr
+    first, second = done.stdout.splitlines()
+    assert first.endswith(" me")
+    assert len(first.split()[1].split(",")) == 2
+    assert second == str(tmp_path)
+    assert "lease " in done.stderr
+    until(lambda: not held(server))
+
+
+def test_long_output_comes_whole(server, environment):
+    done = moorage(environment, "run", "--", "seq", "200000")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "".join(f"{number}\n" for number in range(1, 200_001))
+
+
+@pytest.mark.parametrize(("script", "code"), [("kill -9 $$", 137), ("kill -15 $$", 143)])
+def test_a_signal_is_told_as_a_shell_does(server, environment, script, code):
+    assert moorage(environment, "run", "--", "sh", "-c", script).returncode == code
+
+
+def test_a_command_that_cannot_start_says_why(server, environment):
+    done = moorage(environment, "run", "--", "no-such-program")
+    assert done.returncode == 7
+    assert "no-such-program: No such file or directory" in done.stderr
+    until(lambda: not held(server))
+
+
+def test_more_than_there_is_is_refused(server, environment):
+    done = moorage(environment, "run", "--gpus", "9", "--", "true")
+    assert done.returncode == 3
+    assert "9" in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_interrupted_leaves_nothing(server, environment, number, tmp_path):
+    pid = tmp_path / "pid"
+    words = ["run", "--gpus", "1", "--", "sh", "-c", f"echo $$ > {pid}; exec sleep 1000"]
+    process = subprocess.Popen([MOORAGE, *words], env=environment)
+    until(lambda: pid.exists() and pid.read_text().strip())
+    process.send_signal(number)
+    assert process.wait(30) != 0
+    until(lambda: not held(server))
+    until(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists())
+
+
+def test_exec_and_logs_reach_a_running_workload(server, environment):
+    provision = {
+        "backend": "local",
+        "spec": {"command": ["sh", "-c", "echo hello; sleep 1000"], "environment": {"A": "1"}},
+    }
+    words = [
+        "ask",
+        "best_fit:1.0-stable",
+        "--gpus",
+        "1",
+        "--ttl",
+        "60",
+        "--provision",
+        json.dumps(provision),
+    ]
+    lease = json.loads(moorage(environment, *words, "--json").stdout)["lease"]["id"]
+    until(lambda: moorage(environment, "logs", lease).stdout == "hello\n")
+    done = moorage(
+        environment, "exec", lease, "--", "sh", "-c", "echo $A $CUDA_VISIBLE_DEVICES; exit 5"
+    )
+    assert (done.returncode, done.stdout.split()[0]) == (5, "1")
+    late = moorage(environment, "exec", lease, "--limit", "0.2", "--", "sleep", "9")
+    assert late.returncode == 1
+    assert "longer than 0.2 s" in late.stderr
+    assert moorage(environment, "logs", lease, "--tail", "3").stdout == "lo\n"
+    follow = subprocess.Popen(
+        [MOORAGE, "logs", "-f", lease], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    assert moorage(environment, "release", lease).returncode == 0
+    assert follow.communicate(timeout=30)[0] == "hello\n"
+    until(lambda: not held(server))
+    assert moorage(environment, "logs", lease).stdout == "hello\n", "what it wrote is kept"
+
+
+@pytest.mark.parametrize("op", ["logs", "exec"])
+def test_only_the_owner_looks_inside(server, op):
+    provision = {"backend": "local", "spec": {"command": ["sleep", "1000"]}}
+    reply = server.ask(
+        "best_fit:1.0-stable", resources={}, lease={"ttl_seconds": 60}, provision=provision
+    )
+    lease = reply["lease"]
+    more = {"command": ["true"]} if op == "exec" else {}
+    wrong = server.say({"op": op, "lease": lease["id"], "token": "wrong", **more})[0]
+    assert wrong["error"]["code"] == "wrong_token"
+    unknown = server.say({"op": op, "lease": "nobody", "token": "x", **more})[0]
+    assert unknown["error"]["code"] == "unknown_lease"
+    server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+    until(lambda: not held(server))
+    bare = server.ask("best_fit:1.0-stable", resources={"gpus": 1}, lease={"ttl_seconds": 60})[
+        "lease"
+    ]
+    nothing = server.say({"op": op, "lease": bare["id"], "token": bare["token"], **more})[0]
+    assert nothing["error"]["code"] == "unsupported"
+    server.say({"op": "release", "lease": bare["id"], "token": bare["token"]})
