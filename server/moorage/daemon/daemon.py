@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, Final, assert_never
 
@@ -41,6 +41,7 @@ from moorage.core.words import (
 from moorage.daemon import recall
 from moorage.daemon.admission import Admission
 from moorage.daemon.answers import encode, refusal_of, refuse
+from moorage.daemon.backends import backends
 from moorage.daemon.block_tasks import BlockServices
 from moorage.daemon.blocks import Blocks
 from moorage.daemon.consulting import Consulting
@@ -70,9 +71,7 @@ from moorage.daemon.services import (
 from moorage.daemon.shadows import Shadows
 from moorage.daemon.watching import Watchers
 from moorage.daemon.workloads import Workloads
-from moorage.engines.base import Engine, Workload
-from moorage.engines.local.engine import LocalEngine, this_node
-from moorage.engines.memory import MemoryEngine
+from moorage.engines.base import Workload
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
@@ -177,7 +176,7 @@ class Daemon:
             checkpoint_every_facts=config.checkpoint_every_facts,
         )
         self._spawn(self._crank.commit_forever())
-        self._engines = EngineRoom(self._backends(), self._post, self._fail, self._progressed)
+        self._engines = EngineRoom(backends(config), self._post, self._fail, self._progressed)
         self._closing.push_async_callback(self._engines.close)
         held = self._allocator.state.leases
         await self._engines.open([each.id for each in held.values() if each.provision])
@@ -415,17 +414,6 @@ class Daemon:
         reply = self._admission.answer(effect.to, answer)
         if reply is not None:
             self._reply(effect.to, reply)
-
-    def _backends(self) -> dict[str, Engine]:
-        """Return the engines that are switched on, by name."""
-        config = self._config
-        made: dict[str, Callable[[], Engine]] = {
-            "local": lambda: LocalEngine(
-                config.data_dir / "local", config.local_nodes or (this_node(), "localhost")
-            ),
-            "memory": MemoryEngine,
-        }
-        return {name: made[name]() for name in config.backends}
 
     def _progressed(self, workload: Workload) -> None:
         """Tell those who watch their leases how far a workload is."""
