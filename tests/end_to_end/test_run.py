@@ -42,7 +42,13 @@ def environment(server, tmp_path) -> dict[str, str]:
 
 def moorage(environment, *words: str, **more) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [MOORAGE, *words], env=environment, capture_output=True, text=True, timeout=60, **more
+        [MOORAGE, *words],
+        check=False,  # Exit codes are what is tested.
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        **more,
     )
 
 
