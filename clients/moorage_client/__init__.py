@@ -10,6 +10,7 @@ What can go wrong is one tree:
     │   └── ProtocolViolated   something answers, but does not speak Moorage's protocol
     ├── Timeout                no reply in time (also a TimeoutError)
     ├── LeaseLost              the lease of this block is over: stop using the GPUs
+    ├── WorkflowError          a graph of tasks cannot run (`moorage_client.workflow`)
     ├── InventoryError         a source of inventory cannot be read (`moorage_client.inventory`)
     └── RequestRefused         the server said no: code, reason, field, expected, details, request
         ├── NoCapacity         not now, or not within the time it was ready to wait

@@ -26,9 +26,15 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_TOKEN",
         "MOORAGE_STATE",
         "MOORAGE_POOL_ADDRESS",
+        "MOORAGE_CLUSTER_ID",
+        "MOORAGE_NODE_ID",
+        "MOORAGE_NODES",
+        "MOORAGE_LEASE_ID",
+        "MOORAGE_FENCING",
     }
 )
-"""No settings: the clients' own names are left alone, since both often share one environment."""
+"""No settings: the clients' own names, and what a workload is told, are left alone, since a daemon
+often shares their environment."""
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
     "CLUSTER_SERVICE_URL": "cluster_service_url",

@@ -153,6 +153,19 @@ def test_bench_figures_are_ratios():
 
 
 @pytest.mark.heavy
+def test_an_executor_costs_at_most_three_times_what_futures_cost_and_grows_as_n_log_n():
+    told = json.loads(moored("bench", "workflow", "--json", timeout=400).stdout)["workflow"]
+    for shape in ("chain", "layered"):
+        assert told[f"sync_{shape}_to_futures"] <= 3, shape
+        assert told[f"async_{shape}_to_futures"] <= 3, shape
+    for figure in ("sync_chain", "async_chain", "sync_wide"):
+        assert told[f"{figure}_growth"] <= 1.3, figure  # 1, and what noise adds.
+    # All tasks of the loop live at once, and the garbage collector goes over them again and
+    # again: for 100,000 bare tasks asyncio itself takes twice as long per task as for 10,000.
+    assert told["async_wide_growth"] <= 2
+
+
+@pytest.mark.heavy
 def test_filters_over_many_clusters_cost_what_their_hits_cost():
     told = json.loads(moored("bench", "candidates", "--json", timeout=300).stdout)["candidates"]
     assert told["many"] == 100 * told["few"]

@@ -26,7 +26,10 @@ from moorage_client.workflow.errors import (
 from moorage_client.workflow.executor import ResourceAwareExecutor
 from moorage_client.workflow.graph import DAG, DAGBuilder
 from moorage_client.workflow.journal import RunJournal
+from moorage_client.workflow.leased import LeasedPool
+from moorage_client.workflow.picture import draw_timeline
 from moorage_client.workflow.pool import ResourcePool
+from moorage_client.workflow.progress import ProgressBar
 from moorage_client.workflow.requirements import ResourceRequirements
 from moorage_client.workflow.results import (
     CallbackError,
@@ -49,8 +52,10 @@ __all__ = [
     "ExecutionTrace",
     "GraphError",
     "JournalError",
+    "LeasedPool",
     "NodeResult",
     "NodeStatus",
+    "ProgressBar",
     "ResourceAwareExecutor",
     "ResourceError",
     "ResourcePool",
@@ -64,4 +69,5 @@ __all__ = [
     "TraceEvent",
     "WorkflowError",
     "current_node",
+    "draw_timeline",
 ]

@@ -74,11 +74,15 @@ class _AsyncRun:
         kinds = {name: _ON_LOOP if _is_async(task) else _ON_THREAD for name, task in tasks.items()}
         self._kinds = kinds
         self._crew = _Crew(threads_max, partial(_run_on_thread, run_in, tasks), self._returned)
-        self._execution = Execution(settings, tasks, self._wake, kinds, self._has_room)
+        self._execution = Execution(
+            settings, tasks, self._wake, kinds, self._has_room, self._told_to_stop
+        )
         self._returns: deque[tuple[RunningNode, Any, BaseException | None]] = deque()
+        self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
         self._taking = False  # The loop was told that there are returns.
         self._over = asyncio.Event()
         self._running: dict[RunningNode, asyncio.TimerHandle | None] = {}
+        self._awaiting: dict[RunningNode, asyncio.Task[None]] = {}
         self._pausing: dict[RunningNode, asyncio.TimerHandle] = {}
 
     async def play(self) -> ExecutionResult:
@@ -95,6 +99,8 @@ class _AsyncRun:
                     self._cancel()
         finally:
             self._crew.dismiss()
+        if self._defect is not None:
+            raise self._defect
         result = self._execution.result()
         if cancelled is not None:
             raise cancelled
@@ -119,8 +125,13 @@ class _AsyncRun:
 
     def _pump(self) -> None:
         """Start whatever can be started, and notice the end."""
-        while (node := self._execution.next()) is not None:
-            self._start(node)
+        try:
+            while (node := self._execution.next()) is not None:
+                self._start(node)
+        except BaseException as defect:  # Nobody may wait for ever for what did not start.
+            self._defect = defect
+            self._over.set()
+            raise
         if self._execution.over:
             self._over.set()
 
@@ -143,23 +154,27 @@ class _AsyncRun:
         # A context of its own: what one node sets there is none of the next one's business.
         task = self._loop.create_task(self._live(node, value), context=self._context.copy())
         task.add_done_callback(partial(self._lived, node, value))
+        self._awaiting[node] = task
+        if node.stopped:
+            self._stop_awaiting(node)
 
     async def _live(self, node: RunningNode, value: Awaitable[Any]) -> None:
         enter(node)
-        task = asyncio.current_task()
-        assert task is not None
-        node.on_stop(lambda: self._soon(partial(_cancel_unless_ended, task, node)))
         result, error = None, None
         try:
             result = await value
         except BaseException as raised:  # noqa: BLE001  # Whatever it is, it is the node's.
             error = raised
         # Here and not in the callback below, which would cost every node a turn of the loop.
+        del self._awaiting[node]
         self._end(node, result, error)
 
-    def _lived(self, node: RunningNode, value: Awaitable[Any], _: "asyncio.Task[None]") -> None:
+    def _lived(self, node: RunningNode, value: Awaitable[Any], task: "asyncio.Task[None]") -> None:
         """End a node whose task somebody cancelled before it began."""
-        if not node.ended and not node.abandoned:
+        if not task.cancelled() and (defect := task.exception()) is not None:
+            self._defect = defect
+            self._over.set()
+        if self._awaiting.pop(node, None) is not None:
             if inspect.iscoroutine(value):
                 value.close()
             self._end(node, None, asyncio.CancelledError())
@@ -176,7 +191,9 @@ class _AsyncRun:
             self._execution.released()
             self._pausing[node] = self._loop.call_later(pause, self._retry, node)
         else:
-            self._execution.tell_skipped(self._execution.settle(node, result))
+            skipped = self._execution.settle(node, result)
+            if skipped:
+                self._execution.tell_skipped(skipped)
         self._pump()
 
     def _retry(self, node: RunningNode) -> None:
@@ -200,6 +217,14 @@ class _AsyncRun:
 
     def _has_room(self, kind: int) -> bool:
         return kind == _ON_LOOP or self._crew.has_room
+
+    def _told_to_stop(self, node: RunningNode) -> None:
+        self._soon(partial(self._stop_awaiting, node))
+
+    def _stop_awaiting(self, node: RunningNode) -> None:
+        task = self._awaiting.get(node)
+        if task is not None and not task.cancelling():  # Once: what follows is its clean-up.
+            task.cancel()
 
     def _wake(self) -> None:
         self._soon(self._pump)
@@ -230,12 +255,6 @@ class _AsyncRun:
             else:
                 self._end(node, value, error)
         self._pump()
-
-
-def _cancel_unless_ended(task: "asyncio.Task[None]", node: RunningNode) -> None:
-    """Cancel the task of a node; its last step, in which the node has ended, is not its own."""
-    if not node.ended:
-        task.cancel()
 
 
 class _Crew:

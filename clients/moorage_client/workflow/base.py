@@ -112,7 +112,7 @@ def call(task: Task, node: RunningNode, run_in: Executor | None) -> Any:
     if run_in is None:
         return task()
     future = run_in.submit(_call_elsewhere, task, dict(node.environment), os.getpid())
-    node.on_stop(future.cancel)
+    node.on_stop(lambda _: future.cancel())
     try:
         return future.result()
     finally:
@@ -145,7 +145,7 @@ def wait_for(value: Awaitable[Any], node: RunningNode) -> Any:
     async def wait() -> Any:
         loop, waiting = asyncio.get_running_loop(), asyncio.ensure_future(value)
 
-        def stop() -> None:
+        def stop(_: RunningNode) -> None:
             with contextlib.suppress(RuntimeError):  # The loop closed: there is nothing to stop.
                 loop.call_soon_threadsafe(waiting.cancel)
 

@@ -59,6 +59,8 @@ class Settings:
     def timeout_of(self, name: str) -> float | None:
         """Return the seconds that one attempt at a node may take."""
         each = self.timeouts
+        if each is None:
+            return None
         return each.get(name) if isinstance(each, Mapping) else each
 
     def retries_of(self, name: str) -> int:
@@ -91,6 +93,7 @@ class Execution:
             no lock that is held while this is called.
         kinds: Of each task, by name: nodes of different kinds are never admitted together.
         room: Whether a task of this kind can be started now, whatever the pool has.
+        on_stop: Called, from any thread, with a node that is told to stop.
 
     """
 
@@ -100,12 +103,14 @@ class Execution:
         tasks: Mapping[str, Callable[[], Any]],
         wake: Callable[[], None],
         kinds: Mapping[str, int] | None = None,
-        room: Callable[[int], bool] = lambda _: True,
+        room: Callable[[int], bool] | None = None,
+        on_stop: Callable[[RunningNode], object] | None = None,
     ) -> None:
         settings.validate()
         self._settings = settings
         self._wake = wake
         self._room = room
+        self._on_stop = on_stop
         self.tasks = tasks
         dag = settings.dag
         self._names = dag.names
@@ -158,7 +163,7 @@ class Execution:
         if self._freed:
             self._freed = False
             self._schedule.unblock()
-        while True:
+        while self._news or self._schedule.waiting:
             if self._news:
                 claim = self._news.popleft()
                 del self._claims[claim.number]
@@ -176,6 +181,7 @@ class Execution:
             if self._settings.pool.watch(self.freed, releases):
                 return None
             self._schedule.unblock()
+        return None
 
     def settle(self, node: RunningNode, result: NodeResult | None) -> list[int]:
         """Take note that a node ended; return what is skipped for it, for `tell_skipped`.
@@ -232,7 +238,7 @@ class Execution:
         )
 
     def _admit(self, group: int, number: int) -> bool:
-        if not self._room(self._kinds[group]):
+        if self._room is not None and not self._room(self._kinds[group]):
             return False
         needs = self._needs[group]
         if needs is None:
@@ -245,22 +251,28 @@ class Execution:
         """Have the best of the blocked nodes wait at the pool, as many as it takes."""
         settings = self._settings
         while len(self._claims) < settings.pool.claims_max:
-            number = self._schedule.reserve(
-                lambda group: self._needs[group] is not None and self._room(self._kinds[group])
-            )
+            number = self._schedule.reserve(self._may_stand_in_line)
             if number is None:
                 return
             name = self._names[number]
             needs = settings.requirements[name]
             claim = Claim(name, needs, self._told, self._levels[number], settings.journal, number)
             self._claims[number] = claim
-            settings.pool.claim(claim)
+            try:
+                settings.pool.claim(claim)
+            except Exception as error:  # noqa: BLE001  # Whatever it is, it fails the node.
+                claim.error = error
+                self._news.append(claim)
+
+    def _may_stand_in_line(self, group: int) -> bool:
+        has_room = self._room is None or self._room(self._kinds[group])
+        return has_room and self._needs[group] is not None
 
     def _running(self, number: int, grant: Grant | None, refused: Exception | None) -> RunningNode:
         attempt = self._attempts.get(number, 0) + 1
         if attempt > 1 or self._settings.retries:
             self._attempts[number] = attempt
-        node = RunningNode(self._names[number], number, attempt, grant)
+        node = RunningNode(self._names[number], number, attempt, grant, self._on_stop)
         node.refused = refused
         if grant is not None:
             grant.on_lost = node.stop
@@ -364,7 +376,7 @@ class Execution:
         if status is NodeStatus.COMPLETED:
             error = self._completed(node, value)
             status = NodeStatus.COMPLETED if error is None else NodeStatus.FAILED
-        again = self._try_again(node, status)
+        again = status is not NodeStatus.COMPLETED and self._try_again(node, status)
         if error is not None and not again and self._settings.callbacks.on_failure is not None:
             call = self._settings.callbacks.on_failure
             self._report("on_failure", node.name, call, node.name, error)
@@ -410,7 +422,10 @@ class Execution:
         if (grant := node.grant) is None:
             return
         settings = self._settings
-        settings.pool.give_back(grant, node.name, self.freed, settings.journal)
+        give_back = settings.pool.give_back
+        self._report(
+            "release", node.name, give_back, grant, node.name, self.freed, settings.journal
+        )
         if node.abandoned:
             self.freed()
             return

@@ -85,6 +85,7 @@ class _Run:
         self._pausing: dict[RunningNode, None] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._ties = itertools.count()
+        self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
 
     def play(self) -> ExecutionResult:
         """Run to the end."""
@@ -99,13 +100,18 @@ class _Run:
                 self._wait()
                 raise
         finally:
-            with self._lock:
-                crew = list(self._crew)
+            self._dismiss()
+        return self._execution.result()
+
+    def _dismiss(self) -> None:
+        """End the threads; wait for them if the run is over, so that none of them runs a task."""
+        with self._lock:
+            crew = list(self._crew)
             for _ in crew:
                 self._parked.put(_END)
-            for thread in crew:
-                thread.join()
-        return self._execution.result()
+            over = self._execution.over
+        for thread in crew if over else ():
+            thread.join()
 
     def cancel(self) -> None:
         """Start nothing more, and tell what runs to stop."""
@@ -113,7 +119,8 @@ class _Run:
             if self._execution.cancelled:
                 return
             self._execution.cancel()
-            running = [*self._running, *self._handed]
+            running, handed = list(self._running), list(self._handed)
+            self._handed.clear()
             for node in self._pausing:
                 self._execution.settle(node, None)
             self._pausing.clear()
@@ -121,6 +128,11 @@ class _Run:
                 self._at(self._settings.stop_seconds, partial(self._abandon, node))
         for node in running:
             node.stop(stopped_run())
+        for node in handed:  # They hold what they need, and did not begin.
+            node.stop(stopped_run())
+            result = self._perform(node)
+            with self._lock:
+                self._execution.settle(node, result)
         self._kick.set()
 
     def _wait(self) -> None:
@@ -133,6 +145,8 @@ class _Run:
             for act in due:
                 act()
             with self._lock:
+                if self._defect is not None:
+                    raise self._defect
                 if self._execution.over and not self._busy:
                     return
                 self._share()
@@ -142,7 +156,15 @@ class _Run:
             self._kick.clear()
 
     def _work(self) -> None:
-        """Run nodes until there is nothing left to run; what each thread of the crew does."""
+        """What each thread of the crew does."""
+        try:
+            self._run_nodes()
+        except BaseException as defect:  # noqa: BLE001  # Nobody may wait for ever for this thread.
+            self._defect = defect
+            self._kick.set()
+
+    def _run_nodes(self) -> None:
+        """Run nodes until there is nothing left to run."""
         node = self._first()
         while node is not None:
             result = self._perform(node)

@@ -118,8 +118,8 @@ class RunJournal:
             os.close(self._file)
             raise
         self._writer = threading.Thread(target=self._write, name="moorage-journal", daemon=True)
+        self._open, self._closed = True, False
         self._writer.start()
-        self._open = True
 
     def __enter__(self) -> Self:
         return self
@@ -134,11 +134,13 @@ class RunJournal:
 
     def close(self) -> None:
         """Wait until every line is durable, and close the file; a second close does nothing."""
-        if self._open:
-            self._open = False
-            self._lines.put(None)
-            self._writer.join()
-            os.close(self._file)
+        with self._lock:
+            if self._closed:
+                return
+            self._closed, self._open = True, False
+        self._lines.put(None)
+        self._writer.join()
+        os.close(self._file)
 
     def begin(self, dag: DAG) -> dict[str, Any]:
         """Begin or go on with a graph; return what has completed, with its results.
@@ -210,7 +212,7 @@ class RunJournal:
         durable: Future[None] = Future()
         with self._lock:
             if not self._open:
-                raise JournalError(f"journal {self.path} is closed")
+                raise JournalError(f"journal {self.path} is closed, or could not be written")
             self._story.tell(line)
             self._lines.put((json.dumps(line).encode() + b"\n", durable))
         return durable

@@ -6,7 +6,7 @@ other callers may share one pool.
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import sub
 from types import TracebackType
 from typing import Final
@@ -203,10 +203,8 @@ class ResourcePool:
         amounts = self._amounts(requirements)
         if amounts is None:
             return None
-        with self._lock:
-            if not self._account.take(amounts):
-                return None
-            self._note(node_name, "acquire")
+        if not self._take(amounts, node_name):
+            return None
         return Grant(requirements, (), _NO_VARIABLES, amounts)
 
     def claim(self, claim: Claim) -> None:
@@ -329,15 +327,17 @@ class ResourcePool:
     def _used(self) -> list[int]:
         return list(map(sub, self._account.capacities, self._account.free))
 
-    def _note(self, node_name: str | None, event: str, served: Iterable[Ticket] = ()) -> None:
+    def _note(self, node_name: str | None, event: str, served: Sequence[Ticket] = ()) -> None:
         """Put a change, and what it led to, on the timeline."""
         there = self._account.capacities
         used = self._used()
-        if served:  # The line was served from what came back: show each change by itself.
-            served = list(served)
-            for ticket in served:
-                for number, count in ticket.amounts:
-                    used[number] -= count
+        if not served:
+            self._timeline.note(self._names, there, tuple(used), node_name, event)
+            return
+        # The line was served from what came back: show each change by itself.
+        for ticket in served:
+            for number, count in ticket.amounts:
+                used[number] -= count
         self._timeline.note(self._names, there, tuple(used), node_name, event)
         for ticket in served:
             for number, count in ticket.amounts:

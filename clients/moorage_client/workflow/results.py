@@ -56,7 +56,7 @@ class CallbackError:
     """A callback raised where its exception could fail no node.
 
     Args:
-        callback: Its name, such as `on_resource_released`.
+        callback: Its name, such as `on_resource_released`; `release` is the pool itself.
         node_name: For which node it was called.
         error: What it raised.
 

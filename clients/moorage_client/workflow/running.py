@@ -20,6 +20,7 @@ class RunningNode:
         number: Of the node, within its graph.
         attempt: From 1.
         grant: What it holds; None for a node that requires nothing.
+        on_stop: Called, with this, when it is told to stop.
 
     """
 
@@ -37,7 +38,14 @@ class RunningNode:
         "stopped_by",
     )
 
-    def __init__(self, name: str, number: int, attempt: int, grant: Grant | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        number: int,
+        attempt: int,
+        grant: Grant | None,
+        on_stop: "Callable[[RunningNode], object] | None" = None,
+    ) -> None:
         self.name = name
         self.number = number
         self.attempt = attempt
@@ -48,7 +56,7 @@ class RunningNode:
         self.abandoned = False
         self.stopped_by: BaseException | None = None
         self._event: threading.Event | None = None
-        self._on_stop: Callable[[], object] | None = None
+        self._on_stop = on_stop
 
     @property
     def placement(self) -> Placement:
@@ -101,7 +109,7 @@ class RunningNode:
                 self._event.set()
             on_stop = self._on_stop
         if on_stop is not None:
-            on_stop()
+            on_stop(self)
         return True
 
     def finish(self) -> bool:
@@ -111,18 +119,20 @@ class RunningNode:
             return self.ended
 
     def abandon(self) -> bool:
-        """Wait for its task no longer; False where it is over. For the executors."""
+        """Wait for its task no longer; False where nobody did any more. For the executors."""
         with _making_events:
-            self.abandoned = not self.ended
-            return self.abandoned
+            if self.ended or self.abandoned:
+                return False
+            self.abandoned = True
+            return True
 
-    def on_stop(self, call: Callable[[], object] | None) -> None:
+    def on_stop(self, call: "Callable[[RunningNode], object] | None") -> None:
         """Have this called when it is told to end, at once if it was. For the executors."""
         with _making_events:
             self._on_stop = call
             late = self.stopped and call is not None
         if late and call is not None:
-            call()
+            call(self)
 
 
 _current: ContextVar[RunningNode] = ContextVar("moorage_workflow_node")

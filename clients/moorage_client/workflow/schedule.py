@@ -82,6 +82,11 @@ class Schedule:
         return skipped
 
     @property
+    def waiting(self) -> bool:
+        """Whether something is ready."""
+        return bool(self._heads or self._blocked)
+
+    @property
     def blocked(self) -> bool:
         """Whether something is ready that does not fit."""
         return bool(self._blocked)

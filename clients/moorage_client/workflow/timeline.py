@@ -54,9 +54,10 @@ class ResourceTimeline:
     """
 
     def __init__(self, snapshots_max: int = SNAPSHOTS_MAX) -> None:
-        self._changes: deque[_Change] = deque(maxlen=snapshots_max)
+        self._changes: deque[_Change] = deque()
+        self._changes_max = snapshots_max
         self._peaks: dict[str, tuple[int, float]] = {}  # Of the changes that were dropped.
-        self._first = 0.0
+        self._first = 0.0  # Of those that were dropped, and the latest of them.
         self._latest = 0.0
         self._lock = threading.Lock()
         # The wall clock may be set back; the monotonic one tells how long after the start it is.
@@ -123,14 +124,18 @@ class ResourceTimeline:
             when: Seconds since the epoch; now where it is None.
 
         """
+        if when is None:
+            when = time.monotonic() + self._offset
+        change = (names, there, used, when, node_name, event)
+        # Appending is atomic, and pools call this under a lock of their own: none is taken here.
+        if len(self._changes) < self._changes_max:
+            self._changes.append(change)
+            return
         with self._lock:
-            now = time.monotonic() + self._offset if when is None else when
-            self._latest = now = max(now, self._latest)
-            if not self._first:
-                self._first = now
-            if len(self._changes) == self._changes.maxlen:
-                self._fold(self._changes[0])
-            self._changes.append((names, there, used, now, node_name, event))
+            self._latest = max(self._latest, self._changes[0][3])
+            self._first = self._first or self._changes[0][3]
+            self._fold(self._changes.popleft())
+            self._changes.append(change)
 
     def _fold(self, change: _Change) -> None:
         """Keep the peaks of a change that is dropped."""
@@ -153,18 +158,22 @@ class ResourceTimeline:
     def snapshots(self) -> list[ResourceSnapshot]:
         """All snapshots that are kept, in chronological order."""
         with self._lock:
-            changes, first = list(self._changes), self._first
-        return [
-            ResourceSnapshot(
-                timestamp=when,
-                allocated=dict(zip(names, map(amount_of, used), strict=True)),
-                available=dict(zip(names, map(amount_of, map(sub, there, used)), strict=True)),
-                node_name=node_name,
-                event=event,
-                elapsed=when - first,
+            changes, latest = list(self._changes), self._latest
+        first = self._first or (changes[0][3] if changes else 0.0)
+        snapshots = []
+        for names, there, used, when, node_name, event in changes:
+            latest = max(latest, when)  # Times that were given by hand may go back.
+            snapshots.append(
+                ResourceSnapshot(
+                    timestamp=latest,
+                    allocated=dict(zip(names, map(amount_of, used), strict=True)),
+                    available=dict(zip(names, map(amount_of, map(sub, there, used)), strict=True)),
+                    node_name=node_name,
+                    event=event,
+                    elapsed=latest - first,
+                )
             )
-            for names, there, used, when, node_name, event in changes
-        ]
+        return snapshots
 
     def __len__(self) -> int:
         return len(self._changes)

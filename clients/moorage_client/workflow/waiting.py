@@ -83,9 +83,10 @@ class Account:
 
     def held(self, amounts: Amounts) -> bool:
         """Return whether at least so much is taken."""
-        return all(
-            self.free[number] + count <= self.capacities[number] for number, count in amounts
-        )
+        for number, count in amounts:
+            if self.free[number] + count > self.capacities[number]:
+                return False
+        return True
 
     def give_back(self, amounts: Amounts) -> list[Ticket]:
         """Free what was taken, and serve the line; return who was served."""

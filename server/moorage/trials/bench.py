@@ -46,6 +46,7 @@ from moorage.trials.placement import placement
 from moorage.trials.process import Running, TrialError, child, daemon
 from moorage.trials.rule_costs import rules as packed_by_rules
 from moorage.trials.slot_costs import slots
+from moorage.trials.workflow import workflow
 from moorage_policies import catalog as shipped
 
 REQUESTS: Final = 6_000
@@ -338,6 +339,7 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "startup": startup,
     "first_lease": first_lease,
     "candidates": candidates,
+    "workflow": workflow,
     "slots": slots,
     "rules": rules,
 }

@@ -103,6 +103,14 @@ class TestTheResourceSchedulingModule:
         assert max(most) == 3
         assert pool.timeline.peak_allocated() == {"gpu": 3}
 
+    @pytest.mark.parametrize("kind", EXECUTORS)
+    def test_it_enables_scheduling_of_heterogeneous_workloads(self, kind):
+        """What needs other things runs beside a node that waits for the only GPU."""
+        pool, meeting = ResourcePool({"gpu": 1, "cpu": 2}), threading.Barrier(2)
+        needs = {"gpu": ResourceRequirements.gpu(1), "cpu": ResourceRequirements.cpu(2)}
+        tasks = {"gpu": lambda: meeting.wait(20), "cpu": lambda: meeting.wait(20)}
+        assert execute(kind(graph("gpu", "cpu"), pool, needs), tasks).succeeded == 2
+
 
 class TestResourceAwareExecutor:
     def test_the_example_prints_4(self, dag, pool):
@@ -388,3 +396,20 @@ class TestResourceSnapshotAndTimeline:
         pool.release(ResourceRequirements({"gpu": 1}))
         assert pool.timeline.peak_utilization() == {"gpu": 1.0, "cpu": 0.75, "memory_mb": 0.5}
         assert pool.timeline.peak_allocated() == {"gpu": 4, "cpu": 12, "memory_mb": 16000}
+
+    def test_the_example_of_the_timeline(self, dag, pool, capsys):
+        tasks = dict.fromkeys(dag, lambda: 1)
+        result = ResourceAwareExecutor(dag, pool, REQUIREMENTS).execute(tasks)
+        timeline = pool.timeline
+        assert result.resource_timeline is timeline
+        print(f"Snapshots: {len(timeline.snapshots)}")
+        print(f"Peak utilization: {timeline.peak_utilization()}")
+        for snap in timeline.snapshots:
+            print(
+                f"  t={snap.timestamp:.3f} {snap.event} {snap.node_name}: "
+                f"gpu={snap.allocated.get('gpu', 0)}"
+            )
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[0] == "Snapshots: 8"
+        assert lines[2].endswith("acquire preprocess: gpu=0")
+        assert lines[-1].endswith("release evaluate: gpu=0")

@@ -4,6 +4,8 @@ import asyncio
 import inspect
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ProcessPoolExecutor
@@ -346,6 +348,23 @@ def test_a_task_that_does_not_stop_is_left_behind_and_keeps_what_it_holds_until_
 
 
 @both
+def test_a_task_that_is_told_to_stop_twice_is_left_behind_once(kind):
+    """Its time is over, and then the run is cancelled."""
+    let_go, pool = threading.Event(), ResourcePool({"gpu": 1})
+
+    def stuck():
+        current_node().wait_stopped(WAIT)
+        executor.cancel()
+        let_go.wait(WAIT)
+
+    executor = kind(graph("a"), pool, {"a": gpu(1)}, timeouts=0.01, stop_seconds=0.05)
+    result = execute(executor, {"a": stuck})
+    assert (result["a"].status, result.timed_out) == ("timed_out", 1)
+    let_go.set()
+    assert pool.acquire(gpu(1), WAIT)
+
+
+@both
 def test_a_node_that_fails_is_tried_again(kind):
     calls, events = [], []
 
@@ -550,6 +569,50 @@ def test_tasks_may_run_in_processes(kind):
         result = execute(executor, dict.fromkeys("ab", os.getpid))
     assert result.succeeded == 2
     assert {result[name].result for name in "ab"}.isdisjoint({os.getpid()})
+
+
+@both
+def test_a_pool_that_breaks_hangs_nobody(kind):
+    class NoLine(ResourcePool):
+        def claim(self, claim):
+            raise OSError("no line")
+
+    class NoGrants(ResourcePool):
+        def take(self, requirements, node_name):
+            raise OSError("no grants")
+
+    dag = graph("a", "b")
+    needs = dict.fromkeys(dag, gpu(1))
+    pool = NoLine({"gpu": 1})
+    pool.acquire(gpu(1))
+    result = execute(kind(dag, pool, needs), dict.fromkeys(dag, lambda: 1))
+    assert [str(result[name].error) for name in dag] == ["no line"] * 2
+    with pytest.raises(OSError, match="no grants"):
+        execute(kind(dag, NoGrants({"gpu": 1}), needs), dict.fromkeys(dag, lambda: 1))
+
+
+INTERRUPTED = """
+import os, signal, time
+from moorage_client.workflow import *
+def task():
+    time.sleep(0.3)  # A signal that comes while the caller is just falling asleep is not noticed.
+    os.kill(os.getpid(), signal.SIGINT)
+    assert current_node().wait_stopped(20)
+dag = DAG.builder().add_node("a").add_node("b").add_edge("a", "b").build()
+pool = ResourcePool({"gpu": 1})
+try:
+    ResourceAwareExecutor(dag, pool, {"a": ResourceRequirements.gpu()}).execute(
+        {"a": task, "b": lambda: print("b ran")}
+    )
+except KeyboardInterrupt:
+    print("interrupted", pool.available)
+"""
+
+
+def test_ctrl_c_stops_the_run_and_is_raised():
+    command = [sys.executable, "-c", INTERRUPTED]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT, check=True)
+    assert done.stdout == "interrupted {'gpu': 1}\n"
 
 
 def test_a_chrome_trace_has_a_lane_per_node_and_a_counter_per_resource(tmp_path):

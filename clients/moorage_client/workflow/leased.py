@@ -1,0 +1,471 @@
+"""A pool backed by a Moorage server: each node holds a lease while it runs.
+
+The executors use it as they use `ResourcePool`. Who gets what, and in which order, the server
+decides, by the rule that is named; up to `claims_max` nodes of a run stand in its queue at a time.
+
+| Requirement | Asked for |
+|---|---|
+| `gpu` | whole GPUs of one node, or below 1 a share of one |
+| `cpu`, `cpu_slots` | cores |
+| `memory_mb` | MiB |
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from types import TracebackType
+from typing import Any, Final, Self, Unpack
+
+from moorage.model import Code, Demand, LeaseTerms
+from moorage_client.asking import Request, request_message
+from moorage_client.client import Client
+from moorage_client.errors import LeaseLost, MoorageError, RequestRefused
+from moorage_client.holding import HeldLease, Keeping
+from moorage_client.loops import LoopThread
+from moorage_client.workflow.errors import ResourceError, WorkflowError
+from moorage_client.workflow.grants import Claim, Grant
+from moorage_client.workflow.journal import RunJournal
+from moorage_client.workflow.requirements import UNITS, ResourceRequirements, amount_of, units
+from moorage_client.workflow.timeline import ResourceTimeline
+
+CLAIMS_MAX: Final = 64
+"""Nodes of one run that wait in the server's queue at a time."""
+TTL_SECONDS: Final = 60.0
+"""How long GPUs stay held after this program died."""
+WAIT_SECONDS: Final = 3600.0
+"""How long a node waits in the server's queue before it fails."""
+LEASES_LOST_MAX: Final = 3
+"""Leases that one ask may find over before it fails: an earlier program's, and bad luck."""
+CLOSE_SECONDS_MAX: Final = 30.0
+"""How long `close` waits for leases that are being given back; the others end by their TTL."""
+PROBLEMS_MAX: Final = 1000
+"""Leases that could not be given back of which `problems` tells; the first ones."""
+
+_SHARES: Final = {"gpu": "gpu", "cpu": "cpu", "cpu_slots": "cpu", "memory_mb": "memory_mb"}
+_MILLI: Final = UNITS // 1000
+
+
+class _Place:
+    """What becomes of one claim."""
+
+    __slots__ = ("settled", "task", "withdrawn")
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.settled = False
+        self.withdrawn = False
+
+
+class _Held:
+    """A lease that a node holds."""
+
+    __slots__ = ("keeping", "key", "lease", "units")
+
+    def __init__(self, lease: HeldLease, key: str, counts: dict[str, int]) -> None:
+        self.lease = lease
+        self.key = key
+        self.units = counts
+        self.keeping: Keeping | None = None
+
+
+class LeasedPool:
+    """What a Moorage server has, for `ResourceAwareExecutor` and its async twin.
+
+        with LeasedPool("first_fit:1.0-stable") as pool:
+            result = ResourceAwareExecutor(dag, pool, requirements).execute(tasks)
+
+    Each node's lease is asked for when it is ready, renewed while it runs, and released after. The
+    task finds its placement in `current_node()`. When a lease is lost, the task is told to stop
+    and its node fails, or is tried again. Asks and renewals have a thread of their own.
+
+    Args:
+        policy_rule_uri: The rule that decides, `name:version-tag`.
+        url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
+        token: Who we are; default `MOORAGE_TOKEN`, else nobody in particular.
+        ttl_seconds: How long GPUs stay held after this program died.
+        wait_seconds: How long a node waits in the server's queue; then it fails with `NoCapacity`.
+        priority: Of the leases; higher goes first.
+        preemptible: They may be ended early for a request of higher priority.
+        claims_max: Nodes of one run that wait in the server's queue at a time.
+        **request: More of what `Client.ask` takes: `clusters`, `filter`, `inputs` and so on.
+
+    """
+
+    def __init__(
+        self,
+        policy_rule_uri: str,
+        url: str | None = None,
+        token: str | None = None,
+        *,
+        ttl_seconds: float = TTL_SECONDS,
+        wait_seconds: float = WAIT_SECONDS,
+        priority: int = 0,
+        preemptible: bool = False,
+        claims_max: int = CLAIMS_MAX,
+        **request: Unpack[Request],
+    ) -> None:
+        if unsuitable := request.keys() & {"resources", "dry_run", "explain"}:
+            raise TypeError(f"a pool's leases do not take {', '.join(sorted(unsuitable))}")
+        self.claims_max = claims_max
+        self.problems: list[MoorageError] = []
+        self._rule = policy_rule_uri
+        self._address = (url, token)
+        self._terms = (ttl_seconds, wait_seconds, priority, preemptible)
+        self._request = request
+        self._lock = threading.Lock()
+        self._timeline = ResourceTimeline()
+        self._capacities: dict[str, int] = {}
+        self._used: dict[str, int] = {}
+        self._returning: set[Future[None]] = set()
+        self._thread: LoopThread | None = None
+        self._client: Client | None = None
+
+    def __enter__(self) -> Self:
+        """Connect, and read what the fleet has.
+
+        Raises:
+            ConnectionFailed: Nothing answers.
+            RequestRefused: The server refused the token.
+
+        """
+        if self._thread is not None:
+            raise WorkflowError("this pool is open already, or was closed; make a new one")
+        self._thread = LoopThread("moorage-workflow-leases")
+        try:
+            self._thread.run(self._open())
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Wait until leases are given back, and disconnect; a second close does nothing."""
+        if self._thread is None or self._client is None:
+            return
+        with self._lock:
+            returning = list(self._returning)
+        wait(returning, CLOSE_SECONDS_MAX)
+        client, self._client = self._client, None
+        try:
+            self._thread.run(client.close())
+        finally:
+            self._thread.stop()
+
+    @property
+    def capacities(self) -> dict[str, float]:
+        """What the fleet had in all when the pool was opened, whoever holds it."""
+        return {name: amount_of(count) for name, count in self._capacities.items()}
+
+    @property
+    def allocated(self) -> dict[str, float]:
+        """What nodes of this pool hold."""
+        with self._lock:
+            return {name: amount_of(count) for name, count in self._used.items()}
+
+    @property
+    def timeline(self) -> ResourceTimeline:
+        """What nodes of this pool held when."""
+        return self._timeline
+
+    @property
+    def releases(self) -> int:
+        """Nobody has to look again after a release: the server serves its queue by itself."""
+        return 0
+
+    def can_satisfy(self, requirements: ResourceRequirements) -> bool:
+        """Return whether the fleet has so much in all; a rule may still refuse it.
+
+        Raises:
+            ResourceError: It cannot be asked of a server (a ValueError).
+
+        """
+        demand_of(requirements)
+        counts = _counts(requirements)
+        return all(count <= self._capacities.get(name, 0) for name, count in counts.items())
+
+    def take(self, requirements: ResourceRequirements, node_name: str) -> Grant | None:
+        """Grant nothing at once, except to a node that needs nothing."""
+        if _counts(requirements):
+            return None
+        self._note(node_name, "acquire", {})
+        return Grant(requirements)
+
+    def claim(self, claim: Claim) -> None:
+        """Ask the server."""
+        claim.place = _Place()
+        self._opened.submit(self._ask(claim))
+
+    def withdraw(self, claim: Claim) -> bool:
+        """Leave the server's queue; False: it was granted meanwhile."""
+        place = claim.place
+        with self._lock:
+            if place.settled:
+                return False
+            place.withdrawn = True
+        self._later(self._withdraw(place))
+        return True
+
+    def give_back(
+        self,
+        grant: Grant,
+        node_name: str,
+        by: Callable[[], None] | None,  # noqa: ARG002  # The server wakes whom it serves.
+        journal: RunJournal | None,
+    ) -> None:
+        """Release a lease; the server is told in the background."""
+        held: _Held | None = grant.held
+        self._note(node_name, "release", held.units if held else {})
+        if held is not None:
+            if held.keeping is not None:
+                held.keeping.cancel()
+            self._later(self._release(held.lease, node_name, held.key, journal))
+
+    def watch(self, wake: Callable[[], None], releases: int) -> bool:  # noqa: ARG002  # As `releases`.
+        """Every node that waits has a claim of its own, or waits for one to be free."""
+        return True
+
+    def unwatch(self, wake: Callable[[], None]) -> None:
+        """Nothing is watched."""
+
+    def resume(self, journal: RunJournal) -> None:
+        """Release what a killed program still holds for nodes that had completed."""
+        for left in journal.leftovers():
+            self._later(
+                self._release_left(left.lease, left.token, left.node_name, left.key, journal)
+            )
+
+    @property
+    def _opened(self) -> LoopThread:
+        if self._thread is None or self._client is None:
+            raise WorkflowError("this pool is not open; use it as `with LeasedPool(…) as pool:`")
+        return self._thread
+
+    @property
+    def _connected(self) -> Client:
+        if self._client is None:
+            raise WorkflowError("this pool was closed while its nodes ran")
+        return self._client
+
+    async def _open(self) -> None:
+        url, token = self._address
+        self._client = Client(url, token, renewals_on=self._thread)
+        await self._client.__aenter__()
+        clusters = await self._client.fleet().all()
+        milli = {"gpu": "gpu_milli_total", "cpu": "cpu_milli_total"}
+        self._capacities = {
+            name: sum(each.get(field, 0) for each in clusters) * _MILLI
+            for name, field in milli.items()
+        }
+        self._capacities["memory_mb"] = UNITS * sum(
+            each.get("memory_mib_total", 0) for each in clusters
+        )
+        self._used = dict.fromkeys(self._capacities, 0)
+
+    async def _ask(self, claim: Claim) -> None:
+        """Ask for a lease until there is an answer, and tell the run."""
+        place: _Place = claim.place
+        if place.withdrawn:
+            return
+        place.task = asyncio.current_task()
+        try:
+            claim.grant = self._grant(claim, await self._granted(claim))
+        except asyncio.CancelledError:
+            claim.error = WorkflowError("the pool was closed while this node waited for a lease")
+        except Exception as error:  # noqa: BLE001  # Whatever it is: the run must not wait for ever.
+            claim.error = error
+        with self._lock:
+            place.settled = not place.withdrawn
+        if place.settled:
+            claim.wake(claim)
+        elif claim.grant is not None:  # Withdrawn in the moment in which it was granted.
+            self.give_back(claim.grant, claim.node_name, None, claim.journal)
+
+    async def _withdraw(self, place: _Place) -> None:
+        """Cancel an ask, and wait until it has left the server's queue."""
+        if place.task is not None:
+            place.task.cancel()
+            await asyncio.wait([place.task])
+
+    async def _granted(self, claim: Claim) -> _Held:
+        """Return the lease of a claim, which may be that of an earlier program's journal."""
+        journal, lost = claim.journal, 0
+        while True:
+            key = await _key(claim)
+            wanted: Request = {**self._request, "resources": demand_of(claim.requirements)}
+            message = request_message(self._rule, LeaseTerms(*self._terms, key), **wanted)
+            try:
+                lease = await self._connected.acquire(message, None)
+            except asyncio.CancelledError:
+                if journal is not None:  # The client itself gives up what has no key of ours.
+                    await self._recall(message, claim.node_name, key, journal)
+                raise
+            except LeaseLost:
+                await _released(journal, claim.node_name, key)
+                lost += 1
+                if lost == LEASES_LOST_MAX:
+                    raise
+            except RequestRefused:
+                await _released(journal, claim.node_name, key)
+                raise
+            else:
+                if journal is not None:
+                    journal.granted(claim.node_name, key, lease.id, lease.token)
+                return _Held(lease, key, _counts(claim.requirements))
+
+    async def _recall(
+        self, message: dict[str, Any], node_name: str, key: str, journal: RunJournal
+    ) -> None:
+        """Leave the queue after a cancelled ask; give back what was granted meanwhile."""
+        try:
+            await self._connected.cancel(key)
+        except RequestRefused:
+            # It does not wait. The same key again gets the lease that it has, if it has one.
+            terms = {**message["lease"], "wait_seconds": 0}
+            with contextlib.suppress(MoorageError):
+                lease = await self._connected.acquire({**message, "lease": terms}, None)
+                await self._connected.hand_back(lease)
+        except MoorageError as error:
+            self._problem(error)
+            return
+        await _released(journal, node_name, key)
+
+    def _grant(self, claim: Claim, held: _Held) -> Grant:
+        placement = held.lease.placement
+        grant = Grant(claim.requirements, placement, environment_of(held.lease), held)
+
+        def lost() -> None:
+            try:
+                held.lease.check()
+            except LeaseLost as error:
+                grant.lost = error
+                if grant.on_lost is not None:
+                    grant.on_lost(error)
+
+        held.keeping = self._connected.keep(held.lease, lost)
+        self._note(claim.node_name, "acquire", held.units)
+        return grant
+
+    async def _release(
+        self, lease: HeldLease, node_name: str, key: str, journal: RunJournal | None
+    ) -> None:
+        try:
+            await self._connected.hand_back(lease)
+        except LeaseLost:
+            pass  # Its node was told.
+        except MoorageError as error:
+            self._problem(error)
+            return
+        await _released(journal, node_name, key)
+
+    async def _release_left(
+        self, lease: str, token: str, node_name: str, key: str, journal: RunJournal
+    ) -> None:
+        try:
+            await self._connected.release(lease, token)
+        except RequestRefused as refused:
+            if refused.code not in (Code.UNKNOWN_LEASE, Code.LEASE_ENDED):
+                self._problem(refused)
+                return
+        except MoorageError as error:
+            self._problem(error)
+            return
+        await _released(journal, node_name, key)
+
+    def _later(self, work: Any) -> None:
+        """Do something on the thread, for which `close` waits."""
+        future = self._opened.submit(work)
+        with self._lock:
+            self._track(future)
+
+    def _track(self, future: "Future[None]") -> None:
+        self._returning.add(future)
+        future.add_done_callback(self._returning.discard)
+
+    def _problem(self, error: MoorageError) -> None:
+        """Keep why a lease could not be given back; it ends by its TTL."""
+        if len(self.problems) < PROBLEMS_MAX:
+            self.problems.append(error)
+
+    def _note(self, node_name: str, event: str, counts: Mapping[str, int]) -> None:
+        with self._lock:
+            sign = 1 if event == "acquire" else -1
+            for name, count in counts.items():
+                self._used[name] = self._used.get(name, 0) + sign * count
+            names = tuple(self._used)
+            there = tuple(max(self._capacities.get(each, 0), self._used[each]) for each in names)
+            self._timeline.note(names, there, tuple(self._used.values()), node_name, event)
+
+
+async def _key(claim: Claim) -> str:
+    """Return the idempotency key of an ask, durable before it is used; without a journal none."""
+    if claim.journal is None:
+        return ""
+    key, durable = claim.journal.asked(claim.node_name)
+    await asyncio.wrap_future(durable)
+    return key
+
+
+async def _released(journal: RunJournal | None, node_name: str, key: str) -> None:
+    if journal is not None:
+        await asyncio.wrap_future(journal.released(node_name, key))
+
+
+def _counts(requirements: ResourceRequirements) -> dict[str, int]:
+    """Return the units of each resource, under the names of the fleet, without zeros."""
+    counts: dict[str, int] = {}
+    for name, amount in requirements.resources.items():
+        own = _SHARES.get(name, name)
+        counts[own] = counts.get(own, 0) + units(amount, name)
+    return {name: count for name, count in counts.items() if count}
+
+
+def demand_of(requirements: ResourceRequirements) -> Demand:
+    """Return what to ask a server for.
+
+    Raises:
+        ResourceError: A resource that no server has, or a number of GPUs that is neither whole nor
+            below 1 (a ValueError).
+
+    """
+    counts = _counts(requirements)
+    if unknown := counts.keys() - _SHARES.values():
+        raise ResourceError(
+            f"a server has no {', '.join(sorted(unknown))}; it has gpu, cpu and memory_mb"
+        )
+    gpus, part = divmod(counts.get("gpu", 0), UNITS)
+    if gpus and part:
+        raise ResourceError(
+            f"{amount_of(counts['gpu'])} GPUs were required; expected a whole number, or below 1"
+        )
+    return Demand(
+        gpus=gpus or (1 if part else 0),
+        gpu_milli=-(-part // _MILLI) if part else 1000,
+        cpu_milli=-(-counts.get("cpu", 0) // _MILLI),
+        memory_mib=-(-counts.get("memory_mb", 0) // UNITS),
+    )
+
+
+def environment_of(lease: HeldLease) -> dict[str, str]:
+    """Return the variables that processes of a task need to use what a lease holds.
+
+    They are those of workloads that a server starts itself.
+    """
+    share = lease.placement[0]
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(share.gpus),
+        "MOORAGE_CLUSTER_ID": share.cluster_id,
+        "MOORAGE_NODE_ID": share.node_id,
+        "MOORAGE_NODES": ",".join(each.node_id for each in lease.placement),
+        "MOORAGE_LEASE_ID": lease.id,
+        "MOORAGE_FENCING": str(lease.fencing),
+    }

@@ -1,0 +1,129 @@
+"""A progress bar of a run in a terminal, drawn by rich."""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Final, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from moorage_client.workflow.callbacks import ExecutionCallbacks
+from moorage_client.workflow.graph import DAG
+
+NAMES_MAX: Final = 3
+"""Nodes that are named beside the bar while they run; the others are counted."""
+
+
+class ProgressBar:
+    """Shows how far a run is: `with ProgressBar(dag) as bar:`.
+
+    Give `bar.callbacks` to the executor. On a terminal the bar moves, and stays when the block
+    ends; elsewhere it is written once, at the end.
+
+    Args:
+        dag: What runs.
+        callbacks: Callbacks of the program's own, called first.
+        console: Where to draw; default: stderr.
+        done: Nodes that need not run, such as those of a journal.
+
+    """
+
+    def __init__(
+        self,
+        dag: DAG,
+        callbacks: ExecutionCallbacks | None = None,
+        console: Console | None = None,
+        done: int = 0,
+    ) -> None:
+        self._own = callbacks or ExecutionCallbacks()
+        self._progress = Progress(
+            SpinnerColumn(finished_text=" "),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            console=console or Console(stderr=True),
+        )
+        self._bar = self._progress.add_task("", total=len(dag), completed=done)
+        self._lock = threading.Lock()
+        self._running: dict[str, None] = {}
+        self._counts = {"failed": 0, "skipped": 0}
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    @property
+    def callbacks(self) -> ExecutionCallbacks:
+        """What to give to an executor."""
+        own = self._own
+        return ExecutionCallbacks(
+            on_start=_both(own.on_start, self._started),
+            on_complete=_both(own.on_complete, self._completed),
+            on_failure=_both(own.on_failure, self._failed),
+            on_skip=_both(own.on_skip, self._skipped),
+            on_gate_waiting=own.on_gate_waiting,
+            on_gate_resolved=own.on_gate_resolved,
+            on_dynamic_expand=own.on_dynamic_expand,
+            on_resource_acquired=own.on_resource_acquired,
+            on_resource_released=own.on_resource_released,
+        )
+
+    def _started(self, name: str) -> None:
+        with self._lock:
+            self._running[name] = None
+        self._show(0)
+
+    def _completed(self, name: str, _: Any) -> None:
+        with self._lock:
+            self._running.pop(name, None)
+        self._show(1)
+
+    def _failed(self, name: str, _: BaseException) -> None:
+        with self._lock:
+            self._running.pop(name, None)
+            self._counts["failed"] += 1
+        self._show(1)
+
+    def _skipped(self, _: str) -> None:
+        with self._lock:
+            self._counts["skipped"] += 1
+        self._show(1)
+
+    def _show(self, ended: int) -> None:
+        with self._lock:
+            words = [f"{count} {kind}" for kind, count in self._counts.items() if count]
+            names = list(self._running)[:NAMES_MAX]
+            more = len(self._running) - len(names)
+            text = ", ".join([*words, *names, *([f"and {more} more"] if more else [])])
+            self._progress.update(self._bar, advance=ended, description=text)
+
+
+def _both(
+    first: Callable[..., object] | None, then: Callable[..., object]
+) -> Callable[..., object]:
+    """Return a callback that calls both, the second only where the first does not raise."""
+    if first is None:
+        return then
+
+    def call(*words: Any) -> None:
+        first(*words)
+        then(*words)
+
+    return call

@@ -1,0 +1,119 @@
+"""What a run looks like: the bar in a terminal, and the picture."""
+
+import io
+import re
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+
+import pytest
+from rich.console import Console
+
+from moorage.model import ClusterId, NodeId, Share
+from moorage_client.workflow import (
+    DAG,
+    ExecutionCallbacks,
+    ExecutionResult,
+    ProgressBar,
+    ResourceAwareExecutor,
+    ResourcePool,
+    ResourceRequirements,
+    WorkflowError,
+    draw_timeline,
+)
+
+
+def graph(*names: str, edges: str = "") -> DAG:
+    builder = DAG.builder()
+    for name in names:
+        builder.add_node(name)
+    for edge in edges.split():
+        builder.add_edge(*edge.split(">"))
+    return builder.build()
+
+
+@pytest.fixture
+def result() -> ExecutionResult:
+    """Two nodes that share a GPU pool, one that fails, and one after it."""
+    dag = graph("load", "train", "broken", "after", edges="load>train broken>after")
+    needs = {name: ResourceRequirements({"gpu": 1, "cpu": 2}) for name in dag}
+    executor = ResourceAwareExecutor(dag, ResourcePool({"gpu": 2, "cpu": 8}), needs)
+    return executor.execute(
+        {**dict.fromkeys(dag, lambda: sum(range(999))), "broken": lambda: 1 / 0}
+    )
+
+
+def test_the_picture_has_every_node_that_ran_and_every_resource(result, tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need the extra `plots`")
+    import matplotlib as mpl  # noqa: PLC0415  # Where it is.
+
+    with mpl.rc_context({"svg.fonttype": "none"}):  # Text stays text.
+        draw_timeline(result, tmp_path / "run.svg")
+    svg = ET.parse(tmp_path / "run.svg")  # noqa: S314  # Our own.
+    words = [text.strip() for text in ("".join(each.itertext()) for each in svg.iter()) if text]
+    for word in ("load", "train", "broken", "gpu", "cpu", "seconds", "completed", "failed"):
+        assert word in words
+    assert "after" not in words, "it never ran"
+    draw_timeline(result, tmp_path / "run.png")
+    assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_nodes_are_put_together_where_they_ran(result, tmp_path):
+    mpl = pytest.importorskip("matplotlib", reason="pictures need the extra `plots`")
+    for name, node in (("load", "n0"), ("train", "n1"), ("broken", "n0")):
+        result[name].placement = (Share(ClusterId("lab"), NodeId(node), ("0",)),)
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        draw_timeline(result, tmp_path / "run.svg")
+    assert {"lab/n0", "lab/n1"} <= set(re.findall(r">(\S+)<", (tmp_path / "run.svg").read_text()))
+
+
+def test_a_picture_that_cannot_be_drawn_says_why(result, tmp_path):
+    pytest.importorskip("matplotlib", reason="pictures need the extra `plots`")
+    with pytest.raises(WorkflowError, match="cannot draw into"):
+        draw_timeline(result, tmp_path / "run.nonsense")
+    with pytest.raises(WorkflowError, match="cannot draw into"):
+        draw_timeline(result, tmp_path / "nowhere" / "run.svg")
+    empty = ResourceAwareExecutor(graph("a"), ResourcePool({})).execute({})
+    with pytest.raises(WorkflowError, match="nothing to draw"):
+        draw_timeline(empty, tmp_path / "run.svg")
+
+
+def test_without_matplotlib_everything_else_works_and_a_picture_says_what_to_install():
+    program = """
+import sys
+sys.modules["matplotlib"] = sys.modules["matplotlib.figure"] = None
+from moorage_client.workflow import *
+dag = DAG.builder().add_node("a").build()
+result = ResourceAwareExecutor(dag, ResourcePool({})).execute({"a": lambda: 1})
+try:
+    draw_timeline(result, "a.svg")
+except WorkflowError as error:
+    print(error)
+"""
+    command = [sys.executable, "-c", program]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert "pip install 'moorage[plots]'" in said
+
+
+def test_the_bar_counts_what_ended_and_names_what_runs():
+    dag = graph("a", "bad", "after", edges="bad>after")
+    screen, started = io.StringIO(), []
+    console = Console(file=screen, force_terminal=True, width=100)
+    own = ExecutionCallbacks(on_start=started.append)
+    with ProgressBar(dag, own, console) as bar:
+        executor = ResourceAwareExecutor(dag, ResourcePool({}), callbacks=bar.callbacks)
+        executor.execute({"a": bar._progress.refresh, "bad": lambda: 1 / 0})
+    shown = screen.getvalue()
+    assert re.search(r"a\b", shown)
+    assert "1 failed, 1 skipped" in shown
+    assert "3/3" in shown
+    assert sorted(started) == ["a", "bad"]
+
+
+def test_where_there_is_no_terminal_the_bar_is_written_once():
+    screen = io.StringIO()
+    dag = graph("a", "b")
+    with ProgressBar(dag, console=Console(file=screen, width=100), done=1) as bar:
+        executor = ResourceAwareExecutor(graph("b"), ResourcePool({}), callbacks=bar.callbacks)
+        assert executor.execute(dict.fromkeys(dag, lambda: 1)).succeeded == 1
+    assert screen.getvalue().count("2/2") == 1

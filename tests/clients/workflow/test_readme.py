@@ -1,0 +1,72 @@
+"""The README of workflows is true: its examples run, and it names what there is."""
+
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moorage.trials.process import daemon
+from moorage_client import workflow
+from moorage_client.workflow import LeasedPool, ResourceAwareExecutor
+from moorage_client.workflow.waiting import OVERTAKEN_MAX
+from moorage_policies import catalog
+
+FOLDER = Path(workflow.__file__).parent
+TEXT = (FOLDER / "README.md").read_text()
+EXAMPLES = re.findall(r"^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+LOCAL = [each for each in EXAMPLES if "LeasedPool(" not in each]
+(LEASED,) = [each for each in EXAMPLES if "LeasedPool(" in each]
+
+
+def run(text: str, folder: Path, **variables: str) -> str:
+    command = [sys.executable, "-W", "error", "-c", text]
+    done = subprocess.run(
+        command, cwd=folder, env=variables, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("text", LOCAL)
+def test_examples_without_a_server_run(text, tmp_path):
+    if "draw_timeline" in text:
+        pytest.importorskip("matplotlib", reason="pictures need the extra `plots`")
+    shown = run(text, tmp_path)
+    files = re.findall(r'"(\w+\.(?:json|svg))"', text)
+    assert files
+    assert all((tmp_path / name).stat().st_size for name in files)
+    assert "4 0.93" in shown or "svg" in text
+
+
+def test_the_example_with_a_server_runs(tmp_path):
+    gpus = [{"modelName": "A100", "memory": 81_920}] * 2
+    node = {"id": "n0", "gpus": {"count": 2, "gpus": gpus}, "vcpus": {"count": 8}, "memory": 4096}
+    with daemon() as running:
+        document = {"id": "lab", "nodes": {"nodeData": [node]}}
+        httpx.post(f"{running.http}/clusters", json=document).raise_for_status()
+        rule = catalog.document("first_fit")
+        httpx.post(f"{running.http}/policy", json=rule).raise_for_status()
+        shown = run(LEASED, tmp_path, MOORAGE_URL=running.ws, PATH="/usr/bin:/bin")
+    assert "a runs on n0" in shown
+    assert re.search(r"GPUs [01]\n", shown)
+
+
+def test_every_argument_and_every_file_is_named():
+    words = set(re.findall(r"`(\w+)`", TEXT))
+    arguments = set(inspect.signature(ResourceAwareExecutor).parameters)
+    assert arguments - words == {"dag", "resource_pool"}
+    files = {each.stem for each in FOLDER.glob("*.py")} - {"__init__"}
+    assert files - words == set()
+
+
+def test_variables_and_numbers_are_those_of_the_code():
+    variables = set(
+        re.findall(r'"([A-Z_]{8,})":', inspect.getsource(inspect.getmodule(LeasedPool)))
+    )
+    assert len(variables) >= 5
+    assert all(f"`{name}`" in TEXT for name in variables)
+    assert f"overtaken by smaller requests {OVERTAKEN_MAX} times" in TEXT
