@@ -171,3 +171,16 @@ def test_filters_over_many_clusters_cost_what_their_hits_cost():
     assert told["many"] == 100 * told["few"]
     for kind in ("filter", "filter_with_metrics", "filter_after_change", "ask"):
         assert told[f"{kind}_many_to_few"] <= 20, kind
+
+
+@pytest.mark.heavy
+def test_bench_of_the_sandbox():
+    told = json.loads(moored("bench", "sandbox", "--json", timeout=300).stdout)["sandbox"]
+    # Ratios only, and wide: other people's work on the machine moves them.
+    assert 0.5 < told["extra_10000_to_10_nodes"] < 2
+    assert 0 < told["two_calls_to_extra"] < 4
+    assert (
+        0 < told["in_process_p50_microseconds_10_nodes"] < told["jailed_p50_microseconds_10_nodes"]
+    )
+    assert told["with_hogs_to_alone_p99"] > 0
+    assert told["stuck_to_answer_p50_milliseconds"] > 0

@@ -53,6 +53,31 @@ return input_data["inputs"]["n"]
             assert outcome.value == n
 
 
+async def test_an_idle_cell_begins_at_once_and_a_busy_one_gets_the_rest_together(bench):
+    code = bench.policy("return input_data['inputs']['n']")
+    await bench.value(code, {"n": -1})
+    (cell,) = bench.sandbox._pool._group_of
+    asked = [bench.ask(code, {"n": n}) for n in range(4)]
+    assert len(cell.sent) == 1  # Before this turn of the loop is over.
+    assert [(await each).value for each in asked] == [0, 1, 2, 3]
+
+
+async def test_a_rule_that_only_burns_starts_demoted_until_it_answers(make_bench):
+    bench = await make_bench(limits=Limits(evaluation_seconds=0.2))
+    code = bench.policy("while input_data['inputs']['stuck']:\n    pass\nreturn 1")
+    counters = bench.sandbox.report
+    for _ in range(2):
+        assert (await bench.refusal(code, {"stuck": True})).code is Code.POLICY_TIMEOUT
+    demoted = counters().counters["demotions"]
+    # The third cell is one before it has burnt anything; it answers, and the fourth is not.
+    assert await bench.value(code, {"stuck": False}) == 1
+    assert counters().counters["demotions"] == demoted + 1
+    assert (await bench.refusal(code, {"stuck": True})).code is Code.POLICY_TIMEOUT
+    demoted = counters().counters["demotions"]
+    assert await bench.value(code, {"stuck": False}) == 1
+    assert counters().counters["demotions"] == demoted
+
+
 async def test_a_slow_evaluation_is_demoted_and_does_not_hold_up_others(bench):
     code = bench.policy("""
 if input_data["inputs"].get("loop"):

@@ -51,7 +51,7 @@ def push(
     description: Annotated[str, typer.Option(help="What it does, in a sentence")] = "",
 ) -> None:
     """Register a policy and print its URI."""
-    document = _document(path)
+    document = document_of(path)
     name, version, tag = _identity(path, document, uri, name, version, tag)
     document |= {
         "name": name,
@@ -120,7 +120,7 @@ def show(
     )
 
 
-def _document(path: Path) -> dict[str, Any]:
+def document_of(path: Path) -> dict[str, Any]:
     """Return the PolicyRule document that a file or a directory stands for, without options."""
     if path.suffix == ".json":
         document = _json(path)

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from moorage_client.cli import asking, fleet, looking, policies, pool, publishing, running
+from moorage_client.cli import asking, fleet, looking, offline, policies, pool, publishing, running
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
 from moorage_client.cli.output import (
     explain_failure,
@@ -79,6 +79,8 @@ command(policy, "canary")(publishing.canary)
 command(policy, "shadow")(publishing.shadow)
 command(policy, "manage")(publishing.manage)
 command(policy, "logs")(publishing.logs)
+command(policy, "test")(offline.try_rule)
+command(policy, "backtest")(offline.backtest)
 command(shared, "serve")(pool.serve)
 command(shared, "show")(pool.show)
 command(shared, "checkout")(pool.checkout)

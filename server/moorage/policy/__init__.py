@@ -1,9 +1,11 @@
 """The policy door: all that a rule may see, and the one thing it may answer.
 
 A rule is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
-columnar view that it finds in `input_data["fleet"]`; `read_demand`, `best_rows`, `propose` and
-`decline` are the steps from scores to an answer; `Learner` and `read_typical` say what requests
-look like; `NodeLabels` reads the labels of nodes; `parse_proposal` reads what the rule returned.
+columnar view that it finds in `input_data["fleet"]`; `place` makes a whole rule of a score, and
+`read_demand`, `fitting_scores`, `best_rows`, `spread_rows`, `close_gpus`, `propose`, `decline` and
+`decline_because` are the steps from scores to an answer; `Learner` and `read_typical` say what
+requests look like; `NodeLabels` reads the labels of nodes; `parse_proposal` reads what the rule
+returned.
 """
 
 from typing import Any, Protocol
@@ -11,6 +13,13 @@ from typing import Any, Protocol
 from moorage.policy.choice import best_rows, decline, propose, read_demand, tightest_gpus
 from moorage.policy.fleet import NEVER, Fleet, Misfit
 from moorage.policy.labels import NodeLabels, capacity_type
+from moorage.policy.moves import (
+    close_gpus,
+    decline_because,
+    fitting_scores,
+    place,
+    spread_rows,
+)
 from moorage.policy.proposal import ProposalError, Wish, parse_proposal
 from moorage.policy.typical import Kind, Learner, mix, node_sorts, read_typical
 from moorage.policy.view import FleetView
@@ -28,13 +37,18 @@ __all__ = [
     "Wish",
     "best_rows",
     "capacity_type",
+    "close_gpus",
     "decline",
+    "decline_because",
+    "fitting_scores",
     "mix",
     "node_sorts",
     "parse_proposal",
+    "place",
     "propose",
     "read_demand",
     "read_typical",
+    "spread_rows",
     "tightest_gpus",
 ]
 

@@ -31,6 +31,7 @@ _METHODS: Final = {
     ("cluster_metrics_client", "query_clusters"): "query or None",
 }
 _encoder: Final = msgspec.msgpack.Encoder()
+_decode_arguments: Final = msgspec.msgpack.Decoder(tuple[Any]).decode
 
 
 class BreachError(Exception):
@@ -50,7 +51,7 @@ def read_call(frame: frames.Call) -> tuple[Any, ...] | str:
     if len(frame.arguments) > CALL_BYTES_MAX:
         return f"the arguments have {len(frame.arguments)} bytes; at most {CALL_BYTES_MAX}"
     try:
-        (argument,) = msgspec.msgpack.decode(frame.arguments, type=tuple[Any])
+        (argument,) = _decode_arguments(frame.arguments)
     except (msgspec.DecodeError, RecursionError) as error:
         raise BreachError("its arguments were malformed") from error
     if kind == "id":

@@ -10,6 +10,7 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, NoReturn
 
 import msgspec
@@ -25,8 +26,8 @@ from moorage.sandbox.clients import (
     ContextConflict,
     GlobalClusterMetricsClient,
 )
-from moorage.sandbox.cluster_data import ClusterData
-from moorage.sandbox.plain import NotPlainError, to_plain
+from moorage.sandbox.cluster_data import ClusterData, InputData
+from moorage.sandbox.plain import NotPlainError, plain_and_packed, to_plain
 from moorage.sandbox.replica import Replica
 from moorage.sandbox.rule import Policy, describe, name_of
 from moorage.sandbox.syscalls import CHANNEL_FD
@@ -35,7 +36,7 @@ _READ_BYTES: Final = 1 << 14
 _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
 _DOCUMENTS_BYTES_MAX: Final = 64 << 20
-_encode_json: Final = msgspec.json.Encoder().encode
+_ANSWERS: Final = (frames.Answer, frames.Documents)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
 
@@ -59,11 +60,7 @@ class Channel:
     def receive(self) -> frames.ToCell:
         """Return the next frame; end the process when the host is gone."""
         while not self._waiting:
-            size = min(max(self._reader.missing, _READ_BYTES), _READ_LONG_BYTES)
-            data = os.read(CHANNEL_FD, size)
-            if not data:
-                os._exit(0)
-            self._waiting.extend(self._reader.feed(data))
+            self._read()
         frame: frames.ToCell = frames.decode_to_cell(self._waiting.popleft())
         return frame
 
@@ -72,17 +69,22 @@ class Channel:
         early: list[bytes] = []
         while True:
             if not self._waiting:
-                data = os.read(CHANNEL_FD, _READ_LONG_BYTES)
-                if not data:
-                    os._exit(0)
-                self._waiting.extend(self._reader.feed(data))
+                self._read()
                 continue
             body = self._waiting.popleft()
             frame = frames.decode_to_cell(body)
-            if isinstance(frame, frames.Answer | frames.Documents):
+            if isinstance(frame, _ANSWERS):
                 self._waiting.extendleft(reversed(early))
                 return frame
             early.append(body)
+
+    def _read(self) -> None:
+        """Wait for bytes. Memory for many is asked for only where a long frame has begun."""
+        size = min(max(self._reader.missing, _READ_BYTES), _READ_LONG_BYTES)
+        data = os.read(CHANNEL_FD, size)
+        if not data:
+            os._exit(0)
+        self._waiting.extend(self._reader.feed(data))
 
     def send(self, frame: frames.FromCell) -> None:
         """Write a whole frame."""
@@ -109,7 +111,7 @@ class Worker:
         self._contexts: dict[str, bytes] = {}
         self._blobs: dict[str, bytes] = {}
         self._blob_bytes = 0
-        self._demands: dict[frames.DemandFields, tuple[Demand, dict[str, Any]]] = {}
+        self._demands: dict[frames.DemandFields, Demand] = {}
         self._all_keys: tuple[int, dict[str, Any]] = (-1, {})
         self._nonce = 0
         self._tenant: str | None = None
@@ -139,19 +141,22 @@ class Worker:
         self._nonce = frame.nonce
         self._tenant = frame.tenant
         try:
-            demand, resources = self._demand(frame.demand)
+            demand = self._demand(frame.demand)
             packed = self._contexts.get(frame.tenant, b"")
             context = _decode(packed) if packed else {}
             rule, parameters = self._policy.instance(frame.overrides)
-            input_data = {
-                "cluster_data": self._cluster_data(frame.candidates),
-                "inputs": frame.inputs,
-                "resources": resources,
-                "fleet": FleetView(replica.fleet, demand, frame.candidates, frame.reserved),
-                "seed": frame.seed,
-            }
-            value = self._plain(rule.eval(parameters, input_data, context))
-            answer = self._answer_bytes(value)
+            input_data = InputData(
+                {
+                    "inputs": frame.inputs,
+                    "fleet": FleetView(replica.fleet, demand, frame.candidates, frame.reserved),
+                    "seed": frame.seed,
+                },
+                {
+                    "cluster_data": partial(self._cluster_data, frame.candidates),
+                    "resources": partial(_resources, demand),
+                },
+            )
+            value, answer = self._answer(rule.eval(parameters, input_data, context))
             changed = self._context(context, packed)
         except BaseException as error:  # noqa: BLE001  # A rule may raise anything at all.
             return self._failure(error)
@@ -177,9 +182,7 @@ class Worker:
             if frame.fleet is not None and isinstance(input_data, dict):
                 input_data["fleet"] = brought_along(input_data, frame.fleet)
             value = rule.eval(parameters, input_data, context)
-            if frame.ids_only:
-                value = ids_of(value)
-            answer = self._answer_bytes(self._plain(value))
+            _, answer = self._answer(ids_of(value) if frame.ids_only else value)
             changed = self._context(context, packed)
         except BaseException as error:  # noqa: BLE001  # As in evaluate.
             return self._failure(error)
@@ -193,8 +196,7 @@ class Worker:
         self._tenant = None
         try:
             rule, _ = self._policy.instance(b"")
-            value = self._plain(self._management_of(rule)(frame.action, frame.data))
-            answer = self._answer_bytes(value)
+            _, answer = self._answer(self._management_of(rule)(frame.action, frame.data))
         except BaseException as error:  # noqa: BLE001  # As in evaluate.
             return self._failure(error)
         return frames.Result(frame.nonce, answer, None, self._output.take())
@@ -207,21 +209,16 @@ class Worker:
         management: Callable[[str, Any], Any] = rule.management
         return management
 
-    def _demand(
-        self, fields: frames.DemandFields | None
-    ) -> tuple[Demand | None, dict[str, Any] | None]:
+    def _demand(self, fields: frames.DemandFields | None) -> Demand | None:
         if fields is None:
-            return None, None
-        known = self._demands.get(fields)
-        if known is None:
+            return None
+        demand = self._demands.get(fields)
+        if demand is None:
             if len(self._demands) >= _DEMANDS_MAX:
                 self._demands.clear()
             demand = Demand(*fields)  # type: ignore[arg-type]  # The host sends a topology.
-            known = self._demands[fields] = (
-                demand,
-                {name: getattr(demand, name) for name in Demand.__slots__},
-            )
-        return known[0], known[1] | {"models": list(fields[2])}
+            self._demands[fields] = demand
+        return demand
 
     def _cluster_data(self, candidates: tuple[str, ...] | None) -> ClusterData:
         fleet = self._replica.fleet
@@ -255,7 +252,9 @@ class Worker:
     def _ask(self, client: str, method: str, arguments: list[Any]) -> tuple[Any, str, int]:
         """Let the host answer an injected client."""
         try:
-            packed = _encode(to_plain(arguments))
+            # An id is the usual argument, and as plain as can be.
+            plain = arguments if type(arguments[0]) is str else to_plain(arguments)
+            packed = _encode(plain)
         except (NotPlainError, UnicodeEncodeError) as error:
             return None, f"the arguments cannot be sent: {error}", 0
         self._channel.send(frames.Call(self._nonce, client, method, packed))
@@ -288,22 +287,19 @@ class Worker:
             raise ValueError(f"context has {len(packed)} bytes; at most {limits.CONTEXT_BYTES_MAX}")
         return packed
 
-    def _plain(self, value: Any) -> Any:
+    def _answer(self, value: Any) -> tuple[Any, bytes]:
+        """Return what the rule returned as plain values, and as the JSON that is sent."""
         try:
-            return to_plain(value)
+            plain, answer = plain_and_packed(value)
         except NotPlainError as error:
             raise _Unanswerable("output", str(error)) from None
-
-    def _answer_bytes(self, value: Any) -> bytes:
-        try:
-            answer: bytes = _encode_json(value)
         except UnicodeEncodeError:
             raise _Unanswerable("output", "text with lone surrogates is no Unicode") from None
         if len(answer) > limits.ANSWER_BYTES_MAX:
             raise _Unanswerable(
                 "output", f"{len(answer)} bytes as JSON; at most {limits.ANSWER_BYTES_MAX}"
             )
-        return answer
+        return plain, answer
 
     def _context(self, context: dict[str, Any], packed: bytes) -> bytes | None:
         """Return the packed context if the rule changed it."""
@@ -342,6 +338,14 @@ def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
         fields["models"] = tuple(fields["models"])
     reserved = tuple((str(cluster), str(node)) for cluster, node in input_data.get("reserved", ()))
     return FleetView(fleet, Demand(**fields) if said else None, None, reserved)
+
+
+def _resources(demand: Demand | None) -> dict[str, Any] | None:
+    """Return the `resources` of a request as a rule gets them, every field filled in."""
+    if demand is None:
+        return None
+    fields = {name: getattr(demand, name) for name in Demand.__slots__}
+    return fields | {"models": list(demand.models)}
 
 
 def ids_of(value: Any) -> Any:

@@ -211,6 +211,12 @@ class Cell(asyncio.Protocol):
             )
             self._outgoing.clear()
 
+    def remaining_seconds(self, now: float) -> float:
+        """Return how long the head may still run; its clock stands still during a call."""
+        head, limits = self.sent[0], self._owner.limits
+        limit = limits.load_seconds if head.kind == "load" else limits.evaluation_seconds
+        return limit if head.call is not None else self.head_since + limit - now
+
     def watch(self, now: float) -> str:
         """Look at the clock of the head.
 
@@ -224,10 +230,9 @@ class Cell(asyncio.Protocol):
             if head.calls_seconds + now - head.called_at > limits.calls_seconds:
                 head.call.cancel()
             return ""
-        age = now - self.head_since
-        if age > (limits.load_seconds if head.kind == "load" else limits.evaluation_seconds):
+        if self.remaining_seconds(now) < 0:
             return "overrun"
-        loading = head.kind == "load"
+        age, loading = now - self.head_since, head.kind == "load"
         if age < (limits.load_seconds * LOAD_UNDISTURBED if loading else limits.demote_seconds):
             return ""
         self.slow = not loading

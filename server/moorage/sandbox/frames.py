@@ -231,6 +231,11 @@ class FrameReader:
         """Take bytes and return the frames that are now complete."""
         if self.error:
             return []
+        if not self._buffer and len(data) > HEADER.size:
+            # Nearly always one whole frame arrives and nothing else.
+            length = int(HEADER.unpack_from(data)[0])
+            if length + HEADER.size == len(data) and length <= self._limit:
+                return [data[HEADER.size :]]
         if self._buffer:
             self._buffer += data
             if self.missing > 0 and self._length_ok(self._buffer, 0):

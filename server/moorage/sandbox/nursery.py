@@ -25,6 +25,8 @@ RESTARTS_MAX: Final = 5
 RESTART_SECONDS: Final = 60.0
 UNHEARD_MAX: Final = 1024
 """Deaths reported by the zygote before their channel closed; the oldest is forgotten."""
+REFILL_SECONDS: Final = 0.02
+"""From taking a spare to making the next one, which costs a core some milliseconds."""
 ORPHANED: Final = "the process that it was forked from died"
 """Cause of a death that the cell's rule has no part in."""
 _SECCOMP_FILTER: Final = "Seccomp:\t2"
@@ -147,6 +149,15 @@ class Nursery:
             if cell.alive:
                 return cell
         return None
+
+    def refill_soon(self) -> None:
+        """Refill once the cell that was just taken has had the time to answer: it goes first."""
+
+        def refill() -> None:
+            if not self._closing:
+                self.run(self.refill())
+
+        asyncio.get_running_loop().call_later(REFILL_SECONDS, refill)
 
     async def refill(self) -> None:
         """Keep some spares, so that a respawn need not wait for a fork."""

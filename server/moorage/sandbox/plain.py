@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
 from moorage.sandbox.limits import ANSWER_BYTES_MAX
@@ -17,6 +18,13 @@ DEPTH_MAX: Final = 64
 NODES_MAX: Final = 250_000
 """Scalars and containers in one value."""
 
+_SHORT_BYTES: Final = 4096
+"""JSON that is read back and compared; walking through longer values costs less."""
+
+_encode: Final = msgspec.json.Encoder().encode
+_decode: Final = msgspec.json.Decoder().decode
+_fits_into_64_bits: Final = msgspec.msgpack.Encoder().encode
+"""JSON has whole numbers of any size; msgpack refuses the large ones."""
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
 
@@ -36,6 +44,32 @@ class NotPlainError(ValueError):
     def __str__(self) -> str:
         """Return the reason with the path to the culprit."""
         return f"{self.path or 'the value'}: {self.reason}"
+
+
+def plain_and_packed(value: Any) -> tuple[Any, bytes]:
+    """Return `to_plain(value)`, and the JSON text of it.
+
+    A proposal is short and plain already: what is read back from its JSON equals it. Then nothing
+    else needs a look, and with so few brackets it cannot be nested too deeply either.
+
+    Raises:
+        NotPlainError: As `to_plain`.
+        UnicodeEncodeError: A text in it is no Unicode.
+
+    """
+    if type(value) is dict:
+        try:
+            packed: bytes = _encode(value)
+            if len(packed) <= _SHORT_BYTES:
+                again = _decode(packed)
+                shallow = packed.count(b"{") + packed.count(b"[") <= DEPTH_MAX
+                _fits_into_64_bits(again)
+                if shallow and again == value:
+                    return again, packed
+        except Exception:  # noqa: BLE001, S110  # A foreign type may raise anything; below it is named.
+            pass
+    plain = to_plain(value)
+    return plain, _encode(plain)
 
 
 def to_plain(value: Any) -> Any:

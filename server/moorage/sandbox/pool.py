@@ -8,9 +8,8 @@ another cell, in order. Policies share nothing here but the count of cells.
 
 import asyncio
 import time
-from collections import Counter, OrderedDict, deque
+from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -24,6 +23,7 @@ from moorage.sandbox.channel import Cell
 from moorage.sandbox.contexts import Contexts
 from moorage.sandbox.contract import JailError, Mode, PolicyCode, Services
 from moorage.sandbox.control import Spawned, SpawnError
+from moorage.sandbox.groups import Group, GroupKey
 from moorage.sandbox.limits import Limits
 from moorage.sandbox.nursery import ORPHANED, Nursery
 from moorage.sandbox.work import Work, crashed, overran, refusal_of, refusal_of_faults
@@ -32,24 +32,6 @@ WATCH_SECONDS: Final = 0.005
 """How often the clocks of busy cells are looked at."""
 FAULT_SECONDS: Final = 5.0
 """How long a policy that could not be loaded is refused without trying again."""
-
-GroupKey = tuple[str, str, str]
-"""URI, digest, isolation key."""
-
-
-@dataclass(eq=False)
-class Group:
-    """The cells of one policy version (and isolation key), and what waits for them."""
-
-    key: GroupKey
-    code: PolicyCode
-    single_use: bool
-    aside: bool = False
-    cells: list[Cell] = field(default_factory=list[Cell])
-    backlog: deque[Work] = field(default_factory=deque[Work])
-    spawning: int = 0
-    fault: Refusal | None = None
-    fault_until: float = 0.0
 
 
 class Pool:
@@ -82,6 +64,7 @@ class Pool:
         self.contexts = Contexts()
         self.counters: Counter[str] = Counter()
         self.nursery = Nursery(limits, mode, self._make, self._mark_all, self.counters)
+        self.jailed, self.probed = self.nursery.jailed, self.nursery.probed
         self._finish = finish
         self._printed = printed
         self._groups: OrderedDict[GroupKey, Group] = OrderedDict()
@@ -114,7 +97,9 @@ class Pool:
     def submit(
         self, work: Work, isolation: str, *, single_use: bool = False, aside: bool = False
     ) -> Refusal | None:
-        """Take work, or say why not. It is sent at the end of this turn of the loop.
+        """Take work, or say why not.
+
+        It is sent at once to a cell that is idle, else at the end of this turn of the loop.
 
         Args:
             work: What is to be done.
@@ -150,9 +135,21 @@ class Pool:
             )
         work.submitted_at = time.monotonic()
         work.fleet_version = self.fleet.version
+        cell = group.idle_cell
+        if cell is not None:
+            return self._begin(group, cell, work)
         group.backlog.append(work)
         self._mark(group)
         return None
+
+    def _begin(self, group: Group, cell: Cell, work: Work) -> Refusal | None:
+        """Let an idle cell begin at once: it works while the rest of this turn is collected."""
+        refusal = cell.put(work)
+        if refusal is None:
+            cell.retired = group.single_use
+            cell.flush()
+            self.watch_soon()
+        return refusal
 
     def withdraw(self, work: Work) -> None:
         """Take back work, if it was not sent yet."""
@@ -183,10 +180,10 @@ class Pool:
         """Return the number of living cells per policy URI."""
         return dict(Counter(group.key[0] for group in self._group_of.values()))
 
-    def watch_soon(self) -> None:
+    def watch_soon(self, within_seconds: float = WATCH_SECONDS) -> None:
         """Have the clocks looked at as long as any cell is busy."""
         if self._watching is None and not self._closing:
-            self._watching = asyncio.get_running_loop().call_later(WATCH_SECONDS, self._watch)
+            self._watching = asyncio.get_running_loop().call_later(within_seconds, self._watch)
 
     def _forget_idle_groups(self) -> None:
         """Keep the number of groups within bounds; those without cells and work hold nothing."""
@@ -278,7 +275,7 @@ class Pool:
         spare = self.nursery.spare()
         if spare is not None:
             self._adopt(group, spare)
-            self.nursery.run(self.nursery.refill())
+            self.nursery.refill_soon()
         else:
             self.nursery.run(self._spawn_for(group))
 
@@ -314,6 +311,8 @@ class Pool:
             if group.aside:
                 cell.step_aside()
             self._group_of[cell] = group
+            if group.hogs and cell.demote():
+                self.counters["demotions"] += 1
             cell.load(Work("load", group.code, ""), self.limits.output_bytes_max, check=False)
             cell.flush()
         self._mark(group)
@@ -323,10 +322,14 @@ class Pool:
     def _watch(self) -> None:
         self._watching = None
         now = time.monotonic()
-        for cell in list(self.nursery.living.values()):
+        busy = [cell for cell in self.nursery.living.values() if cell.sent]
+        if busy:
+            # Whoever is behind a rule that never returns waits for not a moment more than it must.
+            soonest = min(cell.remaining_seconds(now) for cell in busy)
+            self.watch_soon(min(WATCH_SECONDS, soonest) if soonest > 0 else WATCH_SECONDS)
+        for cell in busy:
             if not cell.sent:
                 continue
-            self.watch_soon()
             verdict = cell.watch(now)
             group = self._group_of.get(cell)
             if verdict == "overrun":
@@ -342,6 +345,9 @@ class Pool:
         limit = self.limits.load_seconds if loading else self.limits.evaluation_seconds
         self.counters["timeouts"] += 1
         self.counters["kills"] += 1
+        group = self._group_of.get(cell)
+        if group is not None:
+            group.overruns += not loading
         self._bury(cell, overran(limit, head.code.ref, "load" if loading else "answer"))
 
     # Deaths --------------------------------------------------------------------------------
@@ -443,14 +449,6 @@ class Pool:
 
     # What cells say ------------------------------------------------------------------------
 
-    def jailed(self, cell: Cell, frame: frames.Jailed) -> None:
-        """As in `Owner`."""
-        self.nursery.jailed(cell, frame)
-
-    def probed(self, cell: Cell, outcome: str) -> None:
-        """As in `Owner`."""
-        self.nursery.probed(cell, outcome)
-
     def loaded(self, cell: Cell, work: Work, frame: frames.Loaded) -> None:
         """As in `Owner`."""
         self._printed(work, frame.output)
@@ -469,7 +467,7 @@ class Pool:
         if frame.output:
             self._printed(work, frame.output)
         self._finish(work, value, None, cell)
-        self._after_answer(cell)
+        self._after_answer(cell, answered=True)
 
     def failed(self, cell: Cell, work: Work, frame: frames.Failed) -> None:
         """As in `Owner`."""
@@ -482,10 +480,12 @@ class Pool:
         self._finish(work, None, refusal_of(frame, work.code.ref), cell)
         self._after_answer(cell)
 
-    def _after_answer(self, cell: Cell) -> None:
+    def _after_answer(self, cell: Cell, *, answered: bool = False) -> None:
         group = self._group_of.get(cell)
         if group is None:
             return
+        if answered:
+            group.overruns = 0
         if cell.evaluations >= self.limits.evaluations_per_cell_max:
             cell.retired = True
         if not cell.sent:

@@ -68,6 +68,8 @@ class Replica:
         settled: Sequence[str],
     ) -> None:
         """Apply what one frame says, in the order that the module docstring gives."""
+        if not (settled or rows or snapshot or parts):
+            return
         dropped: list[_Held] = []
         for request in settled:
             dropped += self._drop(request)

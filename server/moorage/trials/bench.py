@@ -5,7 +5,8 @@ on the same socket stack with the same client. `startup`: time to the first answ
 facts in the ledger's history, against an empty ledger. `first_lease`: `moored demo` from start
 to first lease, against starting the interpreter with the same imports. `candidates`: a filter with
 ten hits among ten thousand clusters, against one with ten hits among a hundred. `slots`: a checkout
-from a slot pool of ten thousand instances, against one of a hundred.
+from a slot pool of ten thousand instances, against one of a hundred. `sandbox`: an evaluation in
+the jail, against the same call in-process.
 """
 
 import asyncio
@@ -45,6 +46,7 @@ from moorage.trials.load import Load, drive
 from moorage.trials.placement import placement
 from moorage.trials.process import Running, TrialError, child, daemon
 from moorage.trials.rule_costs import rules as packed_by_rules
+from moorage.trials.sandbox_costs import sandbox
 from moorage.trials.slot_costs import slots
 from moorage.trials.workflow import workflow
 from moorage_policies import catalog as shipped
@@ -342,6 +344,7 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "workflow": workflow,
     "slots": slots,
     "rules": rules,
+    "sandbox": sandbox,
 }
 
 ON_REQUEST: Final[dict[str, Callable[..., Figures]]] = {"placement": placement}

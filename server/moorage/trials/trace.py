@@ -26,6 +26,7 @@ __all__ = [
     "arrivals",
     "capacity_milli",
     "cluster_document",
+    "lines",
     "permuted_names",
     "read_nodes",
     "read_pods",

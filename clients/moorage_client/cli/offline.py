@@ -1,0 +1,281 @@
+"""The commands that try rules without a server: test, backtest.
+
+They need the server's own sandbox and core, which a client does not import: a program of the server
+package is started with this interpreter, told the job as JSON, and answers JSON.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from moorage_client.cli.asking import json_object
+from moorage_client.cli.exits import Exit
+from moorage_client.cli.output import note, print_json, say, table
+from moorage_client.cli.policies import document_of
+from moorage_client.cli.session import Session
+
+PROGRAM: Final = "moorage.trials.offline"
+SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
+LINES_SHOWN: Final = 12
+"""Of a profile."""
+FINDINGS_SHOWN: Final = 10
+SHARE_SHOWN: Final = 0.001
+"""Lines that took less of the time than this are left out."""
+
+Sandbox = Annotated[
+    str, typer.Option(help="`jail`; `unsafe` only for rules that you trust as yourself")
+]
+
+
+def try_rule(
+    session: Session,
+    path: Annotated[
+        Path,
+        typer.Argument(help="What `policy push` takes, or a PolicyRule document (.json)"),
+    ],
+    requests: Annotated[
+        Path | None,
+        typer.Option(help="Messages to ask it instead of the built-in ones: a JSON list"),
+    ] = None,
+    clusters: Annotated[
+        Path | None,
+        typer.Option(help="Cluster documents to ask about instead of the built-in ones"),
+    ] = None,
+    parameters: Annotated[
+        str | None, typer.Option(help="Default parameters: JSON, @file or @-")
+    ] = None,
+    settings: Annotated[
+        str | None, typer.Option(help="Default settings: JSON, @file or @-")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of what the rule draws at random")] = 1,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show what its lines take, even if it is quick")
+    ] = False,
+    sandbox: Sandbox = "jail",
+) -> None:
+    """Try a rule in the same jail as on a server, without one; exit 6 if it is not sound."""
+    report = run(
+        "test",
+        {
+            "rule": rule_document(path, parameters, settings),
+            "requests": _documents(requests, "--requests"),
+            "clusters": _documents(clusters, "--clusters"),
+            "seed": seed,
+            "profile": profile,
+            "mode": sandbox,
+        },
+    )
+    if session.json:
+        print_json(report)
+    else:
+        _show(report)
+    raise typer.Exit(Exit.OK if report["passed"] else Exit.RULE_FAILED)
+
+
+def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Have the server package do a job and return its outcome.
+
+    Raises:
+        typer.BadParameter: The job cannot be done: a file is not what it should be, or there is no
+            jail here.
+
+    """
+    if find_spec("moorage.trials") is None:
+        raise typer.BadParameter("this needs the server package here: pip install moorage")
+    done = subprocess.run(  # noqa: S603  # Our own program.
+        [sys.executable, "-m", PROGRAM, command],
+        input=json.dumps(job).encode(),
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{PROGRAM} ended with {done.returncode}; its last words are above")
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    if "error" in outcome:
+        raise typer.BadParameter(outcome["error"])
+    return outcome
+
+
+def rule_document(
+    path: Path, parameters: str | None = None, settings: str | None = None
+) -> dict[str, Any]:
+    """Return the PolicyRule document of a file, named after it where it has no name yet."""
+    stem = path.name.split(".")[0].replace("-", "_") or "rule"
+    document = document_of(path)
+    if not document.get("policy_rule_uri"):
+        document = {"name": stem, "version": "0", "release_tag": "test", **document}
+    for field, text, option in (
+        ("policy_parameters", parameters, "--parameters"),
+        ("policy_settings", settings, "--settings"),
+    ):
+        given = json_object(text, option)
+        if given is not None:
+            document = {**document, field: given}
+    return document
+
+
+def _documents(path: Path | None, option: str) -> list[dict[str, Any]]:
+    """Return the objects of a file: a list of them, or one."""
+    if path is None:
+        return []
+    value = _read(path, option)
+    found = value if isinstance(value, list) else [value]
+    if not found or not all(isinstance(each, dict) for each in found):
+        raise typer.BadParameter(f"{option}: {path} holds no JSON objects")
+    return found
+
+
+def _read(path: Path, option: str) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise typer.BadParameter(f"{option}: cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise typer.BadParameter(f"{option}: {path} is not JSON: {error}") from error
+
+
+def _show(report: dict[str, Any]) -> None:
+    for finding in report["findings"][:FINDINGS_SHOWN]:
+        say(finding)
+    more = len(report["findings"]) - FINDINGS_SHOWN
+    if more > 0:
+        say(f"… and {more} more findings (--json has all)")
+    for remark in report["notes"]:
+        note(f"note: {remark}")
+    if report["requests"]:
+        outcomes = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items())
+        p50, longest = 1e3 * report["p50_seconds"], 1e3 * report["max_seconds"]
+        say(f"{len(report['requests'])} requests: {outcomes}")
+        say(f"an evaluation took {p50:.2f} ms at the median, {longest:.2f} ms at most")
+    if report["printed"]:
+        note(f"it printed:\n{report['printed']}")
+    if report["profile"]:
+        _show_profile(report["profile"])
+    say(f"{report['uri']}: {'passed' if report['passed'] else 'NOT SOUND'}")
+
+
+def _show_profile(profile: dict[str, Any]) -> None:
+    total = profile["seconds"] or 1.0
+    table(
+        ("share>", "ms>", "hits>", "line", "source"),
+        (
+            (
+                f"{line['seconds'] / total:.1%}",
+                f"{1e3 * line['seconds']:.2f}",
+                line["hits"],
+                f"{line['file']}:{line['line']}",
+                line["text"],
+            )
+            for line in profile["lines"][:LINES_SHOWN]
+            if line["seconds"] >= SHARE_SHOWN * total
+        ),
+        empty="No line of it was run.",
+    )
+
+
+def backtest(
+    session: Session,
+    rules: Annotated[
+        list[str],
+        typer.Argument(
+            help="Rules: files as for `policy test`, names of rules that ship, or URIs on a server"
+        ),
+    ],
+    trace: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option(metavar="NODES PODS", help="Replay a trace of the openb form"),
+    ] = None,
+    ledger: Annotated[
+        Path | None,
+        typer.Option(help="Replay the history in a daemon's data directory; it may be running"),
+    ] = None,
+    arrive: Annotated[
+        float, typer.Option(min=0.01, max=100, help="GPU demand of a trace / capacity")
+    ] = 1.3,
+    timed: Annotated[
+        bool, typer.Option("--timed", help="By the trace's own times, each request once")
+    ] = False,
+    wait: Annotated[
+        float, typer.Option(min=0, help="Seconds that requests of a trace may wait")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of all that is random")] = 42,
+    limit: Annotated[int | None, typer.Option(min=1, help="Requests at most")] = None,
+    plot: Annotated[
+        list[Path] | None,
+        typer.Option(help="Draw to this .png or .svg file; may be repeated"),
+    ] = None,
+    sandbox: Sandbox = "jail",
+) -> None:
+    """Replay a trace, or a daemon's own history, through rules side by side."""
+    if (trace is None) == (ledger is None):
+        raise typer.BadParameter("give --trace NODES PODS, or --ledger DIR")
+    nodes, pods = trace or ("", "")
+    outcome = run(
+        "backtest",
+        {
+            "rules": [_rule(session, each) for each in rules],
+            "nodes": str(nodes),
+            "pods": str(pods),
+            "ledger": "" if ledger is None else str(ledger),
+            "arrive": arrive,
+            "timed": timed,
+            "wait_seconds": wait,
+            "seed": seed,
+            "limit": limit,
+            "plots": [str(path) for path in plot or []],
+            "mode": sandbox,
+        },
+    )
+    if session.json:
+        print_json(outcome)
+    else:
+        _show_backtest(outcome)
+
+
+def _rule(session: Session, name: str) -> dict[str, Any]:
+    """Return a rule by its file, its URI on a server, or the name that it ships under."""
+    if Path(name).exists():
+        return rule_document(Path(name))
+    if ":" in name:
+        with session.services() as services:
+            document: dict[str, Any] = services.policy(name)
+        return document
+    if name.endswith(SUFFIXES):
+        raise typer.BadParameter(f"FILE: there is no {name}")
+    return {"shipped": name}
+
+
+def _show_backtest(outcome: dict[str, Any]) -> None:
+    table(
+        ("rule", "asked>", "granted>", "alloc. %>", "mean %>", "fragm. %>", "waited>", "mean s>"),
+        (
+            (
+                run["rule"],
+                run["asked"],
+                run["granted"],
+                f"{run['allocation_percent']:.2f}",
+                f"{run['allocation_percent_mean']:.2f}",
+                f"{run['fragmentation_percent']:.2f}",
+                run["waited"],
+                f"{run['waited_seconds_mean']:.1f}",
+            )
+            for run in outcome["rules"]
+        ),
+        empty="No rules.",
+    )
+    for played in outcome["rules"]:
+        refused = ", ".join(f"{count} {code}" for code, count in played["refusals"].items())
+        say(f"{played['rule']} refused: {refused or 'nothing'}")
+    for pair in outcome["differing"]:
+        say(
+            f"{' and '.join(pair['rules'])} differ in {pair['asks']} asks: "
+            f"{pair['placed_elsewhere']} placed elsewhere, {pair['granted_by_first_only']} granted "
+            f"by the first only, {pair['granted_by_second_only']} by the second only"
+        )
+    for remark in outcome["notes"]:
+        note(f"note: {remark}")

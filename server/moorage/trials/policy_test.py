@@ -1,0 +1,303 @@
+"""`moorage policy test`: a rule against example requests, in the same jail as on a server.
+
+The rule comes in by the door of uploads; every request goes through the allocator's core, which
+verifies what the rule proposes; everything is done twice, in cells that share nothing, and must
+come out the same. A rule that passes here passes on a server.
+"""
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.base import PolicyRecord
+from moorage.core.words import Advice, Answer, LeaseNews, Refusal
+from moorage.daemon.finding import code_of
+from moorage.model import Ask, Code, RequestId, Tenant
+from moorage.protocol import messages as wire
+from moorage.protocol.errors import BadMessage
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host import Limits, PolicyFault
+from moorage.trials import examples
+from moorage.trials.process import TrialError
+from moorage.trials.rehearsal import Document, Rehearsal
+
+TENANT: Final = Tenant("author")
+SLOW_SECONDS: Final = Limits().demote_seconds
+"""A server lets rules that take longer run only when nobody else wants to."""
+PROFILE_FACTOR: Final = 20
+"""A trace at every line costs about this much."""
+PROFILE_REQUESTS: Final = 12
+"""Evaluated with a trace; the built-in ones have one of everything among the first."""
+TIMEOUTS_MAX: Final = 3
+"""After so many no further request is asked: the rule has shown what it does."""
+VALUE_CHARACTERS_MAX: Final = 300
+"""Of a returned value in a finding."""
+_AT_FAULT: Final = frozenset(
+    {
+        Code.BAD_POLICY,
+        Code.POLICY_ERROR,
+        Code.POLICY_TIMEOUT,
+        Code.POLICY_CRASHED,
+        Code.POLICY_MEMORY,
+        Code.POLICY_BAD_OUTPUT,
+        Code.POLICY_UNSOUND,
+    }
+)
+_PROFILER: Final = "line_profile.py"
+_SUBJECT: Final = "rule_under_test.py"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What to try.
+
+    Args:
+        rule: A PolicyRule document.
+        requests: Messages as clients send them, without the URI; or `{"input_data": …}` for a rule
+            that ranks or places blocks. The built-in ones where none are given.
+        clusters: Cluster documents; the built-in ones where none are given.
+        seed: From which the seed of every request comes.
+        profile: Time its lines even if it is quick.
+        mode: As `moored serve --sandbox`.
+
+    """
+
+    rule: Document
+    requests: list[Document] = field(default_factory=list[Document])
+    clusters: list[Document] = field(default_factory=list[Document])
+    seed: int = 1
+    profile: bool = False
+    mode: Any = "jail"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of one request."""
+
+    request: Document
+    outcome: str
+    detail: str
+    values: tuple[Any, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class Report:
+    """The outcome.
+
+    Attributes:
+        passed: Nothing was found.
+        findings: What is wrong, each with the request it was found by where there is one.
+        notes: What is not wrong, and worth knowing.
+        outcomes: Requests, counted by what became of them.
+        p50_seconds, max_seconds: Of the evaluations, with the way to the cell and back.
+        profile: What the lines took, where that was asked or the rule is slow.
+        printed: What the rule printed and logged lately.
+
+    """
+
+    uri: str
+    passed: bool = True
+    findings: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    outcomes: dict[str, int] = field(default_factory=dict[str, int])
+    requests: list[Tried] = field(default_factory=list[Tried])
+    p50_seconds: float = 0.0
+    max_seconds: float = 0.0
+    profile: Any = None
+    printed: str = ""
+
+    def find(self, finding: str) -> None:
+        """Note what is wrong."""
+        self.passed = False
+        self.findings.append(finding)
+
+
+async def try_rule(job: Job) -> Report:
+    """Try a rule.
+
+    Raises:
+        TrialError: The requests or clusters cannot be read, which says nothing of the rule.
+        JailError: No jail stands here.
+
+    """
+    wanted = job.requests or examples.requests()
+    report = Report(str(job.rule.get("policy_rule_uri") or job.rule.get("name") or "the rule"))
+    limits = Limits()
+    async with Rehearsal(job.mode, limits) as rehearsal:
+        try:
+            record = await rehearsal.upload(job.rule)
+        except ServiceError as error:
+            report.find(error.reason)
+            return report
+        report.uri = record.ref.uri
+        report.requests = await _play(rehearsal, record, job, wanted)
+        report.printed = rehearsal.output(record.ref.uri, TENANT)
+    stuck = any(tried.outcome == Code.POLICY_TIMEOUT for tried in report.requests)
+    again: list[Tried] = []
+    if not stuck:
+        async with Rehearsal(job.mode, limits) as rehearsal:
+            record = await rehearsal.upload(job.rule)
+            again = await _play(rehearsal, record, job, wanted)
+    _judge(report, again)
+    if job.profile or stuck or report.p50_seconds > SLOW_SECONDS:
+        report.profile = await _profile(job, record, wanted)
+    return report
+
+
+async def _play(
+    rehearsal: Rehearsal, record: PolicyRecord, job: Job, wanted: Sequence[Document]
+) -> list[Tried]:
+    try:
+        if job.clusters:
+            for document in job.clusters:
+                await rehearsal.add_cluster(document)
+        else:
+            for document, metrics in zip(examples.clusters(), examples.metrics(), strict=True):
+                await rehearsal.add_cluster(document, metrics)
+    except ServiceError as error:
+        raise TrialError(f"a cluster document is not one: {error.reason}") from error
+    # Loading the rule is not part of the first evaluation's time.
+    await rehearsal.ask(_ask(record, {"inputs": {}, "dry_run": True}, -1, job.seed))
+    tried: list[Tried] = []
+    for number, request in enumerate(wanted):
+        tried.append(await _one(rehearsal, record, number, request, job.seed))
+        if sum(each.outcome == Code.POLICY_TIMEOUT for each in tried) >= TIMEOUTS_MAX:
+            break
+    return tried
+
+
+async def _one(
+    rehearsal: Rehearsal, record: PolicyRecord, number: int, request: Document, seed: int
+) -> Tried:
+    if "input_data" in request:
+        try:
+            value = await rehearsal.evaluate(record.ref.uri, TENANT, request["input_data"])
+        except PolicyFault as fault:
+            return Tried(request, fault.refusal.code.value, fault.refusal.reason, (), 0.0)
+        return Tried(request, "answered", "", (value,), 0.0)
+    try:
+        decision = await rehearsal.ask(_ask(record, request, number, seed))
+    except ServiceError as error:
+        return Tried(request, "not asked", error.reason, (), 0.0)
+    outcome, detail = _outcome(decision.answer)
+    return Tried(request, outcome, detail, decision.values, decision.seconds)
+
+
+def _ask(record: PolicyRecord, request: Document, number: int, seed: int) -> Ask:
+    """Return the ask that a server would make of a client's message.
+
+    Raises:
+        ServiceError: The rule's schemas do not allow its inputs or overrides.
+        TrialError: It is no message.
+
+    """
+    body = {"inputs": {}, **request, "policy_rule_uri": record.ref.uri}
+    try:
+        message = wire.decode_allocation(msgspec.json.encode(body))
+    except BadMessage as error:
+        raise TrialError(f"request {number}: {error.reason}") from error
+    if message.filter is not None or message.search is not None:
+        raise TrialError(f"request {number}: name `clusters`; filters and searches need a server")
+    inputs = message.inputs
+    parameters: Mapping[str, Any] = message.parameters or {}
+    settings: Mapping[str, Any] = message.settings or {}
+    if record.schemas is not None and number >= 0:
+        inputs = record.schemas.given(inputs)
+        parameters, settings = record.schemas.overrides(parameters, settings)
+    return Ask(
+        id=RequestId(f"request-{number}"),
+        tenant=TENANT,
+        policy=record.ref,
+        candidates=message.candidates(),
+        demand=message.demand(),
+        terms=message.terms(),
+        inputs=inputs,
+        parameters=parameters,
+        settings=settings,
+        seed=(seed << 32) + number + 1,
+        explain=message.explain,
+        dry_run=message.dry_run,
+    )
+
+
+def _outcome(answer: Answer | None) -> tuple[str, str]:
+    match answer:
+        case LeaseNews(lease):
+            shares = (
+                f"{share.cluster_id}/{share.node_id} {','.join(share.gpus)}"
+                for share in lease.placement
+            )
+            return "granted", "; ".join(shares)
+        case Advice(data):
+            return "advice", _short(data)
+        case Refusal(code=code, reason=reason, details=details):
+            said = _short(details["data"]) if "data" in details else reason
+            return code.value, said
+        case _:
+            return "waiting", ""
+
+
+def _judge(report: Report, again: Sequence[Tried]) -> None:
+    """Look at both runs and note what is wrong."""
+    report.outcomes = dict(Counter(tried.outcome for tried in report.requests).most_common())
+    for number, tried in enumerate(report.requests):
+        if tried.outcome in _AT_FAULT:
+            report.find(f"request {number}: {tried.outcome}: {tried.detail}")
+    differing = [
+        (number, first, second)
+        for number, (first, second) in enumerate(zip(report.requests, again, strict=bool(again)))
+        if first.values != second.values and first.outcome not in _AT_FAULT
+    ]
+    if differing:
+        number, first, second = differing[0]
+        report.find(
+            f"request {number}: the same request, fleet and seed gave {_short(first.values)} once "
+            f"and {_short(second.values)} another time ({len(differing)} such requests). "
+            'Draw from input_data["seed"] alone, and sort what comes out of a set'
+        )
+    asked = [tried for tried in report.requests if tried.outcome != "not asked"]
+    if not asked:
+        report.find(f"no request could be asked: {report.requests[0].detail}. Give --requests")
+    elif len(asked) < len(report.requests):
+        left = len(report.requests) - len(asked)
+        report.notes.append(f"{left} requests do not keep to its schemas and were not asked")
+    declined = report.outcomes.get(Code.POLICY_DECLINED.value, 0)
+    if declined:
+        report.notes.append(f"it declined {declined} requests that would have fitted")
+    taken = [tried.seconds for tried in asked if tried.seconds]
+    if taken:
+        report.p50_seconds, report.max_seconds = statistics.median(taken), max(taken)
+    if report.p50_seconds > SLOW_SECONDS:
+        report.notes.append(
+            f"it is slow: half of its evaluations take longer than {1e3 * SLOW_SECONDS:g} ms, and "
+            "a server lets such rules run only when nobody else wants to"
+        )
+
+
+async def _profile(job: Job, record: PolicyRecord, wanted: Sequence[Document]) -> Any:
+    """Evaluate once more with every line timed; None where the rule did not let that happen."""
+    source = (resources.files("moorage.trials") / _PROFILER).read_bytes()
+    code = code_of(record)
+    files = {**code.files, "function.py": source, _SUBJECT: code.files["function.py"]}
+    traced = replace(code, files=files, ref=replace(code.ref, digest=f"{code.ref.digest} traced"))
+    base = Limits()
+    limits = replace(base, evaluation_seconds=base.evaluation_seconds * PROFILE_FACTOR)
+    async with Rehearsal(job.mode, limits) as rehearsal:
+        await rehearsal.upload(job.rule)
+        rehearsal.use(traced)
+        await _play(rehearsal, record, job, wanted[:PROFILE_REQUESTS])
+        try:
+            return await rehearsal.manage(record.ref.uri, TENANT, "profile")
+        except PolicyFault:
+            return None
+
+
+def _short(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"

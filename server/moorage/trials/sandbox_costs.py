@@ -1,0 +1,350 @@
+"""`moored bench sandbox`: what the jail costs, against the same calls in this process.
+
+Everything is taken in one run, jailed and in-process by turns. The latencies are taken on one
+core: between two of them a wake-up costs tens of microseconds on a virtual machine, which says
+much about its host and nothing about the jail. `bare_*` is an echo over the same kind of socket,
+with and without that; what is left is ours.
+"""
+
+import asyncio
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, Self
+
+import uvloop
+
+from moorage.core.words import Consult, ConsultFailed, Proposed
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Demand,
+    Gpu,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    Tenant,
+)
+from moorage.policy import Fleet, FleetView
+from moorage.sandbox.host import Document, Limits, PolicyCode, Sandbox
+from moorage.trials.process import TrialError
+
+Figures = dict[str, Any]
+
+FLEETS: Final = (10, 1_000, 10_000)
+"""Nodes of the fleets, ten to a cluster."""
+NODES_PER_CLUSTER: Final = 10
+BLOCKS: Final = 8
+"""Each figure is that of the quietest block, since noise only ever adds."""
+EVALUATIONS: Final = 500
+"""Of one block, and as many calls in-process between them."""
+STUCK: Final = 15
+"""Rules that never return, one after the other."""
+STUCK_SECONDS: Final = 0.1
+"""How long they may run."""
+HOGS: Final = 4
+HOGS_SECONDS: Final = 4.0
+"""How long the bystander is watched, with hogs and without."""
+HOGS_KNOWN_SECONDS: Final = 3.0
+"""Until each of the hogs has been stopped at its deadline twice and is known as one."""
+PACE_SECONDS: Final = 0.001
+"""Between two evaluations of the bystander."""
+ANSWER_SECONDS_MAX: Final = 20.0
+_DEMAND: Final = Demand(gpus=1)
+_SOURCE: Final = """
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters):
+        self.client = settings["cluster_client"]
+
+    def eval(self, parameters, input_data, context):
+        calls = input_data["inputs"].get("calls", 0)
+        for _ in range(calls):
+            self.client.read_cluster("cluster-0000")
+        while input_data["inputs"].get("stuck"):
+            pass
+        return input_data["fleet"].placement(0, [0])
+"""
+_ECHO: Final = """
+import os, sys
+while data := os.read(int(sys.argv[1]), 65536):
+    os.write(int(sys.argv[1]), data)
+"""
+_FRAME_BYTES: Final = 128
+"""About what an evaluation and its answer take on the channel."""
+
+
+def sandbox() -> Figures:
+    """Measure evaluations in the jail against the same ones in this process."""
+    with one_core():
+        figures = uvloop.run(_latencies())
+        figures |= uvloop.run(_hogs())
+    figures |= uvloop.run(_two_cores())
+    return figures | uvloop.run(_stuck())
+
+
+@contextmanager
+def one_core() -> Iterator[None]:
+    """Keep this process, and what it starts meanwhile, on one core."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+# What is measured ------------------------------------------------------------------------------
+
+
+async def _latencies() -> Figures:
+    figures: Figures = {"bare_p50_microseconds": _microseconds(await _bare())}
+    extras: dict[str, float] = {}
+    for nodes in FLEETS:
+        async with Played(nodes) as played:
+            jailed, in_process = await _quietest(partial_of(played, {}))
+            extras[f"{nodes}_nodes"] = jailed - in_process
+            figures |= {
+                f"jailed_p50_microseconds_{nodes}_nodes": _microseconds(jailed),
+                f"in_process_p50_microseconds_{nodes}_nodes": _microseconds(in_process),
+                f"extra_p50_microseconds_{nodes}_nodes": _microseconds(jailed - in_process),
+            }
+            if nodes == FLEETS[0]:
+                calling, direct = await _quietest(partial_of(played, {"calls": 2}))
+                added = calling - direct - (jailed - in_process)
+                figures["two_calls_add_p50_microseconds"] = _microseconds(added)
+                figures["two_calls_to_extra"] = added / (jailed - in_process)
+    few, many = extras[f"{FLEETS[0]}_nodes"], extras[f"{FLEETS[-1]}_nodes"]
+    figures[f"extra_{FLEETS[-1]}_to_{FLEETS[0]}_nodes"] = many / few
+    return figures
+
+
+async def _two_cores() -> Figures:
+    """Measure the same where the scheduler may put the cell on another core."""
+    bare = await _bare()
+    async with Played(FLEETS[0]) as played:
+        jailed, in_process = await _quietest(partial_of(played, {}))
+    return {
+        "any_core_bare_p50_microseconds": _microseconds(bare),
+        "any_core_extra_p50_microseconds": _microseconds(jailed - in_process),
+    }
+
+
+async def _stuck() -> Figures:
+    """Measure from the deadline of a rule that never returns to the next answer of its policy."""
+    limits = replace(Limits(), evaluation_seconds=STUCK_SECONDS)
+    late: list[float] = []
+    async with Played(FLEETS[0], limits=limits) as played:
+        for _ in range(STUCK):
+            await played.ask({})
+            started = time.perf_counter()
+            stuck = played.begin({"stuck": True})
+            behind = played.begin({})
+            await stuck
+            answered = await behind
+            if not isinstance(answered, Proposed):
+                raise TrialError(f"the evaluation behind a stuck rule failed: {answered}")
+            late.append(time.perf_counter() - started - STUCK_SECONDS)
+    return {
+        "stuck_to_answer_p50_milliseconds": 1e3 * statistics.median(late),
+        "stuck_to_answer_max_milliseconds": 1e3 * max(late),
+    }
+
+
+async def _hogs() -> Figures:
+    """Measure a bystander alone, then beside rules that burn all the time they get."""
+    async with Played(FLEETS[0]) as played:
+        alone = await _bystander(played)
+        stop = asyncio.Event()
+        hogs = [asyncio.ensure_future(_hog(played, number, stop)) for number in range(HOGS)]
+        await asyncio.sleep(HOGS_KNOWN_SECONDS)
+        beside = await _bystander(played)
+        stop.set()
+        await asyncio.gather(*hogs)
+    p99 = [_quantile(taken, 0.99) for taken in (alone, beside)]
+    return {
+        "bystander_p99_microseconds": _microseconds(p99[0]),
+        "bystander_with_hogs_p99_microseconds": _microseconds(p99[1]),
+        "with_hogs_to_alone_p99": p99[1] / p99[0],
+    }
+
+
+async def _bystander(played: "Played") -> list[float]:
+    taken: list[float] = []
+    end = time.perf_counter() + HOGS_SECONDS
+    while time.perf_counter() < end:
+        taken.append(await played.ask({}))
+        await asyncio.sleep(PACE_SECONDS)
+    return taken
+
+
+async def _hog(played: "Played", number: int, stop: asyncio.Event) -> None:
+    while not stop.is_set():
+        await played.begin({"stuck": True}, f"hog-{number}")
+
+
+# How it is measured ----------------------------------------------------------------------------
+
+
+def partial_of(
+    played: "Played", inputs: Mapping[str, Any]
+) -> tuple[Callable[[], Awaitable[float]], Callable[[], float]]:
+    """Return the jailed call and the same one in this process, each taking its own time."""
+    return (lambda: played.ask(inputs)), (lambda: played.in_process(inputs))
+
+
+async def _quietest(
+    pair: tuple[Callable[[], Awaitable[float]], Callable[[], float]],
+) -> tuple[float, float]:
+    """Return the medians of both, of the block in which they differ least, in seconds."""
+    jailed, in_process = pair
+    blocks: list[tuple[float, float]] = []
+    for _ in range(BLOCKS):
+        taken = [(await jailed(), in_process()) for _ in range(EVALUATIONS)]
+        blocks.append(
+            (statistics.median(j for j, _ in taken), statistics.median(p for _, p in taken))
+        )
+    return min(blocks, key=lambda medians: medians[0] - medians[1])
+
+
+async def _bare() -> float:
+    """Return the median round trip of an echo, of the quietest block, in seconds."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        command = [sys.executable, "-I", "-S", "-c", _ECHO, str(theirs.fileno())]
+        process = subprocess.Popen(command, pass_fds=(theirs.fileno(),))  # noqa: ASYNC220, S603  # Nothing else runs; ours.
+    ours.settimeout(0)
+    echo = _Echo()
+    loop = asyncio.get_running_loop()
+    transport, _ = await loop.create_unix_connection(lambda: echo, sock=ours)
+    blocks: list[float] = []
+    for _ in range(BLOCKS):
+        taken: list[float] = []
+        for _ in range(EVALUATIONS):
+            started = time.perf_counter()
+            echo.answered = loop.create_future()
+            transport.write(bytes(_FRAME_BYTES))
+            taken.append(await echo.answered - started)
+        blocks.append(statistics.median(taken))
+    transport.close()
+    process.kill()
+    process.wait()
+    return min(blocks)
+
+
+class _Echo(asyncio.Protocol):
+    answered: asyncio.Future[float]
+
+    def data_received(self, data: bytes) -> None:
+        if len(data) != _FRAME_BYTES:
+            raise TrialError("the echo answered something else")
+        self.answered.set_result(time.perf_counter())
+
+
+@dataclass(frozen=True, slots=True)
+class _Registry:
+    """The services of the sandbox, and the injected client in this process: one document."""
+
+    document: Mapping[str, Any]
+
+    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        del client, method, arguments
+        return self.document
+
+    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
+        del cluster_ids
+        return []
+
+    def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
+        del cluster_id
+        return True, self.document
+
+
+class Played:
+    """A sandbox with one fleet, and the same rule in this process.
+
+    Args:
+        nodes: Of the fleet.
+        limits: Of the sandbox.
+
+    """
+
+    def __init__(self, nodes: int, limits: Limits | None = None) -> None:
+        self._fleet = fleet_of(nodes)
+        registry = _Registry({"id": "cluster-0000", "nodes": {"count": nodes}})
+        self._sandbox = Sandbox(
+            fleet=self._fleet, services=registry, deliver=self._deliver, limits=limits
+        )
+        scope: dict[str, Any] = {}
+        exec(_SOURCE, scope)  # noqa: S102  # Our own text, above.
+        self._rule = scope["AIOSv1PolicyRule"]("", {"cluster_client": registry}, {})
+        self._outcomes: dict[str, tuple[float, asyncio.Future[Any]]] = {}
+        self._taken = 0.0
+        self._number = 0
+
+    async def __aenter__(self) -> Self:
+        await self._sandbox.start()
+        await self.ask({})
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._sandbox.close()
+
+    def begin(self, inputs: Mapping[str, Any], name: str = "rule") -> asyncio.Future[Any]:
+        """Consult the rule under a policy's name and return the future of what is delivered."""
+        self._number += 1
+        code = PolicyCode(PolicyRef(f"{name}:1-bench", name), {"function.py": _SOURCE.encode()})
+        request = RequestId(f"request-{self._number}")
+        ask = Ask(request, Tenant("bench"), code.ref, demand=_DEMAND, inputs=inputs, seed=1)
+        future = asyncio.get_running_loop().create_future()
+        self._outcomes[request] = time.perf_counter(), future
+        self._sandbox.consult(Consult(ask, 1), code)
+        return future
+
+    def _deliver(self, event: Proposed | ConsultFailed) -> None:
+        started, future = self._outcomes.pop(event.request)
+        self._taken = time.perf_counter() - started
+        future.set_result(event)
+
+    async def ask(self, inputs: Mapping[str, Any]) -> float:
+        """Consult the rule and return the seconds from the consultation to its delivery."""
+        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            event = await self.begin(inputs)
+        if not isinstance(event, Proposed):
+            raise TrialError(f"the rule of the benchmark failed: {event.refusal.reason}")
+        return self._taken
+
+    def in_process(self, inputs: Mapping[str, Any]) -> float:
+        """Evaluate the rule in this process on the same input and return the seconds it took."""
+        started = time.perf_counter()
+        view = FleetView(self._fleet, _DEMAND)
+        given = {"cluster_data": {}, "inputs": inputs, "resources": {}, "fleet": view, "seed": 1}
+        self._rule.eval({}, given, {})
+        return time.perf_counter() - started
+
+
+def fleet_of(nodes: int) -> Fleet:
+    """Return an empty fleet of so many nodes with eight GPUs."""
+    gpus = tuple(Gpu(str(number), "A100", 81_920) for number in range(8))
+    rows = [Node(NodeId(f"node-{row:05d}"), 128_000, 1_048_576, gpus) for row in range(nodes)]
+    fleet = Fleet()
+    fleet.install(
+        Cluster(ClusterId(f"cluster-{start:05d}"), tuple(rows[start : start + NODES_PER_CLUSTER]))
+        for start in range(0, nodes, NODES_PER_CLUSTER)
+    )
+    return fleet
+
+
+def _microseconds(seconds: float) -> float:
+    return 1e6 * seconds
+
+
+def _quantile(taken: Sequence[float], share: float) -> float:
+    return sorted(taken)[min(int(share * len(taken)), len(taken) - 1)]

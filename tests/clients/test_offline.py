@@ -1,0 +1,81 @@
+"""`moorage policy test` and `backtest`, run as its users run it: without a server."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+RULE = """
+from moorage.policy import best_rows, decline, propose, read_demand
+import numpy as np
+
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters):
+        self.settings = settings
+
+    def eval(self, parameters, input_data, context):
+        fleet, demand = input_data["fleet"], read_demand(input_data)
+        if demand is None:
+            return decline(None)
+        scores = np.where(fleet.feasible(demand), parameters.get("score", 1), -1)
+        return propose(fleet, demand, best_rows(fleet, demand, scores))
+"""
+
+
+def moorage(*words, expect=0):
+    program = Path(sys.executable).with_name("moorage")
+    command = [program, *map(str, words)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == expect, done.stdout + done.stderr
+    return done
+
+
+def test_a_rule_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path):
+    rule, asked = tmp_path / "my-rule.py", tmp_path / "asked.json"
+    rule.write_text(RULE)
+    asked.write_text(json.dumps([{"resources": {"gpus": 1}, "lease": {"ttl_seconds": 9}}] * 3))
+    done = moorage("policy", "test", rule, "--requests", asked, "--profile")
+    assert "3 requests: 3 granted" in done.stdout
+    assert "function.py:13" in done.stdout
+    assert done.stdout.endswith("my_rule:0-test: passed\n")
+    rule.write_text(RULE.replace("return propose(", "return (propose("))
+    told = json.loads(moorage("policy", "test", rule, "--json", expect=6).stdout)
+    assert told["passed"] is False
+    assert "SyntaxError: '(' was never closed" in told["findings"][0]
+
+
+def test_what_cannot_be_tried_is_a_matter_of_the_command_line(tmp_path):
+    rule, broken = tmp_path / "rule.py", tmp_path / "broken.json"
+    rule.write_text(RULE)
+    broken.write_text("[1")
+    assert "is not JSON" in moorage("policy", "test", rule, "--requests", broken, expect=2).stderr
+    broken.write_text('[{"resources": 1}]')
+    done = moorage("policy", "test", rule, "--requests", broken, "--json", expect=2)
+    assert "request 0: " in json.loads(done.stdout)["message"]
+    missing = moorage("policy", "test", tmp_path / "none.py", expect=2)
+    assert "cannot read" in missing.stderr
+
+
+def test_rules_are_played_side_by_side(tmp_path):
+    nodes, pods, mine = tmp_path / "nodes.csv", tmp_path / "pods.csv", tmp_path / "mine.py"
+    rows = "".join(f"n{n},64000,262144,4,A100\n" for n in range(3))
+    nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\n" + rows)
+    rows = "".join(f"p{n},1000,1024,1,1000\n" for n in range(16))
+    pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows)
+    mine.write_text(RULE)
+    words = ("policy", "backtest", mine, "spread", "--trace", nodes, pods)
+    told = json.loads(moorage(*words, "--json").stdout)
+    first, second = told["rules"]
+    assert (first["rule"], second["rule"]) == ("mine:0-test", "spread:1.0-stable")
+    assert first["granted"] == second["granted"] == 12
+    assert first["refusals"] == {"no_capacity": 3}
+    assert first["allocation_percent"] == 100
+    assert told["differing"][0]["placed_elsewhere"] > 0
+    shown = moorage(*words).stdout
+    assert "mine:0-test refused: 3 no_capacity" in shown
+    assert "placed elsewhere" in shown
+    assert "--ledger" in moorage("policy", "backtest", mine, expect=2).stderr
+    assert (
+        "no no/rule.py" in moorage("policy", "backtest", "no/rule.py", *words[4:], expect=2).stderr
+    )
+    assert "plots are" in moorage(*words, "--plot", "x.pdf", expect=2).stderr

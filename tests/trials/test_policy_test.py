@@ -1,0 +1,110 @@
+"""Rules tried offline, in real cells: what passes, what is found, and in which words."""
+
+import textwrap
+
+import pytest
+
+from moorage.trials.examples import clusters, metrics, requests
+from moorage.trials.policy_test import Job, try_rule
+from moorage.trials.process import TrialError
+from moorage_policies import catalog
+
+ONE = {"inputs": {}, "resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
+
+
+def rule(body, head="", **more):
+    source = (
+        f"{head}\n"
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters):\n"
+        "        self.settings = settings\n"
+        "    def eval(self, parameters, input_data, context):\n"
+        "        fleet = input_data['fleet']\n"
+        "        rows = fleet.feasible().nonzero()[0]\n" + textwrap.indent(body, "        ")
+    )
+    return {"policy_rule_uri": "mine:1-test", "code": source, **more}
+
+
+async def test_a_shipped_rule_passes_the_built_in_requests():
+    report = await try_rule(Job(catalog.document("best_fit")))
+    assert report.passed, report.findings
+    assert report.findings == []
+    assert len(report.requests) == len(requests())
+    assert report.outcomes["granted"] > 20  # The site fills up …
+    assert report.outcomes["no_capacity"] > 5  # … and is full in the end.
+    assert report.outcomes["never_fits"] == 1
+    assert 0 < report.p50_seconds <= report.max_seconds
+
+
+async def test_the_example_site_is_one_that_a_server_takes():
+    assert [each["id"] for each in clusters()] == [each["clusterId"] for each in metrics()]
+
+
+@pytest.mark.parametrize(
+    ("document", "finding"),
+    [
+        (rule("return (((1"), "function.py, line 8: SyntaxError: '(' was never closed\n"),
+        (
+            {"policy_rule_uri": "a:1-b", "code": "x = 1\ny = 2\n"},
+            "there is no class AIOSv1PolicyRule",
+        ),
+        (rule("return fleet.placement(0, [0])"), "request 0: policy_unsound: "),
+        (rule("return 1 / 0"), "request 0: policy_error: the rule raised ZeroDivisionError"),
+        (rule("return {'x': {1, 2}}"), "request 0: policy_bad_output: "),
+        (rule("return 'x' * (1 << 40)"), "request 0: policy_memory: "),
+        (
+            rule("return fleet.placement(int(random.choice(list(rows))))", "import random"),
+            "the same request, fleet and seed gave ",
+        ),
+        (rule("return {}", policy_input_schema={"x": {"type": "number", "required": True}}), "x"),
+    ],
+)
+async def test_what_is_found(document, finding):
+    big = {**ONE, "resources": {"gpus": 8, "gpu_milli": 1000}}
+    report = await try_rule(Job(document, [big, *[ONE] * 9]))
+    assert not report.passed
+    assert finding in report.findings[0]
+    if "SyntaxError" in finding:
+        assert report.findings[0].endswith("^")  # The line, and the caret under the place.
+
+
+async def test_a_rule_that_never_returns_is_stopped_and_shown_line_by_line():
+    report = await try_rule(Job(rule("while True:\n    rows = rows + 1"), [ONE] * 20))
+    assert report.outcomes == {"policy_timeout": 3}  # It has shown what it does.
+    assert not report.passed
+    first, second = report.profile["lines"][:2]
+    assert {first["line"], second["line"]} == {8, 9}
+    assert first["file"] == "function.py"
+    assert report.profile["seconds"] > 1
+
+
+async def test_a_profile_is_made_on_demand_and_calls_count_for_their_line():
+    body = "total = sum(weigh(n) for n in range(3))\nreturn {'total': total}"
+    head = "import math\ndef weigh(n):\n    return math.sqrt(n)\n"
+    report = await try_rule(Job(rule(body, head), [ONE, ONE], profile=True))
+    lines = {line["line"]: line for line in report.profile["lines"]}
+    assert lines[3]["text"] == "    return math.sqrt(n)"
+    assert lines[3]["hits"] == report.profile["evaluations"] * 3
+    assert "it declined 2 requests that would have fitted" in report.notes
+
+
+async def test_rules_on_plain_input_and_what_they_print():
+    document = rule("", "").copy()
+    document["code"] = (
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters): pass\n"
+        "    def eval(self, parameters, input_data, context):\n"
+        "        print('ranked')\n"
+        "        return sorted(input_data) if isinstance(input_data, list) else {}\n"
+    )
+    report = await try_rule(Job(document, [{"input_data": ["b", "a"]}]))
+    assert report.passed, report.findings
+    assert report.requests[0].values == (["a", "b"],)
+    assert "ranked" in report.printed
+
+
+async def test_a_request_that_is_none_says_nothing_of_the_rule():
+    with pytest.raises(TrialError, match=r"request 0: .*resources"):
+        await try_rule(Job(rule("return {}"), [{"resources": 3}]))
+    with pytest.raises(TrialError, match="cluster document"):
+        await try_rule(Job(rule("return {}"), [ONE], [{"nodes": 1}]))
