@@ -21,6 +21,7 @@ CONFIG_FILE: Final = "MOORAGE_CONFIG"
 OTHER_NAMES: Final = frozenset(
     {
         CONFIG_FILE,
+        "MOORAGE_POLICY",
         "MOORAGE_URL",
         "MOORAGE_HTTP_URL",
         "MOORAGE_TOKEN",
