@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from aws_world import AwsBench
 
 from moorage.engines.base import (
     Engine,
@@ -131,8 +132,10 @@ BENCHES: dict[str, Callable[[Path], Bench]] = {
 }
 
 
-@pytest.fixture(params=list(BENCHES))
+@pytest.fixture(params=[*BENCHES, "aws"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    if request.param == "aws":
+        return AwsBench(request.getfixturevalue("aws"), tmp_path)
     return BENCHES[request.param](tmp_path)
 
 

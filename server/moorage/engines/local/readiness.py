@@ -35,7 +35,7 @@ async def answers(probe: Readiness, host: str, port: int | None, run: RunCommand
         return False
     if probe.path is not None:
         return await _http(probe, host, at)
-    return at is not None and await _tcp(host, at, probe.timeout_seconds)
+    return at is not None and await accepts(host, at, probe.timeout_seconds)
 
 
 async def _http(probe: Readiness, host: str, port: int | None) -> bool:
@@ -48,7 +48,8 @@ async def _http(probe: Readiness, host: str, port: int | None) -> bool:
     return reply.status_code < _FAILED_FROM
 
 
-async def _tcp(host: str, port: int, timeout_seconds: float) -> bool:
+async def accepts(host: str, port: int, timeout_seconds: float) -> bool:
+    """Whether a TCP connection is accepted there within so many seconds."""
     try:
         async with asyncio.timeout(timeout_seconds):
             _, writer = await asyncio.open_connection(host, port)

@@ -1,0 +1,394 @@
+"""`AwsEngine`: one instance of Amazon EC2 for each workload.
+
+Everything that must outlive the daemon is at AWS, in tags, but for the server's id (`home`). boto3
+blocks, so every call is made in one of a few threads. One more thread looks at all instances now
+and then, and tells of those that ended by themselves.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from moorage.engines.aws import catalogue, wants
+from moorage.engines.aws.calls import AwsCalls, AwsError, Meaning
+from moorage.engines.aws.home import Home
+from moorage.engines.aws.instances import Instance, Instances
+from moorage.engines.aws.launches import Plan, launch
+from moorage.engines.aws.watch import Watch
+from moorage.engines.base import (
+    EngineError,
+    Execution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    Support,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    Workload,
+)
+from moorage.engines.local.readiness import accepts
+from moorage.engines.remote_specs import InstanceResourceSpec
+from moorage.engines.specs import BaseResourceSpec
+from moorage.model import Node, Share
+
+__all__ = ["AwsEngine"]
+
+THREADS_MAX: Final = 16
+"""Calls of AWS at the same time; further ones wait for a thread."""
+POLL_SECONDS: Final = 5.0
+STOP_SECONDS_MAX: Final = 900.0
+"""How long AWS may take to end an instance; large ones with GPUs take minutes."""
+PROBE_SECONDS_MAX: Final = 2.0
+"""Of one try to reach the readiness port."""
+
+T = TypeVar("T")
+
+
+def _nowhere(share: Share) -> Node | None:
+    """Know no node."""
+    del share
+    return None
+
+
+class AwsEngine:
+    """Instances of EC2.
+
+    Args:
+        root: Folder of what must outlive the daemon. Two engines over one root are a daemon before
+            and after a crash.
+        node: Finds the node of a share in the inventory, for its labels.
+        poll_seconds: Between two looks at an instance, or at all of them.
+
+    """
+
+    name: Final = "aws"
+    support: Final = Support(categories=frozenset({"instance"}), default="instance")
+
+    def __init__(
+        self,
+        root: Path,
+        node: Callable[[Share], Node | None] = _nowhere,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        self._home = Home(root)
+        self._node = node
+        self._poll_seconds = poll_seconds
+        self._calls = AwsCalls()
+        self._lock = threading.Lock()
+        self._names: dict[str, threading.Lock] = {}
+        self._pool: ThreadPoolExecutor | None = None
+        self._made: Instances | None = None
+        self._watching: Watch | None = None
+        self._listener: Listener | None = None
+
+    # Looking -----------------------------------------------------------------------------------
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Engine.listen`."""
+        self._listener = listener
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Look at a spec before anything is held for it; see `Engine.refuse`."""
+        wants.check(_instance_spec(spec))
+
+    async def discover(self) -> Collection[Workload]:
+        """Return what is here; see `Engine.discover`."""
+        found = await self._in_thread(lambda _: self._all())
+        named: dict[str, Instance] = {}
+        for each in found:
+            if not each.stopped or not each.over:
+                earlier = named.get(each.workload)
+                if earlier is None or earlier.over:
+                    named[each.workload] = each
+        for each in named.values():
+            self._watch().follow(each)
+        return [each.as_workload() for each in named.values()]
+
+    async def status(self, workload: str) -> Workload:
+        """Look at a workload; see `Engine.status`."""
+        return (await self._in_thread(lambda _: self._current(workload))).as_workload(
+            self._watch().port(workload)
+        )
+
+    def _all(self, workload: str | None = None) -> list[Instance]:
+        """Return every instance in every region that something was ever started in."""
+        return [
+            each
+            for region in self._home.regions()
+            for each in self._instances().all(region, workload)
+        ]
+
+    def _current(self, workload: str) -> Instance:
+        for region in self._home.regions():
+            if (found := self._instances().current(region, workload)) is not None:
+                return found
+        raise UnknownWorkloadError(workload)
+
+    # Starting ----------------------------------------------------------------------------------
+
+    async def start(self, order: Order) -> Workload:
+        """Start an instance and wait until it is ready; see `Engine.start`."""
+        spec = _instance_spec(order.spec)
+        wants.check(spec)
+        if len(order.placement) > 1:
+            raise UnsupportedSpecError("the backend aws starts one instance, not a gang")
+        if len(order.id) > wants.TAG_VALUE_CHARS_MAX:
+            raise EngineError(f"a name has at most {wants.TAG_VALUE_CHARS_MAX} characters at AWS")
+        share = order.placement[0] if order.placement else None
+        node = self._node(share) if share else None
+        seen: list[Instance] = []
+        try:
+            async with asyncio.timeout(order.timeout_seconds):
+                return await self._started(order, spec, share, node, seen)
+        except BaseException as error:
+            lines = await _finished(self._undone(order.id, seen))
+            said = "; ".join(lines[-3:])
+            if isinstance(error, TimeoutError):
+                reason = f"it was not ready within {order.timeout_seconds:g} s"
+                where = f" ({seen[-1].title})" if seen else ""
+                raise TimeoutError(f"{reason}{where}{': ' if said else ''}{said}") from None
+            raise
+
+    async def _started(
+        self,
+        order: Order,
+        spec: InstanceResourceSpec,
+        share: Share | None,
+        node: Node | None,
+        seen: list[Instance],
+    ) -> Workload:
+        def begin(given_up: threading.Event) -> Instance:
+            region = wants.region_of(spec, node, self._calls.region)
+            with self._name(order.id):
+                self._home.enter(region)
+                found = self._patiently(
+                    lambda: self._instances().current(region, order.id), given_up
+                )
+                if found is not None:
+                    return found
+                self._tell(Workload(order.id, Phase.PULLING, detail=f"asked of AWS in {region}"))
+                types = catalogue.load(self._home.folder, region)
+                offers = wants.offers(spec, share, node, types, region)
+                plan = Plan(order, spec, region, wants.zones_of(spec, node), offers)
+                return launch(plan, self._calls, self._instances(), given_up)
+
+        instance = await self._in_thread(begin)
+        self._tell(Workload(order.id, Phase.STARTING, detail=instance.title))
+        while True:
+            seen.append(instance)
+            if instance.over:
+                if instance.ready:  # It was ready, and has ended since.
+                    return instance.as_workload()
+                raise EngineError(instance.as_workload().detail)
+            if instance.state == "running" and await self._is_ready(instance, spec):
+                break
+            await asyncio.sleep(self._poll_seconds)
+            instance = await self._in_thread(lambda _: self._looked(seen[-1]))
+        if not instance.ready:
+            instance = await self._in_thread(lambda _: self._marked(seen[-1]))
+        ready = instance.as_workload(spec.readiness_port)
+        self._watch().follow(instance, spec.readiness_port)
+        self._tell(ready)
+        return ready
+
+    async def _is_ready(self, instance: Instance, spec: InstanceResourceSpec) -> bool:
+        if instance.ready:
+            return True
+        if spec.readiness_port is not None:
+            return await accepts(instance.address, spec.readiness_port, PROBE_SECONDS_MAX)
+        try:
+            return await self._in_thread(lambda _: self._instances().passed(instance))
+        except AwsError as error:
+            if error.meaning is Meaning.AGAIN or error.code == "InvalidInstanceID.NotFound":
+                return False
+            raise
+
+    def _looked(self, instance: Instance) -> Instance:
+        """Return how it is now; as before where AWS does not say."""
+        try:
+            seen = self._instances().look(instance)
+        except AwsError as error:
+            if error.meaning is not Meaning.AGAIN:
+                raise
+            return instance
+        if seen is None or seen.stopped:
+            raise EngineError(f"{instance.title} was stopped while it started")
+        return seen
+
+    def _marked(self, instance: Instance) -> Instance:
+        self._instances().mark_ready(instance)
+        seen = self._instances().look(instance)
+        return instance if seen is None or not seen.ready else seen
+
+    async def _undone(self, workload: str, seen: list[Instance]) -> tuple[str, ...]:
+        """Have what a start has made ended; where AWS does not answer, as soon as it does.
+
+        That AWS ends it is certain once it has said so, and is not waited for here: large machines
+        take minutes.
+
+        Returns:
+            The last lines of its console.
+
+        """
+        lines: tuple[str, ...] = ()
+        try:
+            if seen:
+                lines = await self._in_thread(lambda _: self._instances().console(seen[-1]))
+            await self._in_thread(lambda _: self._end(workload))
+        except EngineError:
+            self._watch().unwanted(workload)
+        return lines
+
+    def _patiently(self, look: Callable[[], T], given_up: threading.Event) -> T:
+        """Look, again and again while AWS does not answer, until the start is given up.
+
+        A daemon that comes back must not take an instance for gone because AWS is not reached.
+        """
+        while True:
+            try:
+                return look()
+            except AwsError as error:
+                if error.meaning is not Meaning.AGAIN or given_up.wait(self._poll_seconds):
+                    raise
+
+    # Stopping ----------------------------------------------------------------------------------
+
+    async def stop(self, workload: str) -> None:
+        """Stop an instance; see `Engine.stop`."""
+        self._watch().forget(workload)
+        try:
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                ended = await self._in_thread(lambda _: self._end(workload))
+                while ended:
+                    await asyncio.sleep(self._poll_seconds)
+                    left = await self._in_thread(lambda _: self._left(workload))
+                    if not left:
+                        break
+        except TimeoutError:
+            reason = f"AWS has not ended {workload} within {STOP_SECONDS_MAX:g} s"
+            raise EngineError(reason) from None
+        if ended:
+            self._tell(Workload(workload, Phase.STOPPED))
+
+    def _end(self, workload: str) -> bool:
+        """Have all instances of a name ended. Returns whether there were any to speak of."""
+        with self._name(workload):
+            found = [each for each in self._all(workload) if not each.gone or not each.stopped]
+            for region in {each.region for each in found}:
+                self._instances().end([each for each in found if each.region == region])
+            return bool(found)
+
+    def _left(self, workload: str) -> bool:
+        return any(not each.gone for each in self._all(workload))
+
+    async def close(self) -> None:
+        """Let go. Instances go on running."""
+        self._listener = None
+        with self._lock:
+            watch, self._watching = self._watching, None
+            pool, self._pool = self._pool, None
+        if watch is not None:
+            await asyncio.to_thread(watch.close)
+        if pool is not None:
+            pool.shutdown(wait=False)
+
+    # What AWS has not --------------------------------------------------------------------------
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Refuse: an instance has what its type has; see `Engine.control`."""
+        await self.status(workload)
+        if limits:
+            names = ", ".join(sorted(limits))
+            raise UnsupportedSpecError(f"the backend aws has no limit named {names}")
+
+    async def reset(self, workload: str) -> Any:
+        """Refuse: what a user did to a machine is only undone by a new one."""
+        await self._refused(workload, "an instance cannot be reset; end it and start another")
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],  # noqa: ARG002  # The Protocol's.
+        *,
+        timeout_seconds: float | None = None,  # noqa: ARG002  # The Protocol's.
+        workdir: str | None = None,  # noqa: ARG002  # The Protocol's.
+        user: str | None = None,  # noqa: ARG002  # The Protocol's.
+        environment: Mapping[str, str] | None = None,  # noqa: ARG002  # The Protocol's.
+    ) -> Execution:
+        """Refuse: what runs there is up to `user_data`, and to SSH."""
+        await self._refused(workload, "the backend aws runs no commands; use user_data or SSH")
+
+    async def logs(self, workload: str, offset: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
+        """Refuse: AWS keeps the end of the console only, some minutes old."""
+        await self._refused(workload, "the backend aws keeps no output")
+
+    async def _refused(self, workload: str, reason: str) -> NoReturn:
+        await self.status(workload)
+        raise UnsupportedSpecError(reason)
+
+    # Threads -----------------------------------------------------------------------------------
+
+    async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
+        """Run in a thread, to the end even when cancelled; the event then tells the work so."""
+        given_up = threading.Event()
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="aws")
+            future = asyncio.wrap_future(self._pool.submit(work, given_up))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            given_up.set()
+            with contextlib.suppress(EngineError):  # The caller has gone.
+                await _finished(future)
+            raise
+
+    def _name(self, workload: str) -> threading.Lock:
+        """Return what is held while it is looked up and launched, or ended."""
+        with self._lock:
+            return self._names.setdefault(workload, threading.Lock())
+
+    def _instances(self) -> Instances:
+        server = self._home.server
+        with self._lock:
+            if self._made is None:
+                self._made = Instances(self._calls, server)
+            return self._made
+
+    def _watch(self) -> Watch:
+        with self._lock:
+            if self._watching is None:
+                self._watching = Watch(self._all, self._swept, self._tell, self._poll_seconds)
+            return self._watching
+
+    def _swept(self, workload: str) -> None:
+        self._end(workload)
+
+    def _tell(self, workload: Workload) -> None:
+        if self._listener is not None:
+            self._listener(workload)
+
+
+def _instance_spec(spec: BaseResourceSpec) -> InstanceResourceSpec:
+    if not isinstance(spec, InstanceResourceSpec):
+        raise UnsupportedSpecError(f"the backend aws starts instance, not {spec.category}")
+    return spec
+
+
+async def _finished(work: Any) -> Any:
+    """Await `work` to its end even when cancelled meanwhile; then be cancelled."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
+    return task.result()
