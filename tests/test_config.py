@@ -77,6 +77,8 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "backends": ("local", '["local"]', ("local",)),
         "local_nodes": ("a1, a2", '["a1", "a2"]', ("a1", "a2")),
         "policy_code_root": ("/srv/rules", '"/srv/rules"', Path("/srv/rules")),
+        "policy_code_hosts": ("Git.lan,::1", '["git.lan", "::1"]', ("git.lan", "::1")),
+        "allocate_over_http": ("false", "false", False),
         "candidates_max": ("3", "3", 3),
         "sessions_max": ("4", "4", 4),
         "message_bytes_max": ("4096", "4096", 4096),

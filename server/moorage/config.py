@@ -20,6 +20,7 @@ from moorage.protocol.fields import TTL_SECONDS_MAX
 from moorage.setting_kinds import (
     FOLDER,
     HOST,
+    HOSTS,
     LABEL,
     LABELS,
     NAME,
@@ -176,6 +177,18 @@ class Config:
             default="none",
         ),
     ] = None
+    policy_code_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            HOSTS,
+            "Rules registered with a URL as their `code` must have it on one of these hosts.",
+            default="all but link-local ones",
+        ),
+    ] = ()
+    allocate_over_http: Annotated[
+        bool,
+        Setting(SWITCH, "Serve `POST /allocate`, the WebSocket's request over HTTP."),
+    ] = True
     candidates_max: Annotated[
         int, Setting(whole(1, 10_000), "Clusters one request may name or find.")
     ] = 10_000

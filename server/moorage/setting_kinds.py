@@ -14,6 +14,7 @@ from typing import Any, Final
 __all__ = [
     "FOLDER",
     "HOST",
+    "HOSTS",
     "LABEL",
     "LABELS",
     "NAME",
@@ -35,6 +36,8 @@ URL_CHARS_MAX: Final = 2_048
 NAME_CHARS_MAX: Final = 253
 """Length of the id of a cluster."""
 
+# A name or an address as it stands in a URL; IPv6 addresses without their brackets.
+_HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
@@ -138,6 +141,15 @@ def _read_host(value: Any) -> str:
     return value
 
 
+def _read_hosts(value: Any) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not names:
+        raise ValueError
+    if not all(isinstance(name, str) and _HOST_NAME.fullmatch(name) for name in names):
+        raise ValueError
+    return tuple(name.lower() for name in names)
+
+
 def _read_url(value: Any) -> str:
     if not isinstance(value, str) or len(value) > URL_CHARS_MAX:
         raise ValueError
@@ -208,6 +220,9 @@ def _read_tokens(value: Any) -> dict[str, str]:
 
 
 HOST: Final = Kind("a host name or an IP address", _read_host)
+HOSTS: Final = Kind(
+    "host names or IP addresses, separated by commas (in the file a list)", _read_hosts
+)
 URL: Final = Kind(
     "an http or https URL such as `http://registry:3000`, without a query; `user:password@` before "
     "the host is sent as Basic credentials, `bearer:token@` as a bearer token",

@@ -24,11 +24,16 @@ if TYPE_CHECKING:
 Document = dict[str, Any]
 """A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
 
+BlockKind = Literal["block", "block_metrics"]
+"""Documents of blocks, and documents of their metrics."""
+
 SearchAction = Literal["filter", "search"]
 """The two fields of a request that describe candidates instead of naming them."""
 
 CLUSTERS_MAX: Final = 10_000
 """Cluster documents, and as many metrics documents; one more is refused with `too_large`."""
+BLOCKS_MAX: Final = 10_000
+"""Block documents, and as many of their metrics; one more is refused with `too_large`."""
 NODES_PER_CLUSTER_MAX: Final = 20_000
 """Nodes of one cluster document; more are refused with `too_large`."""
 GPUS_PER_NODE_MAX: Final = 128
@@ -175,6 +180,57 @@ Change = (
 )
 
 
+class BlockCatalog(Protocol):
+    """The documents of blocks and of their metrics (sections 5.4, 7.2 and 8.4)."""
+
+    async def create(self, document: Document) -> Document:
+        """Store a new block document.
+
+        Raises:
+            ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
+
+        """
+
+    async def put_metrics(self, document: Document) -> tuple[Document, bool]:
+        """Store the metrics of the block `document["blockId"]`, whether it is known or not.
+
+        Returns:
+            The document, and whether it is the first one.
+
+        """
+
+    async def get(self, kind: BlockKind, block_id: str) -> Document:
+        """Return a document, or raise `not_found`."""
+
+    async def update(self, kind: BlockKind, block_id: str, change: Document) -> Document:
+        """Change a document, as cluster documents are changed; raise `not_found`."""
+
+    async def delete(self, kind: BlockKind, block_id: str) -> Document:
+        """Delete a document and return it, or raise `not_found`."""
+
+    async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
+        """Return the documents that match a filter, by id; None: all."""
+
+    async def matching(self, asked: Filter) -> Sequence[str]:
+        """Return the blocks that a filter finds by their own documents and metrics, by id."""
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> Sequence[str]:
+        """Return all blocks, the most alike first; see `query.nearest`."""
+
+    def known(self, block_id: str) -> bool:
+        """Return whether there is such a block."""
+
+    def documents(self, block_ids: Sequence[str]) -> list[Document]:
+        """Return blocks with their `metrics`, null where there are none; unknown ids left out.
+
+        Raises:
+            ServiceError: `too_large`.
+
+        """
+
+
 class Catalog(Protocol):
     """What is known of the world outside the core."""
 
@@ -302,6 +358,10 @@ class Catalog(Protocol):
 
     async def query_policies(self, query: Document | None = None) -> list[Document]:
         """Return the PolicyRule documents that match a filter, by URI; None: all."""
+
+    @property
+    def blocks(self) -> BlockCatalog:
+        """The documents of blocks and of their metrics; always kept here."""
 
     # What an ask needs: from memory where that is fresh, else from whoever knows ---------------
 

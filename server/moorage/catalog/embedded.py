@@ -14,7 +14,6 @@ import msgspec
 
 from moorage.catalog.aliases import Aliases
 from moorage.catalog.base import (
-    RESULT_BYTES_MAX,
     Allowance,
     Change,
     ClusterDeleted,
@@ -28,6 +27,7 @@ from moorage.catalog.base import (
     PreparedPolicy,
     SearchAction,
 )
+from moorage.catalog.block_documents import BlockDocuments
 from moorage.catalog.clusters import ClusterDocument, cluster_model, read_cluster_document
 from moorage.catalog.contexts import KeptContexts
 from moorage.catalog.documents import apply_change, decode, snapshot
@@ -47,6 +47,7 @@ from moorage.catalog.records import (
     Entry,
     Loaded,
     PolicyEntry,
+    answered,
     changed,
     entry_of,
     load,
@@ -86,6 +87,7 @@ class EmbeddedCatalog:
         self._clusters: dict[str, DocumentEntry] = {}
         self._metrics: dict[str, DocumentEntry] = {}
         self._search = DocumentSearch(self._clusters, self._metrics)
+        self.blocks = BlockDocuments(store)
         self._policies: dict[str, PolicyEntry] = {}
         self.aliases = Aliases(store)
         self.contexts = KeptContexts(store)
@@ -133,10 +135,13 @@ class EmbeddedCatalog:
         for policy in loaded.policies:
             self._policies[policy.id] = policy
         self.aliases.take_over(loaded.aliases)
+        for kind, entries in loaded.blocks.items():
+            self.blocks.take_over(kind, entries)
 
     async def close(self) -> None:
         """Finish what was begun and close the file."""
         self._search.close()
+        self.blocks.close()
         await self._store.close()
 
     # Clusters ------------------------------------------------------------------------------
@@ -190,7 +195,7 @@ class EmbeddedCatalog:
     async def query_clusters(self, query: Document) -> list[Document]:
         """See `Catalog.query_clusters`."""
         found = await self._search.clusters(parse_filter(query))
-        return _answered([self._clusters[name] for name in found if name in self._clusters])
+        return answered([self._clusters[name] for name in found if name in self._clusters])
 
     def _publish_cluster(self, result: tuple[DocumentEntry, ClusterDocument]) -> None:
         entry, read = result
@@ -249,7 +254,7 @@ class EmbeddedCatalog:
     async def query_metrics(self, query: Document | None = None) -> list[Document]:
         """See `Catalog.query_metrics`."""
         found = await self._search.metrics(parse_filter(query))
-        return _answered([self._metrics[name] for name in found if name in self._metrics])
+        return answered([self._metrics[name] for name in found if name in self._metrics])
 
     def _publish_metrics(self, entry: DocumentEntry) -> None:
         self._metrics[entry.id] = entry
@@ -336,7 +341,7 @@ class EmbeddedCatalog:
         def work() -> list[PolicyEntry]:
             return sorted((p for p in taken if matches(p.document)), key=lambda entry: entry.id)
 
-        return _answered(await self._search.run(work))
+        return answered(await self._search.run(work))
 
     def _publish_policy(self, entry: PolicyEntry | None) -> None:
         if entry is not None:
@@ -391,7 +396,7 @@ class EmbeddedCatalog:
 
     def cluster_documents(self, cluster_ids: Sequence[str]) -> list[Document]:
         """See `Catalog.cluster_documents`."""
-        return _answered([self._clusters[name] for name in cluster_ids if name in self._clusters])
+        return answered([self._clusters[name] for name in cluster_ids if name in self._clusters])
 
     # The hot path --------------------------------------------------------------------------
 
@@ -481,14 +486,3 @@ class EmbeddedCatalog:
         entry_of(entries, record_id, kind)
         await self._store.run(work, publish_gone)
         return gone[0].document
-
-
-def _answered(found: Sequence[Entry]) -> list[Document]:
-    """Return the documents of a query's answer, or refuse to make one of that size."""
-    if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
-        raise ServiceError(
-            Code.TOO_LARGE,
-            f"the {len(found)} documents found have more than {RESULT_BYTES_MAX} bytes:"
-            " narrow the filter",
-        )
-    return [entry.document for entry in found]

@@ -12,9 +12,12 @@ import msgspec
 
 from moorage.catalog.aliases import Alias, read_alias
 from moorage.catalog.base import (
+    BLOCKS_MAX,
     CLUSTERS_MAX,
     POLICIES_MAX,
+    RESULT_BYTES_MAX,
     STORE_BYTES_MAX,
+    BlockKind,
     Document,
     PolicyRecord,
 )
@@ -31,6 +34,7 @@ __all__ = [
     "Entry",
     "Loaded",
     "PolicyEntry",
+    "answered",
     "changed",
     "check_limits",
     "entry_of",
@@ -45,6 +49,8 @@ _RECORDS_MAX: Final[dict[Kind, int]] = {
     "cluster": CLUSTERS_MAX,
     "metrics": CLUSTERS_MAX,
     "policy": POLICIES_MAX,
+    "block": BLOCKS_MAX,
+    "block_metrics": BLOCKS_MAX,
 }
 
 
@@ -103,6 +109,7 @@ class Loaded:
     metrics: list[DocumentEntry]
     policies: list[PolicyEntry]
     aliases: list[Alias]
+    blocks: dict[BlockKind, list[DocumentEntry]]
 
 
 def load(database: Database) -> Loaded:
@@ -111,6 +118,7 @@ def load(database: Database) -> Loaded:
     metrics: list[DocumentEntry] = []
     policies: list[PolicyEntry] = []
     aliases: list[Alias] = []
+    blocks: dict[BlockKind, list[DocumentEntry]] = {"block": [], "block_metrics": []}
     row = Row("", b"")
     try:
         for row in database.rows("cluster"):
@@ -125,6 +133,11 @@ def load(database: Database) -> Loaded:
             ref = PolicyRef(row.id, document["digest"])
             record = record_from(ref, unpack_files(row.files), document)
             policies.append(PolicyEntry(record, len(row.document)))
+        for kind, kept in blocks.items():
+            for row in database.rows(kind):
+                document = decode(row.document)
+                packed = pack(document)
+                kept.append(DocumentEntry(ClusterId(row.id), document, packed, len(row.document)))
         for row in database.rows("alias"):
             aliases.append(read_alias(row))
     except (ServiceError, msgspec.MsgspecError, KeyError) as error:
@@ -133,7 +146,7 @@ def load(database: Database) -> Loaded:
             f"the catalog's record {row.id} cannot be read: {error};"
             " restore the file from a backup, or delete that record",
         ) from error
-    return Loaded(clusters, metrics, policies, aliases)
+    return Loaded(clusters, metrics, policies, aliases, blocks)
 
 
 def write(
@@ -198,7 +211,9 @@ def not_found(kind: Kind, record_id: object) -> ServiceError:
             f"no policy {shown} is registered; GET /policy lists those that are",
             field="policy_rule_uri",
         )
-    what = "metrics of a cluster" if kind == "metrics" else "cluster"
+    what = {"metrics": "metrics of a cluster", "block_metrics": "metrics of a block"}.get(
+        kind, kind
+    )
     return ServiceError(Code.NOT_FOUND, f"no {what} {shown}", field="id")
 
 
@@ -213,3 +228,14 @@ def refuse_differences(uri: str, fields: Sequence[str]) -> None:
             expected="a URI that no other content has",
             details={"differing": list(fields)},
         )
+
+
+def answered(found: Sequence[Entry]) -> list[Document]:
+    """Return the documents of a query's answer, or refuse to make one of that size."""
+    if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"the {len(found)} documents found have more than {RESULT_BYTES_MAX} bytes:"
+            " narrow the filter",
+        )
+    return [entry.document for entry in found]

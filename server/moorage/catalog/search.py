@@ -44,14 +44,21 @@ class DocumentSearch:
     """Searches in the documents of a catalog.
 
     Args:
-        clusters: The cluster documents, as the catalog keeps them.
+        clusters: The cluster documents, as the catalog keeps them; or those of blocks.
         metrics: The metrics documents, by cluster id.
+        companion: What a filter calls a condition on the metrics.
+        key: Where the metrics say whose they are.
 
     """
 
     def __init__(
-        self, clusters: Mapping[str, DocumentEntry], metrics: Mapping[str, DocumentEntry]
+        self,
+        clusters: Mapping[str, DocumentEntry],
+        metrics: Mapping[str, DocumentEntry],
+        companion: str = "clusterMetrics",
+        key: str = "clusterId",
     ) -> None:
+        self._companion, self._key = companion, key
         self._entries = (clusters, metrics)
         self._indexes = (DocumentIndex(), DocumentIndex())
         self._changed: set[str] | None = None  # Until something is asked, nothing is indexed.
@@ -72,7 +79,7 @@ class DocumentSearch:
 
         def work() -> list[str]:
             clusters, metrics = self._indexes
-            companion = asked.companions.get("clusterMetrics")
+            companion = asked.companions.get(self._companion)
             if companion is None:
                 return clusters.matching(asked.condition)
             if asked.condition == EVERYTHING:
@@ -80,7 +87,7 @@ class DocumentSearch:
             # Both must hold, so the order is free: whichever finds few is asked first.
             found = clusters.matching(asked.condition)
             if len(found) <= FEW:
-                return metrics.matching(restricted(companion, "clusterId", found))
+                return metrics.matching(restricted(companion, self._key, found))
             measured = frozenset(metrics.matching(companion))
             return [name for name in found if name in measured]
 

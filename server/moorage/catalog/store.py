@@ -26,7 +26,17 @@ SCHEMA_VERSION: Final = 1
 CLOSE_SECONDS_MAX: Final = 30.0
 """How long `close` waits for the jobs already accepted."""
 
-Kind = Literal["cluster", "metrics", "policy", "alias", "context", "executor", "history"]
+Kind = Literal[
+    "cluster",
+    "metrics",
+    "policy",
+    "alias",
+    "context",
+    "executor",
+    "history",
+    "block",
+    "block_metrics",
+]
 T = TypeVar("T")
 
 # `usage` follows `records` by triggers, so that limits are checked in the transaction that would
@@ -262,6 +272,9 @@ def _connect(path: Path) -> sqlite3.Connection:
             connection.executescript(
                 f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
             )
+        # Kinds that came with later releases; earlier ones leave them alone.
+        connection.execute("INSERT OR IGNORE INTO usage VALUES ('block', 0, 0)")
+        connection.execute("INSERT OR IGNORE INTO usage VALUES ('block_metrics', 0, 0)")
     except BaseException:
         connection.close()
         raise

@@ -33,7 +33,7 @@ from moorage.core.words import (
 from moorage.daemon.answers import MessageId, encode, refusal_of, refuse
 from moorage.daemon.arms import Arm
 from moorage.daemon.engine_room import EngineRoom
-from moorage.daemon.finding import Finder, Found
+from moorage.daemon.finding import Finder
 from moorage.daemon.publishing import Publishing
 from moorage.daemon.watching import Watchers
 from moorage.gateway.deliver import Request
@@ -229,16 +229,18 @@ class Admission:
         named = await self._catalog.search(action, body, allowance)
         if named is None:
             found = await self._finder.find(
-                action, body, tenant, allowance, at=action, live_only=True
+                action, body, tenant, allowance, at=action, candidates=True
             )
+            ids, matched = tuple(map(ClusterId, found.ids)), found.matched
+            warnings = found.warnings
         else:
-            found = Found(named, len(named), [])
-        if not found.ids:
-            what = f"{found.matched} clusters match, but none is live" if found.matched else ""
+            ids, matched, warnings = tuple(named), len(named), list[str]()
+        if not ids:
+            what = f"{matched} clusters match, but none is live" if matched else ""
             reason = f"{action}: {what or 'no cluster matches'}."
             expected = "a description that live clusters meet"
             raise ServiceError(Code.UNKNOWN_CLUSTERS, reason, field=action, expected=expected)
-        ids, limit, warnings = tuple(found.ids), self._config.candidates_max, found.warnings
+        limit = self._config.candidates_max
         if len(ids) > limit:
             warnings.append(f"Only the first {limit} of {len(ids)} clusters found were considered.")
         return structs.replace(message, clusters=ids[:limit], filter=None, search=None), warnings

@@ -129,7 +129,7 @@ class BlockRun:
             raise _too_large(self._allocator.at)
         given = kept if value is None else value["clusters"]
         whole = [
-            each if isinstance(each, dict) else one.document
+            one.document | each if isinstance(each, dict) else one.document
             for each, one in zip(given, kept, strict=True)
         ]
         return {**(value or {}), "clusters": whole}

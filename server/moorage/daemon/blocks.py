@@ -195,6 +195,6 @@ class Blocks:
         elsewhere = await self._catalog.search("filter", body, allowance)
         if elsewhere is not None:
             return sorted(frozenset(self._catalog.live_ids()).intersection(elsewhere))
-        found = await self._finder.find("filter", body, tenant, allowance, at=at, live_only=True)
+        found = await self._finder.find("filter", body, tenant, allowance, at=at, candidates=True)
         warnings += found.warnings
         return sorted(found.ids)

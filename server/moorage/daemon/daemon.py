@@ -239,10 +239,13 @@ class Daemon:
         """Open the embedded catalog, or the one that mirrors the services named in its place."""
         config = self._config
         path, root = config.data_dir / "catalog.db", config.policy_code_root
+        hosts = frozenset(config.policy_code_hosts) or None
         external = external_services(config)
         if not external:
-            return await EmbeddedCatalog.open(path, self._changed, root)
-        return await MixedCatalog.open_mixed(path, self._changed, external=external, code_root=root)
+            return await EmbeddedCatalog.open(path, self._changed, root, hosts)
+        return await MixedCatalog.open_mixed(
+            path, self._changed, external=external, code_root=root, code_hosts=hosts
+        )
 
     def _reconcile(self) -> None:
         """Bring the core up to date with the world before anybody may ask."""
@@ -283,6 +286,7 @@ class Daemon:
             executing=Executing(self._catalog.executors, self._catalog, self._rules),
             admission=self._admission,
             calls=self._calls,
+            allocate_over_http=config.allocate_over_http,
             authenticate=self._authenticate,
             readiness=self._readiness,
             metrics_text=self._measures.text,

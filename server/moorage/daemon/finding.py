@@ -1,4 +1,4 @@
-"""The embedded search service: which clusters a filter or a similarity search means.
+"""The embedded search service: what a filter or a similarity search finds.
 
 `admission` asks it for the candidates of a request, `services` for the documents that the search
 endpoints answer. Finding is the catalog's, ranking by a policy the sandbox's; they meet here.
@@ -12,9 +12,10 @@ from typing import Any, Final, TypeVar
 from moorage.catalog.base import Allowance, Catalog, Document, PolicyRecord, SearchAction
 from moorage.catalog.search import refusal_of
 from moorage.daemon.guard import SchemaGuard
-from moorage.model import ClusterId, Code, Tenant
+from moorage.daemon.searched import Searched, searched
+from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
-from moorage.query import Filter, MatchType, QueryError, Search, parse_filter, parse_search
+from moorage.query import Filter, QueryError, Search, parse_filter, parse_search
 from moorage.sandbox import contract as sandbox
 from moorage.sandbox.host import PolicyFault, Sandbox
 
@@ -31,19 +32,28 @@ class Found:
     """The answer of a filter or search.
 
     Args:
-        ids: The clusters, those of a search in the order of their rank.
+        ids: What was found, of a search in the order of its rank.
         matched: How many there were before those that are not live were left out.
         warnings: What could not be read, and what that left out.
+        added: By id, what a ranking policy added to the document, a score for example.
+        of: Has the documents.
 
     """
 
-    ids: Sequence[ClusterId]
+    ids: Sequence[str]
     matched: int
     warnings: list[str]
+    added: Mapping[str, Document]
+    of: Searched
+
+    def documents(self) -> list[Document]:
+        """Return the documents of what was found, as stored, with what was added to them."""
+        documents = self.of.documents(self.ids)
+        return [{**each, **self.added.get(each["id"], {})} for each in documents]
 
 
 class Finder:
-    """Finds clusters.
+    """Finds documents.
 
     Args:
         catalog: Has the documents and the ranking policies.
@@ -63,9 +73,9 @@ class Finder:
         allowance: Allowance,
         *,
         at: str = "",
-        live_only: bool = False,
+        candidates: bool = False,
     ) -> Found:
-        """Return the clusters that a filter or a search finds.
+        """Return what a filter or a search finds.
 
         Args:
             action: Which of the two.
@@ -73,7 +83,7 @@ class Finder:
             tenant: On whose behalf a policy ranks.
             allowance: What this may cause at external services.
             at: The place of the body, with which the fields of refusals start.
-            live_only: Leave out what can be no candidate, before anything is ranked.
+            candidates: Clusters only, and of them only live ones, before anything is ranked.
 
         Raises:
             ServiceError: `bad_message`, `unsupported` or `too_large` naming the place in the body;
@@ -82,60 +92,45 @@ class Finder:
         """
         if action == "filter":
             asked = await _parsed(parse_filter, body, at)
-            _refuse_others(asked.match_type, body, at)
-            warnings = await self._catalog.fetch("", None, allowance)
-            ids = await self._catalog.matching(asked)
-            kept = self._kept(ids, live_only=live_only)
-            return Found(kept, len(ids), warnings)
-        search = await _parsed(parse_search, body, at)
-        _refuse_others(search.match_type, body, at)
-        warnings = await self._catalog.fetch(search.policy_rule_uri, None, allowance)
-        ids = await self._catalog.matching(search.filter or Filter("cluster"))
-        kept = self._kept(ids, live_only=live_only)
-        if kept:  # Where nothing is found, nothing is ranked (allocation-server.md, 5.5).
-            kept = (await self._ranked(search, kept, tenant, _rule_place(body, at)))[: search.limit]
-        return Found(kept, len(ids), warnings)
-
-    def documents(self, found: Found) -> list[Document]:
-        """Return the documents of what was found, as stored."""
-        return self._catalog.cluster_documents(found.ids)
-
-    def _kept(self, ids: Sequence[ClusterId], *, live_only: bool) -> Sequence[ClusterId]:
-        return [each for each in ids if self._catalog.is_live(each)] if live_only else ids
-
-    async def _ranked(
-        self, search: Search, ids: Sequence[ClusterId], tenant: Tenant, at: str
-    ) -> Sequence[ClusterId]:
-        uri = search.policy_rule_uri
+            search, uri = None, ""
+        else:
+            search = await _parsed(parse_search, body, at)
+            asked, uri = search.filter or Filter(search.match_type), search.policy_rule_uri
+        field = _under(_values(body, at)[1], "matchType")
+        if candidates and asked.match_type != "cluster":
+            reason = f"{field}: the candidates of a request are clusters; expected cluster"
+            raise ServiceError(Code.UNSUPPORTED, reason, field=field, expected="cluster")
+        of = await searched(self._catalog, asked.match_type, field)
+        clusters = None if asked.match_type != "policy" else ()
+        warnings = await self._catalog.fetch(uri, clusters, allowance)
+        ids = await of.matching(asked)
+        kept = [each for each in ids if self._catalog.is_live(each)] if candidates else ids
+        if search is None or not kept:
+            # Where nothing is found, nothing is ranked (allocation-server.md, 5.5).
+            return Found(kept, len(ids), warnings, {}, of)
+        place = _rule_place(body, at)
         if uri:
-            record = self._catalog.policy(uri)
-            if record is None:
-                field, expected = f"{at}.policyRuleURI", "the URI of a registered policy"
-                reason = f"{field}: no policy “{uri}” is registered."
-                raise ServiceError(Code.UNKNOWN_POLICY, reason, field=field, expected=expected)
-            return await self._ranked_by(record, search, ids, tenant, f"{at}.policyRuleURI")
-        if isinstance(search.like, str) and not self._catalog.known(search.like):
-            expected = "the id of a registered cluster, or a part of a cluster document"
-            raise ServiceError.wrong_field(f"{at}.parameters.like", expected)
-        among = frozenset(ids)
-        alike = await self._catalog.alike(search.like, search.weights)
-        return [each for each in alike if each in among]
+            ranked = await self._ranked_by(search, of, kept, tenant, f"{place}.policyRuleURI")
+        else:
+            ranked = dict.fromkeys(await _alike(search, of, kept, place), Document())
+        return Found(list(ranked)[: search.limit], len(ids), warnings, ranked, of)
 
     async def _ranked_by(
-        self,
-        record: PolicyRecord,
-        search: Search,
-        ids: Sequence[ClusterId],
-        tenant: Tenant,
-        field: str,
-    ) -> Sequence[ClusterId]:
-        uri = record.ref.uri
+        self, search: Search, of: Searched, ids: Sequence[str], tenant: Tenant, field: str
+    ) -> dict[str, Document]:
+        """Return the ids in the order of a ranking policy, with what it added to each."""
+        uri = search.policy_rule_uri
+        record = self._catalog.policy(uri)
+        if record is None:
+            expected = "the URI of a registered policy"
+            reason = f"{field}: no policy “{uri}” is registered."
+            raise ServiceError(Code.UNKNOWN_POLICY, reason, field=field, expected=expected)
         try:
             async with asyncio.timeout(RANKING_SECONDS_MAX):
                 value = await self._rules.evaluate(
                     code_of(record),
                     tenant,
-                    self._catalog.cluster_documents(ids),
+                    of.documents(ids),
                     parameters=search.parameters,
                     settings=search.settings,
                     ids_only=True,
@@ -148,12 +143,21 @@ class Finder:
             hint = "; rank fewer, with a `filterRule`" if no.code is Code.TOO_LARGE else ""
             raise ServiceError(
                 no.code,
-                f"Ranking {len(ids)} clusters by {uri}: {no.reason}{hint}",
+                f"Ranking {len(ids)} documents by {uri}: {no.reason}{hint}",
                 field=field,
                 expected=no.expected,
                 details=no.details,
             ) from fault
         return _chosen(value, ids, uri, field)
+
+
+async def _alike(search: Search, of: Searched, ids: Sequence[str], place: str) -> list[str]:
+    """Return the ids in the order of the built-in ranking."""
+    if isinstance(search.like, str) and not of.known(search.like):
+        expected = f"the id of a registered {search.match_type}, or a part of such a document"
+        raise ServiceError.wrong_field(f"{place}.parameters.like", expected)
+    among = frozenset(ids)
+    return [each for each in await of.alike(search.like, search.weights) if each in among]
 
 
 def code_of(record: PolicyRecord) -> sandbox.PolicyCode:
@@ -170,28 +174,24 @@ async def _parsed(parse: Callable[[Any, str], T], body: Document, at: str) -> T:
         raise refusal_of(error) from error
 
 
-def _refuse_others(match_type: MatchType, body: Document, at: str) -> None:
-    if match_type != "cluster":
-        field = _under(_values(body, at)[1], "matchType")
-        reason = f"{field}: {match_type} is not searched here; expected cluster"
-        raise ServiceError(Code.UNSUPPORTED, reason, field=field, expected="cluster")
-
-
-def _chosen(value: Any, offered: Sequence[ClusterId], uri: str, field: str) -> Sequence[ClusterId]:
+def _chosen(value: Any, offered: Sequence[str], uri: str, field: str) -> dict[str, Document]:
     """Return the ids that a ranking policy answered, each once, or refuse its answer."""
-    listed = value if isinstance(value, list) else [value]
     known = frozenset(offered)
-    wrong = [each for each in listed if not isinstance(each, str) or each not in known]
-    if wrong:
-        shown = repr(wrong[0])[:SHOWN_CHARS_MAX]
-        raise ServiceError(
-            Code.POLICY_BAD_OUTPUT,
-            f"{uri} ranked {shown}, which is none of the {len(offered)} documents it was given.",
-            field=field,
-            expected="documents of its input, or their ids, the best first",
-            details={"policy_rule_uri": uri},
-        )
-    return [ClusterId(each) for each in dict.fromkeys(listed)]
+    chosen: dict[str, Document] = {}
+    for each in value if isinstance(value, list) else [value]:
+        name = each.get("id") if isinstance(each, dict) else each
+        if not isinstance(name, str) or name not in known:
+            shown = repr(each)[:SHOWN_CHARS_MAX]
+            raise ServiceError(
+                Code.POLICY_BAD_OUTPUT,
+                f"{uri} ranked {shown}, which is none of the {len(offered)} documents it was"
+                " given.",
+                field=field,
+                expected="documents of its input, or their ids, the best first",
+                details={"policy_rule_uri": uri},
+            )
+        chosen.setdefault(name, each if isinstance(each, dict) else {})
+    return chosen
 
 
 # Places in a body that was parsed, and so has the shape that it must have --------------------

@@ -84,6 +84,10 @@ class RuleServices:
                     return await self._catalog.get_metrics(cluster_id)
                 case "cluster_metrics_client", "query_clusters", (query,):
                     return await self._catalog.query_metrics(query)
+                case "block_metrics_client", "get_block", (block_id,):
+                    return await self._catalog.blocks.get("block_metrics", block_id)
+                case "block_metrics_client", "query_blocks", (query,):
+                    return await self._catalog.blocks.query("block_metrics", query)
                 case _:
                     raise sandbox.ServiceError(f"{client} has no method {method}")
         except ServiceError as error:
@@ -108,6 +112,7 @@ class HttpServices:
         executing: Executes policies for other servers.
         admission: Where `POST /allocate` goes.
         calls: Addresses for it.
+        allocate_over_http: Whether there is such an endpoint.
         authenticate: Bearer token to tenant.
         readiness: Whether the daemon serves.
         metrics_text: Its own metrics.
@@ -126,6 +131,7 @@ class HttpServices:
         executing: Executing,
         admission: Admission,
         calls: HttpCalls,
+        allocate_over_http: bool,
         authenticate: Callable[[str | None], Tenant | None],
         readiness: Callable[[], tuple[bool, JsonDocument]],
         metrics_text: Callable[[], bytes],
@@ -135,6 +141,7 @@ class HttpServices:
         self._finder = finder
         self._admission = admission
         self._calls = calls
+        self.allocate_over_http = allocate_over_http
         self._readiness = readiness
         self.authenticate = authenticate
         self.metrics_text = metrics_text
@@ -156,6 +163,7 @@ class HttpServices:
         self.dry_run_block = blocks.dry_run
         self.allocate_block = blocks.allocate
         self.block_task = blocks.task
+        self.block_documents = catalog.blocks
         self._publishing = publishing
         self._management = management
         self.create_executor = executing.executors.create
@@ -211,7 +219,7 @@ class HttpServices:
     ) -> tuple[list[JsonDocument], list[str]]:
         """Answer the search service's endpoints from the documents in this process."""
         found = await self._finder.find(action, body, Tenant(tenant), Allowance())
-        return self._finder.documents(found), found.warnings
+        return found.documents(), found.warnings
 
     async def allocate(self, body: bytes, tenant: str) -> tuple[int, bytes]:
         """Answer the HTTP twin of an ad-hoc request."""

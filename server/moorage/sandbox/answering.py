@@ -29,6 +29,8 @@ _METHODS: Final = {
     ("cluster_client", "execute_query"): "query",
     ("cluster_metrics_client", "get_cluster"): "id",
     ("cluster_metrics_client", "query_clusters"): "query or None",
+    ("block_metrics_client", "get_block"): "id",
+    ("block_metrics_client", "query_blocks"): "query or None",
 }
 _encoder: Final = msgspec.msgpack.Encoder()
 _decode_arguments: Final = msgspec.msgpack.Decoder(tuple[Any]).decode

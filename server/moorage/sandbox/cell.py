@@ -24,6 +24,7 @@ from moorage.sandbox.clients import (
     ClusterClient,
     ContextClient,
     ContextConflict,
+    GlobalBlockMetricsClient,
     GlobalClusterMetricsClient,
 )
 from moorage.sandbox.cluster_data import ClusterData, InputData
@@ -120,6 +121,8 @@ class Worker:
             "cluster_client": ClusterClient(self._ask),
             "cluster_metrics_client": GlobalClusterMetricsClient(self._ask),
             "context_client": ContextClient(self._ask_context, self._pack_context),
+            "cluster_metrics_api": GlobalClusterMetricsClient(self._ask),
+            "block_metrics_api": GlobalBlockMetricsClient(self._ask),
         }
         self._policy = Policy(load.uri, load.files, load.settings, load.parameters, clients)
         self._policy.load(construct=load.check)
@@ -178,11 +181,14 @@ class Worker:
             packed = self._contexts.get(frame.tenant, b"")
             context = _decode(packed) if packed else {}
             rule, parameters = self._policy.instance(frame.overrides)
-            input_data = _decode(frame.input_data)
-            if frame.fleet is not None and isinstance(input_data, dict):
-                input_data["fleet"] = brought_along(input_data, frame.fleet)
-            value = rule.eval(parameters, input_data, context)
-            _, answer = self._answer(ids_of(value) if frame.ids_only else value)
+            given = _decode(frame.input_data)
+            keys = keys_by_id(given) if frame.ids_only else {}
+            if frame.fleet is not None and isinstance(given, dict):
+                given["fleet"] = brought_along(given, frame.fleet)
+            value = rule.eval(parameters, given, context)
+            if frame.ids_only:
+                value = ids_of(value, keys)
+            _, answer = self._answer(value)
             changed = self._context(context, packed)
         except BaseException as error:  # noqa: BLE001  # As in evaluate.
             return self._failure(error)
@@ -348,17 +354,45 @@ def _resources(demand: Demand | None) -> dict[str, Any] | None:
     return fields | {"models": list(demand.models)}
 
 
-def ids_of(value: Any) -> Any:
-    """Return ids in the place of objects that have one: alone, in a list, in an object's list."""
+def keys_by_id(given: Any) -> dict[str, frozenset[str]]:
+    """Return the keys of every document in a list of them, or in the lists of an object."""
+    lists = given.values() if isinstance(given, dict) else [given]
+    documents = (each for found in lists if isinstance(found, list) for each in found)
+    return {
+        each["id"]: frozenset(each)
+        for each in documents
+        if isinstance(each, dict) and isinstance(each.get("id"), str)
+    }
+
+
+def ids_of(value: Any, keys: Mapping[str, frozenset[str]]) -> Any:
+    """Return ids in the place of objects that have one: alone, in a list, in an object's list.
+
+    Args:
+        value: What a rule returned.
+        keys: Of the documents that it was given; what it added to one, such as a score, stays.
+
+    """
     if isinstance(value, dict):
         if "id" in value:
-            return value["id"]
+            return _brief(value, keys)
         return {
-            name: ids_of(each) if isinstance(each, list) else each for name, each in value.items()
+            name: ids_of(each, keys) if isinstance(each, list) else each
+            for name, each in value.items()
         }
     if isinstance(value, list | tuple):
-        return [each.get("id", each) if isinstance(each, dict) else each for each in value]
+        return [
+            _brief(each, keys) if isinstance(each, dict) and "id" in each else each
+            for each in value
+        ]
     return value
+
+
+def _brief(document: Mapping[Any, Any], keys: Mapping[str, frozenset[str]]) -> Any:
+    name = document["id"]
+    known = keys.get(name) if isinstance(name, str) else None
+    added = {} if known is None else {k: v for k, v in document.items() if k not in known}
+    return {"id": name, **added} if added else name
 
 
 def live(plan: jail.Plan) -> NoReturn:

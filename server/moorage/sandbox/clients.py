@@ -101,13 +101,26 @@ class ClusterClient:
         return False, f"{'HTTP error' if status else 'Error'} occurred: {message}"
 
 
-class GlobalClusterMetricsClient:
-    """`settings["cluster_metrics_client"]`."""
+class _MetricsClient:
+    """Asks for metrics; what the service refuses is raised."""
 
-    base_url = "moorage://cluster_metrics_client"
+    name = ""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
+
+    def _answer(self, method: str, argument: Any) -> Any:
+        data, message, status = self._ask(self.name, method, [argument])
+        if message:
+            raise APIError(message, status)
+        return data
+
+
+class GlobalClusterMetricsClient(_MetricsClient):
+    """`settings["cluster_metrics_client"]`, and `cluster_metrics_api` as ranking rules know it."""
+
+    name = "cluster_metrics_client"
+    base_url = "moorage://cluster_metrics_client"
 
     def get_cluster(self, cluster_id: str) -> Any:
         """Return the metrics of a cluster.
@@ -127,8 +140,27 @@ class GlobalClusterMetricsClient:
         """
         return self._answer("query_clusters", query_params)
 
-    def _answer(self, method: str, argument: Any) -> Any:
-        data, message, status = self._ask("cluster_metrics_client", method, [argument])
-        if message:
-            raise APIError(message, status)
-        return data
+
+class GlobalBlockMetricsClient(_MetricsClient):
+    """`settings["block_metrics_api"]`, which ranking rules know (allocation-server.md, 5.5)."""
+
+    name = "block_metrics_client"
+    base_url = "moorage://block_metrics_client"
+
+    def get_block(self, block_id: str) -> Any:
+        """Return the metrics of a block.
+
+        Raises:
+            APIError: There are none, or the service said no.
+
+        """
+        return self._answer("get_block", block_id)
+
+    def query_blocks(self, query_params: dict[str, Any] | None = None) -> Any:
+        """Return the metrics of all blocks that match a Mongo-style filter.
+
+        Raises:
+            APIError: The service said no.
+
+        """
+        return self._answer("query_blocks", query_params)

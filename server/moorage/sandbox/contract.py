@@ -129,9 +129,10 @@ class Services(Protocol):
         """Answer an injected client with plain JSON data.
 
         Args:
-            client: `cluster_client` or `cluster_metrics_client`.
+            client: `cluster_client`, `cluster_metrics_client` or `block_metrics_client`.
             method: `read_cluster(id)`, `execute_query(query)`; `get_cluster(id)`,
-                `query_clusters(query | None)`. Ids are validated before they arrive here.
+                `query_clusters(query | None)`; `get_block(id)`, `query_blocks(query | None)`. Ids
+                are validated before they arrive here.
             arguments: Positional, exactly as many as named above.
 
         Raises:

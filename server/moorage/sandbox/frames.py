@@ -83,8 +83,8 @@ class Manage(_Frame, tag=3):
 class Apply(_Frame, tag=6):
     """Evaluate the rule once on plain input, msgpack, which no fleet and no lease depend on.
 
-    With `ids_only`, objects with an `id` that the rule returns are answered as their ids. With
-    `fleet`, a packed snapshot, the rule also finds the columns of that in its input.
+    With `ids_only`, documents that the rule returns are answered as their ids and what it added.
+    With `fleet`, a packed snapshot, the rule also finds the columns of that in its input.
     """
 
     nonce: int

@@ -400,8 +400,8 @@ class Sandbox:
             input_data: What `eval` is given: JSON data, at most `INPUT_BYTES_MAX` packed.
             parameters: In the place of the policy's defaults.
             settings: In the place of the policy's defaults.
-            ids_only: Answer the `id` of an object in its place: a rule that returns the documents
-                it was given need not send them back.
+            ids_only: Answer the `id` of an object in its place, with what the rule added to it: a
+                rule that returns the documents it was given need not send them back.
             fleet: What the rule shall find in the columns of `input_data["fleet"]`.
 
         Raises:

@@ -125,6 +125,14 @@ async def read_document(request: Request, bodies: BodyReader) -> dict[str, Any]:
     return value
 
 
+def query_of(body: dict[str, Any]) -> dict[str, Any]:
+    """Return the filter, which documents show bare and the implementation wraps."""
+    if body.keys() == {"query"}:
+        query: dict[str, Any] = body["query"]
+        return query
+    return body
+
+
 def described(description: str) -> dict[str, Any]:
     """Return what OpenAPI says of a body, for `openapi_extra`."""
     return {

@@ -12,7 +12,8 @@ from starlette.responses import Response
 
 from moorage.protocol.faults import ServiceError
 from moorage.web.aliases import alias_routes
-from moorage.web.bodies import TENANT, BodyReader, json_response
+from moorage.web.block_documents import block_document_routes
+from moorage.web.bodies import TENANT, BodyReader, json_response, query_of
 from moorage.web.bodies import described as _body
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import succeeded as _success
@@ -48,6 +49,7 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
     groups = (
         _clusters,
         _metrics,
+        block_document_routes,
         _search,
         _policies,
         alias_routes,
@@ -81,7 +83,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def query_clusters(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        query = _query_of(await _document(request, bodies))
+        query = query_of(await _document(request, bodies))
         return json_response(await services.query_clusters(query))
 
     @router.get("/clusters/{cluster_id}", summary="Read a cluster")
@@ -126,7 +128,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def query_metrics(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        return _success(await services.query_metrics(_query_of(await _document(request, bodies))))
+        return _success(await services.query_metrics(query_of(await _document(request, bodies))))
 
     @router.get("/cluster/query", summary="Find metrics by equality")
     async def query_metrics_by_parameters(request: Request) -> Response:
@@ -228,7 +230,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def query_policies(request: Request) -> Response:
         """Answer the list of matching PolicyRule documents; `{}` matches all."""
-        query = _query_of(await _document(request, bodies))
+        query = query_of(await _document(request, bodies))
         return _success(await services.query_policies(query))
 
     @router.get("/policy/{uri}", summary="Read a policy")
@@ -262,6 +264,8 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
 
 def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
     router = APIRouter(tags=["allocator"])
+    if not services.allocate_over_http:
+        return router
 
     @router.post(
         "/allocate",
@@ -318,11 +322,3 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
         return _success(await services.block_task(task_id, getattr(request.state, TENANT)))
 
     return router
-
-
-def _query_of(body: Document) -> Document:
-    """Return the filter, which documents show bare and the implementation wraps."""
-    if body.keys() == {"query"}:
-        query: Document = body["query"]
-        return query
-    return body

@@ -9,6 +9,32 @@ from typing import Any, Literal, Protocol
 Document = dict[str, Any]
 
 
+class BlockDocumentServices(Protocol):
+    """Block documents and block metrics; `kind` says which."""
+
+    async def create(self, document: Document) -> Document:
+        """Store a new block document and return it."""
+
+    async def put_metrics(self, document: Document) -> tuple[Document, bool]:
+        """Store the metrics of a block; return them and whether it had none before."""
+
+    async def get(self, kind: Literal["block", "block_metrics"], block_id: str) -> Document:
+        """Return a document, or raise `not_found`."""
+
+    async def update(
+        self, kind: Literal["block", "block_metrics"], block_id: str, change: Document
+    ) -> Document:
+        """Change a document, as cluster documents are changed; raise `not_found`."""
+
+    async def delete(self, kind: Literal["block", "block_metrics"], block_id: str) -> Document:
+        """Delete a document and return it, or raise `not_found`."""
+
+    async def query(
+        self, kind: Literal["block", "block_metrics"], query: Document | None
+    ) -> list[Document]:
+        """Return the documents that match a filter, by id; None: all."""
+
+
 class WebServices(Protocol):
     """Everything behind the HTTP endpoints."""
 
@@ -136,6 +162,13 @@ class WebServices(Protocol):
 
     async def execute_policy(self, executor: str, body: Document, tenant: str) -> Any:
         """Evaluate a policy on the input of the body; return what it returned."""
+
+    @property
+    def block_documents(self) -> BlockDocumentServices:
+        """Blocks, as far as they are documents."""
+
+    allocate_over_http: bool
+    """Whether `POST /allocate` is served at all."""
 
     async def allocate(self, body: bytes, tenant: str) -> tuple[int, bytes]:
         """Answer `POST /allocate`, the HTTP twin of an ad-hoc request.

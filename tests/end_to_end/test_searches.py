@@ -1,0 +1,192 @@
+"""The search endpoints beyond clusters: policies and blocks, scores, and what ranking rules get."""
+
+import httpx
+import pytest
+from served import Server, cluster, rule
+
+from moorage.trials.process import daemon
+from moorage_policies import catalog
+
+SCORES = rule(
+    "ranked = sorted(input_data, key=lambda each: -each['reputation'])\n"
+    "for number, each in enumerate(ranked):\n"
+    "    each['score'] = 1 / (1 + number)\n"
+    "return ranked",
+    "scores:1.0-x",
+)
+BRIEF = rule(
+    "return [{'id': each['id'], 'score': 7} for each in input_data] + ['east']", "brief:1.0-x"
+)
+BY_LOAD = rule(
+    "busy = {}\n"
+    "for each in self.settings['block_metrics_api'].query_blocks({}):\n"
+    "    busy[each['blockId']] = each['instances'][0]['load']\n"
+    "one = self.settings['block_metrics_api'].get_block('llama')\n"
+    "free = self.settings['cluster_metrics_api'].get_cluster('east')['cluster']\n"
+    "try:\n"
+    "    self.settings['block_metrics_api'].get_block('nobody')\n"
+    "    raised = ''\n"
+    "except Exception as error:\n"
+    "    raised = str(error)\n"
+    "ranked = sorted(input_data, key=lambda each: busy[each['id']])\n"
+    "for each in ranked:\n"
+    "    each['said'] = [one['blockId'], free['gpu']['totalFreeMem'], raised]\n"
+    "return ranked",
+    "by_load:1.0-x",
+)
+
+
+@pytest.fixture(scope="module")
+def server():
+    with daemon() as running:
+        server = Server(running)
+        server.register(
+            *(
+                cluster(name, tags=[name], reputation=number)
+                for number, name in enumerate(("east", "north", "west"))
+            )
+        )
+        metrics = {"clusterId": "east", "nodes": [{"id": "east-0", "gpu": {"totalFreeMem": 5}}]}
+        server.http.post("/cluster", json=metrics).raise_for_status()
+        server.publish(catalog.document("first_fit"), SCORES, BRIEF, BY_LOAD)
+        for name, where, load in (("llama", "east", 3), ("whisper", "west", 1)):
+            block = {"id": name, "cluster": {"id": where}, "kind": "model"}
+            assert server.http.post("/blocks", json=block).status_code == 201
+            measured = {"blockId": name, "instances": [{"load": load}]}
+            assert server.http.post("/block", json=measured).status_code == 201
+        yield server
+        assert running.log.read_text() == ""
+        server.close()
+
+
+def find(server, body, path="/api/no-ir/filter"):
+    answer = server.http.post(path, json=body)
+    assert answer.status_code == 200, answer.text
+    return answer.json()["data"]
+
+
+def ranked(server, match_type, uri="", **parameters):
+    rule = {"policyRuleURI": uri, "parameters": parameters}
+    body = {"matchType": match_type, "rankingPolicyRule": rule}
+    return find(server, body, "/api/similarity-search")
+
+
+def test_what_a_ranking_policy_adds_is_answered(server):
+    found = ranked(server, "cluster", "scores:1.0-x", **{"return": 2})
+    assert [(each["id"], each["score"]) for each in found] == [("west", 1.0), ("north", 0.5)]
+    assert found[0]["nodes"] == server.http.get("/clusters/west").json()["nodes"]
+    found = ranked(server, "cluster", "brief:1.0-x")
+    assert [(each["id"], each["score"]) for each in found] == [
+        (name, 7) for name in ("east", "north", "west")
+    ]
+    # The candidates of a request are ranked all the same.
+    search = {"matchType": "cluster", "rankingPolicyRule": {"policyRuleURI": "scores:1.0-x"}}
+    reply = server.ask(search=search, resources={"gpus": 1})
+    assert reply["data"]["cluster_id"]
+
+
+def test_ranking_rules_have_their_metrics_clients(server):
+    found = ranked(server, "block", "by_load:1.0-x")
+    assert [each["id"] for each in found] == ["whisper", "llama"]
+    name, free, raised = found[0]["said"]
+    assert (name, free) == ("llama", 5)
+    assert "no metrics of a block 'nobody'" in raised
+
+
+def test_policies_are_searched(server):
+    condition = {"variable": "policy_rule_uri", "operator": "LIKE", "value": "first*"}
+    (found,) = find(server, {"matchType": "policy", "filter": {"policyQuery": condition}})
+    assert found["policy_rule_uri"] == "first_fit:1.0-stable"
+    everything = find(server, {"matchType": "policy", "filter": {}})
+    assert len(everything) == 4
+    like = ranked(server, "policy", like="first_fit:1.0-stable", **{"return": 1})
+    assert like[0]["policy_rule_uri"] != "first_fit:1.0-stable"
+    named = ranked(server, "policy", like={"name": "first_fit"}, **{"return": 1})
+    assert named[0]["policy_rule_uri"] == "first_fit:1.0-stable"
+
+
+def test_blocks_are_searched_by_themselves_their_metrics_and_their_clusters(server):
+    def of(**queries):
+        body = {"matchType": "block", "filter": queries}
+        return [each["id"] for each in find(server, body, "/api/filter-data")]
+
+    assert of() == ["llama", "whisper"]
+    assert of(blockQuery={"kind": "model"}) == ["llama", "whisper"]
+    assert of(blockMetricsQuery={"instances.load": {"$gt": 2}}) == ["llama"]
+    assert of(clusterQuery={"tags": "west"}) == ["whisper"]
+    assert of(clusterQuery={"tags": "west"}, blockMetricsQuery={"instances.load": 3}) == []
+    assert of(clusterQuery={"tags": "nowhere"}) == []
+    (found,) = find(server, {"matchType": "block", "filter": {"blockQuery": {"id": "llama"}}})
+    assert found["metrics"] == {"blockId": "llama", "instances": [{"load": 3}]}
+    assert [each["id"] for each in ranked(server, "block", like="llama")] == ["whisper"]
+
+
+def test_what_is_not_kept_here_is_refused_in_a_sentence(server):
+    for kind in ("vdag", "component", "policyFunction", "policyGraph"):
+        answer = server.http.post("/api/no-ir/filter", json={"matchType": kind, "filter": {}})
+        assert answer.status_code == 400
+        assert answer.json()["message"] == (
+            f"matchType: this server keeps no {kind} documents; expected cluster or block or policy"
+        )
+    reply = server.ask(filter={"matchType": "block", "filter": {}})
+    assert reply["error"]["code"] == "unsupported"
+    assert reply["error"]["field"] == "filter.matchType"
+    unknown = server.http.post("/api/no-ir/filter", json={"matchType": "exact", "filter": {}})
+    assert "one of cluster, block" in unknown.json()["message"]
+
+
+def test_documents_of_blocks_are_kept_and_changed(server):
+    http = server.http
+    assert http.post("/blocks", json={"id": "llama"}).status_code == 409
+    assert http.post("/blocks", json={"id": "../x"}).json()["error"]["field"] == "id"
+    nowhere = http.post("/blocks", json={"id": "x", "cluster": 7})
+    assert nowhere.json()["error"]["field"] == "cluster"
+    refused = http.put("/block/x", json={"instances": 7})
+    assert refused.json()["error"]["field"] == "instances"
+    assert http.get("/blocks/nobody").status_code == 404
+    made = http.post("/blocks", json={"id": "tmp", "a": {"b": 1}})
+    assert made.json() == {"success": True, "data": {"id": "tmp", "a": {"b": 1}}}
+    changed = http.put("/blocks/tmp", json={"$set": {"a.c": 2}}).json()["data"]
+    assert changed["a"] == {"b": 1, "c": 2}
+    assert [each["id"] for each in http.post("/blocks/query", json={"a.c": 2}).json()["data"]] == [
+        "tmp"
+    ]
+    assert http.put("/block/tmp", json={"instances": []}).status_code == 201
+    assert http.put("/block/tmp", json={"$set": {"load": 1}}).json()["data"]["load"] == 1
+    assert http.put("/block/tmp", json={"blockId": "other"}).status_code == 400
+    assert http.get("/block/tmp").json()["data"]["blockId"] == "tmp"
+    assert len(http.post("/block/query", json={"query": {"load": 1}}).json()["data"]) == 1
+    for path in ("/block/tmp", "/blocks/tmp"):
+        assert http.delete(path).status_code == 200
+        assert http.delete(path).status_code == 404
+
+
+def test_blocks_survive_a_restart(tmp_path):
+    for first in (True, False):
+        with daemon(tmp_path) as running, httpx.Client(base_url=running.http) as http:
+            if first:
+                http.post("/blocks", json={"id": "b"}).raise_for_status()
+                http.post("/block", json={"blockId": "b", "instances": []}).raise_for_status()
+            found = http.post("/api/no-ir/filter", json={"matchType": "block", "filter": {}}).json()
+            assert found["data"] == [{"id": "b", "metrics": {"blockId": "b", "instances": []}}]
+
+
+def test_the_allocator_over_http_can_be_switched_off():
+    with daemon(environment={"MOORAGE_ALLOCATE_OVER_HTTP": "false"}) as running:
+        server = Server(running)
+        server.register(cluster("east"))
+        server.publish(catalog.document("first_fit"))
+        assert server.http.post("/allocate", json={}).status_code == 404
+        assert "/allocate" not in server.http.get("/openapi.json").json()["paths"]
+        assert server.ask(resources={"gpus": 1})["success"]
+        server.close()
+
+
+def test_code_comes_only_from_the_hosts_that_are_configured():
+    with daemon(environment={"MOORAGE_POLICY_CODE_HOSTS": "git.lan"}) as running:
+        server = Server(running)
+        document = {"policy_rule_uri": "x:1-y", "code": "http://127.0.0.1:9/rule.py"}
+        refused = server.http.post("/policy", json=document).json()
+        assert refused["message"] == "code: the host 127.0.0.1 is not allowed"
+        assert refused["error"]["expected"] == "one of git.lan"
+        server.close()
