@@ -190,3 +190,21 @@ def test_code_comes_only_from_the_hosts_that_are_configured():
         assert refused["message"] == "code: the host 127.0.0.1 is not allowed"
         assert refused["error"]["expected"] == "one of git.lan"
         server.close()
+
+
+def test_metrics_are_aggregated_and_read_as_at_the_gateway(server):
+    http = server.http
+    stages = [
+        {"$unwind": "$nodes"},
+        {"$group": {"_id": None, "f": {"$sum": "$nodes.gpu.totalFreeMem"}}},
+    ]
+    for body in (stages, {"pipeline": stages}):
+        answer = http.post("/cluster/aggregate", json=body)
+        assert answer.json() == {"success": True, "data": [{"_id": None, "f": 5}]}
+    refused = http.post("/cluster/aggregate", json=[{"$out": "x"}])
+    assert (refused.status_code, refused.json()["error"]["field"]) == (400, "pipeline[0].$out")
+    assert http.get("/cluster-metrics/east").json() == http.get("/cluster/east").json()
+    node = http.get("/cluster-metrics/east/node/east-0").json()["data"]
+    assert node["gpu"] == {"totalFreeMem": 5}
+    assert http.get("/cluster-metrics/east/node/x").status_code == 404
+    assert http.get("/cluster-metrics/nowhere").status_code == 404

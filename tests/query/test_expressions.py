@@ -194,3 +194,25 @@ def test_like_is_the_documented_regular_expression():
         assert [text for text in texts if like.matches(text)] == [
             text for text in texts if documented.search(text)
         ]
+
+
+@given(
+    st.lists(st.text("ab0-", max_size=8), max_size=30, unique=True),
+    st.sampled_from(["a", "^a", "b$", "^a*b$", "(a|b){2}0", "-?0+$", "^$", ".", "^a.*0$"]),
+)
+def test_sorted_texts_read_together_match_as_each_does_alone(texts, pattern):
+    texts = sorted(texts)
+    table = expression(pattern, "", "x")
+    shared = [0]
+    for one, other in itertools.pairwise(texts):
+        alike = (n for n in range(min(len(one), len(other)) + 1) if one[:n] == other[:n])
+        shared.append(max(alike))
+    expected = [place for place, text in enumerate(texts) if table.matches(text)]
+    assert table.occurring(texts, shared) == expected
+
+
+def test_a_text_that_is_too_long_is_left_out_and_its_neighbours_are_not():
+    table = expression("^a+b?$", "", "x")
+    texts = ["a", "a" * 5000, "a" * 5000 + "b", "aab"]
+    assert table.occurring([*texts[:2], "ab"], [0, 1, 1]) == [0, 2]
+    assert table.occurring(texts, [0, 1, 5000, 2]) == [0, 3]

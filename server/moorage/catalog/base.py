@@ -306,6 +306,17 @@ class Catalog(Protocol):
     async def query_metrics(self, query: Document | None = None) -> list[Document]:
         """Return the metrics documents that match a filter, by cluster id; None: all."""
 
+    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+        """Return what an aggregation pipeline makes of all metrics documents.
+
+        Args:
+            stages: As `query.parse_pipeline` reads them.
+
+        Raises:
+            ServiceError: `bad_message` or `unsupported` naming the place; `too_large`; `busy`.
+
+        """
+
     # Policies (sections 3 and 8.1) ------------------------------------------------------------
 
     async def prepare_policy(self, document: Document) -> PreparedPolicy:

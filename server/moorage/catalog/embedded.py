@@ -47,6 +47,7 @@ from moorage.catalog.records import (
     Entry,
     Loaded,
     PolicyEntry,
+    aggregated,
     answered,
     changed,
     entry_of,
@@ -255,6 +256,11 @@ class EmbeddedCatalog:
         """See `Catalog.query_metrics`."""
         found = await self._search.metrics(parse_filter(query))
         return answered([self._metrics[name] for name in found if name in self._metrics])
+
+    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+        """See `Catalog.aggregate_metrics`."""
+        taken = [self._metrics[name].document for name in sorted(self._metrics)]
+        return await self._search.run(lambda: aggregated(stages, taken))
 
     def _publish_metrics(self, entry: DocumentEntry) -> None:
         self._metrics[entry.id] = entry

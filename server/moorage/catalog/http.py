@@ -29,6 +29,9 @@ REDIRECTS_MAX: Final = 2
 """Redirects followed for one attempt, and only on the same host."""
 CONNECTIONS_MAX: Final = 16
 """Open connections to one service; further questions wait for one, within their deadline."""
+KEEP_ALIVE_SECONDS: Final = 3.0
+"""How long an idle connection is used again: most servers close theirs after five seconds, and a
+question that meets that moment would be lost."""
 FAILURES_MAX: Final = 5
 """Failures in a row after which a service is left alone for a while."""
 OPEN_SECONDS_FIRST: Final = 0.25
@@ -167,7 +170,9 @@ class Service:
             auth=credentials,
             timeout=None,  # noqa: S113  # One deadline covers everything, dripping bodies included.
             limits=httpx.Limits(
-                max_connections=CONNECTIONS_MAX, max_keepalive_connections=CONNECTIONS_MAX
+                max_connections=CONNECTIONS_MAX,
+                max_keepalive_connections=CONNECTIONS_MAX,
+                keepalive_expiry=KEEP_ALIVE_SECONDS,
             ),
             follow_redirects=False,
             trust_env=False,  # Neither proxies nor a .netrc that nobody configured for this.

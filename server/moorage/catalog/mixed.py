@@ -11,7 +11,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import msgspec
 
@@ -35,7 +35,7 @@ from moorage.catalog.http import Service, without_credentials
 from moorage.catalog.mirrors import ClusterMirror, MetricsMirror
 from moorage.catalog.policies import is_policy_uri
 from moorage.catalog.policy_mirror import PolicyMirror
-from moorage.catalog.records import DocumentEntry, PolicyEntry, not_found
+from moorage.catalog.records import DocumentEntry, PolicyEntry, aggregated, not_found
 from moorage.catalog.remote import (
     ClusterFound,
     ClusterRegistry,
@@ -333,6 +333,13 @@ class MixedCatalog(EmbeddedCatalog):
             return await super().query_metrics(query)
         compile_filter(query or {})  # Nothing that it refuses is passed on (defect D17).
         return await self._mirrored_metrics.service.matching(query or {})
+
+    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+        """See `Catalog.aggregate_metrics`."""
+        if self._mirrored_metrics is None:
+            return await super().aggregate_metrics(stages)
+        documents = await self._mirrored_metrics.service.matching({})
+        return await self._search.run(lambda: aggregated(stages, documents))
 
     async def get_policy(self, uri: str) -> Document:
         """See `Catalog.get_policy`."""

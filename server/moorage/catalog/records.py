@@ -6,7 +6,7 @@ thread within a transaction and raise to undo it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 import msgspec
 
@@ -28,12 +28,14 @@ from moorage.catalog.policies import pack_files, record_from, unpack_files
 from moorage.catalog.store import Database, Kind, Row
 from moorage.model import ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
+from moorage.query import QueryError, parse_pipeline
 
 __all__ = [
     "DocumentEntry",
     "Entry",
     "Loaded",
     "PolicyEntry",
+    "aggregated",
     "answered",
     "changed",
     "check_limits",
@@ -228,6 +230,20 @@ def refuse_differences(uri: str, fields: Sequence[str]) -> None:
             expected="a URI that no other content has",
             details={"differing": list(fields)},
         )
+
+
+def aggregated(stages: Any, documents: Sequence[Document]) -> list[Document]:
+    """Return what a pipeline makes of documents, or refuse to make an answer of that size.
+
+    Raises:
+        QueryError: The pipeline is wrong, or makes too much.
+
+    """
+    rows = [dict(row) for row in parse_pipeline(stages).run(documents)]
+    if len(msgspec.json.encode(rows)) > RESULT_BYTES_MAX:
+        expected = f"at most {RESULT_BYTES_MAX} bytes of documents"
+        raise QueryError("pipeline", expected, "makes more", Code.TOO_LARGE)
+    return rows
 
 
 def answered(found: Sequence[Entry]) -> list[Document]:

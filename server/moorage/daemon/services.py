@@ -155,6 +155,7 @@ class HttpServices:
         self.update_metrics = catalog.update_metrics
         self.delete_metrics = catalog.delete_metrics
         self.query_metrics = catalog.query_metrics
+        self.aggregate_metrics = catalog.aggregate_metrics
         self.get_policy = catalog.get_policy
         self.update_policy = catalog.update_policy
         self.policy_history = catalog.policy_history

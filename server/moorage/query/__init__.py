@@ -1,9 +1,9 @@
 """The language of filters and searches: from JSON to the documents that are meant.
 
 Pure values and functions. `parse_filter` and `parse_search` read bodies, `parse_condition` and
-`parse_mongo` single queries; `evaluate` and `predicate` apply them to a document, `DocumentIndex`
-to ten thousand; `nearest` ranks by likeness; `expression` is its safe part of
-regular expressions. README.md has the language, by example.
+`parse_mongo` single queries, `parse_pipeline` aggregations; `evaluate` and `predicate` apply
+conditions to a document, `DocumentIndex` to ten thousand; `nearest` ranks by likeness; `expression`
+is its safe part of regular expressions. README.md has the language, by example.
 
 Everything that is wrong with a query is one exception:
 
@@ -17,6 +17,7 @@ from moorage.query.evaluate import Predicate, evaluate, predicate
 from moorage.query.expressions import expression
 from moorage.query.index import DocumentIndex
 from moorage.query.parse import parse_condition, parse_mongo
+from moorage.query.pipelines import Pipeline, parse_pipeline
 from moorage.query.ranking import DEFAULT_WEIGHTS, nearest
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
     "DocumentIndex",
     "Filter",
     "MatchType",
+    "Pipeline",
     "Predicate",
     "QueryError",
     "Search",
@@ -36,6 +38,7 @@ __all__ = [
     "parse_condition",
     "parse_filter",
     "parse_mongo",
+    "parse_pipeline",
     "parse_search",
     "predicate",
     "restricted",

@@ -10,7 +10,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import accumulate, chain
+from functools import cached_property
+from itertools import accumulate, chain, pairwise
 from typing import Any, Final, assert_never
 
 import numpy as np
@@ -21,6 +22,7 @@ from moorage.query.conditions import Among, Exists, Leaf, Matches, Ordered, Orde
 from moorage.query.errors import QueryError
 from moorage.query.evaluate import ORDERS, spread
 from moorage.query.limits import SEARCH_CHARS_MAX
+from moorage.query.patterns import Expression
 from moorage.query.values import Mark, is_number, keys_of, number_in
 
 __all__ = ["Cells", "Column", "Mask", "Rows"]
@@ -348,7 +350,14 @@ class _Vocabulary:
             expected = "a pattern with more fixed text, or LIKE or $in instead"
             reason = f"would read more than {SEARCH_CHARS_MAX} characters"
             raise QueryError(place, expected, reason, Code.TOO_LARGE)
+        if isinstance(pattern, Expression) and len(likely) == len(self._texts):
+            return [self._codes[at] for at in pattern.occurring(self._texts, self._shared)]
         return [self._codes[at] for at in likely if pattern.matches(self._texts[at])]
+
+    @cached_property
+    def _shared(self) -> list[int]:
+        """With how many characters each text begins like the one before."""
+        return [0, *(_common(one, other) for one, other in pairwise(self._texts))]
 
     def _with_needle(self, needles: Sequence[str]) -> Sequence[int]:
         """Return the places of the texts that may have all needles."""
@@ -364,6 +373,14 @@ class _Vocabulary:
             found.append(bisect_right(self._ends, at))
             at = self._whole.find(needle, self._ends[found[-1]] + 1)
         return found
+
+
+def _common(one: str, other: str) -> int:
+    """Return with how many characters two texts begin alike."""
+    for place, (here, there) in enumerate(zip(one, other, strict=False)):
+        if here != there:
+            return place
+    return min(len(one), len(other))
 
 
 def _exact(number: float) -> float | None:

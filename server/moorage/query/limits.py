@@ -26,6 +26,10 @@ EXPRESSION_TEXT_CHARS_MAX: Final = 4096
 """A longer text matches no `$regex`."""
 SEARCH_CHARS_MAX: Final = 1_000_000
 """Characters that the `$regex` of one search may read over all documents."""
+STAGES_MAX: Final = 16
+"""Stages of one aggregation pipeline."""
+ROWS_MAX: Final = 250_000
+"""Documents after each stage of a pipeline."""
 RETURN_MAX: Final = 1000
 """Results of one similarity search."""
 WEIGHTS_MAX: Final = 32

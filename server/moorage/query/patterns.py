@@ -112,3 +112,29 @@ class Expression:
             if state < 0:
                 return state == ACCEPTED
         return state in self.last
+
+    def occurring(self, texts: Sequence[str], shared: Sequence[int]) -> list[int]:
+        """Return the places of those texts in which it occurs.
+
+        Args:
+            texts: In their order, in which neighbours begin alike.
+            shared: With how many characters each begins like the one before; they are not read
+                again.
+
+        """
+        rows, found = self.rows, list[int]()
+        states = [0]  # After each character of the text before, up to its verdict.
+        for place, text in enumerate(texts):
+            del states[shared[place] + 1 :]
+            if len(text) > EXPRESSION_TEXT_CHARS_MAX:
+                continue
+            state = states[-1]
+            if state >= 0:
+                for character in text[len(states) - 1 :]:
+                    state = rows[state][character]
+                    states.append(state)
+                    if state < 0:
+                        break
+            if state == ACCEPTED or state in self.last:
+                found.append(place)
+        return found

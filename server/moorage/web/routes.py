@@ -10,10 +10,11 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
+from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
-from moorage.web.bodies import TENANT, BodyReader, json_response, query_of
+from moorage.web.bodies import TENANT, BodyReader, decode_json, json_response, query_of
 from moorage.web.bodies import described as _body
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import succeeded as _success
@@ -48,6 +49,7 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
     router = APIRouter()
     groups = (
         _clusters,
+        _metrics_views,
         _metrics,
         block_document_routes,
         _search,
@@ -163,6 +165,41 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def delete_metrics(cluster_id: str) -> Response:
         """Answer the metrics that were removed."""
         return _success(await services.delete_metrics(cluster_id))
+
+    return router
+
+
+def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
+    router = APIRouter(tags=["cluster metrics"])
+
+    @router.post(
+        "/cluster/aggregate",
+        summary="Aggregate metrics",
+        openapi_extra=_body(
+            'A list of stages, bare or as `{"pipeline": stages}`: `$match`, `$unwind`, `$group`,'
+            " `$project`, `$sort`, `$skip`, `$limit`, `$count`."
+        ),
+    )
+    async def aggregate_metrics(request: Request) -> Response:
+        """Answer what the stages make of all metrics documents, one after the other."""
+        body = decode_json(await bodies.read(request))
+        stages = body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
+        return _success(await services.aggregate_metrics(stages))
+
+    @router.get("/cluster-metrics/{cluster_id}", summary="Read metrics, as at the gateway")
+    async def gateway_metrics(cluster_id: str) -> Response:
+        """Answer the metrics of a cluster."""
+        return _success(await services.get_metrics(cluster_id))
+
+    @router.get("/cluster-metrics/{cluster_id}/node/{node_id}", summary="Read metrics of a node")
+    async def node_metrics(cluster_id: str, node_id: str) -> Response:
+        """Answer the part of a cluster's metrics that is about one node."""
+        document = await services.get_metrics(cluster_id)
+        for node in document.get("nodes", []):
+            if node.get("id", node.get("nodeId")) == node_id:
+                return _success(node)
+        text = f"no metrics of a node {node_id!r} of the cluster {cluster_id!r}"
+        raise ServiceError(Code.NOT_FOUND, text, field="id")
 
     return router
 

@@ -21,6 +21,9 @@ from moorage.web.services import WebServices
 
 __all__ = ["WebServer"]
 
+KEEP_ALIVE_SECONDS: Final = 65
+"""How long an idle connection stays open: longer than clients keep theirs, so that none sends a
+request just when it is closed."""
 CONNECTIONS_MAX: Final = 2048
 """Open connections; requests on further ones are answered 503 by uvicorn."""
 START_SECONDS_MAX: Final = 30.0
@@ -50,6 +53,7 @@ class WebServer:
             access_log=False,
             server_header=False,
             limit_concurrency=CONNECTIONS_MAX,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=drain_seconds,
         )
         self._server = _Server(config)

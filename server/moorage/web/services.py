@@ -76,6 +76,9 @@ class WebServices(Protocol):
     async def query_metrics(self, query: Document | None = None) -> list[Document]:
         """Return the metrics documents that match a filter; None: all."""
 
+    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+        """Return what an aggregation pipeline makes of all metrics documents."""
+
     async def search(
         self, action: Literal["filter", "search"], body: Document, tenant: str
     ) -> tuple[list[Document], list[str]]:

@@ -1,0 +1,309 @@
+"""Aggregation pipelines: a list of stages, each making documents of those before it.
+
+The catalog runs what `parse_pipeline` read for `POST /cluster/aggregate` (allocation-server.md,
+8.4). The stages are the plain ones of Mongo; nothing in them runs code, joins or writes.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from moorage.model import Code
+from moorage.query.conditions import Fold, Path
+from moorage.query.errors import QueryError, missing, too_deep, under, wrong
+from moorage.query.evaluate import predicate
+from moorage.query.limits import DEPTH_MAX, ROWS_MAX, STAGES_MAX, VALUES_MAX
+from moorage.query.parse import Parser
+from moorage.query.paths import reader
+from moorage.query.shapes import a_list, an_object, known, one_of
+from moorage.query.values import is_number, number_in
+
+__all__ = ["Pipeline", "parse_pipeline"]
+
+Document = Mapping[str, Any]
+Stage = Callable[[list[Document]], list[Document]]
+_Expression = Callable[[Document], Any]
+
+_FOLDS: Final = ("$sum", "$avg", "$min", "$max", "$first", "$last", "$push", "$addToSet", "$count")
+_STAGES: Final = (
+    "$match",
+    "$unwind",
+    "$group",
+    "$project",
+    "$sort",
+    "$skip",
+    "$limit",
+    "$count",
+)
+
+
+class Pipeline:
+    """Stages, ready to run.
+
+    Args:
+        stages: In their order.
+        at: The place of the list, for errors.
+
+    """
+
+    def __init__(self, stages: Sequence[Stage], at: str) -> None:
+        self._stages = stages
+        self._at = at
+
+    def run(self, documents: Iterable[Document]) -> list[Document]:
+        """Return what the last stage makes of documents, which are not written to.
+
+        Raises:
+            QueryError: `too_large`: a stage would make more than `ROWS_MAX` documents.
+
+        """
+        rows = list(documents)
+        for number, stage in enumerate(self._stages):
+            try:
+                rows = stage(rows)
+            except _TooManyError as error:
+                place = f"{self._at}[{number}]"
+                expected = f"at most {ROWS_MAX} documents after each stage"
+                raise QueryError(place, expected, "makes more", Code.TOO_LARGE) from error
+        return rows
+
+
+class _TooManyError(Exception):
+    """A stage makes more documents, or lists, than allowed; it stays in this module."""
+
+
+def parse_pipeline(stages: Any, at: str = "pipeline") -> Pipeline:
+    """Return the pipeline that a list of stages says.
+
+    Args:
+        stages: At most `STAGES_MAX` objects of one key each, such as `{"$match": filter}`.
+        at: The place of the list, with which the paths in errors start.
+
+    Raises:
+        QueryError: It is malformed, refused or too large.
+
+    """
+    listed = a_list(stages, at, "a list of stages", STAGES_MAX, least=0)
+    parser, read = Parser(), list[Stage]()
+    for number, each in enumerate(listed):
+        place = f"{at}[{number}]"
+        stage = an_object(each, place, "a stage (an object of one key)")
+        if len(stage) != 1:
+            raise wrong(each, "a stage (an object of one key)", place)
+        ((name, value),) = stage.items()
+        if name not in _STAGES:
+            expected = "one of " + ", ".join(_STAGES)
+            raise QueryError(under(place, name), expected, "is not served", Code.UNSUPPORTED)
+        read.append(_stage(parser, name, value, under(place, name)))
+    return Pipeline(read, at)
+
+
+def _stage(parser: Parser, name: str, value: Any, at: str) -> Stage:
+    if name == "$match":
+        holds = predicate(parser.mongo(value, at))
+        return lambda rows: [row for row in rows if holds(row)]
+    if name == "$unwind":
+        return _unwound(parser, value, at)
+    if name == "$group":
+        return _grouped(parser, value, at)
+    if name == "$project":
+        return _projected(parser, value, at)
+    if name == "$sort":
+        return _sorted(parser, value, at)
+    if name == "$count":
+        if not isinstance(value, str) or not value or value.startswith("$") or "." in value:
+            raise wrong(value, "the name of a field, without $ and dots", at)
+        return lambda rows: [{value: len(rows)}] if rows else []
+    count = number_in(value)
+    least = 1 if name == "$limit" else 0
+    if count is None or count != int(count) or not least <= count <= ROWS_MAX:
+        raise wrong(value, f"a whole number from {least} to {ROWS_MAX}", at)
+    kept = int(count)
+    return (lambda rows: rows[:kept]) if name == "$limit" else (lambda rows: rows[kept:])
+
+
+def _unwound(parser: Parser, value: Any, at: str) -> Stage:
+    keep_empty = False
+    if isinstance(value, dict):
+        known(value, ("path", "preserveNullAndEmptyArrays"), at)
+        keep_empty = value.get("preserveNullAndEmptyArrays") is True
+        at, value = under(at, "path"), value.get("path")
+    path = _path(parser, value, at)
+    parts = path.split(".")
+    read = reader(Path(path))
+
+    def stage(rows: list[Document]) -> list[Document]:
+        made: list[Document] = []
+        for row in rows:
+            found = read(row)
+            elements = [e for each in found for e in (each if isinstance(each, list) else [each])]
+            if not elements and keep_empty:
+                made.append(row)
+            made += [_placed(row, parts, element) for element in elements]
+            if len(made) > ROWS_MAX:
+                raise _TooManyError
+        return made
+
+    return stage
+
+
+def _grouped(parser: Parser, value: Any, at: str) -> Stage:
+    given = an_object(value, at, "an object with _id and the fields to make")
+    if "_id" not in given:
+        raise missing(under(at, "_id"), "what to group by: $path, an object of them, or null")
+    key = _expression(parser, given["_id"], under(at, "_id"))
+    made: dict[str, Callable[[list[Document]], Any]] = {}
+    for name, each in given.items():
+        if name == "_id":
+            continue
+        place = under(at, name)
+        if name.startswith("$") or "." in name:
+            raise QueryError(place, "a field's name, without $ and dots", "is none")
+        fold = an_object(each, place, "an object such as {$sum: $path}")
+        if len(fold) != 1:
+            raise wrong(each, "an object of one key, such as {$sum: $path}", place)
+        ((how, what),) = fold.items()
+        one_of(how, place, _FOLDS)
+        made[name] = _fold(how, _expression(parser, what, under(place, how)))
+
+    def stage(rows: list[Document]) -> list[Document]:
+        groups: dict[str, tuple[Any, list[Document]]] = {}
+        for row in rows:
+            value = key(row)
+            # As text, objects and lists are keys too; the order of the first of each is kept.
+            text = json.dumps(value, sort_keys=True, default=str)
+            groups.setdefault(text, (value, []))[1].append(row)
+        return [
+            {"_id": value, **{name: fold(held) for name, fold in made.items()}}
+            for value, held in groups.values()
+        ]
+
+    return stage
+
+
+def _fold(how: str, read: _Expression) -> Callable[[list[Document]], Any]:
+    """Return one field of a group; `$sum` and the like look into lists, as folds do everywhere."""
+    if how == "$count":
+        return len
+    if how in {"$first", "$last"}:
+        place = 0 if how == "$first" else -1
+        return lambda rows: read(rows[place])
+    if how in {"$push", "$addToSet"}:
+
+        def listed(rows: list[Document]) -> list[Any]:
+            if len(rows) > VALUES_MAX:
+                raise _TooManyError
+            values = [value for row in rows if (value := read(row)) is not None]
+            if how == "$push":
+                return values
+            seen = {json.dumps(each, sort_keys=True, default=str): each for each in values}
+            return list(seen.values())
+
+        return listed
+    folded = reader(Fold(how[1:], Path("values")))  # type: ignore[arg-type]  # Four folds are left.
+
+    def number(rows: list[Document]) -> Any:
+        values: list[Any] = []
+        for row in rows:
+            value = read(row)
+            values += value if isinstance(value, list) else [value]
+        found = folded({"values": values})
+        return found[0] if found else None
+
+    return number
+
+
+def _projected(parser: Parser, value: Any, at: str) -> Stage:
+    given = an_object(value, at, "an object of fields, each 1 or $path; _id may be 0")
+    reads: list[tuple[list[str], _Expression]] = []
+    for name, each in given.items():
+        place = under(at, name)
+        path = parser.path(name, place).text
+        if name == "_id" and each in (0, False):
+            continue
+        if each not in (1, True) and not (isinstance(each, str) and each.startswith("$")):
+            raise wrong(
+                each, "1, or a $path; fields are named to be kept, not to be left out", place
+            )
+        wanted = f"${name}" if each in (1, True) else each
+        reads.append((path.split("."), _expression(parser, wanted, place)))
+
+    def stage(rows: list[Document]) -> list[Document]:
+        made: list[Document] = []
+        for row in rows:
+            document: Document = {}
+            for parts, read in reads:
+                found = read(row)
+                if found is not None:
+                    document = _placed(document, parts, found)
+            made.append(document)
+        return made
+
+    return stage
+
+
+def _sorted(parser: Parser, value: Any, at: str) -> Stage:
+    given = an_object(value, at, "an object of paths, each 1 or -1")
+    keys: list[tuple[_Expression, bool]] = []
+    for name, each in given.items():
+        if each not in (1, -1) or isinstance(each, bool):
+            raise wrong(each, "1 or -1", under(at, name))
+        keys.append((_expression(parser, f"${name}", under(at, name)), each == -1))
+
+    def stage(rows: list[Document]) -> list[Document]:
+        for read, descending in reversed(keys):  # Sorting is stable: the first key comes last.
+            ranks = [_rank(read(row)) for row in rows]
+            order = sorted(range(len(rows)), key=ranks.__getitem__, reverse=descending)
+            rows = [rows[place] for place in order]
+        return rows
+
+    return stage
+
+
+def _rank(value: Any) -> tuple[int, float, str]:
+    """Order what cannot be compared: nothing, numbers, texts, all else."""
+    if value is None:
+        return 0, 0.0, ""
+    if is_number(value):
+        return 1, value, ""
+    return (2, 0.0, value) if isinstance(value, str) else (3, 0.0, str(value))
+
+
+def _expression(parser: Parser, value: Any, at: str, depth: int = 0) -> _Expression:
+    """Return what reads a value: `$path`, a constant, or an object of these."""
+    if isinstance(value, str) and value.startswith("$"):
+        read = reader(Path(_path(parser, value, at)))
+
+        def found(row: Document) -> Any:
+            values = read(row)
+            return values[0] if len(values) == 1 else values or None
+
+        return found
+    if isinstance(value, dict):
+        if depth >= DEPTH_MAX:
+            raise too_deep(at)
+        parts: dict[str, _Expression] = {}
+        for name, each in value.items():
+            if name.startswith("$"):
+                expected = "$path, a constant, or an object of them"
+                raise QueryError(under(at, name), expected, "is not served", Code.UNSUPPORTED)
+            parts[name] = _expression(parser, each, under(at, name), depth + 1)
+        return lambda row: {name: read(row) for name, read in parts.items()}
+    if isinstance(value, list):
+        raise wrong(value, "$path, a constant, or an object of them", at)
+    return lambda _: value
+
+
+def _path(parser: Parser, value: Any, at: str) -> str:
+    if not isinstance(value, str) or not value.startswith("$") or value.startswith("$$"):
+        raise wrong(value, "a path with a $ before it", at)
+    return parser.path(value[1:], at).text
+
+
+def _placed(document: Document, parts: Sequence[str], value: Any) -> Document:
+    """Return a copy of a document with a value at a path; objects on the way are made."""
+    head, rest = parts[0], parts[1:]
+    if not rest:
+        return {**document, head: value}
+    inner = document.get(head)
+    return {**document, head: _placed(inner if isinstance(inner, dict) else {}, rest, value)}
