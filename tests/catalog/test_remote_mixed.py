@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from liar import Liar, answer, hang_up, silence
 
+from moorage.catalog.allowances import Allowance
 from moorage.catalog.base import (
-    Allowance,
     ClusterDeleted,
     ClusterPut,
     ClustersListed,

@@ -240,6 +240,7 @@ def test_documents_too_large_to_come_back_are_put_in_their_place(site):
         document["says"]["vast"] = told(0.5)
         reply = say(site, document)
         assert (reply["id"], len(reply["cluster"]["note"])) == ("vast", 900_000)
+        assert reply["because"] == "lowest"
     finally:
         site.http.delete("/clusters/vast").raise_for_status()
 

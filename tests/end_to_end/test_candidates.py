@@ -237,7 +237,7 @@ def test_the_order_of_a_search_is_the_order_of_the_candidates(server):
 BAD_AT = [
     ("filter", {"matchType": "cluster"}, "filter", "bad_message"),
     ("filter", {"matchType": "server", "filter": {}}, "matchType", "bad_message"),
-    ("filter", {"matchType": "block", "filter": {}}, "matchType", "unsupported"),
+    ("filter", {"matchType": "vdag", "filter": {}}, "matchType", "unsupported"),
     ("filter", filtering(simple("a", "~", 1)), "filter.clusterQuery.operator", "bad_message"),
     ("filter", {**filtering(), "extra": 1}, "extra", "bad_message"),
     (

@@ -346,6 +346,15 @@ LIES = {
     "numbers": answer([1, 2, 3]),
     "other ids": answer({"success": True, "data": [metrics("stranger")]}),
     "deep": answer("[" * 5_000 + "]" * 5_000),
+    "not a number": answer('[{"id": "east", "clusterId": "east", "cluster": {"a": NaN}}]'),
+    "digits": answer('[{"id": "east", "clusterId": "east", "v": ' + "9" * 5_000 + "}]"),
+    "half a character": answer('[{"id": "\\ud800"}]'),
+    "success as text": answer({"success": "true", "data": []}),
+    "packed": answer("x", content_encoding="gzip"),
+    "in circles": answer("", 307, location="/cluster/query"),
+    "a wrong length": answer("[]", content_length="-1"),
+    "a header too long": answer([], x_long="a" * 200_000),
+    "as before": answer("", 304),
 }
 
 
@@ -371,11 +380,32 @@ def test_no_lie_costs_more_than_its_part_of_the_answer(lied_to, lie):
     reply = here.ask("reads:1.0-metrics")
     assert reply["success"], reply
     assert reply["data"] == {"east": None}
-    if lie not in {"other ids", "numbers"}:  # Nothing is known of it there: that is no failure.
+    if lie not in {
+        "other ids",
+        "numbers",
+        "half a character",
+        "digits",
+    }:  # Nothing is known of it there: that is no failure.
         assert "are null: east" in reply["warnings"][0]
     found = here.ask("reads:1.0-metrics", filter={"matchType": "cluster"})
     assert not found["success"]
     assert found["error"]["code"] in {"unavailable", "bad_message", "unknown_clusters"}
+
+
+@pytest.mark.parametrize("part", [PARTS[0], PARTS[2]])
+def test_a_registry_or_a_store_that_lies_gets_every_ask_a_reply(part):
+    with LiarInThread() as liar, serving(**{part: liar.url}, **QUICK) as here:
+        if part == PARTS[0]:
+            here.publish(catalog.document("first_fit"))
+        else:
+            here.register(cluster("east"))
+        for lie, behave in {**LIES, "twins": answer([cluster("east")] * 3)}.items():
+            liar.behave = behave
+            for named in ({}, {"clusters": ["east"]}, {"clusters": ["late"]}):
+                reply = here.ask(resources={"gpus": 1}, **named)
+                assert reply["success"] or reply["error"]["code"] != "internal", (lie, reply)
+                assert reply["success"] or reply["message"], lie
+        assert here.running.log.read_text() == ""
 
 
 def test_replies_stay_in_order_where_some_have_to_wait(lied_to):

@@ -19,6 +19,8 @@ class House:
         self.catalog = catalog
         self.tokens = tokens
         self.ready = True
+        self.allocate_over_http = True
+        self.block_documents = catalog.blocks
         self.asked = asyncio.Event()
         self.held = asyncio.Event()
 

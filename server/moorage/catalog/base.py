@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from moorage.catalog.aliases import Aliases
+from moorage.catalog.allowances import Allowance
 from moorage.catalog.contexts import KeptContexts
 from moorage.catalog.schemas import PolicySchemas
 from moorage.model import Cluster, ClusterId, PolicyRef
@@ -46,35 +47,6 @@ STORE_BYTES_MAX: Final = 512 * 1024 * 1024
 """All documents and policy files together; what goes beyond is refused with `too_large`."""
 RESULT_BYTES_MAX: Final = 128 * 1024 * 1024
 """All documents of one query's answer; a wider query is refused with `too_large`."""
-REQUESTS_MAX: Final = 2
-"""Requests that one ask may cause at external services, whatever its candidates."""
-SPENT: Final = (
-    f"An ask makes at most {REQUESTS_MAX} requests to external services, and this one made them;"
-    " the next one finds what these brought."
-)
-"""What a warning or a refusal says of a question that was not put."""
-
-
-@dataclass(slots=True)
-class Allowance:
-    """What one ask may still cause at external services; it goes with the ask from step to step.
-
-    Repetitions after a failure are not counted, nor the download of a rule's code, once for each
-    version. Joining a request that is under way for somebody else counts.
-
-    Args:
-        left: Requests.
-
-    """
-
-    left: int = REQUESTS_MAX
-
-    def spend(self) -> bool:
-        """Take one request, if one is left; return whether one was."""
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        return True
 
 
 @dataclass(frozen=True, slots=True)

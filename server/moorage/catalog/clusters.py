@@ -8,7 +8,10 @@ documents do not have (GPU `linkGroup`, `numa`, `exclusive`; node `rack`, `label
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
+
+import msgspec
 
 from moorage.catalog.base import GPUS_PER_NODE_MAX, NODES_PER_CLUSTER_MAX, Document
 from moorage.catalog.documents import WrongField, cluster_id_of
@@ -22,7 +25,10 @@ LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
 AMOUNT_MAX: Final = 10**11
 """Any count, MiB or milli: the fleet's columns add them up in 64 bits."""
 NAME_CHARS_MAX: Final = 253
+KINDS_MAX: Final = 4096
+"""Kinds of nodes, by their devices, that are remembered: a fleet has few, and a million devices."""
 
+_encode: Final = msgspec.json.Encoder().encode
 _WHOLE: Final = "a whole number, 0 or more"
 _NUMBER: Final = f"a number from 0 to {AMOUNT_MAX}"
 _OBJECT: Final = "an object"
@@ -123,8 +129,22 @@ def _node(entry: Any) -> Node:
 
 
 def _gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
+    """Return the devices of a node; nodes of one kind share theirs."""
     if not group:
         return ()
+    try:
+        key = _encode(group)
+    except (TypeError, ValueError, OverflowError):  # No JSON: told where it is, below.
+        return _read_gpus(group)
+    return _kind(key)
+
+
+@lru_cache(KINDS_MAX)
+def _kind(encoded: bytes) -> tuple[Gpu, ...]:
+    return _read_gpus(msgspec.json.decode(encoded))
+
+
+def _read_gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
     count = _whole(group, "count", "gpus.count")
     devices = group.get("gpus")
     if devices is not None and not isinstance(devices, list):

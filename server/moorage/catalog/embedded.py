@@ -13,8 +13,8 @@ from typing import Any, Self, TypeVar
 import msgspec
 
 from moorage.catalog.aliases import Aliases
+from moorage.catalog.allowances import Allowance
 from moorage.catalog.base import (
-    Allowance,
     Change,
     ClusterDeleted,
     ClusterPut,

@@ -13,7 +13,8 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol
 
-from moorage.catalog.base import CLUSTERS_MAX, SPENT, Allowance
+from moorage.catalog.allowances import SPENT, Allowance
+from moorage.catalog.base import CLUSTERS_MAX
 from moorage.catalog.batches import Batches
 from moorage.catalog.documents import cluster_id_of
 from moorage.catalog.records import DocumentEntry

@@ -15,8 +15,8 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from moorage.catalog.allowances import Allowance
 from moorage.catalog.base import (
-    Allowance,
     Change,
     ClusterDeleted,
     ClusterPut,

@@ -12,7 +12,8 @@ from typing import Final
 
 import msgspec
 
-from moorage.catalog.base import SPENT, STORE_BYTES_MAX, Allowance, Document, PolicyRecord
+from moorage.catalog.allowances import SPENT, Allowance
+from moorage.catalog.base import STORE_BYTES_MAX, Document, PolicyRecord
 from moorage.catalog.batches import Batches
 from moorage.catalog.remote import Denied, PolicyStore
 from moorage.model import Code

@@ -15,7 +15,8 @@ from typing import Any, Final, assert_never
 import msgspec
 from msgspec import structs
 
-from moorage.catalog.base import Allowance, Catalog, SearchAction
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.base import Catalog, SearchAction
 from moorage.config import Config
 from moorage.core.words import (
     Address,

@@ -202,6 +202,9 @@ class BlockRun:
         value = await self._evaluate(self._allocator, given, sum(sizes), answered=max(sizes))
         offered = {each.name: each.nodes for each in scored}
         name = block_answers.chosen(value, offered, self._allocator.at)
+        if max(sizes) > _ANSWERED_WHOLE_BYTES:  # What came back is the id, and what was added.
+            added = value if isinstance(value, dict) else {}
+            return self._entry(by_name[name]) | added
         return value if isinstance(value, dict) else self._entry(by_name[name])
 
     def _entry(self, cluster: Candidate) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-from moorage.catalog.base import Allowance, Catalog, Document, PolicyRecord
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.base import Catalog, Document, PolicyRecord
 from moorage.core.words import Told
 from moorage.daemon.answers import encode, refusal_of, refuse
 from moorage.daemon.block_run import BlockRun, Candidate

@@ -8,7 +8,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any, Final
 
-from moorage.catalog.base import Allowance, Catalog, Document
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.base import Catalog, Document
 from moorage.catalog.clusters import cluster_model
 from moorage.catalog.executors import Executors
 from moorage.daemon.finding import code_of

@@ -9,7 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from moorage.catalog.base import Allowance, Catalog, Document, PolicyRecord, SearchAction
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.base import (
+    Catalog,
+    Document,
+    PolicyRecord,
+    SearchAction,
+)
 from moorage.catalog.search import refusal_of
 from moorage.daemon.guard import SchemaGuard
 from moorage.daemon.searched import Searched, searched

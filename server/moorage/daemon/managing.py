@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from moorage.catalog.base import Allowance, Catalog, PolicyRecord
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.base import Catalog, PolicyRecord
 from moorage.daemon.finding import code_of
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError

@@ -23,7 +23,8 @@ from moorage.catalog.aliases import (
     name_of,
     unknown_alias,
 )
-from moorage.catalog.base import Allowance, Catalog, PolicyRecord
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.base import Catalog, PolicyRecord
 from moorage.daemon.arms import FAULTS, Arm
 from moorage.daemon.finding import code_of
 from moorage.daemon.measures import gauges_of

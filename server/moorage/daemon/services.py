@@ -10,7 +10,8 @@ from typing import Any, Final
 import msgspec
 
 from moorage.catalog.aliases import Canary
-from moorage.catalog.base import Allowance, Catalog, SearchAction
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.base import Catalog, SearchAction
 from moorage.catalog.base import Document as JsonDocument
 from moorage.catalog.mixed import External
 from moorage.catalog.prometheus import PrometheusSource

@@ -77,7 +77,14 @@ class Inventory:
         ]
         # Nodes of one kind have equal devices: each kind's columns are made once.
         kinds: dict[tuple[Gpu, ...], int] = {}
-        kind_of = [kinds.setdefault(node.gpus, len(kinds)) for _, _, node in pairs]
+        # Equal devices are often the same tuple, and then need not be looked at again.
+        same: dict[int, int] = {}
+        kind_of: list[int] = []
+        for _, _, node in pairs:
+            kind = same.get(id(node.gpus))
+            if kind is None:
+                kind = same[id(node.gpus)] = kinds.setdefault(node.gpus, len(kinds))
+            kind_of.append(kind)
         # Tuples, because rules are handed them: a rule that sorts one would mislead the next.
         self.cluster_ids: tuple[str, ...] = tuple(cluster.id for cluster in clusters)
         self.node_ids: tuple[tuple[str, str], ...] = tuple(

@@ -214,7 +214,7 @@ class Cell(asyncio.Protocol):
     def remaining_seconds(self, now: float) -> float:
         """Return how long the head may still run; its clock stands still during a call."""
         head, limits = self.sent[0], self._owner.limits
-        limit = limits.load_seconds if head.kind == "load" else limits.evaluation_seconds
+        limit = head.seconds_max(limits)
         return limit if head.call is not None else self.head_since + limit - now
 
     def watch(self, now: float) -> str:
@@ -319,6 +319,7 @@ class Cell(asyncio.Protocol):
         else:
             snapshot, parts, rows = _encoder.encode(work.trial.fleet.snapshot()), (), ()
             self._documents.clear()  # The next trial may have others under the same ids.
+        work.snapshot_bytes = len(snapshot or b"")
         return frames.Evaluate(
             work.nonce,
             ask.id,

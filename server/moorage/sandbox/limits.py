@@ -21,6 +21,8 @@ INPUT_BYTES_MAX: Final = 16 << 20
 """Packed plain input of one evaluation (documents to rank); more is refused, with TOO_LARGE."""
 HOST_FRAME_BYTES_MAX: Final = 64 << 20
 """One frame to a cell (a snapshot of the fleet is the largest); longer work is refused."""
+SNAPSHOT_BYTES_PER_SECOND: Final = 4 << 20
+"""How slowly a cell may read a snapshot, on top of the rule's own time: a tenth of the usual."""
 PARTS_MAX: Final = 32
 """Changed clusters that a cell is told of one by one; of more, it gets a whole snapshot."""
 CALL_ANSWER_BYTES_MAX: Final = 8 << 20

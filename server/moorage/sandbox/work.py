@@ -16,6 +16,8 @@ from moorage.sandbox.limits import (
     CONTEXT_BYTES_MAX,
     MESSAGE_CHARACTERS_MAX,
     NAME_CHARACTERS_MAX,
+    SNAPSHOT_BYTES_PER_SECOND,
+    Limits,
 )
 
 _overrides_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
@@ -48,6 +50,7 @@ class Work:
         ids_only: For `apply`, as `Apply` has it.
         trial: The world of a policy that is being looked at; None: the server's own.
         fleet: For `apply`, as `Apply` has it.
+        snapshot_bytes: What the cell has to read of the fleet first, which is not the rule's time.
         future: Gets the outcome of all but live consultations, which are delivered.
 
     """
@@ -63,6 +66,7 @@ class Work:
     ids_only: bool = False
     trial: Trial | None = None
     fleet: bytes | None = None
+    snapshot_bytes: int = 0
     future: asyncio.Future[Any] | None = None
     submitted_at: float = 0.0
     fleet_version: int = 0
@@ -85,6 +89,12 @@ class Work:
     def judged(self) -> bool:
         """Whether the outcome is what `eval` returned, whole."""
         return self.kind in {"evaluate", "apply"} and not self.ids_only
+
+    def seconds_max(self, limits: Limits) -> float:
+        """Return how long it may be at the head of its cell."""
+        if self.kind == "load":
+            return limits.load_seconds
+        return limits.evaluation_seconds + self.snapshot_bytes / SNAPSHOT_BYTES_PER_SECOND
 
     def failed(self, refusal: Refusal) -> ConsultFailed | None:
         """Return the event of a failure; futures are resolved here instead."""

@@ -4,9 +4,10 @@
 on the same socket stack with the same client. `startup`: time to the first answer with a million
 facts in the ledger's history, against an empty ledger. `first_lease`: `moored demo` from start
 to first lease, against starting the interpreter with the same imports. `candidates`: a filter with
-ten hits among ten thousand clusters, against one with ten hits among a hundred. `slots`: a checkout
-from a slot pool of ten thousand instances, against one of a hundred. `sandbox`: an evaluation in
-the jail, against the same call in-process.
+ten hits among ten thousand clusters, against one with ten hits among a hundred. `fleet`: a million
+GPUs in ten thousand documents, against ten thousand in a hundred. `slots`: a checkout from a slot
+pool of ten thousand instances, against one of a hundred. `sandbox`: an evaluation in the jail,
+against the same call in-process.
 """
 
 import asyncio
@@ -47,6 +48,7 @@ from moorage.trials.placement import placement
 from moorage.trials.process import Running, TrialError, child, daemon
 from moorage.trials.rule_costs import rules as packed_by_rules
 from moorage.trials.sandbox_costs import sandbox
+from moorage.trials.scale import fleet
 from moorage.trials.slot_costs import slots
 from moorage.trials.workflow import workflow
 from moorage_policies import catalog as shipped
@@ -342,6 +344,7 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "first_lease": first_lease,
     "candidates": candidates,
     "workflow": workflow,
+    "fleet": fleet,
     "slots": slots,
     "rules": rules,
     "sandbox": sandbox,

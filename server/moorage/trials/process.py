@@ -25,9 +25,9 @@ NOT_FOR_TRIALS: Final = frozenset(
 )
 """Variables of an operator's own daemon that a trial does not follow: it plays on a loopback
 address, against what is built in, and has no token to show."""
-READY_SECONDS_MAX: Final = 60.0
+READY_SECONDS_MAX: Final = 180.0
 """How long a child may take to say that it is ready."""
-STOP_SECONDS_MAX: Final = 20.0
+STOP_SECONDS_MAX: Final = 60.0
 """How long a child may take to stop before it is killed."""
 STDERR_LINES_SHOWN: Final = 20
 
