@@ -71,6 +71,19 @@ def test_a_bad_line_of_a_table_is_named(put):
         collect([source], "lab")
 
 
+def test_a_table_without_machines_empties_no_cluster(put):
+    table = put("nodes.csv", "sn,cpu_milli,memory_mib,gpu,model\n")
+    with pytest.raises(InventoryError, match="at least one machine"):
+        collect([table], "lab")
+
+
+@pytest.mark.parametrize("name", ["NaN", "Infinity", "-Infinity"])
+def test_what_python_reads_and_json_does_not_have_is_refused(put, name):
+    source = put("clusters.json", f'{{"id": "a", "memory": {name}}}')
+    with pytest.raises(InventoryError, match=f"{name} is not JSON"):
+        collect([source])
+
+
 def test_stdin_is_read_like_a_file(monkeypatch):
     text = io.TextIOWrapper(io.BytesIO((HEADER + "a,1,x,0,\n").encode()))
     monkeypatch.setattr("sys.stdin", text)

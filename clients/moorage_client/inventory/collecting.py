@@ -78,6 +78,8 @@ def read(source: str, cluster_id: str = "") -> Inventory:
     if text.lstrip()[:1] in {"{", "["}:
         return _json(str(path), text, cluster_id)
     table = nodes_in(path, io.StringIO(text, newline=""))
+    if not table:  # With --replace, a table without machines would empty a cluster.
+        raise InventoryError(str(path), "", "at least one machine below the header")
     return Inventory((trace_document(table, cluster_id),))
 
 
@@ -103,7 +105,7 @@ def _text(source: str) -> str:
 
 def _json(source: str, text: str, cluster_id: str) -> Inventory:
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         place = f"line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         raise InventoryError(source, place, f"valid JSON ({error})") from error
@@ -115,6 +117,11 @@ def _json(source: str, text: str, cluster_id: str) -> Inventory:
     if entries and all(map(is_ray_node, entries)):
         return ray_inventory(source, entries, cluster_id)
     return _documents(source, "", entries)
+
+
+def _refuse_constant(name: str) -> None:
+    """Refuse what Python reads and JSON does not have: NaN and Infinity."""
+    raise ValueError(f"{name} is not JSON")
 
 
 def _documents(source: str, place: str, entries: Sequence[Any]) -> Inventory:
