@@ -127,8 +127,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="grants, startup, first_lease, candidates, workflow, fleet, slots, rules, sandbox; "
-            "all of these by default. placement, where it is named."
+            help="grants, startup, first_lease, candidates, workflow, fleet, slots, rules, "
+            "sandbox; all of these by default. placement, where it is named."
         ),
     ] = None,
     nodes: Annotated[

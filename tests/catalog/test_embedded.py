@@ -344,3 +344,17 @@ def test_the_numbers_of_the_limits(records, size, allowed):
     with contextlib.nullcontext() if allowed else refused(Code.TOO_LARGE):
         check_limits(Database(connection), "cluster")
     connection.close()
+
+
+async def test_what_the_start_read_is_not_believed_after_a_change(tmp_path):
+    first = await EmbeddedCatalog.open(tmp_path / "c.db", lambda _: None)
+    node = {"id": "n", "gpus": {"count": 2}}
+    for name in ("a", "b"):
+        await first.create_cluster({"id": name, "nodes": {"nodeData": [node]}})
+    await first.close()
+    catalog = await EmbeddedCatalog.open(tmp_path / "c.db", lambda _: None)
+    more = {"id": "n", "gpus": {"count": 3}}
+    await catalog.update_cluster("a", {"$set": {"nodes": {"nodeData": [more]}}})
+    for _ in range(2):
+        assert [len(each.nodes[0].gpus) for each in catalog.clusters()] == [3, 2]
+    await catalog.close()

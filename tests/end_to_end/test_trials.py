@@ -184,3 +184,13 @@ def test_bench_of_the_sandbox():
     )
     assert told["with_hogs_to_alone_p99"] > 0
     assert told["stuck_to_answer_p50_milliseconds"] > 0
+
+
+@pytest.mark.heavy
+def test_a_million_gpus_cost_what_their_hits_cost():
+    told = json.loads(moored("bench", "fleet", "--json", timeout=1800).stdout)["fleet"]
+    assert told["gpus_many"] == 100 * told["gpus_few"] == 1_000_000
+    for kind in ("filter", "search", "ask", "ask_of_named", "ask_with_filter", "change", "resize"):
+        assert told[f"{kind}_seconds_many_to_few"] <= 40, kind
+    assert told["ingest_seconds_per_cluster_many_to_few"] <= 10
+    assert told["daemon_mib_many"] <= 2048

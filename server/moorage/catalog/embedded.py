@@ -94,6 +94,7 @@ class EmbeddedCatalog:
         self.contexts = KeptContexts(store)
         self.executors = Executors(store)
         self._live: set[ClusterId] = set()
+        self._loaded: dict[str, Cluster] = {}
         self._live_ids: tuple[ClusterId, ...] | None = None
         self._version = 0
         self._versions: dict[str, int] = {}
@@ -129,8 +130,9 @@ class EmbeddedCatalog:
         return catalog
 
     def _take_over(self, loaded: Loaded) -> None:
-        for entry, live in loaded.clusters:
+        for entry, live, cluster in loaded.clusters:
             self._keep_cluster(entry, live=live)
+            self._loaded[entry.id] = cluster
         for entry in loaded.metrics:
             self._metrics[entry.id] = entry
         for policy in loaded.policies:
@@ -450,7 +452,12 @@ class EmbeddedCatalog:
 
     def clusters(self) -> Sequence[Cluster]:
         """See `Catalog.clusters`."""
-        return [cluster_model(self._clusters[name].document) for name in self.live_ids()]
+        # The daemon asks once, after the start: what was read then is not read again.
+        loaded, self._loaded = self._loaded, {}
+        return [
+            loaded.get(name) or cluster_model(self._clusters[name].document)
+            for name in self.live_ids()
+        ]
 
     def policy(self, uri: str) -> PolicyRecord | None:
         """See `Catalog.policy`."""
@@ -464,6 +471,7 @@ class EmbeddedCatalog:
     def _touch(self, cluster_id: str) -> None:
         self._version += 1
         self._search.changed(cluster_id)
+        self._loaded.pop(cluster_id, None)
         self._blobs.pop(cluster_id, None)
         if cluster_id in self._clusters:  # Metrics may be those of a cluster nobody knows.
             self._versions[cluster_id] = self._version

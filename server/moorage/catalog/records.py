@@ -26,7 +26,7 @@ from moorage.catalog.documents import apply_change, decode, encode, pack, snapsh
 from moorage.catalog.metrics import read_metrics_document
 from moorage.catalog.policies import pack_files, record_from, unpack_files
 from moorage.catalog.store import Database, Kind, Row
-from moorage.model import ClusterId, Code, PolicyRef
+from moorage.model import Cluster, ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
 from moorage.query import QueryError, parse_pipeline
 
@@ -107,7 +107,7 @@ class PolicyEntry:
 class Loaded:
     """All that the store held when it was opened; clusters with whether they are live."""
 
-    clusters: list[tuple[DocumentEntry, bool]]
+    clusters: list[tuple[DocumentEntry, bool, Cluster]]
     metrics: list[DocumentEntry]
     policies: list[PolicyEntry]
     aliases: list[Alias]
@@ -116,7 +116,7 @@ class Loaded:
 
 def load(database: Database) -> Loaded:
     """Return everything that the store holds, or raise `unavailable` naming what is damaged."""
-    clusters: list[tuple[DocumentEntry, bool]] = []
+    clusters: list[tuple[DocumentEntry, bool, Cluster]] = []
     metrics: list[DocumentEntry] = []
     policies: list[PolicyEntry] = []
     aliases: list[Alias] = []
@@ -126,7 +126,7 @@ def load(database: Database) -> Loaded:
         for row in database.rows("cluster"):
             read = read_cluster_document(decode(row.document))
             entry = DocumentEntry(read.id, read.document, pack(read.document), len(row.document))
-            clusters.append((entry, read.live))
+            clusters.append((entry, read.live, read.cluster))
         for row in database.rows("metrics"):
             cluster_id, document = read_metrics_document(decode(row.document))
             metrics.append(DocumentEntry(cluster_id, document, pack(document), len(row.document)))

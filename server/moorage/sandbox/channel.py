@@ -343,15 +343,13 @@ class Cell(asyncio.Protocol):
     def _changes(self) -> tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]:
         """Return what the cell must be told of the fleet: a snapshot, or parts and rows of it."""
         fleet = self._owner.fleet
-        if (fleet.version, fleet.layout) == (self._told_version, self._told_layout):
-            return None, (), ()
         spliced = fleet.spliced_since(self._told_layout)
         changed = fleet.rows_since(self._told_version)
         if spliced is None or changed is None or len(spliced) > PARTS_MAX:
             return self._owner.snapshot(), (), ()
-        rows = ((row, *fleet.capacity(row)) for row in changed)
-        told = tuple((row, cpu, memory, tuple(gpus)) for row, cpu, memory, gpus in rows)
-        return None, tuple(self._owner.part(name) for name in spliced), told
+        told = ((row, *fleet.capacity(row)) for row in changed)
+        rows = tuple((row, cpu, memory, tuple(gpus)) for row, cpu, memory, gpus in told)
+        return None, tuple(map(self._owner.part, spliced)), rows
 
     # What the cell says --------------------------------------------------------------------
 
