@@ -296,7 +296,8 @@ class MixedCatalog(EmbeddedCatalog):
         """See `Catalog.search`."""
         if self._external_search is None:
             return None
-        assert allowance.spend(), "a search comes after a rule at most"
+        spent = allowance.spend()
+        assert spent, "a search comes after a rule at most"
         return await self._external_search.find(action, body)
 
     # Reading what is mirrored ---------------------------------------------------------------
