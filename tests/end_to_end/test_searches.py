@@ -187,7 +187,7 @@ def test_code_comes_only_from_the_hosts_that_are_configured():
         server = Server(running)
         document = {"policy_rule_uri": "x:1-y", "code": "http://127.0.0.1:9/rule.py"}
         refused = server.http.post("/policy", json=document).json()
-        assert refused["message"] == "code: the host 127.0.0.1 is not allowed"
+        assert refused["message"].startswith("code: the host 127.0.0.1 is not allowed")
         assert refused["error"]["expected"] == "one of git.lan"
         server.close()
 
