@@ -452,12 +452,9 @@ class EmbeddedCatalog:
 
     def clusters(self) -> Sequence[Cluster]:
         """See `Catalog.clusters`."""
-        # The daemon asks once, after the start: what was read then is not read again.
-        loaded, self._loaded = self._loaded, {}
-        return [
-            loaded.get(name) or cluster_model(self._clusters[name].document)
-            for name in self.live_ids()
-        ]
+        loaded, self._loaded = self._loaded, {}  # What the start read is not read again.
+        kept = self._clusters
+        return [loaded.get(n) or cluster_model(kept[n].document) for n in self.live_ids()]
 
     def policy(self, uri: str) -> PolicyRecord | None:
         """See `Catalog.policy`."""
