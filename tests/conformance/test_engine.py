@@ -26,8 +26,10 @@ from moorage.engines.local.engine import LocalEngine
 from moorage.engines.memory import MemoryEngine
 from moorage.engines.specs import (
     BaseResourceSpec,
+    ContainerResourceSpec,
     MemoryResourceSpec,
     ProcessResourceSpec,
+    Readiness,
     ServiceResourceSpec,
 )
 
@@ -126,17 +128,56 @@ class ProcessBench:
         return len(marked)
 
 
-BENCHES: dict[str, Callable[[Path], Bench]] = {
-    "memory": lambda _: MemoryBench(),
-    "process": ProcessBench,
-}
+class ContainerBench:
+    """Real containers, at the tests' own container engine."""
+
+    def __init__(self, root: Path, api: Any, image: str) -> None:
+        self.root = root
+        self.api = api
+        self.image = image
+
+    def made(self, script: str, **fields: Any) -> ContainerResourceSpec:
+        command = ["sh", "-c", script]
+        return ContainerResourceSpec(image=self.image, command=command, stop_seconds=0, **fields)
+
+    def engine(self) -> Engine:
+        return LocalEngine(self.root)
+
+    def spec(self) -> BaseResourceSpec:
+        return self.made("sleep 1000 & echo started; exec sleep 1000")
+
+    def slow(self) -> BaseResourceSpec:
+        return self.made("sleep 1000", readiness=Readiness(command=["false"]))
+
+    def failing(self) -> tuple[BaseResourceSpec, str]:
+        never = Readiness(command=["false"])
+        made = self.made("sleep 0.3; echo no such model; exit 4", readiness=never)
+        return made, "exit status 4: no such model"
+
+    def dying(self) -> tuple[BaseResourceSpec, int]:
+        return self.made("sleep 0.3; exit 3"), 3
+
+    def limits(self) -> dict[str, Any]:
+        return {"cpu_count": 1, "mem_limit": "1g"}
+
+    async def left(self) -> int:
+        return len(self.api.containers(all=True))
 
 
-@pytest.fixture(params=[*BENCHES, "aws"])
+@pytest.fixture(
+    params=["memory", "process", pytest.param("container", marks=pytest.mark.heavy), "aws"],
+)
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
-    if request.param == "aws":
-        return AwsBench(request.getfixturevalue("aws"), tmp_path)
-    return BENCHES[request.param](tmp_path)
+    match request.param:
+        case "memory":
+            return MemoryBench()
+        case "process":
+            return ProcessBench(tmp_path)
+        case "aws":
+            return AwsBench(request.getfixturevalue("aws"), tmp_path)
+        case _:
+            api = request.getfixturevalue("container_engine")
+            return ContainerBench(tmp_path, api, request.getfixturevalue("container_image"))
 
 
 @pytest.fixture

@@ -30,11 +30,13 @@ class Grant:
     Args:
         rows: What it has of the pool.
         environment: The variables that tell it of its GPUs.
+        gpus: Ids of its GPUs.
 
     """
 
     rows: Rows = field(default_factory=Rows)
     environment: dict[str, str] = field(default_factory=dict[str, str])
+    gpus: tuple[str, ...] = ()
 
     @property
     def cpus(self) -> list[int]:
@@ -102,7 +104,7 @@ class Devices:
             # An empty list hides all of them: what holds none must not use any.
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
             environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(gpus) or "void"
-        return Grant(rows, environment)
+        return Grant(rows, environment, gpus or ())
 
     def resize(self, workload: str, cpu_count: float) -> Grant:
         """Choose anew how many processors a workload is bound to; all or nothing.

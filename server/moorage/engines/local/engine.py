@@ -15,11 +15,12 @@ from moorage.engines.base import (
     UnsupportedSpecError,
     Workload,
 )
-from moorage.engines.local import processes
+from moorage.engines.local import containers, processes
+from moorage.engines.local.containers import Containers
 from moorage.engines.local.devices import Devices
 from moorage.engines.local.processes import Processes
 from moorage.engines.local.shelf import Shelf
-from moorage.engines.specs import BaseResourceSpec
+from moorage.engines.specs import BaseResourceSpec, ContainerResourceSpec
 
 __all__ = ["LocalEngine", "this_node"]
 
@@ -30,7 +31,7 @@ def this_node() -> str:
 
 
 class LocalEngine:
-    """Processes and services of this machine.
+    """Processes, services and, where a container engine answers, containers of this machine.
 
     Args:
         root: Where it keeps what must outlive the daemon. Two engines over one root are a daemon
@@ -43,7 +44,7 @@ class LocalEngine:
 
     name: Final = "local"
     support: Final = Support(
-        categories=processes.CATEGORIES,
+        categories=processes.CATEGORIES | containers.CATEGORIES,
         default="process",
         limits=processes.LIMITS,
         reset=False,
@@ -61,9 +62,10 @@ class LocalEngine:
     ) -> None:
         self._nodes = frozenset(nodes)
         self._listener: Listener | None = None
-        folders = Shelf(root)
-        self._devices = Devices(gpus, folders.devices())
+        folders, boxes = Shelf(root), Shelf(root.absolute() / "containers")
+        self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
         self._processes = Processes(folders, self._devices, self._tell, outlive=outlive)
+        self._containers = Containers(boxes, self._devices, self._tell)
 
     def listen(self, listener: Listener | None) -> None:
         """Have `listener` told of every change; see `Engine.listen`."""
@@ -75,10 +77,12 @@ class LocalEngine:
             known = ", ".join(sorted(self.support.categories))
             reason = f"the backend local starts {known}, not {spec.category}"
             raise UnsupportedSpecError(reason)
+        if isinstance(spec, ContainerResourceSpec):
+            self._containers.refuse(spec)
 
     async def discover(self) -> Collection[Workload]:
         """Return what is here; see `Engine.discover`."""
-        return await self._processes.discover()
+        return [*await self._processes.discover(), *await self._containers.discover()]
 
     async def start(self, order: Order) -> Workload:
         """Start a workload; see `Engine.start`."""
@@ -89,23 +93,25 @@ class LocalEngine:
             if self._nodes and share.node_id not in self._nodes:
                 reason = f"the backend local starts on {', '.join(sorted(self._nodes))}"
                 raise UnsupportedSpecError(f"{reason}, not on {share.cluster_id}/{share.node_id}")
+        if isinstance(order.spec, ContainerResourceSpec):
+            return await self._containers.start(order)
         return await self._processes.start(order)
 
     async def stop(self, workload: str) -> None:
         """Stop a workload; see `Engine.stop`."""
-        await self._processes.stop(workload)
+        await self._part(workload).stop(workload)
 
     async def status(self, workload: str) -> Workload:
         """Look at a workload; see `Engine.status`."""
-        return await self._processes.status(workload)
+        return await self._part(workload).status(workload)
 
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
         """Change limits of a workload; see `Engine.control`."""
-        await self._processes.control(workload, limits)
+        await self._part(workload).control(workload, limits)
 
     async def reset(self, workload: str) -> Any:
         """Make a used workload as new; see `Engine.reset`."""
-        await self._processes.reset(workload)
+        await self._part(workload).reset(workload)
 
     async def execute(
         self,
@@ -118,7 +124,7 @@ class LocalEngine:
         environment: Mapping[str, str] | None = None,
     ) -> Execution:
         """Run a command inside of a workload; see `Engine.execute`."""
-        return await self._processes.execute(
+        return await self._part(workload).execute(
             workload,
             command,
             timeout_seconds=timeout_seconds,
@@ -129,12 +135,17 @@ class LocalEngine:
 
     async def logs(self, workload: str, offset: int = 0) -> Log:
         """Read a workload's output; see `Engine.logs`."""
-        return await self._processes.logs(workload, offset)
+        return await self._part(workload).logs(workload, offset)
 
     async def close(self) -> None:
         """Let go. Workloads go on running."""
         self._listener = None
         await asyncio.to_thread(self._processes.close)
+        await asyncio.to_thread(self._containers.close)
+
+    def _part(self, workload: str) -> Processes | Containers:
+        """Return who runs a workload."""
+        return self._containers if self._containers.has(workload) else self._processes
 
     def _tell(self, workload: Workload) -> None:
         if self._listener is not None:

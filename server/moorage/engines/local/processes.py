@@ -15,7 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +32,9 @@ from moorage.engines.base import (
     UnsupportedSpecError,
     Workload,
 )
-from moorage.engines.local import readiness, shelf
+from moorage.engines.local import marks, readiness, shelf
 from moorage.engines.local.devices import Devices
+from moorage.engines.local.finishing import finished
 from moorage.engines.local.watcher import Watcher
 from moorage.engines.specs import (
     BaseResourceSpec,
@@ -106,11 +107,11 @@ class Processes:
         spec = _process(order.spec)
         try:
             async with asyncio.timeout(order.timeout_seconds):
-                await _finished(asyncio.to_thread(self._begin, order, spec))
+                await finished(asyncio.to_thread(self._begin, order, spec))
                 return await self._until_ready(order.id, spec)
         except BaseException as error:
             lines = "; ".join(shelf.tail(self._shelf.folder(order.id))[-3:])
-            await _finished(self.stop(order.id))
+            await finished(self.stop(order.id))
             if isinstance(error, TimeoutError):
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
                 raise TimeoutError(f"{reason}{': ' if lines else ''}{lines}") from None
@@ -219,7 +220,7 @@ class Processes:
         except BaseException as error:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            await _finished(process.wait())
+            await finished(process.wait())
             if isinstance(error, TimeoutError):
                 reason = f"{command[0]} ran longer than {timeout_seconds} s"
                 raise TimeoutError(reason) from None
@@ -402,12 +403,7 @@ class Processes:
         """Kill what a supervisor that was killed itself has left behind."""
         if (self._shelf.folder(workload) / "exit.json").exists():
             return
-        mark = f"{_MARK}={self._mark(workload)}".encode()
-        for pid in _all_pids():
-            with contextlib.suppress(OSError):
-                variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-                if mark in variables:
-                    os.kill(pid, signal.SIGKILL)
+        marks.kill_marked(f"{_MARK}={self._mark(workload)}")
 
     def _mark(self, workload: str) -> str:
         return str(self._shelf.folder(workload))
@@ -427,20 +423,6 @@ def _process(spec: BaseResourceSpec) -> ProcessResourceSpec:
     if spec.mem_limit is not None:
         return replace(spec, mem_limit=memory_bytes(spec.mem_limit))
     return spec
-
-
-async def _finished(work: Any) -> Any:
-    """Await `work` to its end even when cancelled meanwhile; then be cancelled."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return task.result()
 
 
 def _line(descriptor: int, seconds_max: float) -> bytes:
@@ -464,14 +446,10 @@ def _free_port(host: str) -> int:
         return int(listener.getsockname()[1])
 
 
-def _all_pids() -> Iterator[int]:
-    return (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())
-
-
 def _below(pid: int | None) -> list[int]:
     """Return the pids of all processes below one."""
     children: dict[int, list[int]] = {}
-    for each in _all_pids():
+    for each in marks.all_pids():
         with contextlib.suppress(OSError):
             stat = Path(f"/proc/{each}/stat").read_bytes()
             children.setdefault(int(stat.rpartition(b")")[2].split()[1]), []).append(each)

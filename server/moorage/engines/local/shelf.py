@@ -54,6 +54,10 @@ class Shelf:
         """Return where a workload is kept while it is anything."""
         return self._running / _file_name(workload)
 
+    def has(self, workload: str) -> bool:
+        """Return whether a workload was begun and not stopped."""
+        return (self.folder(workload) / "order.json").exists()
+
     def names(self) -> Iterator[str]:
         """Yield the names of all that was begun and not stopped."""
         for folder in sorted(self._running.iterdir()):

@@ -1,0 +1,480 @@
+"""Containers of this machine, at whatever container engine answers at its socket.
+
+`LocalEngine` is the only caller. The container engine keeps the containers, under names that follow
+from the workloads' own and with labels that say whose they are, so that a daemon after a crash
+finds them and starts none twice. What it does not keep has a folder (`shelf`): what was ordered,
+that it was ready, and the output of what was stopped.
+
+    ROOT/containers/running/NAME/order.json       written before anything is created
+                                /container.json   written when the container has been created
+                                /ready.json       written when it answers
+                                /output.log       written when it is stopped
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import re
+import signal
+import threading
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.engines.base import (
+    LOG_TAIL_LINES,
+    EngineError,
+    Execution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    Workload,
+)
+from moorage.engines.local import marks, readiness, shelf
+from moorage.engines.local.container_api import ContainerApi, Events, Seen
+from moorage.engines.local.container_plans import Plan, mounts, plan, probe_port, reachable_host
+from moorage.engines.local.container_sockets import find_socket
+from moorage.engines.local.devices import Devices
+from moorage.engines.local.finishing import finished
+from moorage.engines.specs import ContainerResourceSpec, Readiness, memory_bytes
+
+__all__ = ["CATEGORIES", "LIMITS", "Containers"]
+
+CATEGORIES: Final = frozenset({"container"})
+LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
+RECONNECT_SECONDS: Final = 1.0
+"""Pause before a container engine that hung up is asked for news again."""
+OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of the output that is kept of a container that was stopped."""
+RUNNING_SECONDS: Final = 0.05
+"""Between two looks at whether a container that was started runs."""
+_LABEL_ROOT: Final = "moorage.root"
+_LABEL_ID: Final = "moorage.workload"
+_MARK: Final = "MOORAGE_EXECUTION"
+"""Variable by which all that a command in a container started is found."""
+_SIGNALS: Final = 128
+_KILL: Final = 'for p in /proc/[0-9]*; do grep -qs "$0" "$p/environ" && kill -9 "${p#/proc/}"; done'
+
+
+class Containers:
+    """See the module.
+
+    Args:
+        folders: Where what the container engine does not keep is kept.
+        devices: Who hands out GPUs, and keeps account of processors.
+        tell: The listener of the engine.
+
+    """
+
+    def __init__(self, folders: shelf.Shelf, devices: Devices, tell: Listener) -> None:
+        self._shelf = folders
+        self._devices = devices
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._beginning: dict[str, threading.Lock] = {}
+        self._stopping: set[str] = set()
+        self._told: set[str] = set()
+        self._strays: set[str] = set()
+        self._connected: ContainerApi | None = None
+        self._events: Events | None = None
+        self._listening: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def has(self, workload: str) -> bool:
+        """Return whether a workload is, or was, a container of this root."""
+        return workload in self._strays or self._shelf.has(workload)
+
+    @staticmethod
+    def refuse(spec: ContainerResourceSpec) -> None:
+        """Look at a spec before anything is held for it; see `Engine.refuse`."""
+        mounts(spec)
+        probe_port(spec)
+        find_socket()
+
+    async def discover(self) -> Collection[Workload]:
+        """Return what is here, and listen to it from now on."""
+        return await asyncio.to_thread(self._discover)
+
+    async def start(self, order: Order) -> Workload:
+        """Start a container and wait until it is ready; see `Engine.start`."""
+        spec = order.spec
+        assert isinstance(spec, ContainerResourceSpec)
+        given_up = threading.Event()
+        try:
+            async with asyncio.timeout(order.timeout_seconds):
+                try:
+                    await asyncio.to_thread(self._fetch, order.id, spec.title, given_up)
+                finally:
+                    given_up.set()
+                await finished(asyncio.to_thread(self._begin, order, spec))
+                return await self._until_ready(order.id, spec)
+        except BaseException as error:
+            lines = ""
+            with contextlib.suppress(EngineError):
+                lines = "; ".join((await finished(asyncio.to_thread(self._tail, order.id)))[-3:])
+            await finished(self.stop(order.id))
+            if isinstance(error, TimeoutError):
+                reason = f"it was not ready within {order.timeout_seconds:g} s"
+                raise TimeoutError(f"{reason}{': ' if lines else ''}{lines}") from None
+            raise
+
+    async def stop(self, workload: str) -> None:
+        """Stop a container and remove it; see `Engine.stop`."""
+        if not self.has(workload):
+            return
+        await finished(asyncio.to_thread(self._stop, workload))
+        self._tell(Workload(workload, Phase.STOPPED))
+
+    async def status(self, workload: str) -> Workload:
+        """Look at a container; see `Engine.status`."""
+        return await asyncio.to_thread(self._look, workload)
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Change limits of a container; see `Engine.control`."""
+        order = self._order(workload)
+        if unknown := limits.keys() - LIMITS:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedSpecError(f"a container has no limit named {names}")
+        try:
+            size = memory_bytes(limits["mem_limit"]) if "mem_limit" in limits else None
+            cpus = float(limits["cpu_count"]) if "cpu_count" in limits else None
+            grant = None if cpus is None else self._devices.resize(workload, cpus)
+        except (ValueError, TypeError) as error:
+            raise UnsupportedSpecError(f"a limit is no good: {error}") from error
+        name = self._name(workload)
+        await finished(asyncio.to_thread(lambda: self._api().update(name, cpus, size)))
+        if grant is not None:
+            fresh = {**order, "devices": grant.rows}
+            shelf.write(self._shelf.folder(workload) / "order.json", fresh)
+
+    async def reset(self, workload: str) -> None:
+        """Refuse: what a user left in a container cannot be told from what was there."""
+        self._order(workload)
+        raise UnsupportedSpecError("a container cannot be reset: end it, and start another")
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Execution:
+        """Run a command in a container; see `Engine.execute`."""
+        self._order(workload)
+        name, mark = self._name(workload), uuid.uuid4().hex
+        begun = asyncio.ensure_future(
+            asyncio.to_thread(
+                lambda: self._api().begin_command(
+                    name,
+                    command,
+                    workdir=workdir,
+                    user=user,
+                    environment={**(environment or {}), _MARK: mark},
+                )
+            )
+        )
+        running: asyncio.Future[tuple[int, str]] | None = None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                made = await finished(begun)
+                running = asyncio.ensure_future(
+                    asyncio.to_thread(lambda: self._api().run_command(made))
+                )
+                code, output = await asyncio.shield(running)
+        except BaseException as error:
+            if running is not None and not running.done():
+                await finished(asyncio.to_thread(self._kill_command, name, begun.result(), mark))
+                await finished(asyncio.wait([running]))
+            if isinstance(error, TimeoutError):
+                reason = f"{command[0]} ran longer than {timeout_seconds} s"
+                raise TimeoutError(reason) from None
+            raise
+        return Execution(_exit_code(code), output)
+
+    async def logs(self, workload: str, offset: int) -> Log:
+        """Read what a container wrote, also of one that was stopped; see `Engine.logs`."""
+        return await asyncio.to_thread(self._log, workload, offset)
+
+    def close(self) -> None:
+        """Listen no longer. The containers go on."""
+        self._closed.set()
+        with self._lock:
+            events, listening, connected = self._events, self._listening, self._connected
+            self._connected = None
+        if events is not None:
+            events.close()
+        if listening is not None and listening is not threading.current_thread():
+            listening.join()
+        if connected is not None:
+            connected.close()
+
+    # Beginning ---------------------------------------------------------------------------------
+
+    def _fetch(self, workload: str, image: str, given_up: threading.Event) -> None:
+        """Have the image pulled, unless it is here. Blocks."""
+        api = self._api()
+        if (self._shelf.folder(workload) / "container.json").exists() or api.has_image(image):
+            return
+        self._tell(Workload(workload, Phase.PULLING, detail=f"pulling the image {image}"))
+        api.pull(image, given_up)
+
+    def _begin(self, order: Order, spec: ContainerResourceSpec) -> None:
+        """Create and start the container, unless that was done before. Blocks."""
+        with self._lock:
+            beginning = self._beginning.setdefault(order.id, threading.Lock())
+        with beginning:
+            folder = self._shelf.folder(order.id)
+            api, name = self._api(), self._name(order.id)
+            self._listen()
+            if not (folder / "container.json").exists():
+                wanted = self._plan(order, spec)
+                self._tell(Workload(order.id, Phase.STARTING))
+                api.create(wanted)
+                shelf.write(folder / "container.json", {"name": name})
+            seen = api.inspect(name)
+            if seen is not None and seen.state in {"created", "configured", "initialized"}:
+                api.start(name)
+        with self._lock:
+            self._beginning.pop(order.id, None)
+
+    def _plan(self, order: Order, spec: ContainerResourceSpec) -> Plan:
+        """Say what to create, having noted down what it is bound to."""
+        grant = self._devices.take(order)
+        folder = self._shelf.folder(order.id)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        noted: dict[str, Any] = {"id": order.id, "category": spec.category, "devices": grant.rows}
+        noted |= {"stop_seconds": spec.stop_seconds, "readiness": spec.readiness is not None}
+        shelf.write(folder / "order.json", noted)
+        labels = {_LABEL_ID: order.id, _LABEL_ROOT: str(self._shelf.root)}
+        return plan(order, spec, grant, self._name(order.id), labels)
+
+    async def _until_ready(self, workload: str, spec: ContainerResourceSpec) -> Workload:
+        ready = self._shelf.folder(workload) / "ready.json"
+        probe, name = spec.readiness, self._name(workload)
+        host = reachable_host(spec)
+        while True:
+            workload_seen = await asyncio.to_thread(self._look, workload)
+            if workload_seen.phase is Phase.READY and ready.exists():
+                return workload_seen
+            if workload_seen.phase.over:
+                if ready.exists() or (probe is None and workload_seen.exit_code is not None):
+                    return workload_seen  # It was ready, and has ended since; or did its work.
+                self._tell_end(workload_seen)
+                lines = "; ".join(workload_seen.log_tail[-3:])
+                raise EngineError(f"{workload_seen.detail}{': ' if lines else ''}{lines}")
+            seen = await asyncio.to_thread(lambda: self._api().inspect(name))
+            ports = {} if seen is None else seen.ports
+            running = seen is not None and seen.running
+            if running and (
+                probe is None or await self._answers(workload, spec, probe, host, ports)
+            ):
+                break
+            await asyncio.sleep(RUNNING_SECONDS if probe is None else probe.every_seconds)
+        port = None if spec.container_port is None else ports.get(spec.container_port)
+        endpoint = "" if port is None else f"http://{host}:{port}"
+        shelf.write(ready, {"endpoint": endpoint})
+        news = Workload(workload, Phase.READY, endpoint=endpoint)
+        self._tell(news)
+        return news
+
+    async def _answers(
+        self,
+        workload: str,
+        spec: ContainerResourceSpec,
+        probe: Readiness,
+        host: str,
+        ports: Mapping[int, int],
+    ) -> bool:
+        async def run(command: Sequence[str], seconds: float) -> int:
+            done = await self.execute(workload, command, timeout_seconds=seconds)
+            return done.exit_code
+
+        inside = probe_port(spec)
+        port = None if inside is None else ports.get(inside)
+        return await readiness.answers(replace(probe, port=None), host, port, run)
+
+    # Looking -----------------------------------------------------------------------------------
+
+    def _look(self, workload: str) -> Workload:
+        """Return how a container is.
+
+        Raises:
+            UnknownWorkloadError: There is none.
+
+        """
+        folder = self._shelf.folder(workload)
+        if not self.has(workload):
+            raise UnknownWorkloadError(workload)
+        seen = self._api().inspect(self._name(workload))
+        if seen is None:
+            if not (folder / "container.json").exists():
+                self._strays.discard(workload)
+                self._order(workload)
+                return Workload(workload, Phase.STARTING)
+            detail = "its container was removed by somebody else"
+            return Workload(workload, Phase.FAILED, detail=detail)
+        if seen.ended:
+            return _ended(workload, seen, self._tail(workload))
+        ready = shelf.read(folder / "ready.json")
+        if ready is None or not seen.running:
+            return Workload(workload, Phase.STARTING)
+        return Workload(workload, Phase.READY, endpoint=ready["endpoint"])
+
+    def _discover(self) -> list[Workload]:
+        names = set(self._shelf.names())
+        try:
+            api = self._api()
+            self._listen()
+            labels = api.labelled(_LABEL_ROOT, str(self._shelf.root))
+        except EngineError as error:  # It may still run there: nobody may think that it does not.
+            detail = f"nobody can look at it: {error}"
+            return [Workload(name, Phase.PENDING, detail=detail) for name in sorted(names)]
+        self._strays |= {each[_LABEL_ID] for each in labels if _LABEL_ID in each} - names
+        found = []
+        for name in sorted(names | self._strays):
+            with contextlib.suppress(UnknownWorkloadError):  # It was stopped meanwhile.
+                found.append(self._look(name))
+        return found
+
+    def _tail(self, workload: str) -> tuple[str, ...]:
+        return self._api().tail(self._name(workload), LOG_TAIL_LINES)
+
+    def _log(self, workload: str, offset: int) -> Log:
+        if self._shelf.folder(workload).exists():
+            with contextlib.suppress(EngineError):
+                return self._api().log(self._name(workload), offset)
+        log = self._shelf.log(workload, offset)
+        if log is None:
+            raise UnknownWorkloadError(workload)
+        return log
+
+    # Ending ------------------------------------------------------------------------------------
+
+    def _stop(self, workload: str) -> None:
+        """Stop and remove the container, and keep its output. Blocks."""
+        folder, name = self._shelf.folder(workload), self._name(workload)
+        order = shelf.read(folder / "order.json") or {}
+        with self._lock:
+            self._stopping.add(workload)
+        try:
+            api = self._api()
+            if api.inspect(name) is not None:
+                api.stop(name, float(order.get("stop_seconds", 0)))
+                with contextlib.suppress(EngineError, FileNotFoundError):  # Two stops at a time.
+                    self._keep_output(folder, name)
+                api.remove(name)
+        finally:
+            with self._lock:
+                self._stopping.discard(workload)
+        self._strays.discard(workload)
+        self._told.discard(workload)
+        self._devices.give(workload)
+        if folder.exists():
+            self._shelf.archive(workload)
+
+    def _keep_output(self, folder: Path, name: str) -> None:
+        left = OUTPUT_BYTES_MAX
+        with (folder / "output.log").open("wb") as file:
+            for piece in self._api().output(name):
+                file.write(piece[:left])
+                left -= len(piece[:left])
+
+    def _kill_command(self, name: str, command: str, mark: str) -> None:
+        """Kill a command in a container and all it started, from here or from inside."""
+        wanted = f"{_MARK}={mark}"
+        with contextlib.suppress(EngineError):  # The container may be gone, and all with it.
+            api = self._api()
+            marks.kill_marked(wanted)
+            if api.command_runs(command):  # These are not this user's processes.
+                killer = api.begin_command(name, ("/bin/sh", "-c", _KILL, wanted), user="0")
+                api.run_command(killer)
+
+    def _tell_end(self, workload: Workload) -> None:
+        """Tell of a container that ended by itself, once."""
+        with self._lock:
+            if workload.id in self._told or workload.id in self._stopping:
+                return
+            self._told.add(workload.id)
+        self._tell(workload)
+
+    # The container engine ------------------------------------------------------------------------
+
+    def _api(self) -> ContainerApi:
+        """Return the container engine's API; connect to it when it is first used."""
+        with self._lock:
+            if self._connected is None:
+                self._connected = ContainerApi(find_socket())
+            return self._connected
+
+    def _listen(self) -> None:
+        """Listen to the container engine, in a thread of its own, from before this returns."""
+        with self._lock:
+            if self._listening is not None or self._closed.is_set():
+                return
+            api = self._connected
+            assert api is not None
+            self._events = api.events(_LABEL_ROOT, str(self._shelf.root))
+            self._listening = threading.Thread(
+                target=self._hear, args=(api,), name="containers", daemon=True
+            )
+            self._listening.start()
+
+    def _hear(self, api: ContainerApi) -> None:
+        """Tell of every end; after a silence, of those that were missed."""
+        while not self._closed.is_set():
+            for labels in self._events or ():
+                self._look_at_end(labels.get(_LABEL_ID, ""))
+            if self._closed.wait(RECONNECT_SECONDS):
+                return
+            with contextlib.suppress(EngineError):
+                events = api.events(_LABEL_ROOT, str(self._shelf.root))
+                with self._lock:
+                    self._events = events
+                if self._closed.is_set():
+                    events.close()
+                for name in list(self._shelf.names()):
+                    self._look_at_end(name)
+
+    def _look_at_end(self, workload: str) -> None:
+        with contextlib.suppress(EngineError):  # Of a look: the next status says it.
+            seen = self._look(workload)
+            if seen.phase in {Phase.SUCCEEDED, Phase.FAILED}:
+                self._tell_end(seen)
+
+    def _name(self, workload: str) -> str:
+        """Return the name of a workload's container: it says which, and there is only one."""
+        digest = hashlib.sha256(f"{self._shelf.root}\0{workload}".encode()).hexdigest()[:16]
+        return f"moorage-{re.sub('[^a-zA-Z0-9_.-]', '-', workload)[:48]}-{digest}"
+
+    def _order(self, workload: str) -> dict[str, Any]:
+        order = shelf.read(self._shelf.folder(workload) / "order.json")
+        if order is None:
+            raise UnknownWorkloadError(workload)
+        return order
+
+
+def _exit_code(code: int) -> int:
+    """Return an exit code as this package says it: a signal is its number, negative."""
+    return _SIGNALS - code if _SIGNALS < code <= _SIGNALS + signal.SIGRTMAX else code
+
+
+def _ended(workload: str, seen: Seen, lines: tuple[str, ...]) -> Workload:
+    code = _exit_code(seen.exit_code)
+    phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED
+    if seen.out_of_memory:
+        detail = "it was killed because it used more memory than its mem_limit"
+    elif code < 0:
+        detail = f"it was killed by signal {-code}"
+    else:
+        detail = f"it ended by itself with exit status {code}"
+    if seen.error:
+        detail = f"{detail}: {seen.error}"
+    return Workload(workload, phase, detail=detail, exit_code=code, log_tail=lines)

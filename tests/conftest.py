@@ -1,0 +1,104 @@
+"""What tests of several rooms need of the machine: a container engine of their own."""
+
+import io
+import os
+import resource
+import shutil
+import subprocess
+import tarfile
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import docker
+import pytest
+
+IMAGE: Final = "localhost/moorage-test:1"
+SERVICE_SECONDS_MAX: Final = 30
+
+
+@pytest.fixture(scope="session")
+def container_engine() -> Iterator[Any]:
+    """A real Podman with an image of busybox; `DOCKER_HOST` names it while the tests run."""
+    for tool, package in (("podman", "podman"), ("runc", "runc"), ("busybox", "busybox-static")):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not here; on Debian: apt-get install {package}")
+    if os.getuid() != 0:
+        pytest.skip("the tests' own Podman needs root")
+    with tempfile.TemporaryDirectory(prefix="pod-") as name, pytest.MonkeyPatch.context() as patch:
+        folder = Path(name)
+        place = folder / "podman.sock"
+        patch.setenv("DOCKER_HOST", f"unix://{place}")
+        service = _serve(folder, place)
+        try:
+            with _connected(place) as api:
+                api.import_image_from_data(_busybox(), repository=IMAGE[:-2], tag=IMAGE[-1])
+                if not any(IMAGE in (each["RepoTags"] or ()) for each in api.images()):
+                    api.tag(IMAGE[:-2], IMAGE[:-2], IMAGE[-1])  # Podman imports without the tag.
+                yield api
+                for each in api.containers(all=True):
+                    api.remove_container(each["Id"], force=True, v=True)
+        finally:
+            service.terminate()
+            service.wait()
+
+
+@pytest.fixture
+def container_image(container_engine: Any) -> str:
+    """Return the name of an image that has a shell and little else."""
+    return IMAGE
+
+
+def _serve(folder: Path, place: Path) -> "subprocess.Popen[bytes]":
+    """Start Podman's API server, with everything it keeps in a folder of its own."""
+    # Podman's own limits are beyond what some machines grant to anybody.
+    files, tasks = (min(_BOUND, *resource.getrlimit(each)) for each in _BOUNDED)
+    (folder / "containers.conf").write_text(
+        f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc={tasks}:{tasks}"]\n'
+        '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+    )
+    (folder / "storage.conf").write_text(
+        f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'
+    )
+    settings = {
+        "CONTAINERS_CONF": f"{folder}/containers.conf",
+        "CONTAINERS_STORAGE_CONF": f"{folder}/storage.conf",
+    }
+    with (folder / "service.log").open("wb") as log:
+        return subprocess.Popen(
+            ["podman", "system", "service", "--time=0", f"unix://{place}"],
+            env={**os.environ, **settings},
+            stdout=log,
+            stderr=log,
+        )
+
+
+def _connected(place: Path) -> Any:
+    deadline = time.monotonic() + SERVICE_SECONDS_MAX
+    while not place.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)  # The server has no other way to say that it listens.
+    return docker.APIClient(base_url=f"unix://{place}", version="auto", timeout=60)
+
+
+def _busybox() -> bytes:
+    """Return a file system with one static program, under many names, as an archive."""
+    program = Path(shutil.which("busybox") or "")
+    names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True)
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as tar:
+        tar.add(program, "bin/busybox")
+        for name in set(names.stdout.split()) - {"busybox"}:
+            link = tarfile.TarInfo(f"bin/{name}")
+            link.type, link.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(link)
+        for folder in ("tmp", "proc", "sys", "dev", "etc"):
+            entry = tarfile.TarInfo(folder)
+            entry.type, entry.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(entry)
+    return archive.getvalue()
+
+
+_BOUNDED: Final = (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)
+_BOUND: Final = 4096
