@@ -32,6 +32,8 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_NODES",
         "MOORAGE_LEASE_ID",
         "MOORAGE_FENCING",
+        "MOORAGE_WORKLOAD",
+        "MOORAGE_EXECUTION",
     }
 )
 """No settings: the clients' own names, and what a workload is told, are left alone, since a daemon
