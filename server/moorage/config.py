@@ -157,7 +157,7 @@ class Config:
         Setting(
             choices(*BACKENDS),
             "What `provision.backend` may name. `local` runs commands of clients on this machine, "
-            "as the daemon's own user.",
+            "as the daemon's own user, and containers with any of its folders that they mount.",
         ),
     ] = BACKENDS
     local_nodes: Annotated[
