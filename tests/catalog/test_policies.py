@@ -122,3 +122,29 @@ def test_other_requirements_are_refused_by_line(line):
         prepare({**FILES, "requirements.txt": b"numpy\n" + line.encode()})
     assert caught.value.code is Code.BAD_POLICY
     assert f"requirements.txt line 2: {line!r}" in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("polcy_input_schema", "policy_input_schema"),
+        ("policy_outputs_schema", "policy_output_schema"),
+        ("parameters", "policy_parameters"),
+        ("settings_schema", "policy_settings_schema"),
+        ("management_command_schema", "management_commands_schema"),
+    ],
+)
+def test_a_misspelt_field_is_no_field_of_ones_own(field, meant):
+    given = {"policy_rule_uri": "a:1-b", "code": "x", field: {}}
+    with pytest.raises(ServiceError) as caught:
+        complete_policy_document(given)
+    assert caught.value.field == field
+    assert meant in caught.value.expected
+
+
+def test_other_fields_are_kept():
+    own = {"_id": "5", "owner": "me", "policy_input": 1, "inputs": {}, "created_at": 1, "types": []}
+    given = {"policy_rule_uri": "a:1-b", "code": "x", **own}
+    assert complete_policy_document(given).items() >= own.items()
+    both = {**given, "parameters": {"of": "theirs"}, "policy_parameters": {}}
+    assert complete_policy_document(both)["parameters"] == {"of": "theirs"}

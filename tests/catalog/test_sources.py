@@ -168,6 +168,7 @@ async def test_hosts_that_are_not_allowed_are_never_asked(host):
     )
     assert "not allowed" in redirected.reason
     assert "link-local" in (await fetch_refused("http://169.254.169.254/latest/")).reason
+    assert "link-local" in (await fetch_refused("http://[::ffff:169.254.169.254]/latest/")).reason
 
 
 def test_the_largest_code_is_the_stated_one():

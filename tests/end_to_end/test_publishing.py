@@ -188,18 +188,23 @@ def test_a_canary_gets_its_share_and_repetitions_agree(swap):
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "field", "says"),
     [
-        ({"policy_rule_uri": TWO, "percent": 0}, "percent"),
-        ({"policy_rule_uri": TWO, "percent": 101}, "percent"),
-        ({"policy_rule_uri": TWO, "percent": 5, "by": "moon"}, "by"),
-        ({"policy_rule_uri": ONE, "percent": 5}, "the active version"),
-        ({"percent": 5}, "policy_rule_uri"),
+        ({"policy_rule_uri": TWO, "percent": 0}, "percent", "above 0"),
+        ({"policy_rule_uri": TWO, "percent": 101}, "percent", "up to 100"),
+        ({"policy_rule_uri": TWO}, "percent", "a number"),
+        ({"policy_rule_uri": TWO, "percent": "5"}, "percent", "a number"),
+        ({"policy_rule_uri": TWO, "percent": 5, "by": "moon"}, "by", "`request` or `tenant`"),
+        ({"policy_rule_uri": TWO, "percent": 5, "seed": "x"}, "seed", "a whole number"),
+        ({"policy_rule_uri": TWO, "percent": 5, "bye": "tenant"}, "bye", "one of policy_rule_uri"),
+        ({"policy_rule_uri": ONE, "percent": 5}, "policy_rule_uri", "the active version"),
+        ({"percent": 5}, "policy_rule_uri", "expected"),
     ],
 )
-def test_a_canary_that_makes_no_sense_is_refused(swap, body, says):
+def test_a_canary_that_makes_no_sense_is_refused(swap, body, field, says):
     answer = swap.http.post("/policy-alias/swap/canary", json=body)
     assert answer.status_code == 400
+    assert answer.json()["error"]["field"] == field
     assert says in answer.json()["message"]
 
 

@@ -48,6 +48,8 @@ class AIOSv1PolicyRule:
             self.contexts.swap({"x": object()}, version)
         if action == "list":
             self.contexts.swap([], version)
+        if action == "text":
+            self.contexts.swap({}, str(version))
         return known
 """
 CLIENTS = """
@@ -165,6 +167,7 @@ def manage(server: Server, action: str, data: dict | None = None):
         ("big", "ValueError", "at most"),
         ("odd", "TypeError", "not plain"),
         ("list", "TypeError", "must be a dict"),
+        ("text", "TypeError", "that read() returned, not str"),
     ],
 )
 def test_a_swap_that_cannot_be_is_a_typed_error(server, action, exception, says):

@@ -172,8 +172,11 @@ def _said(side: dict[str, Any]) -> str:
 def _changed(session: Session, alias: dict[str, Any]) -> None:
     if session.json:
         print_json(alias)
-    else:
-        say(f"{alias['alias']} -> {alias['policy_rule_uri']}")
+        return
+    canary, shadow = _canary(alias["canary"]), alias["shadow"] or ""
+    beside = [("canary", canary), ("shadow", shadow)]
+    said = "".join(f", {what} {which}" for what, which in beside if which)
+    say(f"{alias['alias']} -> {alias['policy_rule_uri']}{said}")
 
 
 def _list(session: Session, found: list[dict[str, Any]]) -> None:

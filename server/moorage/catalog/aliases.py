@@ -281,7 +281,7 @@ def unknown_alias(name: str) -> ServiceError:
     """Return the refusal of an alias that there is not."""
     return ServiceError(
         Code.NOT_FOUND,
-        f"alias: there is no {name}; POST /policy-alias/{name}/activate makes it",
+        f"alias: there is no {name}; activate a version of {name_of(name)} to make it",
         field="alias",
         expected="an alias that was activated",
     )

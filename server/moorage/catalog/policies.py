@@ -6,8 +6,8 @@ of the code is parsed, compiled or run here: that is for the jail (allocation-se
 
 import hashlib
 import re
-import sys
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
@@ -17,10 +17,10 @@ from moorage.catalog.base import Document, PolicyRecord, PreparedPolicy
 from moorage.catalog.documents import PACKABLE, encode, is_packable
 from moorage.catalog.schemas import read_schemas
 from moorage.model import Code, PolicyRef
+from moorage.policy.requirements import IMPORTABLE, LINES_MAX, REQUIREMENTS, unmet
 from moorage.protocol.faults import ServiceError
 
 __all__ = [
-    "AVAILABLE",
     "complete_policy_document",
     "differing_fields",
     "is_policy_uri",
@@ -33,16 +33,12 @@ __all__ = [
 URI_CHARS_MAX: Final = 255
 SERVER_FIELDS: Final = frozenset({"digest", "policy_rule_uri", "name", "version", "release_tag"})
 """Fields that follow from the others."""
-AVAILABLE: Final = frozenset({"numpy", "msgspec"}) | sys.stdlib_module_names
-"""What a rule can import besides its own files, and so what `requirements.txt` may name."""
 
 _URI: Final = re.compile(
     r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*):(?P<version>[A-Za-z0-9_.+]+)"
     r"-(?P<release_tag>[A-Za-z0-9_.+-]+)"
 )
 _URI_EXPECTED: Final = "`<name>:<version>-<release tag>`, e.g. `ip_allowlist:1.0-beta`"
-_REQUIREMENT: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(?:[\[<>=!~;(@].*)?")
-_REQUIREMENTS_LINES_MAX: Final = 1000
 
 _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "name": (str, "a text"),
@@ -73,6 +69,9 @@ _RULE_FIELDS: Final = (
     "management_commands_schema",
     "type",
 )
+_LONG_NAMES: Final = tuple(field for field in _RULE_FIELDS if "_" in field)
+_NEARLY: Final = 0.85
+"""Likeness from which on a field is taken for a misspelt one."""
 _DIGESTED: Final = tuple(field for field in _RULE_FIELDS if field.endswith("_schema"))
 
 
@@ -89,12 +88,28 @@ def complete_policy_document(given: Any) -> Document:
         value = given.get(field)
         if value is not None and not isinstance(value, types):
             raise ServiceError.wrong_field(field, expected)
+    for field in given.keys() - _TYPES.keys():
+        if meant := _meant(field, given):
+            raise ServiceError.wrong_field(
+                field, f"`{meant}`, or another name for a field of yours"
+            )
     code = given.get("code")
     if not isinstance(code, str) or not code.strip():
         raise ServiceError.wrong_field(
             "code", "source text, an archive in base64, a data: or http(s) URL, or a path"
         )
     return {**given, **_identity(given)}
+
+
+def _meant(field: str, given: Document) -> str:
+    """Return the field that a misspelt one was meant to be; a schema so written protects nothing.
+
+    Documents may have fields of their own, so only what is nearly one of ours counts.
+    """
+    prefixed = f"policy_{field}"
+    if prefixed in _RULE_FIELDS and prefixed not in given:
+        return prefixed
+    return next(iter(get_close_matches(field, _LONG_NAMES, 1, _NEARLY)), "")
 
 
 def is_policy_uri(uri: str) -> bool:
@@ -208,31 +223,15 @@ def differing_fields(old: Document, new: Document, *, rule_only: bool) -> list[s
 
 
 def _check_requirements(files: Mapping[str, bytes]) -> None:
-    """Refuse requirements that rules do not have; nothing is ever installed.
-
-    Versions are not compared: a rule that needs another one finds out when the jail loads it.
-    """
-    lines = files.get("requirements.txt", b"").decode("utf-8", "replace").splitlines()
-    for number, line in enumerate(lines[:_REQUIREMENTS_LINES_MAX], 1):
-        text = line.partition("#")[0].strip()
-        if not text:
-            continue
-        found = _REQUIREMENT.fullmatch(text)
-        name = found[1].lower().replace("-", "_") if found else ""
-        if name not in AVAILABLE and not _brought(name, files):
-            raise bad_code(
-                f"requirements.txt line {number}: {text[:80]!r} is not available to rules, and"
-                " nothing is installed for them",
-                "numpy, msgspec or a module of the standard library; put others into the archive",
-            )
-    if len(lines) > _REQUIREMENTS_LINES_MAX:
-        most = _REQUIREMENTS_LINES_MAX
-        raise bad_code(f"requirements.txt has more than {most} lines", f"at most {most}")
-
-
-def _brought(module: str, files: Mapping[str, bytes]) -> bool:
-    """Return whether a module is among a rule's own files."""
-    return f"{module}.py" in files or any(path.startswith(f"{module}/") for path in files)
+    """Refuse requirements that rules do not have; nothing is ever installed."""
+    for first in unmet(files):
+        raise bad_code(
+            f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} is not available to rules, and"
+            " nothing is installed for them",
+            f"one of {', '.join(IMPORTABLE)}; put others into the archive",
+        )
+    if files.get(REQUIREMENTS, b"").count(b"\n") > LINES_MAX:
+        raise bad_code(f"{REQUIREMENTS} has more than {LINES_MAX} lines", f"at most {LINES_MAX}")
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:

@@ -124,7 +124,7 @@ class CodeSources:
             parsed.host, parsed.port or 443, type=socket.SOCK_STREAM
         )
         for *_, address in found:
-            if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_link_local:
+            if _is_link_local(str(address[0])):
                 raise bad_code(f"the host {parsed.host} is link-local", "another one")
 
     def files(self, code: str, fetched: bytes | None) -> Files:
@@ -168,6 +168,13 @@ class CodeSources:
                 return _unpacked(file.read(CODE_BYTES_MAX + 1))
         except (OSError, ValueError) as error:
             raise bad_code(f"the path {code!r} cannot be read: {error}", _EXPECTED) from error
+
+
+def _is_link_local(address: str) -> bool:
+    found = ipaddress.ip_address(address.partition("%")[0])
+    # The same host, written as an IPv6 address.
+    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
+    return found.is_link_local or (mapped is not None and mapped.is_link_local)
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:

@@ -35,6 +35,12 @@ from moorage.protocol.faults import ServiceError, twin_status
 from moorage.sandbox import contract as sandbox
 from moorage.sandbox.host import Sandbox
 
+_CANARY_FIELDS: Final = {
+    "policy_rule_uri": "the URI of a registered version",
+    "percent": "a number above 0, up to 100",
+    "by": "`request` or `tenant`",
+    "seed": "a whole number",
+}
 STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
 
 
@@ -187,15 +193,7 @@ class HttpServices:
 
     async def start_canary(self, alias: str, body: JsonDocument, who: str) -> JsonDocument:
         """Send a share of an alias's requests to another version."""
-        try:
-            canary = msgspec.convert(
-                {**body, "version": body.get("policy_rule_uri", "")}, type=Canary
-            )
-        except msgspec.ValidationError as error:
-            expected = "`policy_rule_uri`, `percent` above 0 up to 100, `by`: request or tenant"
-            reason = f"body: {error}; expected {expected}"
-            raise ServiceError(Code.BAD_MESSAGE, reason, expected=expected) from error
-        return await self._publishing.start_canary(alias, canary, who)
+        return await self._publishing.start_canary(alias, _canary(body), who)
 
     async def delete_policy(self, uri: str, who: str) -> JsonDocument:
         """Delete a version that no alias means."""
@@ -254,3 +252,15 @@ class _Verdict(msgspec.Struct):
 
     success: bool
     error: _Error | None = None
+
+
+def _canary(body: JsonDocument) -> Canary:
+    for field in body.keys() - _CANARY_FIELDS.keys():
+        raise ServiceError.wrong_field(field, f"one of {', '.join(_CANARY_FIELDS)}")
+    try:
+        return msgspec.convert({**body, "version": body.get("policy_rule_uri", "")}, type=Canary)
+    except msgspec.ValidationError as error:
+        # It says the field at its end, as `percent` where it is missing and else as `$.percent`.
+        field = next((name for name in _CANARY_FIELDS if f"{name}`" in str(error)), "body")
+        expected = _CANARY_FIELDS.get(field, "an object")
+        raise ServiceError.wrong_field(field, expected) from error

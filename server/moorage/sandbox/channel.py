@@ -445,7 +445,7 @@ class Cell(asyncio.Protocol):
         head.calls += 1
         limits = self._owner.limits
         if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
-            raise answering.BreachError(f"it called {head.calls} times in one evaluation")
+            raise answering.BreachError(f"it called {head.calls} times, not {limits.calls_max}")
         if head.calls > limits.calls_max:
             arguments = f"more than {limits.calls_max} calls in one evaluation"
         elif head.calls_seconds >= limits.calls_seconds:

@@ -68,12 +68,15 @@ class ContextClient:
 
         Raises:
             ContextConflict: It is not; nothing was changed.
-            TypeError: It is no dict of plain JSON values.
+            TypeError: It is no dict of plain JSON values, or the version is none that was read.
             ValueError: It is larger than it may be.
 
         """
         if not isinstance(context, dict):
             raise TypeError(f"the context must be a dict, not {type(context).__name__}")
+        if type(version) is not int:
+            found = type(version).__name__
+            raise TypeError(f"the version must be the number that read() returned, not {found}")
         current, _ = self._ask("swap", [version, self._pack(context)])
         return current
 

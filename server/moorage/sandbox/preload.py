@@ -1,27 +1,14 @@
 """What a rule can import: loaded once in the zygote, shared by every cell.
 
-A cell cannot open a file, so nothing can be imported later. `AVAILABLE` is what the error for
-any other name lists; `SUPPORT` are modules that the available ones load only when they are first
-used, which would be too late.
+A cell cannot open a file, so nothing can be imported later. `SUPPORT` are modules that the
+importable ones load only when they are first used, which would be too late.
 """
 
 import importlib
 import sys
 from typing import Final
 
-AVAILABLE: Final = (
-    "abc", "array", "ast", "base64", "binascii", "bisect", "calendar", "cmath", "collections",
-    "collections.abc", "colorsys", "contextlib", "contextvars", "copy", "csv", "dataclasses",
-    "datetime", "decimal", "difflib", "enum", "errno", "fnmatch", "fractions", "functools", "gc",
-    "graphlib", "hashlib", "heapq", "hmac", "html", "inspect", "io", "ipaddress", "itertools",
-    "json", "keyword", "logging", "math", "moorage.model", "moorage.policy", "msgspec",
-    "msgspec.json", "msgspec.msgpack", "numbers", "numpy", "numpy.linalg", "numpy.ma",
-    "numpy.random", "numpy.typing", "operator", "os", "os.path", "pathlib", "pickle", "platform",
-    "pprint", "queue", "random", "re", "secrets", "shlex", "statistics", "string", "struct",
-    "sys", "textwrap", "threading", "time", "timeit", "tokenize", "traceback", "types", "typing",
-    "typing_extensions", "unicodedata", "urllib.parse", "uuid", "warnings", "weakref", "zlib",
-)  # fmt: skip
-"""Importable by a rule, besides the other files of its own archive."""
+from moorage.policy.requirements import IMPORTABLE
 
 SUPPORT: Final = (
     "_strptime", "encodings.ascii", "encodings.cp1252", "encodings.hex_codec", "encodings.idna",
@@ -33,14 +20,14 @@ SUPPORT: Final = (
 
 
 def preload() -> list[str]:
-    """Import all of it and return the names of `AVAILABLE` that this machine does not have."""
+    """Import all of it and return the names of `IMPORTABLE` that this machine does not have."""
     missing: list[str] = []
-    for name in (*AVAILABLE, *SUPPORT):
+    for name in (*IMPORTABLE, *SUPPORT):
         try:
             importlib.import_module(name)
         except ImportError:
             missing.append(name)
-    return [name for name in missing if name in AVAILABLE]
+    return [name for name in missing if name in IMPORTABLE]
 
 
 def importable(name: str) -> bool:

@@ -20,9 +20,10 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.policy.requirements import IMPORTABLE
 from moorage.sandbox.frames import Fault
 from moorage.sandbox.limits import FINDINGS_MAX, INSTANCES_MAX, MESSAGE_CHARACTERS_MAX
-from moorage.sandbox.preload import AVAILABLE, importable
+from moorage.sandbox.preload import importable
 
 ROOT: Final = "/policy/"
 """Where the files of an archive seem to lie; no such directory exists."""
@@ -40,6 +41,8 @@ _SUSPENDING: Final = (
     | inspect.CO_ASYNC_GENERATOR
 )
 """What calling such a function returns is no answer but something that would have to be run."""
+_CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
+_CLASSES_SHOWN_MAX: Final = 5
 _decode: Final = msgspec.msgpack.decode
 
 
@@ -67,7 +70,7 @@ class _Siblings(MetaPathFinder, InspectLoader):
             return self._spec(fullname, None, package=True)
         raise ModuleNotFoundError(
             f"{fullname!r} cannot be imported by a rule: there is no network and no file system "
-            f"in a cell. Available are the archive's own files and: {', '.join(AVAILABLE)}",
+            f"in a cell. Available are the archive's own files and: {', '.join(IMPORTABLE)}",
             name=fullname,
         )
 
@@ -196,22 +199,11 @@ class Policy:
                 module = name.removesuffix(".py").replace("/", ".")
                 if "/" not in name and name != ENTRY and importable(module):
                     self._fault(f"a library is called {module!r} too; rename this file", name)
-        for number, line in enumerate(
-            self._files.get("requirements.txt", b"").decode("utf-8", "replace").splitlines(), 1
-        ):
-            name = re.split(r"[^A-Za-z0-9_.-]", line.strip(), maxsplit=1)[0].lower()
-            module = name.replace("-", "_")
-            if name and not importable(module) and f"{module}.py" not in self._files:
-                self._fault(
-                    f"{name!r} is not available to rules and is never installed; available are: "
-                    + ", ".join(AVAILABLE),
-                    "requirements.txt",
-                    number,
-                )
 
     def _inspect_class(self) -> None:
         if not inspect.isclass(self._class):
-            found = "" if self._class is None else f"; it has a {name_of(self._class)} of that name"
+            name = name_of(self._class)
+            found = _classes() if self._class is None else f"; it has a {name} of that name"
             self._fault(f"there is no class {CLASS}{found}", ENTRY)
             return
         for name, count, names in _METHODS:
@@ -243,7 +235,8 @@ class Policy:
             column = error.offset or 0
             text = _line_of(file, line)
             if text and 0 < column <= len(text) + 1:  # A long line is shown from its start only.
-                text = f"{text}\n{' ' * (column - 1)}^"
+                before = re.sub(r"[^\t]", " ", text[: column - 1])  # A tab is as wide as a tab.
+                text = f"{text}\n{before}^"
             message = f"{type(error).__name__}: {error.msg}"[:MESSAGE_CHARACTERS_MAX]
         else:
             message, where, line = describe(error)
@@ -254,6 +247,13 @@ class Policy:
             text = _line_of(file, line)
         if len(self.faults) < FINDINGS_MAX:
             self.faults.append(Fault(message, file, line, column, text))
+
+
+def _classes() -> str:
+    """Return the classes that the entry has instead, in words."""
+    lines = linecache.getlines(ROOT + ENTRY)
+    names = [found[1] for line in lines if (found := _CLASS_LINE.match(line))]
+    return f"; it has {', '.join(names[:_CLASSES_SHOWN_MAX])}"[:200] if names else ""
 
 
 def _line_of(file: str, line: int) -> str:
