@@ -55,4 +55,4 @@ def test_the_packages_import_without_starting_anything() -> None:
         for found in pkgutil.walk_packages(path, f"{package}."):
             if not found.name.endswith("__main__"):
                 importlib.import_module(found.name)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before  # Those of other tests may end meanwhile.
