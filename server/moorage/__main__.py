@@ -138,13 +138,21 @@ def bench(
         Path | None, typer.Option(help="Request file; `placement` takes all beside the nodes.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each kind, for `placement`.")] = 10,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(help="For `placement`, repeatable; else the six published ones."),
+    ] = None,
+    stream_seeds: Annotated[
+        int, typer.Option(min=1, help="For `placement`: seeds of `expected_fill`'s streams.")
+    ] = 1,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what it costs. Every figure is a ratio to a baseline taken in the same run."""
     from moorage.trials import show  # noqa: PLC0415  # As in serve.
 
     with _trial_errors():
-        show.bench(names or [], nodes, pods, seeds, as_json=as_json)
+        table = {"seeds": seeds, "rules": rule or [], "stream_seeds": stream_seeds}
+        show.bench(names or [], nodes, pods, table, as_json=as_json)
 
 
 def _config(flags: dict[str, Any], file: Path | None) -> Config:

@@ -22,10 +22,12 @@ class AIOSv1PolicyRule:
 """
 
 
-def moorage(*words, expect=0):
+def moorage(*words, expect=0, cwd=None):
     program = Path(sys.executable).with_name("moorage")
     command = [program, *map(str, words)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, cwd=cwd
+    )
     assert done.returncode == expect, done.stdout + done.stderr
     return done
 
@@ -56,6 +58,26 @@ def test_what_cannot_be_tried_is_a_matter_of_the_command_line(tmp_path):
     assert "cannot read" in missing.stderr
 
 
+def test_no_module_of_the_working_directory_is_run_outside_of_the_jail(tmp_path):
+    for name in ("numpy", "random", "typing", "moorage"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('run outside of the jail')\n")
+    (tmp_path / "random.py").write_text(RULE)
+    asked = tmp_path / "asked.json"
+    asked.write_text('[{"resources": {"gpus": 1}}]')
+    done = moorage("policy", "test", "random.py", "--requests", asked, cwd=tmp_path)
+    assert done.stdout.endswith("random:0-test: passed\n")
+
+
+def test_options_out_of_range_are_refused_before_anything_runs(tmp_path):
+    rule = tmp_path / "rule.py"
+    rule.write_text(RULE)
+    for words in (("--seed", 2**31), ("--sandbox", "none")):
+        assert words[0] in moorage("policy", "test", rule, *words, expect=2).stderr
+        trace = ("--trace", "n.csv", "p.csv")
+        refused = moorage("policy", "backtest", rule, *trace, *words, expect=2)
+        assert words[0] in refused.stderr
+
+
 def test_rules_are_played_side_by_side(tmp_path):
     nodes, pods, mine = tmp_path / "nodes.csv", tmp_path / "pods.csv", tmp_path / "mine.py"
     rows = "".join(f"n{n},64000,262144,4,A100\n" for n in range(3))
@@ -78,4 +100,7 @@ def test_rules_are_played_side_by_side(tmp_path):
     assert (
         "no no/rule.py" in moorage("policy", "backtest", "no/rule.py", *words[4:], expect=2).stderr
     )
+    missing = moorage("policy", "backtest", "mine", *words[4:], expect=2).stderr
+    assert "no shipped rule 'mine'" in missing
+    assert "mine:stable" in missing
     assert "plots are" in moorage(*words, "--plot", "x.pdf", expect=2).stderr

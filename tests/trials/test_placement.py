@@ -48,6 +48,10 @@ def test_what_was_not_published_is_said(folder):
         compared(folder, "dot_product")
     with pytest.raises(TrialError, match="--nodes"):
         placement()
+    with pytest.raises(TrialError, match=r"no figures to compare spread with; there are random, "):
+        compared(folder, "spread")
+    with pytest.raises(TrialError, match="expected_fill is known on default, "):
+        compared(folder, "expected_fill")
     (folder / "pods_full.csv").unlink()
     with pytest.raises(TrialError, match=r"no pods_\*.csv"):
         placement(folder / "nodes.csv")
@@ -66,3 +70,24 @@ def test_the_table_is_plain_json_and_progress_is_told(folder):
     assert (figures["agree"], figures["of"]) == (6, 6)
     assert told[:2] == ["full random 42", "full random 43"]
     assert len(told) == 12
+
+
+def test_expected_fill_is_held_against_its_prototype_with_every_seed_of_its_streams(folder):
+    (folder / "pods_full.csv").rename(folder / "pods_default.csv")
+    told = []
+    figures = placement(
+        folder / "nodes.csv",
+        seeds=2,
+        rules=["expected_fill"],
+        stream_seeds=3,
+        progress=told.append,
+    )
+    (row,) = figures["table"]
+    assert (row["published"], row["published_at_100"], row["allowed"]) == (96.11, 96.03, 0.15)
+    assert row["by_stream_seed"] == {"1": 100, "2": 100, "3": 100}  # What fits is always placed …
+    assert (row["runs"], row["reached"], row["agrees"]) == (
+        6,
+        100,
+        False,
+    )  # … here more than there.
+    assert told[-1] == "default expected_fill 43 streams 3"

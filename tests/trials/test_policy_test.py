@@ -64,6 +64,8 @@ async def test_what_is_found(document, finding):
     report = await try_rule(Job(document, [big, *[ONE] * 9]))
     assert not report.passed
     assert finding in report.findings[0]
+    numbered = [each for each in report.findings if each.startswith("request ")]
+    assert len(numbered) <= 2  # What is wrong with many requests is said once.
     if "SyntaxError" in finding:
         assert report.findings[0].endswith("^")  # The line, and the caret under the place.
 

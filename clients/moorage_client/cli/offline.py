@@ -7,6 +7,7 @@ package is started with this interpreter, told the job as JSON, and answers JSON
 import json
 import subprocess
 import sys
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -27,8 +28,19 @@ FINDINGS_SHOWN: Final = 10
 SHARE_SHOWN: Final = 0.001
 """Lines that took less of the time than this are left out."""
 
+SEED_MAX: Final = 2**31 - 1
+"""A request's own seed is this and its number, together in 63 bits."""
+
+
+class Mode(StrEnum):
+    """Where rules are evaluated."""
+
+    JAIL = "jail"
+    UNSAFE = "unsafe"
+
+
 Sandbox = Annotated[
-    str, typer.Option(help="`jail`; `unsafe` only for rules that you trust as yourself")
+    Mode, typer.Option(help="`unsafe` only for rules that you trust as yourself, without a jail")
 ]
 
 
@@ -52,11 +64,13 @@ def try_rule(
     settings: Annotated[
         str | None, typer.Option(help="Default settings: JSON, @file or @-")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of what the rule draws at random")] = 1,
+    seed: Annotated[
+        int, typer.Option(min=0, max=SEED_MAX, help="Of what the rule draws at random")
+    ] = 1,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show what its lines take, even if it is quick")
     ] = False,
-    sandbox: Sandbox = "jail",
+    sandbox: Sandbox = Mode.JAIL,
 ) -> None:
     """Try a rule in the same jail as on a server, without one; exit 6 if it is not sound."""
     report = run(
@@ -67,7 +81,7 @@ def try_rule(
             "clusters": _documents(clusters, "--clusters"),
             "seed": seed,
             "profile": profile,
-            "mode": sandbox,
+            "mode": sandbox.value,
         },
     )
     if session.json:
@@ -87,8 +101,9 @@ def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
     """
     if find_spec("moorage.trials") is None:
         raise typer.BadParameter("this needs the server package here: pip install moorage")
+    # -P: modules in the working directory, which may be rules like `random.py`, are not imported.
     done = subprocess.run(  # noqa: S603  # Our own program.
-        [sys.executable, "-m", PROGRAM, command],
+        [sys.executable, "-P", "-m", PROGRAM, command],
         input=json.dumps(job).encode(),
         stdout=subprocess.PIPE,
         check=False,
@@ -203,13 +218,13 @@ def backtest(
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds that requests of a trace may wait")
     ] = 0.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of all that is random")] = 42,
+    seed: Annotated[int, typer.Option(min=0, max=SEED_MAX, help="Of all that is random")] = 42,
     limit: Annotated[int | None, typer.Option(min=1, help="Requests at most")] = None,
     plot: Annotated[
         list[Path] | None,
         typer.Option(help="Draw to this .png or .svg file; may be repeated"),
     ] = None,
-    sandbox: Sandbox = "jail",
+    sandbox: Sandbox = Mode.JAIL,
 ) -> None:
     """Replay a trace, or a daemon's own history, through rules side by side."""
     if (trace is None) == (ledger is None):
@@ -228,7 +243,7 @@ def backtest(
             "seed": seed,
             "limit": limit,
             "plots": [str(path) for path in plot or []],
-            "mode": sandbox,
+            "mode": sandbox.value,
         },
     )
     if session.json:

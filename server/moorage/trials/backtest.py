@@ -16,6 +16,7 @@ from moorage.core.words import Answer, LeaseNews, Refusal
 from moorage.model import Ask, Demand, Placement
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
+from moorage.sandbox.contract import Mode
 from moorage.trials import plots, timeline, trace
 from moorage.trials.process import TrialError
 from moorage.trials.rehearsal import Decision, Document, Rehearsal
@@ -57,7 +58,7 @@ class Job:
     timed: bool = False
     wait_seconds: float = 0.0
     plots: list[str] = field(default_factory=list[str])
-    mode: Any = "jail"
+    mode: Mode = "jail"
 
 
 @dataclass(slots=True)
@@ -182,7 +183,11 @@ def _document(rule: Document, line: timeline.Timeline) -> Document:
     if name is None:
         return rule
     if name not in shipped.shipped():
-        raise TrialError(f"no shipped rule {name!r}; there are {', '.join(shipped.shipped())}")
+        raise TrialError(
+            f"there is no file and no shipped rule {name!r}; there are "
+            f"{', '.join(shipped.shipped())}. A rule on a server is named by its URI, or by an "
+            f"alias with its word, as {name}:stable"
+        )
     return shipped.document(name, typical_of(name, line.pods))
 
 

@@ -88,7 +88,7 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
     order = trace.arrivals(wanted, trace.capacity_milli(machines), 1.0, 42)[:REQUESTS]
     latency_order, order = order[:ROUND_TRIPS], order[ROUND_TRIPS:]
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
-        command = [sys.executable, "-m", "moorage.trials.echo"]
+        command = [sys.executable, "-P", "-m", "moorage.trials.echo"]
         with child(command, Path(folder) / "echo.log") as (_, ready), daemon() as running:
             document = trace.cluster_document(machines)
             uri = replay.prepare(running, document, "fgd", wanted)
@@ -230,9 +230,9 @@ def first_lease() -> Figures:
     for _ in range(STARTS):
         started = time.perf_counter()
         imports = "import moorage.daemon.daemon, moorage_client"
-        subprocess.run([sys.executable, "-c", imports], check=True)  # noqa: S603  # Ours.
+        subprocess.run([sys.executable, "-P", "-c", imports], check=True)  # noqa: S603  # Ours.
         base.append(time.perf_counter() - started)
-        command = [sys.executable, "-m", "moorage", "demo", "--json"]
+        command = [sys.executable, "-P", "-m", "moorage", "demo", "--json"]
         output = subprocess.run(command, check=True, capture_output=True).stdout  # noqa: S603  # Ours.
         first.append(msgspec.json.decode(output)["first_lease_seconds"])
     return {

@@ -21,6 +21,7 @@ from moorage.model import Ask, Code, RequestId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.faults import ServiceError
+from moorage.sandbox.contract import Mode
 from moorage.sandbox.host import Limits, PolicyFault
 from moorage.trials import examples
 from moorage.trials.process import TrialError
@@ -72,7 +73,7 @@ class Job:
     clusters: list[Document] = field(default_factory=list[Document])
     seed: int = 1
     profile: bool = False
-    mode: Any = "jail"
+    mode: Mode = "jail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +247,13 @@ def _outcome(answer: Answer | None) -> tuple[str, str]:
 def _judge(report: Report, again: Sequence[Tried]) -> None:
     """Look at both runs and note what is wrong."""
     report.outcomes = dict(Counter(tried.outcome for tried in report.requests).most_common())
+    faults: dict[str, list[int]] = {}
     for number, tried in enumerate(report.requests):
         if tried.outcome in _AT_FAULT:
-            report.find(f"request {number}: {tried.outcome}: {tried.detail}")
+            faults.setdefault(f"{tried.outcome}: {tried.detail}", []).append(number)
+    for fault, numbers in faults.items():
+        others = f" ({len(numbers) - 1} more requests likewise)" if len(numbers) > 1 else ""
+        report.find(f"request {numbers[0]}: {fault}{others}")
     differing = [
         (number, first, second)
         for number, (first, second) in enumerate(zip(report.requests, again, strict=bool(again)))

@@ -74,7 +74,7 @@ def daemon(
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
         ports = ["--port", "0", "--http-port", "0", "--data", str(data or Path(folder) / "data")]
-        command = [sys.executable, "-m", "moorage", "serve", *ports, *options]
+        command = [sys.executable, "-P", "-m", "moorage", "serve", *ports, *options]
         log = Path(folder) / "stderr.log"
         given = {name: text for name, text in os.environ.items() if name not in NOT_FOR_TRIALS}
         variables = {"MOORAGE_LOG_LEVEL": "warning", **given, **(environment or {})}

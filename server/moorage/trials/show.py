@@ -131,9 +131,14 @@ def doctor(findings: Sequence[Finding], *, as_json: bool) -> None:
 
 
 def bench(
-    names: Sequence[str], nodes: Path | None, pods: Path | None, seeds: int, *, as_json: bool
+    names: Sequence[str],
+    nodes: Path | None,
+    pods: Path | None,
+    table: Mapping[str, Any],
+    *,
+    as_json: bool,
 ) -> None:
-    """Run benchmarks and show their figures."""
+    """Run benchmarks and show their figures; `table` is what `placement` shall compare."""
     known = {**benchmarks.BENCHMARKS, **benchmarks.ON_REQUEST}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -145,7 +150,7 @@ def bench(
         tell(f"{name} …")
         given: dict[str, Any] = {"nodes": nodes, "pods": pods} if name in WITH_TRACE else {}
         if name == "placement":
-            given |= {"seeds": seeds, "progress": tell}
+            given |= {**table, "progress": tell}
         report[name] = known[name](**given)
     if as_json:
         _print_json(report)
@@ -178,6 +183,9 @@ def _placement(figures: Mapping[str, Any]) -> Table:
         table.add_column(heading)
     for heading in ("published", "here", "apart", "allowed"):
         table.add_column(heading, justify="right")
+    streams = any(row["by_stream_seed"] for row in figures["table"])
+    if streams:
+        table.add_column("by stream seed")
     for row in figures["table"]:
         table.add_row(
             row["trace"],
@@ -186,5 +194,6 @@ def _placement(figures: Mapping[str, Any]) -> Table:
             f"{row['reached']:.2f} ± {row['deviation']:.2f}",
             f"{row['difference']:+.2f}{'' if row['agrees'] else ' !'}",
             f"{row['allowed']:.2f}",
+            *([" ".join(f"{mean:.2f}" for mean in row["by_stream_seed"].values())] * streams),
         )
     return table
