@@ -34,6 +34,10 @@ ERROR = (
     '<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>{code}</Code>'
     "<Message>{message}</Message></Error></Errors><RequestID>r-1</RequestID></Response>"
 )
+NOTHING = (
+    b'<DescribeInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
+    b"<requestId>r-1</requestId><reservationSet/></DescribeInstancesResponse>"
+)
 # Of a request, what differs each time it is sent.
 VOLATILE = ("Version",)
 DIES_SECONDS = 0.2
@@ -61,6 +65,7 @@ class Memory:
     calls: list[tuple[str, dict[str, str]]] = field(default_factory=list)
     tokens: dict[str, tuple[dict[str, str], bytes]] = field(default_factory=dict)
     bench: dict[str, str] = field(default_factory=dict)
+    hidden: int = 0
     prices: list[str] = field(default_factory=list)
 
 
@@ -145,9 +150,16 @@ class AwsWorld:
         times: int = 1_000_000,
         lost: bool = False,
     ) -> None:
-        """Have calls refused; `lost` has them carried out first, and the answer lost."""
+        """Have calls refused; `lost` has them carried out first, and the answer lost.
+
+        A message that starts with `<` is the whole answer.
+        """
         fault = Fault(action, code, message or f"{code} it is", status, when, times, lost)
         self.memory.faults.append(fault)
+
+    def hide(self, times: int) -> None:
+        """Have so many searches by tag find nothing: AWS shows what is new after a while."""
+        self.memory.hidden = times
 
     def asked(self, action: str) -> list[dict[str, str]]:
         """Return the parameters of all calls of an action."""
@@ -204,7 +216,8 @@ class Proxy(BaseHTTPRequestHandler):
                     with contextlib.suppress(OSError):
                         self.connection.shutdown(2)
                     return
-                self._answer(fault.status, error(fault.code, fault.message))
+                page = fault.message.encode() if fault.message.startswith("<") else b""
+                self._answer(fault.status, page or error(fault.code, fault.message))
                 return
         self._answer(*real())
 
@@ -213,6 +226,15 @@ class Proxy(BaseHTTPRequestHandler):
         if action == "RunInstances":
             with self.aws.launching:
                 return self._launched(parameters, body)
+        by_tag = any(value.startswith("tag:") for value in parameters.values())
+        if action == "DescribeInstances" and by_tag and memory.hidden:
+            memory.hidden -= 1
+            return 200, NOTHING
+        if parameters.get("Filter.1.Name") == "client-token":  # A filter that moto does not know.
+            token = parameters["Filter.1.Value.1"]
+            instance = instance_of(memory.tokens[token][1])
+            body = body.replace(b"client-token", b"instance-id")
+            body = body.replace(token.encode(), instance.encode())
         status, answer = self._passed_on(body)
         named = parameters.get("InstanceId.1", parameters.get("ResourceId.1", ""))
         match action, memory.bench.get(named):
@@ -234,11 +256,9 @@ class Proxy(BaseHTTPRequestHandler):
         status, answer = self._passed_on(body)
         if status == 200:  # HTTP.
             memory.tokens[token] = parameters, answer
-            found = re.search(rb"<instanceId>(i-[0-9a-f]+)</instanceId>", answer)
-            assert found is not None
             keys = {value: name for name, value in parameters.items() if name.endswith(".Key")}
             if name := keys.get("bench"):
-                memory.bench[found[1].decode()] = parameters[f"{name.removesuffix('.Key')}.Value"]
+                memory.bench[instance_of(answer)] = parameters[f"{name.removesuffix('.Key')}.Value"]
         return status, answer
 
     def _price_list(self) -> tuple[int, bytes]:
@@ -248,7 +268,8 @@ class Proxy(BaseHTTPRequestHandler):
     def _passed_on(self, body: bytes) -> tuple[int, bytes]:
         moto = http.client.HTTPConnection("127.0.0.1", self.aws.moto_port, timeout=30)
         try:
-            headers = {k: v for k, v in self.headers.items() if k.lower() != "host"}
+            own = ("host", "content-length")  # http.client's.
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in own}
             moto.request("POST", self.path, body, headers)
             reply = moto.getresponse()
             return reply.status, reply.read()
@@ -265,6 +286,12 @@ class Proxy(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # Its name there.
         """Say nothing."""
+
+
+def instance_of(answer: bytes) -> str:
+    found = re.search(rb"<instanceId>(i-[0-9a-f]+)</instanceId>", answer)
+    assert found is not None
+    return found[1].decode()
 
 
 def error(code: str, message: str) -> bytes:

@@ -19,6 +19,7 @@ from botocore.exceptions import (
     NoCredentialsError,
     PartialCredentialsError,
 )
+from botocore.parsers import ResponseParserError
 
 from moorage.engines.base import EngineError
 
@@ -90,6 +91,10 @@ _DENIED: Final = frozenset(
         *("RequestExpired", "SignatureDoesNotMatch", "AccessDenied"),
     }
 )
+_TROUBLE_FROM: Final = 500
+"""HTTP statuses from this one on, without a code of AWS, are trouble that may pass."""
+_ERRORS: Final = (ClientError, BotoCoreError, ResponseParserError, ValueError)
+"""All that a call of boto3 raises."""
 
 
 class AwsError(EngineError):
@@ -175,7 +180,7 @@ class AwsCalls:
             yield from (
                 self._client(service, region, TRIES_MAX).get_paginator(name).paginate(**arguments)
             )
-        except (ClientError, BotoCoreError, ValueError) as error:
+        except _ERRORS as error:
             raise _told(error, name, region) from error
 
     def _call(
@@ -183,7 +188,7 @@ class AwsCalls:
     ) -> dict[str, Any]:
         try:
             answer: dict[str, Any] = getattr(self._client("ec2", region, tries), name)(**arguments)
-        except (ClientError, BotoCoreError, ValueError) as error:
+        except _ERRORS as error:
             raise _told(error, name, region) from error
         return answer
 
@@ -216,6 +221,8 @@ def _told(error: Exception, name: str, region: str) -> AwsError:
         code = str(error.response.get("Error", {}).get("Code", "Unknown"))
         message = str(error.response.get("Error", {}).get("Message", "")).rstrip(".")
         said = f"{code}: {message}" if message else code
+        if code.isdigit() and int(code) >= _TROUBLE_FROM:  # Not of AWS, but of something before it.
+            return UnreachableError(f"AWS did not answer {call} in {region}: HTTP {said}", code)
         if code in _THROTTLED:
             advice = "ask less often, or have the limit of API requests raised"
             return AwsError(f"AWS throttles {call} in {region} ({said}): {advice}", code)
@@ -226,7 +233,8 @@ def _told(error: Exception, name: str, region: str) -> AwsError:
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         advice = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role"
         return AwsError(f"there are no credentials for AWS ({error}): {advice}", "NoCredentials")
-    if isinstance(error, ConnectionError | HTTPClientError):
+    # What cannot be parsed is no answer of AWS, but a page of something on the way.
+    if isinstance(error, ConnectionError | HTTPClientError | ResponseParserError):
         text = f"AWS did not answer {call} in {region}: {error}"
         return UnreachableError(text, "Unreachable")
     return AwsError(f"{call} could not be asked of AWS in {region}: {error}", type(error).__name__)

@@ -8,7 +8,7 @@ import contextlib
 import re
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -197,24 +197,25 @@ class Instances:
         region, ids = named[0].region, [each.id for each in named]
         with contextlib.suppress(AwsError):  # Of what has ended AWS may forget the tags, or all.
             self._tag(region, ids, STOPPED)
-        alive = [each.id for each in named if not each.gone]
-        if alive:
-            try:
-                self._calls.call("terminate_instances", region, InstanceIds=alive)
-            except AwsError as error:
-                if error.code != "InvalidInstanceID.NotFound" or len(alive) == 1:
-                    if error.code == "InvalidInstanceID.NotFound":
-                        self._refuse_if_fresh(named, error)
-                        return
-                    raise
-                for each in named:
+        alive = [each for each in named if not each.gone]
+        try:
+            if alive:
+                ids = [each.id for each in alive]
+                self._calls.call("terminate_instances", region, InstanceIds=ids)
+        except AwsError as error:
+            if error.code != "InvalidInstanceID.NotFound":
+                raise
+            if len(alive) > 1:  # AWS does none of them then.
+                for each in alive:
                     self.end([each])
+            elif self._is_fresh(alive[0]):  # Not yet, rather than no longer.
+                raise
+        with self._lock:
+            for each in named:
+                self._launched.pop(each.id, None)
 
-    def _refuse_if_fresh(self, named: Collection[Instance], error: AwsError) -> None:
-        """Raise where AWS does not know an instance yet, rather than no longer."""
-        fresh = {each.id for each in self._fresh()}
-        if any(each.id in fresh for each in named):
-            raise error
+    def _is_fresh(self, instance: Instance) -> bool:
+        return any(each.id == instance.id for each in self._fresh())
 
     def console(self, instance: Instance) -> tuple[str, ...]:
         """Return the last lines of its console, as far as AWS has them."""

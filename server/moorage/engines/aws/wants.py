@@ -132,7 +132,7 @@ def offers(
     kept = [each for each in all_of_them if limit is None or each.spot or _costs(each) <= limit]
     if not kept:
         prices = ", ".join(f"{each.type} {_price(each)}" for each in all_of_them)
-        hint = f" Prices of {region} are not known here: moored aws-catalogue --region {region}."
+        hint = f" Prices of {region} are not known here: moored prices --region {region}."
         unknown = any(_costs(each) == float("inf") for each in all_of_them)
         raise EngineError(
             f"max_price_per_hour: expected at least the price of one of {prices}."
