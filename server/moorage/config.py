@@ -73,8 +73,10 @@ __all__ = [
 Sandbox = Literal["jail", "unsafe"]
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-BACKENDS: Final = ("local", "memory")
+BACKENDS: Final = ("local", "memory", "aws")
 """Every backend there is."""
+BACKENDS_BY_DEFAULT: Final = ("local", "memory")
+"""Those that need nothing beside this machine."""
 LogFormat = Literal["json", "console"]
 
 
@@ -157,9 +159,10 @@ class Config:
         Setting(
             choices(*BACKENDS),
             "What `provision.backend` may name. `local` runs commands of clients on this machine, "
-            "as the daemon's own user, and containers with any of its folders that they mount.",
+            "as the daemon's own user, and containers with any of its folders that they mount. "
+            "`aws` rents instances of Amazon EC2, and needs `pip install 'moorage[aws]'`.",
         ),
-    ] = BACKENDS
+    ] = BACKENDS_BY_DEFAULT
     local_nodes: Annotated[
         tuple[str, ...],
         Setting(

@@ -10,6 +10,7 @@ from moorage.trials.process import daemon
 from moorage_policies import catalog
 
 sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests of this room import `served`.
+sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))  # And `aws_world`.
 
 from served import Server, cluster
 

@@ -216,8 +216,12 @@ class Proxy(BaseHTTPRequestHandler):
                     with contextlib.suppress(OSError):
                         self.connection.shutdown(2)
                     return
-                page = fault.message.encode() if fault.message.startswith("<") else b""
-                self._answer(fault.status, page or error(fault.code, fault.message))
+                said = fault.message
+                if action == "GetProducts":
+                    page = json.dumps({"__type": fault.code, "message": said}).encode()
+                else:
+                    page = said.encode() if said.startswith("<") else error(fault.code, said)
+                self._answer(fault.status, page)
                 return
         self._answer(*real())
 

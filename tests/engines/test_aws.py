@@ -91,6 +91,16 @@ async def test_spot_that_there_is_not_becomes_on_demand(aws, engine):
     assert ready.detail.endswith("on demand")
 
 
+async def test_a_node_that_is_spot_is_rented_there(aws, tmp_path):
+    labels = {"karpenter.sh/capacity-type": "spot"}
+    node = Node(NODE.id, NODE.cpu_milli, NODE.memory_mib, NODE.gpus, labels=labels)
+    engine = AwsEngine(tmp_path, lambda _: node, POLL_SECONDS)
+    ready = await engine.start(Order("a", InstanceResourceSpec(), (SHARE,)))
+    assert ready.detail.endswith("spot")
+    await engine.stop("a")
+    await engine.close()
+
+
 async def test_spot_is_taken_where_there_is_some(aws, engine):
     spec = InstanceResourceSpec(instance_type="t3.micro", spot=True)
     assert (await engine.start(Order("a", spec))).detail.endswith("spot")

@@ -127,6 +127,7 @@ class Daemon:
         Raises:
             LedgerError: The ledger cannot be opened.
             JailError: Rules cannot be locked in here.
+            EngineError: What a backend needs is not here.
             OSError: An address cannot be listened on.
 
         """
@@ -176,7 +177,8 @@ class Daemon:
             checkpoint_every_facts=config.checkpoint_every_facts,
         )
         self._spawn(self._crank.commit_forever())
-        self._engines = EngineRoom(backends(config), self._post, self._fail, self._progressed)
+        engines = backends(config, lambda: self._allocator.state.clusters)
+        self._engines = EngineRoom(engines, self._post, self._fail, self._progressed)
         self._closing.push_async_callback(self._engines.close)
         held = self._allocator.state.leases
         await self._engines.open([each.id for each in held.values() if each.provision])

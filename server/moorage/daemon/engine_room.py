@@ -6,8 +6,12 @@ gone) is stopped when the daemon starts.
 """
 
 import asyncio
+import contextlib
+import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Final
+
+import structlog
 
 from moorage.core.words import EngineFailed, EngineStarted, EngineStopped, Event, Refusal
 from moorage.engines.base import Engine, EngineError, Order, Phase, UnsupportedSpecError, Workload
@@ -18,6 +22,8 @@ from moorage.model import Code, Lease, Provision, RequestId
 RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
 """Pauses before a stop that failed is tried again; the last one repeats. Until it succeeds the
 lease keeps what it holds, because the workload may still be using it."""
+
+log = structlog.get_logger("moored")
 
 _Order = Callable[[Engine | None, Lease], Awaitable[None]]
 
@@ -47,6 +53,7 @@ class EngineRoom:
         self._orders: dict[RequestId, asyncio.Task[None]] = {}
         self._running: dict[RequestId, Lease] = {}
         self._ends: dict[RequestId, Workload] = {}
+        self._sweeps: list[asyncio.Future[None]] = []
 
     async def open(self, leases: Collection[RequestId]) -> None:
         """Listen to the engines, and stop what runs for none of these leases."""
@@ -57,10 +64,25 @@ class EngineRoom:
 
         for engine in self._engines.values():
             engine.listen(heard)
-            for workload in await engine.discover():
-                if workload.id not in leases:
-                    name = RequestId(workload.id)
-                    self._orders[name] = self._watched(name, self._stopped(engine, name))
+            try:
+                await self._sweep(engine, leases)
+            except EngineError as error:  # The others are no reason to wait for this one.
+                log.warning("backend", name=engine.name, finding=str(error))
+                self._sweeps.append(asyncio.ensure_future(self._sweep_later(engine, leases)))
+
+    async def _sweep(self, engine: Engine, leases: Collection[RequestId]) -> None:
+        """Stop what no lease stands for: none of before, and none that was granted since."""
+        for workload in await engine.discover():
+            name = RequestId(workload.id)
+            if not (name in leases or name in self._running or name in self._orders):
+                self._orders[name] = self._watched(name, self._stopped(engine, name))
+
+    async def _sweep_later(self, engine: Engine, leases: Collection[RequestId]) -> None:
+        for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
+            await asyncio.sleep(pause)
+            with contextlib.suppress(EngineError):  # It was said when it began.
+                await self._sweep(engine, leases)
+                return
 
     def refusal(self, provision: Provision) -> Refusal | None:
         """Return why a provision could never be started here, or None."""
@@ -95,9 +117,10 @@ class EngineRoom:
 
     async def close(self) -> None:
         """Give up what is under way. The next start gives the orders again."""
-        for task in self._orders.values():
+        under_way = [*self._orders.values(), *self._sweeps]
+        for task in under_way:
             task.cancel()
-        await asyncio.gather(*self._orders.values(), return_exceptions=True)
+        await asyncio.gather(*under_way, return_exceptions=True)
         for engine in self._engines.values():
             await engine.close()
 

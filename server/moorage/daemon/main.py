@@ -15,6 +15,7 @@ import uvloop
 
 from moorage.config import Config, is_loopback
 from moorage.daemon.daemon import Daemon
+from moorage.engines.base import EngineError
 from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox import jail
@@ -44,7 +45,7 @@ async def _serve(config: Config) -> int:
     daemon = Daemon(config)
     try:
         port, http_port = await daemon.start()
-    except (LedgerError, ServiceError, JailError, OSError) as failure:
+    except (LedgerError, ServiceError, JailError, EngineError, OSError) as failure:
         advice = " (exit code 3: mend this, then start again)"
         if isinstance(failure, LedgerLocked):
             advice = ""

@@ -87,22 +87,24 @@ class InstanceResourceSpec(BaseResourceSpec):
     Args:
         instance_type: E.g. `g5.xlarge`; the cheapest that has what is asked for where not given.
         gpus: At least so many, where no type is given.
-        gpu_model: Of this model, where no type is given.
+        gpu_model: Of this model, as `A100` or `A100-80GB`, where no type is given.
         cpu_count: At least so many, where no type is given.
         mem_limit: At least so much, where no type is given.
-        image_id: What it boots.
+        image_id: What it boots; Amazon Linux 2023, or with GPUs AWS's Ubuntu with their driver,
+            where not given.
         region: Where; that of the credentials where not given.
         zones: In the order they are tried; all of the region where empty.
         subnets: Zone -> subnet; the default ones where empty.
         security_groups: Ids.
         key_name: Of the SSH key pair.
         instance_profile: Name or ARN.
-        user_data: Run at the first boot.
+        user_data: Run at the first boot. A shell script finds the lease in its environment.
         volume_gib: Of the root volume; the image's own where not given.
         spot: Try the spot market first.
         on_demand_fallback: Where the spot market has none.
-        max_price_per_hour: In USD; offers above it are passed over.
-        readiness_port: Reachable before it counts as ready; None waits for the checks of AWS only.
+        max_price_per_hour: In USD; offers above it, or of which no price is known, are passed over.
+        readiness_port: It is ready when a connection to it succeeds; None waits for the status
+            checks of AWS instead, which take minutes.
         tags: Its own, beside those that Moorage sets.
         start_timeout: Seconds until it must be ready.
 

@@ -7,6 +7,7 @@ starts ends with the process that started it; what must outlive a process belong
 import asyncio
 import functools
 import importlib
+import importlib.util
 import inspect
 import os
 import tempfile
@@ -279,9 +280,19 @@ def _local() -> Engine:
     )
 
 
+def _aws() -> Engine:
+    from moorage.engines.aws.engine import AwsEngine  # noqa: PLC0415  # It needs an extra.
+
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    return AwsEngine(base / f"moorage-{os.getuid()}-{os.getpid()}-aws")
+
+
 def default_runners() -> Mapping[str, Runner]:
     """Return a runner for each backend that works here, by name."""
-    return {
+    runners: dict[str, Runner] = {
         "local": LazyRunner("local", lambda: LocalRunner(_local())),
         "memory": LazyRunner("memory", lambda: EngineRunner(MemoryEngine())),
     }
+    if importlib.util.find_spec("boto3") is not None:
+        runners["aws"] = LazyRunner("aws", lambda: EngineRunner(_aws()))
+    return runners

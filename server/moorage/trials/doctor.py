@@ -29,7 +29,7 @@ PARTS: Final = {
     "services": "cluster registry, metrics store and policy store are built in",
 }
 """What every installation has."""
-NOT_YET: Final = {"backends: local, ray, kubernetes, aws": "this release does not have them"}
+NOT_YET: Final = {"backends: ray, kubernetes": "this release does not have them"}
 """What this release does not do, whatever is installed beside it."""
 
 
@@ -60,7 +60,20 @@ def examine(config: Config) -> list[Finding]:
         _port("http port", config.http_host, config.http_port),
     ]
     findings += [Finding(name, "ok", detail) for name, detail in PARTS.items()]
+    findings.append(_aws("aws" in config.backends))
     return findings + [Finding(name, "missing", detail) for name, detail in NOT_YET.items()]
+
+
+def _aws(wanted: bool) -> Finding:
+    try:
+        import boto3  # noqa: PLC0415  # An extra.
+    except ModuleNotFoundError:
+        detail = "pip install 'moorage[aws]', then list it in the setting backends"
+        return Finding("backend: aws", "broken" if wanted else "missing", detail)
+    detail = f"boto3 {boto3.__version__}"
+    if not wanted:
+        return Finding("backend: aws", "missing", f"{detail}; the setting backends has it not")
+    return Finding("backend: aws", "ok", detail)
 
 
 class _NoServices:

@@ -1,9 +1,9 @@
 """What an order means at AWS: which region, zones, types and image. Nothing is asked of AWS here.
 
 The spec's own fields come first. What it leaves open is taken from the node that the lease holds:
-its labels name the instance type, region and zone, and without a type of its own the smallest one
-is taken that has what the lease holds. So a cluster document can describe capacity at AWS that is
-rented only when a lease starts something there.
+its labels name the instance type, region, zone and market, and without a type of its own the
+cheapest one is taken that has what the lease holds. So a cluster document can describe capacity at
+AWS that is rented only when a lease starts something there.
 """
 
 import hashlib
@@ -17,6 +17,7 @@ from moorage.engines.base import EngineError, Order, UnsupportedSpecError
 from moorage.engines.remote_specs import InstanceResourceSpec
 from moorage.engines.specs import memory_bytes
 from moorage.model import Node, Share
+from moorage.policy import capacity_type
 
 __all__ = ["LABELS", "Offer", "check", "offers", "region_of", "request", "zones_of"]
 
@@ -126,7 +127,8 @@ def offers(
     """
     priced = catalogue.of(region)
     types = _types(spec, share, node, catalogue)
-    markets = (True, False) if spec.spot and spec.on_demand_fallback else (spec.spot,)
+    spot = spec.spot or (node is not None and capacity_type(node.labels) == "spot")
+    markets = (True, False) if spot and spec.on_demand_fallback else (spot,)
     all_of_them = [Offer(name, spot, priced.find(name)) for spot in markets for name in types]
     limit = spec.max_price_per_hour
     kept = [each for each in all_of_them if limit is None or each.spot or _costs(each) <= limit]
