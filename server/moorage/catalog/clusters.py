@@ -218,6 +218,8 @@ def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def _number(value: Any) -> float | int | None:
     """Return a number within bounds, also one given as text (their database casts it); or None."""
+    if type(value) is int:  # Nearly all of millions that a large fleet has.
+        return value if 0 <= value <= AMOUNT_MAX else None
     if isinstance(value, str):
         try:
             value = float(value)

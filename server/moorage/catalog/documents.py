@@ -9,6 +9,7 @@ import msgspec
 from moorage.catalog.base import DOCUMENT_BYTES_MAX, Document
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts
 
 __all__ = [
     "PACKABLE",
@@ -121,8 +122,15 @@ def snapshot(given: Any) -> tuple[bytes, Document]:
 
 
 def decode(encoded: bytes) -> Document:
-    """Return the document that `encode` wrote."""
-    return msgspec.json.decode(encoded, type=Document)
+    """Return the document that `encode` wrote; the store's thread spares the loop with large ones.
+
+    Raises:
+        msgspec.MsgspecError: It is damaged.
+
+    """
+    if len(encoded) <= PART_BYTES_MAX:
+        return msgspec.json.decode(encoded, type=Document)
+    return msgspec.convert(decode_in_parts(encoded), Document)
 
 
 def _not_json(error: Exception) -> ServiceError:

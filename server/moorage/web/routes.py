@@ -14,7 +14,7 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
-from moorage.web.bodies import TENANT, BodyReader, decode_json, json_response, query_of
+from moorage.web.bodies import TENANT, BodyReader, json_response, query_of
 from moorage.web.bodies import described as _body
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import succeeded as _success
@@ -182,7 +182,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def aggregate_metrics(request: Request) -> Response:
         """Answer what the stages make of all metrics documents, one after the other."""
-        body = decode_json(await bodies.read(request))
+        body = await bodies.read_json(request)
         stages = body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
         return _success(await services.aggregate_metrics(stages))
 

@@ -1,0 +1,103 @@
+"""Large JSON: the same values and the same complaints as in one go, in short pieces."""
+
+import gc
+import random
+import threading
+import time
+
+import msgspec
+import pytest
+
+from moorage.protocol.large_json import LEVELS_MAX, PART_BYTES_MAX, decode_in_parts
+
+
+def random_value(chance, depth):
+    kind = chance.randrange(8 if depth else 6)
+    number = chance.randrange(-(2**63), 2**64)
+    scalars = [None, True, number, chance.random(), 'é\u2028"\\' * 3, ""]
+    if kind < len(scalars):
+        return scalars[kind]
+    below = [random_value(chance, depth - 1) for _ in range(chance.randrange(6))]
+    return below if kind == 6 else {f"key {number} é": each for number, each in enumerate(below)}
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_is_what_one_go_decodes(seed):
+    chance = random.Random(seed)
+    rows = [random_value(chance, 4) for _ in range(4000)]
+    value = {"id": "c", "nodes": {"nodeData": rows}, "text": "x" * 2 * PART_BYTES_MAX}
+    for encoded in (msgspec.json.encode(value), msgspec.json.format(msgspec.json.encode(value))):
+        assert len(encoded) > 2 * PART_BYTES_MAX
+        assert decode_in_parts(encoded) == msgspec.json.decode(encoded) == value
+
+
+@pytest.mark.parametrize("encoded", [b"[]", b" 7 ", b'"x"', b"  " * PART_BYTES_MAX + b"{}"])
+def test_small_values_and_much_space(encoded):
+    assert decode_in_parts(encoded) == msgspec.json.decode(encoded)
+
+
+def test_of_a_name_that_occurs_twice_the_last_counts():
+    long = b"1," * PART_BYTES_MAX + b"1"
+    assert decode_in_parts(b'{"a":[' + long + b'],"a":2}') == {"a": 2}
+
+
+def test_deep_values_are_taken_apart_only_so_far():
+    deep = LEVELS_MAX * 20
+    encoded = b"[" * deep + b'"' + b"x" * 2 * PART_BYTES_MAX + b'"' + b"]" * deep
+    assert decode_in_parts(encoded) == msgspec.json.decode(encoded)
+
+
+ROWS = b'{"id":"n","memory":1},' * 20_000
+WRONG = {
+    "cut": b'{"nodes":[' + ROWS,
+    "in a part": b'{"nodes":[' + ROWS + b'{"id":nan}]}',
+    "behind it": b'{"nodes":[' + ROWS + b"{}]} x",
+    "no UTF-8": b'{"nodes":[' + ROWS + b'"\xff"]}',
+    "half a surrogate": b'{"nodes":[' + ROWS + b'"\\ud800"]}',
+    "too deep": b'{"nodes":[' + ROWS + b"[" * 100_000,
+    "nothing": b" " * 3 * PART_BYTES_MAX,
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_is_wrong_is_said_as_of_the_whole(wrong):
+    with pytest.raises((msgspec.DecodeError, UnicodeDecodeError, RecursionError)) as whole:
+        msgspec.json.decode(WRONG[wrong])
+    with pytest.raises(whole.type) as parts:
+        decode_in_parts(WRONG[wrong])
+    assert str(parts.value) == str(whole.value)
+
+
+def longest_wait(decode, encoded):
+    """Return the longest time that another thread got no turn, the least of three tries."""
+    done, waits = threading.Event(), []
+
+    def watch():
+        last = time.perf_counter()
+        while not done.is_set():
+            time.sleep(0)  # Gives way; what it measures is how long it takes to come back.
+            now = time.perf_counter()
+            waits[-1], last = max(waits[-1], now - last), now
+
+    waits.append(0.0)
+    watching = threading.Thread(target=watch)
+    watching.start()
+    try:
+        for _ in range(3):
+            decode(encoded)
+            waits.append(0.0)
+    finally:
+        done.set()
+        watching.join()
+    return min(waits[:3])
+
+
+def test_other_threads_get_their_turn_meanwhile():
+    node = {"id": "node-1", "gpus": [{"modelName": "A100", "memory": 40960}] * 16}
+    encoded = msgspec.json.encode({"nodes": {"nodeData": [node] * 20_000}})
+    gc.disable()  # A collection is nobody's turn either, and none of what this is about.
+    try:
+        waits = [longest_wait(each, encoded) for each in (decode_in_parts, msgspec.json.decode)]
+    finally:
+        gc.enable()
+    assert waits[0] < waits[1] / 2
