@@ -101,6 +101,20 @@ async def test_unknown_paths_and_methods(client):
     assert (under.status_code, under.json()["details"]["code"]) == (405, "unsupported")
 
 
+async def test_a_wrong_method_is_told_the_right_ones(client):
+    for path, known in (
+        ("/clusters", "POST"),
+        ("/clusters/c1", "DELETE, GET, PUT"),
+        ("/cluster/query", "DELETE, GET, POST, PUT"),
+        ("/healthz", "GET"),
+    ):
+        answer = await client.patch(path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, known)
+        body = answer.json()
+        assert body.get("details", body["error"])["expected"] == known
+        assert known in body["message"]
+
+
 NO_JSON = {
     "empty": b"",
     "cut": b"{",

@@ -5,13 +5,14 @@
 
 from collections.abc import Awaitable, Callable
 from importlib.metadata import version
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import compile_path
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
@@ -21,6 +22,7 @@ from moorage.web.services import WebServices
 
 __all__ = ["create_app"]
 
+_WRONG_METHOD: Final = 405
 _DESCRIPTION: Final = """\
 Moorage decides which cluster, node and GPUs run a workload, by rules its users write in Python.
 
@@ -109,10 +111,29 @@ def _add_failures(app: FastAPI) -> None:
     """Let every failure, the framework's own included, leave in the documented form."""
 
     async def refused(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException) and error.status_code == _WRONG_METHOD:
+            return _wrong_method(request)
         return failure(_fault_of(error), request.url.path)
 
     for kind in (ServiceError, HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, refused)
+
+
+def _wrong_method(request: Request) -> Response:
+    """Return the answer to a method that a path does not know: it says which the path does know.
+
+    The framework's own answer names those of one route only, and every method is a route here.
+    """
+    paths: dict[str, dict[str, Any]] = request.app.openapi()["paths"]
+    here = [paths[each] for each in paths if compile_path(each)[0].match(request.url.path)]
+    known = ", ".join(sorted({method.upper() for operations in here for method in operations}))
+    text = f"this path knows {known}; GET /openapi.json describes all paths"
+    fault = ServiceError(
+        Code.UNSUPPORTED, text, field="method", expected=known, status=_WRONG_METHOD
+    )
+    answer = failure(fault, request.url.path)
+    answer.headers["allow"] = known  # RFC 9110, 15.5.6: it must be there.
+    return answer
 
 
 def _fault_of(error: Exception) -> ServiceError:
@@ -123,8 +144,6 @@ def _fault_of(error: Exception) -> ServiceError:
             return ServiceError(
                 Code.NOT_FOUND, "no such path; GET /openapi.json lists those there are"
             )
-        case HTTPException(status_code=405):
-            return ServiceError(Code.UNSUPPORTED, "this path does not know that method", status=405)
         case HTTPException(status_code=status, detail=detail):
             return ServiceError(Code.BAD_MESSAGE, str(detail), status=status)
         case RequestValidationError():
