@@ -271,6 +271,16 @@ async def test_every_form_of_nothing(liar, service, behave):
     assert (await ClusterRegistry(service).named(["a"])).found == {}
 
 
+@pytest.mark.parametrize("status", [400, 404])
+async def test_a_registry_that_knows_no_list_is_not_an_empty_one(liar, service, status):
+    liar.behave = answer({"error": "Not Found"}, status)
+    reason = await unavailable(ClusterRegistry(service).everything({}, ""))
+    assert f"answered {status} to the list of all" in reason
+    assert "Not Found" in reason
+    liar.behave = answer([])
+    assert (await ClusterRegistry(service).everything({}, "")).found == {}
+
+
 def nested(depth):
     value = {}
     for _ in range(depth):

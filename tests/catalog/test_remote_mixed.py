@@ -398,6 +398,18 @@ async def test_metrics_that_cannot_be_used_count_as_none(site, opened):
     assert read(catalog, "a")[1]["cluster_metrics"] is None
 
 
+@pytest.mark.parametrize("data", [5, [None, {"clusterId": 5}], [{"clusterId": "a b"}]])
+async def test_metrics_that_name_no_cluster_are_told(site, opened, data):
+    catalog = await opened.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
+    site.by_path["/cluster/query"] = answer({"success": True, "data": data})
+    (warning,) = await have(catalog)
+    assert warning.startswith(f"The cluster metrics service at {site.url} answered with documents")
+    assert read(catalog, "a")[1]["cluster_metrics"] is None
+    site.by_path["/cluster/query"] = site.answer_metrics
+    assert await have(catalog) == []
+    assert read(catalog, "a")[1]["cluster_metrics"]
+
+
 async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, opened):
     catalog = await opened.open(site, "clusters metrics")
     site.by_path["/cluster/query"] = answer({"success": True, "data": [metrics("a")]})

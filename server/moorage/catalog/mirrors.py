@@ -291,6 +291,7 @@ class MetricsMirror:
         self._digests: dict[Digest, ClusterId] = {}
         self._digest_of: dict[str, Digest] = {}
         self._left_out: dict[str, str] = {}
+        self._nameless = ""
         self._all: tuple[Sequence[str], float] = ((), _NEVER)
         self._failure: ServiceError | None = None
         self._probe: asyncio.Task[None] | None = None
@@ -369,15 +370,24 @@ class MetricsMirror:
         self._memory.drop_metrics(ClusterId(cluster_id))
 
     def _warnings(self, ids: Sequence[str]) -> list[str]:
+        warnings = [self._nameless] if self._nameless else []
         bad = [name for name in ids if name in self._left_out] if self._left_out else []
-        if not bad:
-            return []
-        what = f"Metrics documents that cannot be used count as none: {listed(bad)}"
-        return [f"{what} ({bad[0]}: {self._left_out[bad[0]]})."]
+        if bad:
+            what = f"Metrics documents that cannot be used count as none: {listed(bad)}"
+            warnings.append(f"{what} ({bad[0]}: {self._left_out[bad[0]]}).")
+        return warnings
 
     async def _ask(self, keys: frozenset[str]) -> None:
         read = await self.service.named(keys, dict(self._digests))
         now = _now()
+        nameless = [name for name in read.left_out if not _is_cluster_id(name)]
+        self._nameless = (
+            f"The {self.service.service.name} at {self.service.service.url} answered with documents"
+            f" that name no cluster, which count as none ({nameless[0]}: "
+            f"{read.left_out[nameless[0]]})."
+            if nameless
+            else ""
+        )
         for name in keys:
             cluster_id = ClusterId(name)
             self._read_at[name] = now

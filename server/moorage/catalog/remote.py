@@ -16,7 +16,7 @@ from moorage.catalog.base import CLUSTERS_MAX, DOCUMENT_BYTES_MAX, Document, Sea
 from moorage.catalog.clusters import read_cluster_document
 from moorage.catalog.documents import cluster_id_of, pack
 from moorage.catalog.filters import compile_filter
-from moorage.catalog.http import Question, Reply, Service, WrongAnswer, said
+from moorage.catalog.http import SAID_CHARS_MAX, Question, Reply, Service, WrongAnswer, said
 from moorage.catalog.metrics import read_metrics_document
 from moorage.catalog.records import DocumentEntry
 from moorage.model import Cluster, ClusterId, Code
@@ -111,6 +111,9 @@ class ClusterRegistry:
         def read(reply: Reply) -> ClustersRead | None:
             if reply.status == _NOT_MODIFIED:
                 return None
+            if reply.status in _UNKNOWN:
+                # Of a list of all this is a wrong path or a proxy's word: the fleet is still there.
+                raise WrongAnswer(f"answered {reply.status} to the list of all{said(reply.body)}")
             found = _read_clusters(_documents(reply), seen, None)
             found.etag = reply.etag
             return found
@@ -469,5 +472,6 @@ def _read_found(reply: Reply) -> list[ClusterId] | Denied:
         try:
             found[cluster_id_of(given, "id")] = None
         except ServiceError as error:
-            raise WrongAnswer(f"found what is no cluster ({error})") from error
+            shown = repr(given)[:SAID_CHARS_MAX]
+            raise WrongAnswer(f"found what is no cluster ({shown}; {error})") from error
     return list(found)
