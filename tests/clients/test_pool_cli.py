@@ -60,6 +60,14 @@ def test_with_json_a_checkout_is_a_document(moorage):
     assert given == {"transaction": taken["transaction"], "checked_in": True}
 
 
+def test_what_no_process_holds_has_its_time_only(moorage):
+    taken = json.loads(moorage("checkout", "gpus", "--pid", "0", "--ttl", "60", "--json").stdout)
+    (holding,) = json.loads(moorage("show", "--json").stdout)["holdings"]
+    assert holding["pid"] is None
+    assert holding["expires_at"] == pytest.approx(holding["since"] + 60, abs=1)
+    moorage("checkin", taken["transaction"])
+
+
 @pytest.mark.parametrize(
     ("wanted", "exit_code", "said"),
     [

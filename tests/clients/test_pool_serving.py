@@ -184,6 +184,7 @@ class TestEndpoints:
         assert http.get("/types").json() == {"types": ["cpus", "gpus"]}
         assert http.post("/count", json="gpus").json() == {"count": 4}
         assert http.post("/accommodates", json=GPU).json() == {"ok": True, "reason": None}
+        assert http.post("/accommodates", json={"request": GPU}).json()["ok"]
         answer = http.post("/checkout", json=GPU)
         assert (answer.status_code, answer.json()["resources"]) == (
             200,
@@ -201,6 +202,7 @@ class TestEndpoints:
             ("/checkout", {"request": GPU, "pid": 0}, "pid"),
             ("/checkout", {"request": GPU, "pid": "1"}, "pid"),
             ("/checkout", {"request": GPU, "pid": 2**22 + 1}, "no process"),
+            ("/checkout", {"request": GPU, "pid": 2**64}, "no process"),
             ("/checkout", {"request": GPU, "ttl_seconds": 0}, "ttl_seconds"),
             ("/checkout", {"request": GPU, "ttl_seconds": 1e9}, "ttl_seconds"),
             ("/checkout", {"request": GPU, "colour": 1}, "colour"),
@@ -223,6 +225,7 @@ class TestEndpoints:
         for content, headers, said in (
             (b"[]", {"Content-Type": "text/plain"}, "application/json"),
             (b"[", json_type, "not JSON"),
+            (b"[" * 100_000, json_type, "not JSON"),
             (b" " * 2_000_000, json_type, "bytes"),
         ):
             answer = http.post("/checkout", content=content, headers=headers)

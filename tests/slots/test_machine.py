@@ -50,6 +50,7 @@ def test_counts_slots_and_oversubscription_in_this_order():
         ({"oversubscribe": {"cpus": 0}}, "oversubscribe.cpus"),
         ({"oversubscribe": {"cpus": "2"}}, "oversubscribe.cpus"),
         ({"resources": {"gpus": -1}}, "resources.gpus"),
+        ({"resources": 3}, "resources: expected numbers by type"),
         ({"resources": {"gpus": 1}, "slots_per": {"gpus": -1}}, "slots"),
         ({"resource_pool": {"resources": 3}}, "resources"),
     ],

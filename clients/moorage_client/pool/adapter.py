@@ -89,8 +89,10 @@ class ResourcePoolAdapter:
 
         Args:
             request: Members `{"type", "slots"}`.
-            pid: The process that it is for: when it dies, all is given back. Default: this one.
-            ttl_seconds: Seconds after which it is given back in any case, unless renewed.
+            pid: The process that it is for: when it dies, all is given back. Default: this one;
+                0: none, and only its time counts.
+            ttl_seconds: Seconds after which it is given back in any case, unless renewed. Default:
+                without end, or what the server gives where there is no process.
             kwds: Accepted, and ignored.
 
         Raises:
@@ -101,7 +103,7 @@ class ResourcePoolAdapter:
         del kwds
         body = {
             "request": list(request),
-            "pid": os.getpid() if pid is None else pid,
+            "pid": os.getpid() if pid is None else pid or None,
             "ttl_seconds": ttl_seconds,
         }
         answer = self._call("POST", "/checkout", body)

@@ -2,7 +2,7 @@
 
     GET  /types         {"types"}
     POST /count         a type: {"count"}
-    POST /accommodates  a request: {"ok", "reason"}
+    POST /accommodates  a request, or {"request"}: {"ok", "reason"}
     POST /checkout      a request, or {"request", "pid", "ttl_seconds"}:
                         {"resources", "transaction", "expires_at"}; 404: not now
     POST /checkin       resources, or {"transaction"}: {"ok"}
@@ -75,6 +75,9 @@ class _Endpoints:
         return {"count": self._pool.count(named)}
 
     def accommodates(self, body: Any) -> dict[str, Any]:
+        if isinstance(body, Mapping):
+            _only(body, {"request"})
+            body = body.get("request")
         outcome = self._pool.accommodates(body)
         return {"ok": outcome.ok, "reason": outcome.reason}
 
@@ -156,7 +159,7 @@ async def _body(request: Request) -> Any:
             raise InvalidRequest(f"the body has more than {BODY_BYTES_MAX} bytes")
     try:
         return msgspec.json.decode(bytes(body))
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise InvalidRequest(f"the body is not JSON: {error}") from error
 
 

@@ -195,7 +195,7 @@ class Holdings:
         if watch is None:
             try:
                 watch = _Watch(os.pidfd_open(pid))
-            except ProcessLookupError as error:
+            except (ProcessLookupError, OverflowError) as error:  # Or a number that none can have.
                 raise InvalidRequest(f"pid: there is no process {pid} here") from error
             except OSError as error:  # Out of file descriptors, or a kernel without them.
                 raise Busy(f"pid: process {pid} cannot be watched: {error.strerror}") from error

@@ -58,13 +58,13 @@ def replace(config: Mapping[str, Any], pool: Document) -> None:
 def resize(config: Mapping[str, Any], pool: Document) -> None:
     """Apply `resources`, `slots_per` and `oversubscribe`, in this order."""
     resources = pool["resources"]
-    for kind, count in config.get("resources", {}).items():
+    for kind, count in _by_type(config, "resources"):
         name = kind if kind in resources or kind.endswith("s") else f"{kind}s"
         resources[name] = documents(counted(count, f"resources.{kind}"))
-    for kind, slots in config.get("slots_per", {}).items():
+    for kind, slots in _by_type(config, "slots_per"):
         for row in resources[_known(kind, resources)]:
             row["slots"] = slots
-    for kind, factor in config.get("oversubscribe", {}).items():
+    for kind, factor in _by_type(config, "oversubscribe"):
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
             raise InvalidSpecification(f"oversubscribe.{kind}: expected a factor above 0: {factor}")
         for row in resources[_known(kind, resources)]:
@@ -77,6 +77,13 @@ HOOKS: Final[tuple[Hook, ...]] = (find_devices, replace, resize)
 def _gpus(config: Mapping[str, Any]) -> Iterable[Any]:
     found: Iterable[Any] = config.get("gpu_ids", ())
     return found
+
+
+def _by_type(config: Mapping[str, Any], key: str) -> Iterable[tuple[str, Any]]:
+    given = config.get(key) or {}
+    if not isinstance(given, Mapping):
+        raise InvalidSpecification(f"{key}: expected numbers by type, found {given!r}")
+    return given.items()
 
 
 def _known(kind: str, resources: Mapping[str, Any]) -> str:

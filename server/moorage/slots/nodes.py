@@ -464,7 +464,7 @@ def _parse_allocation(document: Any) -> tuple[int, Counter[tuple[Any, ...]]]:
             for kind, rows in document["resources"].items()
             for row in rows
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
         raise InvalidCheckin(
             f"expected what checkout returned, with metadata and resources; wrong is {error}"
         ) from error
