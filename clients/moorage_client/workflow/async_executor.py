@@ -23,6 +23,10 @@ from moorage_client.workflow.execution import Execution, Settings
 from moorage_client.workflow.results import ExecutionResult
 from moorage_client.workflow.running import RunningNode, enter, leave, stopped_run
 
+STARTED_AT_ONCE_MAX: Final = 64
+"""Nodes that are started in one turn of the loop. The next ones are started in its next turn: so a
+wide graph neither holds up the loop, nor has all of its short nodes in flight at the same time."""
+
 _ON_LOOP: Final = 0
 _ON_THREAD: Final = 1
 
@@ -80,6 +84,7 @@ class _AsyncRun:
         self._returns: deque[tuple[RunningNode, Any, BaseException | None]] = deque()
         self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
         self._taking = False  # The loop was told that there are returns.
+        self._turning = False  # The next nodes are started in the next turn of the loop.
         self._over = asyncio.Event()
         self._running: dict[RunningNode, asyncio.TimerHandle | None] = {}
         self._awaiting: dict[RunningNode, asyncio.Task[None]] = {}
@@ -124,16 +129,28 @@ class _AsyncRun:
         self._pump()
 
     def _pump(self) -> None:
-        """Start whatever can be started, and notice the end."""
+        """Start what can be started in this turn of the loop, and notice the end."""
+        if self._turning:
+            return
         try:
+            started = 0
             while (node := self._execution.next()) is not None:
                 self._start(node)
+                started += 1
+                if started == STARTED_AT_ONCE_MAX:
+                    self._turning = True
+                    self._loop.call_soon(self._next_turn)
+                    return
         except BaseException as defect:  # Nobody may wait for ever for what did not start.
             self._defect = defect
             self._over.set()
             raise
         if self._execution.over:
             self._over.set()
+
+    def _next_turn(self) -> None:
+        self._turning = False
+        self._pump()
 
     def _start(self, node: RunningNode) -> None:
         timeout = self._settings.timeout_of(node.name)

@@ -3,17 +3,18 @@
 import asyncio
 import contextlib
 import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Executor
 from typing import Any, Final
 
 from moorage_client.workflow.callbacks import ExecutionCallbacks
-from moorage_client.workflow.errors import WorkflowError
+from moorage_client.workflow.errors import ResourceError, WorkflowError
 from moorage_client.workflow.execution import Settings
 from moorage_client.workflow.grants import Pool
 from moorage_client.workflow.graph import DAG
 from moorage_client.workflow.journal import RunJournal
-from moorage_client.workflow.requirements import ResourceRequirements
+from moorage_client.workflow.requirements import ResourceRequirements, finite
 from moorage_client.workflow.running import RunningNode
 
 STOP_SECONDS: Final = 10.0
@@ -50,6 +51,10 @@ class BaseExecutor:
             return must be picklable; `current_node()` is not there for them, but the variables of
             `current_node().environment` are set in their process while they run.
 
+    Raises:
+        WorkflowError: A number is none, or out of its range; the message names it.
+        ResourceError: A requirement is no `ResourceRequirements` (a ValueError).
+
     """
 
     def __init__(
@@ -70,8 +75,21 @@ class BaseExecutor:
         journal: RunJournal | None = None,
         run_in: Executor | None = None,
     ) -> None:
-        if max_workers is not None and max_workers < 1:
-            raise WorkflowError(f"max_workers is {max_workers}; expected 1 or more")
+        for name, needs in (requirements or {}).items():
+            if not isinstance(needs, ResourceRequirements):
+                raise ResourceError(
+                    f"requirements[{name!r}] is {needs!r}; expected a ResourceRequirements"
+                )
+        if max_workers is not None:
+            _check_count(max_workers, "max_workers", 1)
+        for what, each in _named(retries, "retries"):
+            _check_count(each, what, 0)
+        for what, each in (
+            *_named({} if timeouts is None else timeouts, "timeouts"),
+            ("retry_seconds", retry_seconds),
+            ("stop_seconds", stop_seconds),
+        ):
+            _check_seconds(each, what)
         self._settings = Settings(
             dag,
             resource_pool,
@@ -100,6 +118,26 @@ class BaseExecutor:
         """
         for cancel in list(self._cancels):
             cancel()
+
+
+def _named(given: Any, what: str) -> list[tuple[str, Any]]:
+    """Return an argument that is one value or one by node, as names for messages and values."""
+    if not isinstance(given, Mapping):
+        return [(what, given)]
+    return [(f"{what}[{node!r}]", value) for node, value in given.items()]
+
+
+def _check_count(number: Any, what: str, least: int) -> None:
+    if type(number) is not int or number < least:
+        raise WorkflowError(f"{what} is {number!r}; expected a whole number, {least} or more")
+
+
+def _check_seconds(seconds: Any, what: str) -> None:
+    number = finite(seconds)
+    if number is None or not 0 <= number <= threading.TIMEOUT_MAX:
+        raise WorkflowError(
+            f"{what} is {seconds!r}; expected seconds, from 0 to {threading.TIMEOUT_MAX:.0f}"
+        )
 
 
 def is_awaitable(value: object) -> bool:

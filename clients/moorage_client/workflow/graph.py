@@ -150,7 +150,7 @@ class DAGBuilder:
 
         """
         if not name:
-            raise GraphError("a node's name is a text of at least one character")
+            raise GraphError(f"a node's name is a text of at least one character, not {name!r}")
         if name in self._successors:
             raise GraphError(f"there is a node {name!r} already")
         self._successors[name] = {}

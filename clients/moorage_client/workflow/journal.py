@@ -232,7 +232,8 @@ class RunJournal:
                 _write_all(self._file, b"".join(text for text, _ in batch))
                 os.fsync(self._file)
             except OSError as error:
-                self._open = False
+                with self._lock:  # Who saw it open has put its line into the queue by now.
+                    self._open = False
                 failed = JournalError(f"journal {self.path}: {error.strerror}")
                 for _, durable in batch:
                     durable.set_exception(failed)

@@ -108,6 +108,8 @@ class LeasedPool:
     ) -> None:
         if unsuitable := request.keys() & {"resources", "dry_run", "explain"}:
             raise TypeError(f"a pool's leases do not take {', '.join(sorted(unsuitable))}")
+        if claims_max < 1:
+            raise WorkflowError(f"claims_max is {claims_max}; expected 1 or more")
         self.claims_max = claims_max
         self.problems: list[MoorageError] = []
         self._rule = policy_rule_uri

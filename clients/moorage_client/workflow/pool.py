@@ -119,7 +119,7 @@ class ResourcePool:
         if self._take_or_wait(ticket):
             return True
         try:
-            woken.wait(timeout)
+            woken.wait(None if timeout is None else min(timeout, threading.TIMEOUT_MAX))
         except BaseException:  # Ctrl-C: what came meanwhile goes back.
             if not self._leave(ticket):
                 self._free(amounts, node_name, None)
@@ -253,8 +253,11 @@ class ResourcePool:
         """Return the amounts by the numbers of this pool, or None where they are impossible."""
         try:
             return self._compiled[requirements]
-        except KeyError:
-            pass
+        except (KeyError, TypeError) as error:
+            if not isinstance(requirements, ResourceRequirements):
+                raise ResourceError(
+                    f"expected a ResourceRequirements, found {requirements!r}"
+                ) from error
         wanted: dict[str, int] = {}
         for name, amount in requirements.resources.items():
             own = declared(name, self._capacities)

@@ -84,14 +84,14 @@ class ResourceRequirements:
         return self._hash
 
     @classmethod
-    def gpu(cls, count: float = 1) -> "ResourceRequirements":
-        """Return a requirement for `count` GPUs."""
-        return cls({"gpu": count})
+    def gpu(cls, n: float = 1, *, count: float | None = None) -> "ResourceRequirements":
+        """Return a requirement for `n` GPUs; `count` is another name of `n`."""
+        return cls({"gpu": n if count is None else count})
 
     @classmethod
-    def cpu(cls, count: float = 1) -> "ResourceRequirements":
-        """Return a requirement for `count` CPU cores."""
-        return cls({"cpu": count})
+    def cpu(cls, n: float = 1, *, count: float | None = None) -> "ResourceRequirements":
+        """Return a requirement for `n` CPU cores; `count` is another name of `n`."""
+        return cls({"cpu": n if count is None else count})
 
     @classmethod
     def memory(cls, mb: float) -> "ResourceRequirements":

@@ -37,8 +37,7 @@ def workflow() -> dict[str, Any]:
     Figures named `KIND_SHAPE_to_futures` are seconds per node, as multiples of the baseline's per
     task. `async` runs coroutine functions, `async_plain` plain ones, which cost it a change of
     threads each. `growth` is the time for `NODES_MANY`, over that for `NODES`, over what n log n
-    grows by: at most 1 is n log n or better. `wide` is a graph without edges; there the async
-    executor has a task of the loop for each node at once, which asyncio does not take so well.
+    grows by: at most 1 is n log n or better. `wide` is a graph without edges.
     """
     figures: dict[str, Any] = {"nodes": NODES, "nodes_many": NODES_MANY}
     for shape, dag in (("chain", _chain(NODES)), ("layered", _layered(LAYERS))):

@@ -347,6 +347,8 @@ class TestResourceRequirements:
         assert dagron.ResourceRequirements.gpu(1).resources == {"gpu": 1}
         assert dagron.ResourceRequirements.cpu(4).resources == {"cpu": 4}
         assert dagron.ResourceRequirements.memory(4096).resources == {"memory_mb": 4096}
+        assert dagron.ResourceRequirements.gpu(n=2).resources == {"gpu": 2}
+        assert dagron.ResourceRequirements.cpu(n=3).resources == {"cpu": 3}
         assert ResourceRequirements.gpu() == ResourceRequirements.gpu(count=1)
         assert ResourceRequirements.cpu() == ResourceRequirements.cpu(count=1)
         assert ResourceRequirements().resources == {}

@@ -29,6 +29,7 @@ from moorage_client.workflow import (
     WorkflowError,
     current_node,
 )
+from moorage_client.workflow.async_executor import STARTED_AT_ONCE_MAX
 from moorage_client.workflow.schedule import PASSED_MAX
 from moorage_client.workflow.waiting import OVERTAKEN_MAX
 
@@ -53,6 +54,8 @@ def graph(*names: str, edges: str = "") -> DAG:
 
 
 def test_a_graph_says_what_is_wrong_with_it():
+    with pytest.raises(GraphError, match="text"):
+        DAG.builder().add_node("")
     with pytest.raises(GraphError, match="already"):
         DAG.builder().add_node("a").add_node("a")
     with pytest.raises(GraphError, match="no node 'b'"):
@@ -63,6 +66,27 @@ def test_a_graph_says_what_is_wrong_with_it():
         graph("a", edges="a>a")
     with pytest.raises(GraphError, match="costs"):
         graph("a").bottom_levels({"a": float("nan")})
+
+
+@both
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ({"max_workers": 0}, "max_workers is 0"),
+        ({"max_workers": "2"}, "max_workers is '2'"),
+        ({"timeouts": -1}, "timeouts is -1"),
+        ({"timeouts": {"a": float("nan")}}, r"timeouts\['a'\] is nan"),
+        ({"timeouts": float("inf")}, "timeouts is inf; expected seconds"),
+        ({"retries": -1}, "retries is -1"),
+        ({"retries": {"a": 1.5}}, r"retries\['a'\] is 1.5"),
+        ({"retry_seconds": float("nan")}, "retry_seconds is nan"),
+        ({"stop_seconds": None}, "stop_seconds is None"),
+        ({"requirements": {"a": {"gpu": 1}}}, r"requirements\['a'\].*ResourceRequirements"),
+    ],
+)
+def test_wrong_arguments_are_named_before_anything_runs(kind, argument, said):
+    with pytest.raises(WorkflowError, match=said):
+        kind(graph("a"), ResourcePool({"gpu": 1}), **argument)
 
 
 def test_a_graph_can_be_read():
@@ -536,6 +560,45 @@ async def test_a_blocking_task_does_not_stall_the_loop():
     result = await executor.execute({"a": lambda: stop.wait(WAIT)})
     assert result["a"].result is True
     await beating
+
+
+async def test_a_wide_graph_leaves_the_loop_to_others_and_short_nodes_are_not_all_in_flight():
+    dag = graph(*map(str, range(10 * STARTED_AT_ONCE_MAX)))
+    turns, in_flight = 0, []
+
+    async def count_turns():
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def look():
+        in_flight.append(len(asyncio.all_tasks()))
+
+    counting = asyncio.create_task(count_turns())
+    executor = AsyncResourceAwareExecutor(dag, ResourcePool({}))
+    result = await executor.execute(dict.fromkeys(dag, look))
+    counting.cancel()
+    assert result.succeeded == len(dag)
+    assert turns >= len(dag) / STARTED_AT_ONCE_MAX
+    assert max(in_flight) <= STARTED_AT_ONCE_MAX + 2, "and this test, and who counts the turns"
+
+
+async def test_nodes_that_wait_for_each_other_are_all_in_flight():
+    dag = graph(*map(str, range(3 * STARTED_AT_ONCE_MAX)))
+    here, everybody = 0, asyncio.Event()
+
+    async def meet():
+        nonlocal here
+        here += 1
+        if here == len(dag):
+            everybody.set()
+        await everybody.wait()
+
+    executor = AsyncResourceAwareExecutor(dag, ResourcePool({}))
+    async with asyncio.timeout(WAIT):
+        result = await executor.execute(dict.fromkeys(dag, meet))
+    assert result.succeeded == len(dag)
 
 
 @both

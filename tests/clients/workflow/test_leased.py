@@ -191,6 +191,8 @@ def test_what_cannot_be_asked_for_is_refused_before_anything_runs(server, client
         pass
     with pytest.raises(TypeError, match="dry_run"):
         LeasedPool(RULE, dry_run=True)
+    with pytest.raises(WorkflowError, match="claims_max is 0"):
+        LeasedPool(RULE, claims_max=0)
     assert demand_of(ResourceRequirements({"gpu": 0.25, "cpu_slots": 1})).gpu_milli == 250
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import random
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -59,6 +60,23 @@ def test_releasing_more_than_is_held_is_an_error_and_changes_nothing(released):
         pool.release(released)
     assert pool.allocated == {"gpu": 1}
     assert len(pool.timeline) == 1
+
+
+@pytest.mark.parametrize("wrong", [{"gpu": 1}, "gpu", None])
+def test_what_are_no_requirements_is_said(wrong):
+    pool = ResourcePool({"gpu": 1})
+    for call in (pool.try_acquire, pool.acquire, pool.release, pool.can_satisfy):
+        with pytest.raises(ResourceError, match="expected a ResourceRequirements"):
+            call(wrong)
+
+
+def test_a_wait_may_be_infinite():
+    pool = ResourcePool({"gpu": 1})
+    pool.acquire(gpu(1))
+    release = threading.Timer(0.05, pool.release, [gpu(1)])
+    release.start()
+    assert pool.acquire(gpu(1), math.inf)
+    release.join()
 
 
 def test_nothing_is_always_granted_and_recorded():
