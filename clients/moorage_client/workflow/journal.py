@@ -265,7 +265,7 @@ class RunJournal:
         for number, line in enumerate(text[:whole].splitlines(), 1):
             try:
                 story.tell(json.loads(line))
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise JournalError(
                     f"journal {self.path}, line {number}: expected an event of a run, "
                     f"got {line[:80]!r}"

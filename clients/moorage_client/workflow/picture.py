@@ -23,6 +23,8 @@ _COLOURS: Final = {
     NodeStatus.CANCELLED: "#8a8a8a",
 }
 _ELSEWHERE: Final = ""
+_NAME: Final = {"parse_math": False}
+"""How names are written: as they are. Between dollars, matplotlib would find formulas."""
 
 
 def draw_timeline(result: ExecutionResult, path: str | Path) -> None:
@@ -133,10 +135,10 @@ def _draw_nodes(
     for bar in bars:
         if bar.duration_seconds >= NAMED_FRACTION_MIN * (end - start):
             at = (bar.started_at - start, lanes[bar.name][0])
-            panel.annotate(f" {bar.name}", at, va="center", fontsize=7, clip_on=True)
+            panel.annotate(f" {bar.name}", at, va="center", fontsize=7, clip_on=True, **_NAME)
     places = {place: lane for lane, place in sorted(lanes.values(), reverse=True)}
     if set(places) != {_ELSEWHERE}:
-        panel.set_yticks(list(places.values()), list(places))
+        panel.set_yticks(list(places.values()), list(places), **_NAME)
     else:
         panel.set_yticks([])
     panel.invert_yaxis()
@@ -156,4 +158,4 @@ def _draw_resource(
     )
     panel.axhline(capacity, color="#c8372d", linewidth=0.8)
     panel.set_ylim(0, capacity * 1.1 or 1)
-    panel.set_ylabel(name)
+    panel.set_ylabel(name, **_NAME)
