@@ -257,6 +257,8 @@ def test_a_node_request_can_be_counted_and_be_a_key():
         ({"nodes": [{"resources": {}}]}, r"nodes\[0\]"),
         ({"nodes": [{"id": "a"}, {"id": "a"}]}, "'a' is there twice"),
         ({"nodes": [{"id": "a", "resources": {"gpus": [3]}}]}, r"nodes\[0\].resources.gpus\[0\]"),
+        ({"nodes": [{"id": "a", "reources": {}}]}, r"nodes\[0\]: unknown 'reources'"),
+        ({"nodes": [], "gpus": 1}, "pool: unknown 'gpus'"),
     ],
 )
 def test_a_wrong_description_names_its_place(document, place):

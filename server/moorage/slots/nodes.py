@@ -31,6 +31,7 @@ from moorage.slots.specification import (
     NODE_NAMES,
     Document,
     Format,
+    only_keys,
     parse_resources,
     properties_of,
     unwrapped,
@@ -155,11 +156,13 @@ class NodeResourcePool:
             raise InvalidSpecification(
                 "nodes: expected a list of nodes; ResourcePool reads a pool without them"
             )
+        only_keys(body, {"nodes", "additional_properties"}, "pool")
         nodes: dict[str, _Node] = {}
         for number, document in enumerate(listed):
             at = f"nodes[{number}]"
             if not isinstance(document, Mapping) or not isinstance(document.get("id"), str | int):
                 raise InvalidSpecification(f"{at}: expected an object with an id")
+            only_keys(document, {"id", "resources", "additional_properties"}, at)
             name = str(document["id"])
             if name in nodes:
                 raise InvalidSpecification(f"{at}: the id {name!r} is there twice")

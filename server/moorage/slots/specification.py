@@ -30,6 +30,7 @@ __all__ = [
     "Specification",
     "counted",
     "documents",
+    "only_keys",
     "parse_resources",
     "parse_specification",
     "properties_of",
@@ -101,14 +102,14 @@ def parse_specification(document: Any) -> Specification:
                 f"found {_list(body)}"
             )
         return Specification(parse_resources(found, "pool"), properties_of(body))
-    _only(body, {at, "additional_properties", "version"}, "pool")
+    only_keys(body, {at, "additional_properties", "version"}, "pool")
     return Specification(parse_resources(found, at), properties_of(body))
 
 
 def unwrapped(document: Any) -> Mapping[str, Any]:
     """Return a description without its outer key."""
     if isinstance(document, Mapping) and OUTER_KEY in document:
-        _only(document, {OUTER_KEY}, "the document")
+        only_keys(document, {OUTER_KEY}, "the document")
         document = document[OUTER_KEY]
     return _mapping(document, "pool")
 
@@ -192,9 +193,22 @@ def written(pool: Document, form: Format) -> str:
     return yaml.safe_dump(document, default_flow_style=False)
 
 
+def only_keys(document: Mapping[str, Any], allowed: set[str], at: str) -> None:
+    """Refuse a description that has other keys than these: a typo would go unnoticed.
+
+    Raises:
+        InvalidSpecification: It has; the message names them.
+
+    """
+    if unknown := [key for key in document if key not in allowed]:
+        raise InvalidSpecification(
+            f"{at}: unknown {_list(unknown)}; there are {_list(sorted(allowed))}"
+        )
+
+
 def _instance(document: Any, at: str) -> Instance:
     row = _mapping(document, at)
-    _only(row, {"id", "slots", "part_of"}, at)
+    only_keys(row, {"id", "slots", "part_of"}, at)
     name = row.get("id")
     if isinstance(name, bool) or not isinstance(name, str | int | float) or name == "":
         raise InvalidSpecification(f"{at}.id: expected a text, found {name!r}")
@@ -242,13 +256,6 @@ def _mapping(document: Any, at: str) -> Mapping[Any, Any]:
     if not isinstance(document, Mapping):
         raise InvalidSpecification(f"{at}: expected an object, found {type(document).__name__}")
     return document
-
-
-def _only(document: Mapping[str, Any], allowed: set[str], at: str) -> None:
-    if unknown := [key for key in document if key not in allowed]:
-        raise InvalidSpecification(
-            f"{at}: unknown {_list(unknown)}; there are {_list(sorted(allowed))}"
-        )
 
 
 def _unique(ids: Iterable[str], at: str) -> None:
