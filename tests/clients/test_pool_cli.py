@@ -20,7 +20,7 @@ def address(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pool")
     where = f"uds:{folder}/pool.sock"
     command = [MOORAGE, "pool", "serve", "--address", where, "-r", "gpu=2", "-r", "cpus=1"]
-    command += ["--slots-per", "gpus=2", "--oversubscribe", "cpus=4"]
+    command += ["-r", "slots_per_gpu=2", "--slots-per", "cpus=2", "--oversubscribe", "cpus=2"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert json.loads(process.stdout.readline()) == {"event": "ready", "address": where}
         yield where

@@ -29,6 +29,7 @@ Address = Annotated[
 
 _WANTED: Final = re.compile(r"([^=]+?)(?:=(\d+)(?:x(\d+(?:\.\d+)?))?)?")
 """TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS."""
+_SLOTS_PER: Final = "slots_per_"
 _AMOUNT: Final = re.compile(r"([^=:]+)[=:](\d+(?:\.\d+)?)")
 
 
@@ -68,9 +69,15 @@ def serve(
     del session
     if not 0 < ttl <= TTL_SECONDS_MAX:
         raise typer.BadParameter(f"--ttl: expected seconds up to {TTL_SECONDS_MAX:.0f}")
+    counts = _amounts(resource, "--resource")
+    slots = {  # Also written `-r slots_per_TYPE=N`, which existing scripts have.
+        kind.removeprefix(_SLOTS_PER): counts.pop(kind)
+        for kind in list(counts)
+        if kind.startswith(_SLOTS_PER)
+    }
     config: dict[str, Any] = {
-        "resources": _amounts(resource, "--resource"),
-        "slots_per": _amounts(slots_per, "--slots-per"),
+        "resources": counts,
+        "slots_per": slots | _amounts(slots_per, "--slots-per"),
         "oversubscribe": _amounts(oversubscribe, "--oversubscribe"),
     }
     try:
