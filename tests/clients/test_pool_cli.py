@@ -76,12 +76,19 @@ def test_what_no_process_holds_has_its_time_only(moorage):
         ("gpus=", 2, "expected TYPE"),
         ("gpus=1x", 2, "expected TYPE"),
         ("=3", 2, "expected TYPE"),
+        ("gpus=99999999999", 2, "COUNT up to 10000"),
     ],
 )
 def test_what_cannot_be_had_ends_with_its_exit_code(moorage, wanted, exit_code, said):
     done = moorage("checkout", wanted)
     assert done.returncode == exit_code
     assert said in done.stdout + done.stderr
+
+
+def test_a_time_is_a_finite_number(moorage):
+    done = moorage("checkout", "gpus", "--ttl", "nan")
+    assert done.returncode == 3
+    assert "cannot be sent" in done.stdout + done.stderr
 
 
 def test_what_is_not_free_now_may_be_later(moorage):

@@ -27,6 +27,9 @@ Address = Annotated[
     ),
 ]
 
+COUNT_MAX: Final = 10_000
+"""Instances that one argument may ask for."""
+
 _WANTED: Final = re.compile(r"([^=]+?)(?:=(\d+)(?:x(\d+(?:\.\d+)?))?)?")
 """TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS."""
 _SLOTS_PER: Final = "slots_per_"
@@ -228,6 +231,8 @@ def _members(text: str) -> list[dict[str, Any]]:
     if found is None:
         raise typer.BadParameter(f"{text!r}: expected TYPE, TYPE=COUNT or TYPE=COUNTxSLOTS")
     kind, count, slots = found[1], int(found[2] or 1), _number(found[3] or "1")
+    if count > COUNT_MAX:
+        raise typer.BadParameter(f"{text!r}: expected a COUNT up to {COUNT_MAX}")
     return [{"type": kind, "slots": slots}] * count
 
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import moorage.slots
 from moorage.model import Code
-from moorage.slots import Outcome, SlotsError
+from moorage.slots import InvalidRequest, Outcome, SlotsError
 from moorage_client.errors import ConnectionFailed, ProtocolViolated, Timeout, refusal
 from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
 
@@ -140,7 +140,10 @@ class ResourcePoolAdapter:
         return self._call("GET", "/state")
 
     def _call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
-        content = None if method == "GET" else json.dumps(body, allow_nan=False)
+        try:
+            content = None if method == "GET" else json.dumps(body, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{body!r} cannot be sent: {error}") from error
         # A connection each: it costs little on one machine, and threads need not take turns.
         connection = self._connection()
         try:
