@@ -122,6 +122,14 @@ def test_a_broken_candidate_alters_no_answer_and_is_reported(side, candidate, co
     assert side.http.get("/policy-alias/side").json()["data"]["policy_rule_uri"] == FIRST
 
 
+def test_an_answer_without_a_placement_is_shown_as_json(side):
+    side.publish(rule("return {'declined': True, 'why': None}", "side:7-no"))
+    begin(side, "side:7-no")
+    lease(side)
+    found = compared(side, 1)
+    assert json.loads(found["samples"][-1]["candidate"]["data"]) == {"declined": True, "why": None}
+
+
 def test_two_versions_that_agree_agree(side):
     side.publish(rule(PICKS.format(0), "side:6-same"))
     begin(side, "side:6-same")

@@ -320,3 +320,17 @@ async def test_few_policies_are_checked_at_a_time_and_few_may_wait(make_bench):
     assert {each.result() if not each.exception() else None for each in done} == {None}
     stopped = [each for each in results if not isinstance(each, PolicyFault)]
     assert all("did not load" in each.findings[0].message for each in stopped)
+
+
+async def test_a_registered_policy_does_not_wait_behind_uploads_to_be_checked_again(make_bench):
+    bench = await make_bench(limits=Limits(load_seconds=5))
+    good = bench.policy("return 1")
+    loop = type(good)(good.ref, {"function.py": b"while True: pass\n"})
+    number = CHECKS_MAX + CHECKS_WAITING_MAX
+    uploads = [asyncio.ensure_future(bench.sandbox.check(loop)) for _ in range(number)]
+    await asyncio.sleep(0)  # Each of them is begun, or waits for its turn.
+    assert (await bench.sandbox.check(good, registered=True)).ok
+    assert not all(each.done() for each in uploads)
+    for each in uploads:
+        each.cancel()
+    await asyncio.gather(*uploads, return_exceptions=True)

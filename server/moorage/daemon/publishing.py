@@ -406,7 +406,7 @@ class Publishing:
         if record is None or record.ref.uri != uri:
             raise self._unknown(uri)
         try:
-            found = await self._rules.check(code_of(record))
+            found = await self._rules.check(code_of(record), registered=True)
         except PolicyFault as fault:
             raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
         if not found.ok:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 from prometheus_client.metrics_core import Metric
 
 from moorage.catalog.aliases import Alias
@@ -72,7 +73,7 @@ class Side:
         if self.refusal is not None:
             return {"error": {"code": self.refusal.code, "reason": self.refusal.reason}}
         if not self.placement:
-            return {"data": str(self.value)[:_VALUE_CHARS_MAX]}
+            return {"data": msgspec.json.encode(self.value).decode()[:_VALUE_CHARS_MAX]}
         return {
             "placement": [
                 {

@@ -48,7 +48,7 @@ from moorage.sandbox.limits import (
     Limits,
 )
 from moorage.sandbox.pool import Pool
-from moorage.sandbox.rehearsal import tried
+from moorage.sandbox.rehearsal import Turns, tried
 from moorage.sandbox.work import Work, overrides
 
 __all__ = [
@@ -116,8 +116,9 @@ class Sandbox:
         self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._probes: dict[str, str] = {}
         self._closed = False
-        self._checks = asyncio.Semaphore(CHECKS_MAX)
-        self._checks_waiting = 0
+        # An upload may take its deadline; what falls back or rolls back must not stand behind many.
+        self._uploads = Turns(CHECKS_MAX, CHECKS_WAITING_MAX)
+        self._rechecks = Turns(CHECKS_MAX, CHECKS_WAITING_MAX)
         self._pool = Pool(
             fleet=fleet,
             services=services,
@@ -304,12 +305,15 @@ class Sandbox:
 
     # Everything else -----------------------------------------------------------------------
 
-    async def check(self, code: PolicyCode, trials: Sequence[Trial] = ()) -> CheckResult:
+    async def check(
+        self, code: PolicyCode, trials: Sequence[Trial] = (), *, registered: bool = False
+    ) -> CheckResult:
         """Compile, import and construct a policy in a fresh cell and say what is wrong with it.
 
         Args:
             code: The policy. Its digest need not be registered.
             trials: Evaluations to make there once it is loaded.
+            registered: It was checked before; it does not wait behind those that never were.
 
         Returns:
             The findings, none when it may be registered; and then the outcomes of the trials.
@@ -319,18 +323,8 @@ class Sandbox:
                 are being looked at (BUSY).
 
         """
-        if self._checks_waiting >= CHECKS_WAITING_MAX:
-            reason = f"{CHECKS_WAITING_MAX} policies wait to be checked; try again in a moment"
-            raise PolicyFault(Refusal(Code.BUSY, reason))
-        self._checks_waiting += 1
-        try:
-            await self._checks.acquire()
-        finally:
-            self._checks_waiting -= 1
-        try:
+        async with (self._rechecks if registered else self._uploads).turn():
             return await self._check(code, trials)
-        finally:
-            self._checks.release()
 
     async def _check(self, code: PolicyCode, trials: Sequence[Trial]) -> CheckResult:
         try:
