@@ -208,6 +208,7 @@ def test_an_executor_that_lies_breaks_or_is_gone_grants_nothing(tmp_path):
             (200, json.dumps(nowhere), "policy_unsound"),
             (200, '{"success": true, "data": {"cluster_id": 7.5}}', "policy_bad_output"),
             (200, '{"success": false, "message": "no"}', "policy_error"),
+            (200, json.dumps({"success": True, "data": "x" * 2_000_000}), "policy_bad_output"),
             (200, "<html>", "unavailable"),
             (500, '{"success": false, "message": "down"}', "unavailable"),
         ]

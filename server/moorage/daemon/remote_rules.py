@@ -21,11 +21,14 @@ from moorage.model import Ask, ClusterId, Code, RequestId
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.cluster_data import capacity_of
+from moorage.sandbox.limits import ANSWER_BYTES_MAX
 
 EXECUTIONS_MAX: Final = 256
 """Executions whose answers are awaited; one more is refused with `busy`."""
 BODY_BYTES_MAX: Final = 16 << 20
 """One question, with the documents of all candidates; a longer one is refused with `too_large`."""
+REPLY_BYTES_MAX: Final = ANSWER_BYTES_MAX + (64 << 10)
+"""One answer: what a rule here may return, and its envelope; a longer one is a bad output."""
 _REASON_CHARS_MAX: Final = 900
 _KNOWN: Final = FAULTS | {Code.BAD_MESSAGE, Code.UNKNOWN_POLICY, Code.TOO_LARGE, Code.BUSY}
 
@@ -175,6 +178,9 @@ class _Said(msgspec.Struct):
 
 def _read(reply: Reply) -> Any:
     """Return what the rule returned, or raise what it did wrong."""
+    if len(reply.body) > REPLY_BYTES_MAX:
+        reason = f"the executor answered {len(reply.body)} bytes; at most {REPLY_BYTES_MAX} may be"
+        raise ServiceError(Code.POLICY_BAD_OUTPUT, reason)
     try:
         answer = msgspec.json.decode(reply.body, type=_Said)
     except (msgspec.MsgspecError, RecursionError) as error:
