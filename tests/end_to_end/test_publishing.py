@@ -252,6 +252,8 @@ def test_the_command_line_publishes_and_manages(swap):
     body = {"action": "get"}
     answer = server.http.post("/policy/managed/manage", json=body).json()
     assert answer["data"] == {"id": "managed:1-x", "get": {}}
+    listed = server.http.post("/policy/managed/manage", json={**body, "data": []})
+    assert (listed.status_code, listed.json()["error"]["field"]) == (400, "data")
     refused = server.http.post("/policy/swap/manage", json=body).json()["error"]
     assert refused["code"] == "unsupported"
     (reply,) = server.say({"op": "manage", "policy_rule_uri": "managed", "action": "x"})

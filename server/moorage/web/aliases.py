@@ -109,7 +109,8 @@ def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> N
     async def manage(uri: str, request: Request) -> Response:
         """Call the rule's `management(action, data)` and answer what it returned."""
         body = await read_document(request, bodies)
-        action, data = text_of(body, "action"), body.get("data") or {}
+        action, data = text_of(body, "action"), body.get("data")
+        data = {} if data is None else data
         if not isinstance(data, dict):
             raise ServiceError.wrong_field("data", "an object")
         return succeeded(await services.manage_policy(uri, who_of(request), action, data))
