@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -98,6 +99,26 @@ def test_a_version_that_an_alias_means_is_not_deleted(swap):
     assert (answer.status_code, answer.json()["error"]["aliases"]) == (409, ["swap:stable"])
     assert swap.http.get("/policy-alias/none").status_code == 404
     assert swap.http.post("/policy-alias/none/rollback").status_code == 404
+
+
+def test_a_version_that_is_deleted_while_it_is_activated_is_one_or_the_other(swap):
+    """Whoever comes first wins; no alias is left with a version that is gone."""
+    third = "swap:3-short"
+    asked = {"json": {"policy_rule_uri": third}}
+    for turn in range(12):
+        swap.publish(version(third))
+        activating = threading.Thread(
+            target=swap.http.post, args=("/policy-alias/swap:race/activate",), kwargs=asked
+        )
+        activating.start()
+        time.sleep(turn * 0.004)  # From before the jail's look at it to behind that.
+        swap.http.delete(f"/policy/{third}")
+        activating.join()
+        found = swap.http.get("/policy-alias/swap:race").json()
+        there = swap.http.get(f"/policy/{third}").status_code == 200
+        assert found["success"] == there, found
+        swap.http.delete("/policy-alias/swap:race")
+        swap.http.delete(f"/policy/{third}")
 
 
 def test_fifty_activations_while_eight_sockets_ask_disturb_nobody(swap):

@@ -5,6 +5,7 @@ A change is durable before it is answered, and in force at once: requests that w
 before it finish with the version that they were given.
 """
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from hashlib import blake2b
@@ -77,6 +78,8 @@ class Publishing:
         self._changes: dict[What, int] = {}
         self._falling: set[str] = set()
         self._number = 0
+        # No version is deleted between the look whether it is there and an alias meaning it.
+        self._changing = asyncio.Lock()
         self.aliases = catalog.aliases
         for alias in self.aliases.all():
             shadows.follow(alias.name, alias)
@@ -163,8 +166,6 @@ class Publishing:
         self, name: str, uri: str, who: str, what: What, reason: str = "", expected: str = ""
     ) -> dict[str, Any]:
         """Make the change; only from the version `expected`, where that is given."""
-        if self._catalog.policy(uri) is None:
-            raise self._unknown(uri)
         before = self.aliases.find(name)
         standing: Standing = self._standing(name, before.version) if before else "untried"
 
@@ -180,7 +181,7 @@ class Publishing:
             shadow = alias.shadow if alias.shadow != uri else ""
             return alias.changed(said, version=uri, canary=canary, shadow=shadow)
 
-        after = await self.aliases.change(name, change)
+        after = await self._put(name, change, uri)
         if after.history[-1:] != (before.history[-1:] if before else ()):
             self._arm(name, uri).reset()
             self._said(after)
@@ -239,6 +240,17 @@ class Publishing:
         self._shadows.follow(gone.name, None)
         return gone.document()
 
+    async def delete_version(self, uri: str, who: str) -> dict[str, Any]:
+        """Delete a version and return its document, or refuse where an alias sends requests to it.
+
+        Raises:
+            ServiceError: `already_exists` naming the aliases; `unknown_policy`.
+
+        """
+        async with self._changing:
+            self._refuse_deletion(uri)
+            return await self._catalog.delete_policy(uri, who)
+
     async def _change(
         self, name: str, who: str, what: What, version: str, reason: str = "", **fields: Any
     ) -> Alias:
@@ -247,9 +259,17 @@ class Publishing:
                 raise unknown_alias(name)
             return alias.changed(Change(time.time(), who, what, version, reason=reason), **fields)
 
-        after = await self.aliases.change(name, change)
+        ends = what in {"canary_ended", "shadow_ended"}
+        after = await self._put(name, change, "" if ends else version)
         self._said(after)
         return after
+
+    async def _put(self, name: str, change: Callable[[Alias | None], Alias], uri: str) -> Alias:
+        """Change an alias, given that the version that it comes to mean, if any, is registered."""
+        async with self._changing:
+            if uri and self._catalog.policy(uri) is None:
+                raise self._unknown(uri)
+            return await self.aliases.change(name, change)
 
     def _said(self, alias: Alias) -> None:
         """Pass on the latest change of an alias, and forget the counts of what it left."""
@@ -367,7 +387,7 @@ class Publishing:
         labels = ("alias", "policy", "what")
         yield gauges_of("moorage_alias", "Requests under an alias, by version", labels, rows)
 
-    def refuse_deletion(self, uri: str) -> None:
+    def _refuse_deletion(self, uri: str) -> None:
         """Refuse to delete a version that an alias sends requests to."""
         if names := self.aliases.using(uri):
             listed = ", ".join(names)

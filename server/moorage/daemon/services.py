@@ -197,8 +197,7 @@ class HttpServices:
 
     async def delete_policy(self, uri: str, who: str) -> JsonDocument:
         """Delete a version that no alias means."""
-        self._publishing.refuse_deletion(uri)
-        return await self._catalog.delete_policy(uri, who)
+        return await self._publishing.delete_version(uri, who)
 
     async def policy_logs(self, uri: str, tenant: str) -> JsonDocument:
         """Return what a version printed lately, at requests of this tenant."""
