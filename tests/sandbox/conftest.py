@@ -50,6 +50,7 @@ class Registry:
         self.fetched: list[str] = []
         self.versions: dict[str, int] = {}
         self.hold: asyncio.Event | None = None
+        self.packed: dict[str, bytes] = {}
 
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
         self.calls.append((client, method, arguments))
@@ -60,6 +61,9 @@ class Registry:
         if arguments == ("broken",):
             raise RuntimeError("BREACH-SECRET-VALUE")
         return {"client": client, "arguments": list(arguments)}
+
+    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> bytes | None:
+        return self.packed.get(arguments[0]) if isinstance(arguments[0], str) else None
 
     async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
         self.fetched += cluster_ids

@@ -78,6 +78,13 @@ async def test_a_rule_that_only_burns_starts_demoted_until_it_answers(make_bench
     assert counters().counters["demotions"] == demoted
 
 
+async def test_cells_share_the_session_of_the_server_so_that_they_can_give_way_to_it(bench):
+    await bench.value(bench.policy("return 1"))
+    for pid in bench.sandbox._pool.nursery.living:
+        assert os.getsid(pid) == os.getsid(0)
+        assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal is for the server alone.
+
+
 async def test_a_slow_evaluation_is_demoted_and_does_not_hold_up_others(bench):
     code = bench.policy("""
 if input_data["inputs"].get("loop"):

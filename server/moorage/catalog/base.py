@@ -29,6 +29,7 @@ BlockKind = Literal["block", "block_metrics"]
 """Documents of blocks, and documents of their metrics."""
 
 SearchAction = Literal["filter", "search"]
+DocumentKind = Literal["cluster", "metrics"]
 """The two fields of a request that describe candidates instead of naming them."""
 
 CLUSTERS_MAX: Final = 10_000
@@ -452,6 +453,12 @@ class Catalog(Protocol):
 
     def known(self, cluster_id: str) -> bool:
         """Return whether there is such a cluster, live or not."""
+
+    def packed(self, kind: DocumentKind, cluster_id: str) -> bytes | None:
+        """Return what `get_cluster` or `get_metrics` would answer, as msgpack, if it is in memory.
+
+        None says nothing: there may be no such document, or it is not known whether it is current.
+        """
 
     def document_blobs(self, cluster_ids: Iterable[str]) -> list[tuple[ClusterId, int, bytes]]:
         """Return what rules read of clusters, packed.

@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import msgspec
-
 from moorage.catalog.aliases import Aliases
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.base import (
@@ -19,6 +17,7 @@ from moorage.catalog.base import (
     ClusterDeleted,
     ClusterPut,
     Document,
+    DocumentKind,
     MetricsDeleted,
     MetricsPut,
     PolicyDeleted,
@@ -49,6 +48,7 @@ from moorage.catalog.records import (
     PolicyEntry,
     aggregated,
     answered,
+    blob_of,
     changed,
     entry_of,
     load,
@@ -427,6 +427,11 @@ class EmbeddedCatalog:
         """See `Catalog.known`."""
         return cluster_id in self._clusters
 
+    def packed(self, kind: DocumentKind, cluster_id: str) -> bytes | None:
+        """See `Catalog.packed`."""
+        entry = (self._clusters if kind == "cluster" else self._metrics).get(cluster_id)
+        return None if entry is None else entry.packed
+
     def document_blobs(self, cluster_ids: Iterable[str]) -> list[tuple[ClusterId, int, bytes]]:
         """See `Catalog.document_blobs`."""
         found: list[tuple[ClusterId, int, bytes]] = []
@@ -437,18 +442,9 @@ class EmbeddedCatalog:
             version = self._versions[cluster_id]
             cached = self._blobs.get(cluster_id)
             if cached is None:
-                cached = self._blobs[cluster_id] = (version, self._blob(entry))
+                cached = self._blobs[cluster_id] = (version, blob_of(entry, self._metrics))
             found.append((entry.id, *cached))
         return found
-
-    def _blob(self, entry: DocumentEntry) -> bytes:
-        metrics = self._metrics.get(entry.id)
-        return msgspec.msgpack.encode(
-            {
-                "data": msgspec.Raw(entry.packed),
-                "cluster_metrics": msgspec.Raw(metrics.packed) if metrics else None,
-            }
-        )
 
     def clusters(self) -> Sequence[Cluster]:
         """See `Catalog.clusters`."""

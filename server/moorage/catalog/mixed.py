@@ -22,6 +22,7 @@ from moorage.catalog.base import (
     ClusterPut,
     ClustersListed,
     Document,
+    DocumentKind,
     MetricsDeleted,
     PolicyDeleted,
     PolicyRecord,
@@ -307,6 +308,11 @@ class MixedCatalog(EmbeddedCatalog):
         if self._mirrored_clusters is not None:
             await self._mirrored_clusters.fetch([cluster_id_of(cluster_id, "id")], Allowance())
         return await super().get_cluster(cluster_id)
+
+    def packed(self, kind: DocumentKind, cluster_id: str) -> bytes | None:
+        """See `Catalog.packed`. What is mirrored may be older than an answer may be."""
+        mirrored = self._mirrored_clusters if kind == "cluster" else self._mirrored_metrics
+        return super().packed(kind, cluster_id) if mirrored is None else None
 
     async def query_clusters(self, query: Document) -> list[Document]:
         """See `Catalog.query_clusters`."""

@@ -85,6 +85,17 @@ class DocumentEntry:
     size: int
 
 
+def blob_of(entry: DocumentEntry, metrics: Mapping[str, DocumentEntry]) -> bytes:
+    """Return what rules read of a cluster, packed; see `Catalog.document_blobs`."""
+    observed = metrics.get(entry.id)
+    return msgspec.msgpack.encode(
+        {
+            "data": msgspec.Raw(entry.packed),
+            "cluster_metrics": msgspec.Raw(observed.packed) if observed else None,
+        }
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyEntry:
     """A policy, and the size of its document as JSON."""

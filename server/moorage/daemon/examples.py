@@ -48,6 +48,9 @@ class _Services:
                     raise sandbox.ServiceError(error.reason, error.status) from error
                 return [each for each in known.values() if matches(each)]
 
+    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> None:
+        """See `sandbox.contract.Services`: nothing is packed beforehand."""
+
     async def documents(self, cluster_ids: Sequence[str]) -> Sequence[sandbox.Document]:
         """See `sandbox.contract.Services`."""
         clusters = {str(each.id): each.document for each in self.example.fleet}

@@ -100,6 +100,16 @@ class RuleServices:
         except ServiceError as error:
             raise sandbox.ServiceError(error.reason, error.status) from error
 
+    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> bytes | None:
+        """Return what `call` would answer where the catalog has it in memory."""
+        match client, method, arguments:
+            case "cluster_client", "read_cluster", (str(cluster_id),):
+                return self._catalog.packed("cluster", cluster_id)
+            case "cluster_metrics_client", "get_cluster", (str(cluster_id),):
+                return self._catalog.packed("metrics", cluster_id)
+            case _:
+                return None
+
     async def documents(self, cluster_ids: Sequence[str]) -> Sequence[sandbox.Document]:
         """Return the packed documents of clusters."""
         blobs = self._catalog.document_blobs(cluster_ids)

@@ -64,6 +64,14 @@ def read_call(frame: frames.Call) -> tuple[Any, ...] | str:
     return (argument,)
 
 
+def answer_at_once(
+    services: Services, frame: frames.Call, arguments: tuple[Any, ...]
+) -> frames.Answer | None:
+    """Return the frame that answers a call, if the services need not wait for what it says."""
+    packed = services.at_hand(frame.client, frame.method, arguments)
+    return None if packed is None else _answer(frame.nonce, packed)
+
+
 async def answer_call(
     services: Services, frame: frames.Call, arguments: tuple[Any, ...]
 ) -> frames.Answer:
@@ -74,12 +82,14 @@ async def answer_call(
         return frames.Answer(frame.nonce, b"", error.message or "unknown error", error.status)
     except (msgspec.MsgspecError, TypeError, OverflowError):
         return frames.Answer(frame.nonce, b"", "the service's answer is not plain JSON", 0)
-    if len(value) > CALL_ANSWER_BYTES_MAX:
-        message = (
-            f"the answer has {len(value)} bytes; at most {CALL_ANSWER_BYTES_MAX}: ask for less"
-        )
-        return frames.Answer(frame.nonce, b"", message, 0)
-    return frames.Answer(frame.nonce, value, "", 0)
+    return _answer(frame.nonce, value)
+
+
+def _answer(nonce: int, packed: bytes) -> frames.Answer:
+    if len(packed) > CALL_ANSWER_BYTES_MAX:
+        message = f"the answer has {len(packed)} bytes; at most {CALL_ANSWER_BYTES_MAX}"
+        return frames.Answer(nonce, b"", f"{message}: ask for less", 0)
+    return frames.Answer(nonce, packed, "", 0)
 
 
 def read_want(

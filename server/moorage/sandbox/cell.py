@@ -75,13 +75,15 @@ class Channel:
             body = self._waiting.popleft()
             frame = frames.decode_to_cell(body)
             if isinstance(frame, _ANSWERS):
-                self._waiting.extendleft(reversed(early))
+                if early:
+                    self._waiting.extendleft(reversed(early))
                 return frame
             early.append(body)
 
     def _read(self) -> None:
         """Wait for bytes. Memory for many is asked for only where a long frame has begun."""
-        size = min(max(self._reader.missing, _READ_BYTES), _READ_LONG_BYTES)
+        missing = self._reader.missing
+        size = min(missing, _READ_LONG_BYTES) if missing > _READ_BYTES else _READ_BYTES
         data = os.read(CHANNEL_FD, size)
         if not data:
             os._exit(0)

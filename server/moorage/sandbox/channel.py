@@ -31,7 +31,7 @@ from moorage.sandbox.limits import (
     PIPELINE_BYTES_MAX,
     Limits,
 )
-from moorage.sandbox.work import Work, demand_fields, overrides
+from moorage.sandbox.work import Work, demand_fields, nonces, overrides
 
 CALLS_FLOOD_FACTOR: Final = 16
 """A rule that goes on calling so many times beyond its quota is killed, not answered."""
@@ -41,8 +41,6 @@ _encoder: Final = msgspec.msgpack.Encoder()
 _decode_json: Final = msgspec.json.Decoder().decode
 _QUESTIONS: Final = (frames.Call, frames.Want)
 _ABOUT_THE_HEAD: Final = (frames.Result, frames.Failed, *_QUESTIONS)
-_NONCE_BYTES: Final = 8
-_NONCES_PER_DRAW: Final = 512
 
 
 class Owner(Protocol):
@@ -76,25 +74,6 @@ class Owner(Protocol):
 
     def lost(self, cell: "Cell", cause: str) -> None:
         """The cell is gone; `cause` is `exit`, `closed`, or how it broke the protocol."""
-
-
-class _Nonces:
-    """Unpredictable 64-bit numbers, drawn from the kernel by the thousand bytes."""
-
-    def __init__(self) -> None:
-        self._left: list[int] = []
-
-    def draw(self) -> int:
-        if not self._left:
-            data = os.urandom(_NONCE_BYTES * _NONCES_PER_DRAW)
-            self._left = [
-                int.from_bytes(data[start : start + _NONCE_BYTES], "little")
-                for start in range(0, len(data), _NONCE_BYTES)
-            ]
-        return self._left.pop()
-
-
-_nonces: Final = _Nonces()
 
 
 class Cell(asyncio.Protocol):
@@ -176,7 +155,7 @@ class Cell(asyncio.Protocol):
 
         The frame is built here and now: what it says of the fleet is true at this moment.
         """
-        work.nonce = _nonces.draw()
+        work.nonce = nonces.draw()
         try:
             data = frames.pack(self._frame(work))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -434,38 +413,53 @@ class Cell(asyncio.Protocol):
         # What an honest cell has yet to read are frames of the pipe, and those are counted.
         if self._unread() > self._sent_bytes:
             raise answering.BreachError("it asked again before it read the answer")
+        arguments = self._arguments(head, frame)
+        services = head.trial.services if head.trial else self._owner.services
+        answer: frames.Answer | None = None
+        # Whatever is in memory is answered at once: a task would cost as much as the rest.
+        if isinstance(arguments, str):
+            answer = frames.Answer(frame.nonce, b"", arguments, 0)
+        elif isinstance(frame, frames.Call):
+            if frame.client == "context_client":
+                assert self._contexts is not None  # Set by `load`, which came first.
+                answer = self._contexts.answer(head.tenant, head.chain, frame)
+            else:
+                answer = answering.answer_at_once(services, frame, arguments)
+        if answer is not None:
+            self._write(frames.pack(answer))
+            self.flush()
+            return
+        head.called_at = time.monotonic()
+        serving = self._serve(head, services, frame, arguments)
+        head.call = asyncio.get_running_loop().create_task(serving)
+
+    def _arguments(self, head: Work, frame: frames.Call | frames.Want) -> tuple[Any, ...] | str:
+        """Return the validated arguments of one more call, or why it is not answered."""
         arguments: tuple[Any, ...] | str = ()
-        about_context = isinstance(frame, frames.Call) and frame.client == "context_client"
-        if isinstance(frame, frames.Call):
-            arguments = () if about_context else answering.read_call(frame)
-        else:
+        if isinstance(frame, frames.Want):
             candidates = head.consult.ask.candidates if head.consult else None
             fleet = head.trial.fleet if head.trial else self._owner.fleet
             arguments = answering.read_want(frame, candidates, fleet)
+        elif frame.client != "context_client":
+            arguments = answering.read_call(frame)
         head.calls += 1
         limits = self._owner.limits
         if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
             raise answering.BreachError(f"it called {head.calls} times, not {limits.calls_max}")
         if head.calls > limits.calls_max:
-            arguments = f"more than {limits.calls_max} calls in one evaluation"
-        elif head.calls_seconds >= limits.calls_seconds:
-            arguments = f"the calls of one evaluation may take {limits.calls_seconds:g} s together"
-        if isinstance(arguments, str):
-            self._reply([frames.Answer(frame.nonce, b"", arguments, 0)])
-            return
-        if about_context:  # From memory, and so at once.
-            assert isinstance(frame, frames.Call)
-            assert self._contexts is not None  # Set by `load`, which came first.
-            self._reply([self._contexts.answer(head.tenant, head.chain, frame)])
-            return
-        head.called_at = time.monotonic()
-        head.call = asyncio.get_running_loop().create_task(self._serve(head, frame, arguments))
+            return f"more than {limits.calls_max} calls in one evaluation"
+        if head.calls_seconds >= limits.calls_seconds:
+            return f"the calls of one evaluation may take {limits.calls_seconds:g} s together"
+        return arguments
 
     async def _serve(
-        self, head: Work, frame: frames.Call | frames.Want, arguments: tuple[Any, ...]
+        self,
+        head: Work,
+        services: Services,
+        frame: frames.Call | frames.Want,
+        arguments: tuple[Any, ...],
     ) -> None:
         """Answer one call. The head's clock stands still meanwhile."""
-        services = head.trial.services if head.trial else self._owner.services
         answers: Sequence[frames.Answer | frames.Documents]
         try:
             if isinstance(frame, frames.Call):

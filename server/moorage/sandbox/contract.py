@@ -141,6 +141,12 @@ class Services(Protocol):
 
         """
 
+    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> bytes | None:
+        """Return what `call` would answer, as msgpack, if that needs no waiting; else None.
+
+        A rule that calls waits for the answer, and what is answered at once takes half the time.
+        """
+
     async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
         """Return the documents of these clusters; unknown ids are left out."""
 

@@ -119,7 +119,9 @@ class Zygote:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                start_new_session=True,
+                # Not in a session of its own: Linux shares the machine out to sessions first
+                # (autogroups, sched(7)), and what a cell gives way to is in its session alone.
+                process_group=0,
                 cwd="/",
             )
         self._control = ours

@@ -1,6 +1,7 @@
 """One thing that a cell is asked to do, and how its failure reads. Used by `channel` and `pool`."""
 
 import asyncio
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -20,6 +21,8 @@ from moorage.sandbox.limits import (
     Limits,
 )
 
+_NONCE_BYTES: Final = 8
+_NONCES_PER_DRAW: Final = 512
 _overrides_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
 _CODES: Final[dict[frames.FailureKind, Code]] = {
     "error": Code.POLICY_ERROR,
@@ -32,6 +35,25 @@ _EXPECTED: Final[dict[frames.FailureKind, str]] = {
     "output": "a value made of JSON types: dict, list, str, finite numbers, true, false, null",
     "context": f"plain JSON types, at most {CONTEXT_BYTES_MAX} bytes packed",
 }
+
+
+class _Nonces:
+    """Unpredictable 64-bit numbers, drawn from the kernel by the thousand bytes."""
+
+    def __init__(self) -> None:
+        self._left: list[int] = []
+
+    def draw(self) -> int:
+        if not self._left:
+            data = os.urandom(_NONCE_BYTES * _NONCES_PER_DRAW)
+            self._left = [
+                int.from_bytes(data[start : start + _NONCE_BYTES], "little")
+                for start in range(0, len(data), _NONCE_BYTES)
+            ]
+        return self._left.pop()
+
+
+nonces: Final = _Nonces()
 
 
 @dataclass(slots=True, eq=False)

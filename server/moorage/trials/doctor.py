@@ -83,6 +83,9 @@ class _NoServices:
         """Refuse."""
         raise AssertionError((client, method, arguments))
 
+    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> None:
+        """Leave it to `call`."""
+
     async def documents(self, cluster_ids: Any) -> list[Any]:
         """Return none."""
         del cluster_ids

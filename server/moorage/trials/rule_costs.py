@@ -143,6 +143,9 @@ class _Nobody:
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
         raise TrialError(f"a rule called {client}.{method}{arguments}")
 
+    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> None:
+        """Leave it to `call`."""
+
     async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
         raise TrialError(f"a rule read the documents of {list(cluster_ids)}")
 

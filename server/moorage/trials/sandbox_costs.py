@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
+import msgspec
 import uvloop
 
 from moorage.core.words import Consult, ConsultFailed, Proposed
@@ -38,6 +39,8 @@ from moorage.sandbox.host import Document, Limits, PolicyCode, Sandbox
 from moorage.trials.process import TrialError
 
 Figures = dict[str, Any]
+Delivered = tuple[Proposed | ConsultFailed, float]
+"""An event, and the seconds from the consultation to it."""
 
 FLEETS: Final = (10, 1_000, 10_000)
 """Nodes of the fleets, ten to a cluster."""
@@ -148,7 +151,7 @@ async def _stuck() -> Figures:
             stuck = played.begin({"stuck": True})
             behind = played.begin({})
             await stuck
-            answered = await behind
+            answered, _ = await behind
             if not isinstance(answered, Proposed):
                 raise TrialError(f"the evaluation behind a stuck rule failed: {answered}")
             late.append(time.perf_counter() - started - STUCK_SECONDS)
@@ -253,10 +256,15 @@ class _Registry:
     """The services of the sandbox, and the injected client in this process: one document."""
 
     document: Mapping[str, Any]
+    packed: bytes
 
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
         del client, method, arguments
         return self.document
+
+    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> bytes:
+        del client, method, arguments
+        return self.packed
 
     async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
         del cluster_ids
@@ -278,15 +286,15 @@ class Played:
 
     def __init__(self, nodes: int, limits: Limits | None = None) -> None:
         self._fleet = fleet_of(nodes)
-        registry = _Registry({"id": "cluster-0000", "nodes": {"count": nodes}})
+        document = {"id": "cluster-0000", "nodes": {"count": nodes}}
+        registry = _Registry(document, msgspec.msgpack.encode(document))
         self._sandbox = Sandbox(
             fleet=self._fleet, services=registry, deliver=self._deliver, limits=limits
         )
         scope: dict[str, Any] = {}
         exec(_SOURCE, scope)  # noqa: S102  # Our own text, above.
         self._rule = scope["AIOSv1PolicyRule"]("", {"cluster_client": registry}, {})
-        self._outcomes: dict[str, tuple[float, asyncio.Future[Any]]] = {}
-        self._taken = 0.0
+        self._outcomes: dict[str, tuple[float, asyncio.Future[Delivered]]] = {}
         self._number = 0
 
     async def __aenter__(self) -> Self:
@@ -297,8 +305,8 @@ class Played:
     async def __aexit__(self, *error: object) -> None:
         await self._sandbox.close()
 
-    def begin(self, inputs: Mapping[str, Any], name: str = "rule") -> asyncio.Future[Any]:
-        """Consult the rule under a policy's name and return the future of what is delivered."""
+    def begin(self, inputs: Mapping[str, Any], name: str = "rule") -> "asyncio.Future[Delivered]":
+        """Consult the rule under a policy's name; return the future of what is delivered."""
         self._number += 1
         code = PolicyCode(PolicyRef(f"{name}:1-bench", name), {"function.py": _SOURCE.encode()})
         request = RequestId(f"request-{self._number}")
@@ -310,16 +318,15 @@ class Played:
 
     def _deliver(self, event: Proposed | ConsultFailed) -> None:
         started, future = self._outcomes.pop(event.request)
-        self._taken = time.perf_counter() - started
-        future.set_result(event)
+        future.set_result((event, time.perf_counter() - started))
 
     async def ask(self, inputs: Mapping[str, Any]) -> float:
         """Consult the rule and return the seconds from the consultation to its delivery."""
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
-            event = await self.begin(inputs)
+            event, taken = await self.begin(inputs)
         if not isinstance(event, Proposed):
             raise TrialError(f"the rule of the benchmark failed: {event.refusal.reason}")
-        return self._taken
+        return taken
 
     def in_process(self, inputs: Mapping[str, Any]) -> float:
         """Evaluate the rule in this process on the same input and return the seconds it took."""
