@@ -6,6 +6,7 @@ speaks on the channel itself, and its cell is killed.
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -21,6 +22,10 @@ from moorage.sandbox.limits import (
 
 CALL_BYTES_MAX: Final = 64 << 10
 """Packed arguments of one call."""
+IDS_REMEMBERED: Final = 4096
+"""Ids that were looked at and need not be again."""
+ID_BYTES_MAX: Final = 256
+"""Packed arguments that are remembered; no well-formed id is longer."""
 WANT_SLACK: Final = 1024
 """Documents a cell may want beyond twice as many as there are; more means that a rule speaks."""
 _ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:-]|\.(?!\.)){0,252}")
@@ -52,16 +57,36 @@ def read_call(frame: frames.Call) -> tuple[Any, ...] | str:
         raise BreachError(f"it called {frame.client[:40]!r}.{frame.method[:40]!r}")
     if len(frame.arguments) > CALL_BYTES_MAX:
         return f"the arguments have {len(frame.arguments)} bytes; at most {CALL_BYTES_MAX}"
-    try:
-        (argument,) = _decode_arguments(frame.arguments)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise BreachError("its arguments were malformed") from error
-    if kind == "id":
-        if not isinstance(argument, str) or not _ID.fullmatch(argument):
-            return "a cluster id is expected: letters, digits, '.', '_', ':' and '-'"
-    elif not isinstance(argument, dict) and (argument is not None or kind == "query"):
+    if kind != "id":
+        return _read_query(frame.arguments, kind)
+    short = len(frame.arguments) <= ID_BYTES_MAX
+    return _read_short_id(frame.arguments) if short else _read_id(frame.arguments)
+
+
+def _read_id(packed: bytes) -> tuple[str] | str:
+    argument = _decoded(packed)
+    if isinstance(argument, str) and _ID.fullmatch(argument):
+        return (argument,)
+    return "a cluster id is expected: letters, digits, '.', '_', ':' and '-'"
+
+
+_read_short_id: Final = lru_cache(IDS_REMEMBERED)(_read_id)
+"""A rule reads the same few clusters over and over, and waits meanwhile."""
+
+
+def _read_query(packed: bytes, kind: str) -> tuple[Any] | str:
+    argument = _decoded(packed)
+    if not isinstance(argument, dict) and (argument is not None or kind == "query"):
         return "a query object is expected"
     return (argument,)
+
+
+def _decoded(packed: bytes) -> Any:
+    try:
+        (argument,) = _decode_arguments(packed)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BreachError("its arguments were malformed") from error
+    return argument
 
 
 def answer_at_once(

@@ -40,7 +40,7 @@ LOAD_UNDISTURBED: Final = 0.1
 _encoder: Final = msgspec.msgpack.Encoder()
 _decode_json: Final = msgspec.json.Decoder().decode
 _QUESTIONS: Final = (frames.Call, frames.Want)
-_ABOUT_THE_HEAD: Final = (frames.Result, frames.Failed, *_QUESTIONS)
+_ABOUT_THE_HEAD: Final = (frames.Result, *_QUESTIONS, frames.Failed)
 
 
 class Owner(Protocol):
@@ -414,20 +414,20 @@ class Cell(asyncio.Protocol):
         if self._unread() > self._sent_bytes:
             raise answering.BreachError("it asked again before it read the answer")
         arguments = self._arguments(head, frame)
+        if isinstance(arguments, str):
+            self._reply(frames.Answer(frame.nonce, b"", arguments, 0))
+            return
         services = head.trial.services if head.trial else self._owner.services
         answer: frames.Answer | None = None
         # Whatever is in memory is answered at once: a task would cost as much as the rest.
-        if isinstance(arguments, str):
-            answer = frames.Answer(frame.nonce, b"", arguments, 0)
-        elif isinstance(frame, frames.Call):
+        if isinstance(frame, frames.Call):
             if frame.client == "context_client":
                 assert self._contexts is not None  # Set by `load`, which came first.
                 answer = self._contexts.answer(head.tenant, head.chain, frame)
             else:
                 answer = answering.answer_at_once(services, frame, arguments)
         if answer is not None:
-            self._write(frames.pack(answer))
-            self.flush()
+            self._reply(answer)
             return
         head.called_at = time.monotonic()
         serving = self._serve(head, services, frame, arguments)
@@ -480,13 +480,13 @@ class Cell(asyncio.Protocol):
         self.head_since += elapsed
         head.call = None
         if self.alive:
-            self._reply(answers)
+            self._reply(*answers)
 
     def _unread(self) -> int:
         """Return the bytes that were written and that the cell has not taken yet."""
         return 0 if self._transport is None else self._transport.get_write_buffer_size()
 
-    def _reply(self, answers: Sequence[frames.Answer | frames.Documents]) -> None:
+    def _reply(self, *answers: frames.Answer | frames.Documents) -> None:
         for answer in answers:
             self._write(frames.pack(answer))
         self.flush()
