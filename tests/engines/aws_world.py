@@ -197,6 +197,8 @@ class Proxy(BaseHTTPRequestHandler):
         action = parameters.pop("Action", "")
         for name in VOLATILE:
             parameters.pop(name, None)
+        # `Credential=KEY/DAY/REGION/SERVICE/aws4_request`, in what signs the request.
+        parameters["region"] = self.headers["Authorization"].split("/")[2]
         memory.calls.append((action, parameters))
 
         def real() -> tuple[int, bytes]:

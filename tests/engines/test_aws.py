@@ -294,10 +294,11 @@ async def test_a_name_that_was_used_before_gets_a_new_instance(aws, engine):
     only(aws, "a")
 
 
-async def test_of_two_of_one_name_the_earlier_stays(aws, engine):
+async def test_of_two_of_one_name_the_one_that_was_ready_stays(aws, engine):
     ready = await engine.start(Order("a", SMALL))
     kept = only(aws, "a")
-    spec = [{"ResourceType": "instance", "Tags": kept["Tags"]}]
+    same = [each for each in kept["Tags"] if each["Key"] != "moorage:ready"]
+    spec = [{"ResourceType": "instance", "Tags": same}]
     aws.ec2().run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, TagSpecifications=spec)
     assert await engine.status("a") == ready
     assert only(aws, "a")["InstanceId"] == kept["InstanceId"]
@@ -421,3 +422,46 @@ async def test_a_start_that_takes_too_long_names_the_instance(aws, engine):
     spec = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
     with pytest.raises(TimeoutError, match=r"not ready within 4 s \(t3.micro i-.* in us-east-1a"):
         await engine.start(Order("a", spec, timeout_seconds=4))
+
+
+async def test_a_start_that_never_reaches_aws_says_so_and_leaves_no_region_behind(aws, tmp_path):
+    page = "<html>no gateway</html>"
+    aws.refuse("DescribeInstances", "", page, status=502)
+    engine = AwsEngine(tmp_path, poll_seconds=POLL_SECONDS)
+    with pytest.raises(TimeoutError, match=r"within 3 s: AWS did not answer DescribeInstances in"):
+        await engine.start(Order("a", SMALL, timeout_seconds=3))
+    aws.memory.faults.clear()
+    assert list(await engine.discover()) == []
+    assert '"regions": []' in (tmp_path / "server.json").read_text()
+    await engine.close()
+
+
+async def test_a_name_whose_remains_are_still_looked_for_can_be_started_anew(aws, engine):
+    aws.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
+    slow = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
+    start = asyncio.create_task(engine.start(Order("a", slow)))
+    await until(lambda: aws.asked("DescribeInstanceStatus"))
+    start.cancel()
+    await asyncio.wait([start])
+    await until(lambda: len(aws.asked("TerminateInstances")) == 2)
+    ready = await engine.start(Order("a", SMALL))
+    rounds = len(aws.asked("DescribeInstances"))
+    await until(lambda: len(aws.asked("DescribeInstances")) > rounds + 3)
+    assert await engine.status("a") == ready
+
+
+async def test_a_region_that_is_silent_keeps_nothing_of_another_alive(aws, engine):
+    await engine.start(Order("a", SMALL))
+    far = InstanceResourceSpec(instance_type="t3.micro", region="eu-west-1")
+    await engine.start(Order("b", far))
+    aws.refuse(
+        "DescribeInstances",
+        "UnauthorizedOperation",
+        when=lambda each: each["region"] == "eu-west-1",
+    )
+    await engine.stop("a")
+    with pytest.raises(EngineError, match="DescribeInstances in eu-west-1"):
+        await engine.discover()
+    aws.memory.faults.clear()
+    await engine.stop("b")
+    assert aws.instances(region="eu-west-1") == []

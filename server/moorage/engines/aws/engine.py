@@ -8,8 +8,10 @@ and then, and tells of those that ended by themselves.
 import asyncio
 import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -80,7 +82,10 @@ class AwsEngine:
         self._poll_seconds = poll_seconds
         self._calls = AwsCalls()
         self._lock = threading.Lock()
-        self._names: dict[str, threading.Lock] = {}
+        # A lock lasts as long as somebody holds it or waits for it.
+        self._names: weakref.WeakValueDictionary[str, threading.Lock] = (
+            weakref.WeakValueDictionary()
+        )
         self._pool: ThreadPoolExecutor | None = None
         self._made: Instances | None = None
         self._watching: Watch | None = None
@@ -116,15 +121,24 @@ class AwsEngine:
         )
 
     def _all(self, workload: str | None = None) -> list[Instance]:
-        """Return every instance in every region that something was ever started in."""
-        return [
-            each
-            for region in self._home.regions()
-            for each in self._instances().all(region, workload)
-        ]
+        """Return every instance in every region that something was ever started in.
+
+        A region that does not answer is no reason not to end what was found in another; but who
+        asks for all must not take silence for an end.
+        """
+        found: list[Instance] = []
+        silent: AwsError | None = None
+        for region in self._home.regions():
+            try:
+                found += self._instances().all(region, workload)
+            except AwsError as error:
+                silent = error
+        if silent is not None and (workload is None or not found):
+            raise silent
+        return found
 
     def _current(self, workload: str) -> Instance:
-        for region in self._home.regions():
+        for region in sorted({each.region for each in self._all(workload)}):
             if (found := self._instances().current(region, workload)) is not None:
                 return found
         raise UnknownWorkloadError(workload)
@@ -142,12 +156,14 @@ class AwsEngine:
         share = order.placement[0] if order.placement else None
         node = self._node(share) if share else None
         seen: list[Instance] = []
+        trouble: list[str] = []
+        self._watch().wanted(order.id)
         try:
             async with asyncio.timeout(order.timeout_seconds):
-                return await self._started(order, spec, share, node, seen)
+                return await self._started(order, spec, node, seen, trouble)
         except BaseException as error:
             lines = await _finished(self._undone(order.id, seen))
-            said = "; ".join(lines[-3:])
+            said = "; ".join(lines[-3:] or trouble[-1:])
             if isinstance(error, TimeoutError):
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
                 where = f" ({seen[-1].title})" if seen else ""
@@ -158,21 +174,33 @@ class AwsEngine:
         self,
         order: Order,
         spec: InstanceResourceSpec,
-        share: Share | None,
         node: Node | None,
         seen: list[Instance],
+        trouble: list[str],
     ) -> Workload:
+        """Launch it, or find it, and wait until it is ready.
+
+        Args:
+            order: What shall run.
+            spec: Its spec.
+            node: Of the lease.
+            seen: Gets the instance, each time it is looked at.
+            trouble: Gets what AWS says while it does not answer.
+
+        """
+
         def begin(given_up: threading.Event) -> Instance:
             region = wants.region_of(spec, node, self._calls.region)
             with self._name(order.id):
-                self._home.enter(region)
                 found = self._patiently(
-                    lambda: self._instances().current(region, order.id), given_up
+                    lambda: self._instances().current(region, order.id), given_up, trouble
                 )
                 if found is not None:
                     return found
+                self._home.enter(region)  # Not before: AWS has answered, so there is one.
                 self._tell(Workload(order.id, Phase.PULLING, detail=f"asked of AWS in {region}"))
                 types = catalogue.load(self._home.folder, region)
+                share = order.placement[0] if order.placement else None
                 offers = wants.offers(spec, share, node, types, region)
                 plan = Plan(order, spec, region, wants.zones_of(spec, node), offers)
                 return launch(plan, self._calls, self._instances(), given_up)
@@ -221,9 +249,9 @@ class AwsEngine:
         return seen
 
     def _marked(self, instance: Instance) -> Instance:
-        self._instances().mark_ready(instance)
-        seen = self._instances().look(instance)
-        return instance if seen is None or not seen.ready else seen
+        with contextlib.suppress(AwsError):  # Then it is tried anew after a crash, no more.
+            self._instances().mark_ready(instance)
+        return replace(instance, ready=True)
 
     async def _undone(self, workload: str, seen: list[Instance]) -> tuple[str, ...]:
         """Have what a start has made ended; where AWS does not answer, as soon as it does.
@@ -244,7 +272,7 @@ class AwsEngine:
             self._watch().unwanted(workload)
         return lines
 
-    def _patiently(self, look: Callable[[], T], given_up: threading.Event) -> T:
+    def _patiently(self, look: Callable[[], T], given_up: threading.Event, trouble: list[str]) -> T:
         """Look, again and again while AWS does not answer, until the start is given up.
 
         A daemon that comes back must not take an instance for gone because AWS is not reached.
@@ -253,6 +281,7 @@ class AwsEngine:
             try:
                 return look()
             except AwsError as error:
+                trouble.append(str(error))
                 if error.meaning is not Meaning.AGAIN or given_up.wait(self._poll_seconds):
                     raise
 

@@ -155,11 +155,12 @@ class Instances:
     def current(self, region: str, workload: str) -> Instance | None:
         """Return the instance that is a workload: the one alive, else the last that ended.
 
-        Should there be two alive (two starts, of which AWS did not show one in time), the later
-        ones are ended.
+        Should there be two alive (two starts, of which AWS did not show one in time), the one that
+        was ready stays, else the earliest, and the others are ended.
         """
         found = [each for each in self.all(region, workload) if not each.stopped]
         alive = [each for each in found if not each.over]
+        alive.sort(key=lambda each: not each.ready)
         if len(alive) > 1:
             self.end(alive[1:])
         return alive[0] if alive else (found[-1] if found else None)

@@ -59,7 +59,6 @@ class Watch:
             known = self._followed.get(instance.workload)
             port = port if port is not None else (known.port if known else None)
             self._followed[instance.workload] = _Followed(instance.title, port, time.monotonic())
-            self._unwanted.pop(instance.workload, None)
             self._begin()
 
     def forget(self, workload: str) -> None:
@@ -72,6 +71,11 @@ class Watch:
         with self._lock:
             self._unwanted[workload] = time.monotonic()
             self._begin()
+
+    def wanted(self, workload: str) -> None:
+        """End this no more: it is started anew."""
+        with self._lock:
+            self._unwanted.pop(workload, None)
 
     def port(self, workload: str) -> int | None:
         """Return the port that its endpoint names."""
