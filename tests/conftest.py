@@ -69,6 +69,7 @@ def _serve(folder: Path, place: Path) -> "subprocess.Popen[bytes]":
     with (folder / "service.log").open("wb") as log:
         return subprocess.Popen(
             ["podman", "system", "service", "--time=0", f"unix://{place}"],
+            cwd=folder,  # Its monitor writes there that a container ran out of memory.
             env={**os.environ, **settings},
             stdout=log,
             stderr=log,

@@ -146,7 +146,8 @@ class ContainerApi:
             for name, asked, got in (
                 ("mem_limit", plan.memory_bytes, host.get("Memory")),
                 ("cpu_count", plan.cpu_count, host.get("NanoCpus") or host.get("CpuQuota")),
-                ("gpus", plan.devices, host.get("DeviceRequests") or host.get("Devices")),
+                # Podman's own API takes them or fails; it lists them once they are there.
+                ("gpus", plan.devices, self._podman or host.get("DeviceRequests")),
             )
             if asked and not got
         ]

@@ -14,6 +14,7 @@ that it was ready, and the output of what was stopped.
 import asyncio
 import contextlib
 import hashlib
+import os
 import re
 import signal
 import threading
@@ -35,7 +36,7 @@ from moorage.engines.base import (
     UnsupportedSpecError,
     Workload,
 )
-from moorage.engines.local import marks, readiness, shelf
+from moorage.engines.local import container_reaper, marks, readiness, shelf
 from moorage.engines.local.container_api import ContainerApi, Events, Seen
 from moorage.engines.local.container_plans import Plan, mounts, plan, probe_port, reachable_host
 from moorage.engines.local.container_sockets import find_socket
@@ -68,10 +69,15 @@ class Containers:
         folders: Where what the container engine does not keep is kept.
         devices: Who hands out GPUs, and keeps account of processors.
         tell: The listener of the engine.
+        outlive: Whether containers go on when this process ends.
 
     """
 
-    def __init__(self, folders: shelf.Shelf, devices: Devices, tell: Listener) -> None:
+    def __init__(
+        self, folders: shelf.Shelf, devices: Devices, tell: Listener, *, outlive: bool
+    ) -> None:
+        self._outlive = outlive
+        self._reaper: int | None = None
         self._shelf = folders
         self._devices = devices
         self._tell = tell
@@ -86,8 +92,12 @@ class Containers:
         self._closed = threading.Event()
 
     def has(self, workload: str) -> bool:
-        """Return whether a workload is, or was, a container of this root."""
+        """Return whether a workload was begun here as a container, and not stopped."""
         return workload in self._strays or self._shelf.has(workload)
+
+    def keeps(self, workload: str) -> bool:
+        """Return whether there is output of a workload here, also after it was stopped."""
+        return self._shelf.keeps(workload)
 
     @staticmethod
     def refuse(spec: ContainerResourceSpec) -> None:
@@ -209,6 +219,10 @@ class Containers:
         with self._lock:
             events, listening, connected = self._events, self._listening, self._connected
             self._connected = None
+            if self._reaper is not None and not any(self._shelf.names()):
+                os.kill(self._reaper, signal.SIGKILL)
+                os.waitpid(self._reaper, 0)
+                self._reaper = None
         if events is not None:
             events.close()
         if listening is not None and listening is not threading.current_thread():
@@ -251,8 +265,7 @@ class Containers:
         folder = self._shelf.folder(order.id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         noted: dict[str, Any] = {"id": order.id, "category": spec.category, "devices": grant.rows}
-        noted |= {"stop_seconds": spec.stop_seconds, "readiness": spec.readiness is not None}
-        shelf.write(folder / "order.json", noted)
+        shelf.write(folder / "order.json", {**noted, "stop_seconds": spec.stop_seconds})
         labels = {_LABEL_ID: order.id, _LABEL_ROOT: str(self._shelf.root)}
         return plan(order, spec, grant, self._name(order.id), labels)
 
@@ -299,7 +312,8 @@ class Containers:
 
         inside = probe_port(spec)
         port = None if inside is None else ports.get(inside)
-        return await readiness.answers(replace(probe, port=None), host, port, run)
+        bare = replace(probe, port=None)
+        return await readiness.answers(bare, host, port, run, proxied=True)
 
     # Looking -----------------------------------------------------------------------------------
 
@@ -426,6 +440,9 @@ class Containers:
                 target=self._hear, args=(api,), name="containers", daemon=True
             )
             self._listening.start()
+            if not self._outlive:
+                root = str(self._shelf.root)
+                self._reaper = container_reaper.start(str(api.place), _LABEL_ROOT, root)
 
     def _hear(self, api: ContainerApi) -> None:
         """Tell of every end; after a silence, of those that were missed."""

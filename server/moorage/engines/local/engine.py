@@ -65,7 +65,7 @@ class LocalEngine:
         folders, boxes = Shelf(root), Shelf(root.absolute() / "containers")
         self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
         self._processes = Processes(folders, self._devices, self._tell, outlive=outlive)
-        self._containers = Containers(boxes, self._devices, self._tell)
+        self._containers = Containers(boxes, self._devices, self._tell, outlive=outlive)
 
     def listen(self, listener: Listener | None) -> None:
         """Have `listener` told of every change; see `Engine.listen`."""
@@ -135,7 +135,8 @@ class LocalEngine:
 
     async def logs(self, workload: str, offset: int = 0) -> Log:
         """Read a workload's output; see `Engine.logs`."""
-        return await self._part(workload).logs(workload, offset)
+        part = self._containers if self._containers.keeps(workload) else self._processes
+        return await part.logs(workload, offset)
 
     async def close(self) -> None:
         """Let go. Workloads go on running."""

@@ -9,6 +9,8 @@ import httpx
 
 from moorage.engines.specs import Readiness
 
+HANG_UP_SECONDS: Final = 0.2
+"""In which a proxy that finds nobody behind it hangs up."""
 _FAILED_FROM: Final = 400
 """HTTP statuses from this one on are no answer."""
 
@@ -16,7 +18,9 @@ RunCommand = Callable[[Sequence[str], float], Awaitable[int]]
 """Runs a command inside of the workload, in so many seconds, and returns its exit status."""
 
 
-async def answers(probe: Readiness, host: str, port: int | None, run: RunCommand) -> bool:
+async def answers(
+    probe: Readiness, host: str, port: int | None, run: RunCommand, *, proxied: bool = False
+) -> bool:
     """Try every probe that is given once; a port alone must accept a connection.
 
     Args:
@@ -24,6 +28,8 @@ async def answers(probe: Readiness, host: str, port: int | None, run: RunCommand
         host: Where the workload listens.
         port: Where, unless the probe says otherwise.
         run: For a probe that is a command.
+        proxied: Somebody in between may accept connections before the workload does, and hangs up
+            then; Docker does so at the ports of containers.
 
     """
     at = probe.port or port
@@ -35,7 +41,7 @@ async def answers(probe: Readiness, host: str, port: int | None, run: RunCommand
         return False
     if probe.path is not None:
         return await _http(probe, host, at)
-    return at is not None and await accepts(host, at, probe.timeout_seconds)
+    return at is not None and await accepts(host, at, probe.timeout_seconds, proxied=proxied)
 
 
 async def _http(probe: Readiness, host: str, port: int | None) -> bool:
@@ -48,14 +54,19 @@ async def _http(probe: Readiness, host: str, port: int | None) -> bool:
     return reply.status_code < _FAILED_FROM
 
 
-async def accepts(host: str, port: int, timeout_seconds: float) -> bool:
-    """Whether a TCP connection is accepted there within so many seconds."""
+async def accepts(host: str, port: int, timeout_seconds: float, *, proxied: bool = False) -> bool:
+    """Whether a TCP connection is accepted there in so many seconds, not only by a proxy."""
     try:
         async with asyncio.timeout(timeout_seconds):
-            _, writer = await asyncio.open_connection(host, port)
+            reader, writer = await asyncio.open_connection(host, port)
     except (OSError, TimeoutError):
         return False
+    hung_up = False
+    if proxied:
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(HANG_UP_SECONDS):
+                hung_up = not await reader.read(1)
     writer.close()
     with contextlib.suppress(OSError):
         await writer.wait_closed()
-    return True
+    return not hung_up

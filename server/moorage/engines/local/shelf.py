@@ -58,6 +58,10 @@ class Shelf:
         """Return whether a workload was begun and not stopped."""
         return (self.folder(workload) / "order.json").exists()
 
+    def keeps(self, workload: str) -> bool:
+        """Return whether anything is kept of a workload, also after it was stopped."""
+        return self.has(workload) or (self._ended / _file_name(workload)).exists()
+
     def names(self) -> Iterator[str]:
         """Yield the names of all that was begun and not stopped."""
         for folder in sorted(self._running.iterdir()):

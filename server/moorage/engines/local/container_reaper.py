@@ -1,0 +1,84 @@
+"""Removes the containers of a process that has ended, however it ended. A program of its own.
+
+`Containers` starts it beside a process that uses the resource engine as a library, because what the
+library starts ends with that process. It is told the container engine's socket, a label and its
+value, and the process's pid. It has the standard library only, so that it starts at once.
+"""
+
+import contextlib
+import http.client
+import json
+import os
+import select
+import socket
+import sys
+import time
+import urllib.parse
+
+QUIET_SECONDS = 5.0
+"""So long nothing of the label must be there: a request of the dead may still be under way."""
+REAP_SECONDS_MAX = 120.0
+"""How long the container engine may take, or be away; then it is given up."""
+PAUSE_SECONDS = 0.5
+ANSWER_SECONDS_MAX = 30.0
+
+
+class _Connection(http.client.HTTPConnection):
+    """HTTP over a Unix socket."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__("localhost", timeout=ANSWER_SECONDS_MAX)
+        self._place = place
+
+    def connect(self) -> None:
+        """Connect to the socket."""
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(ANSWER_SECONDS_MAX)
+        self.sock.connect(self._place)
+
+
+def start(place: str, label: str, value: str) -> int:
+    """Start the program beside this process; return its pid."""
+    command = [sys.executable, "-I", "-S", __file__, place, label, value, str(os.getpid())]
+    return os.posix_spawn(sys.executable, command, {}, setsid=True)
+
+
+def reap(place: str, label: str, value: str) -> None:
+    """Remove every container that has a label of this value, until there are no more."""
+    filters = urllib.parse.quote(json.dumps({"label": [f"{label}={value}"]}))
+    deadline = time.monotonic() + REAP_SECONDS_MAX
+    quiet_since = time.monotonic()
+    while time.monotonic() < min(deadline, quiet_since + QUIET_SECONDS):
+        quiet = False
+        try:
+            found = json.loads(_say(place, "GET", f"/containers/json?all=1&filters={filters}"))
+            for each in found:
+                _say(place, "POST", f"/containers/{each['Id']}/kill")
+                _say(place, "DELETE", f"/containers/{each['Id']}?force=1&v=1")
+            quiet = not found
+        except (OSError, ValueError, http.client.HTTPException):
+            pass  # Nobody can tell; it is asked again.
+        if not quiet:
+            quiet_since = time.monotonic()
+        time.sleep(PAUSE_SECONDS)  # A container engine has no news of what is not there.
+
+
+def _say(place: str, method: str, path: str) -> bytes:
+    with contextlib.closing(_Connection(place)) as connection:
+        connection.request(method, path)
+        return connection.getresponse().read()
+
+
+def main(place: str, label: str, value: str, owner: int) -> None:
+    """Wait until the owner has ended; then reap."""
+    with contextlib.suppress(ProcessLookupError):
+        ended = os.pidfd_open(owner)
+        if os.getppid() == owner:  # Else it ended before, and the pid may be another's.
+            poll = select.poll()
+            poll.register(ended, select.POLLIN)
+            poll.poll()
+    reap(place, label, value)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))
