@@ -6,7 +6,8 @@ facts in the ledger's history, against an empty ledger. `first_lease`: `moored d
 to first lease, against starting the interpreter with the same imports. `candidates`: a filter with
 ten hits among ten thousand clusters, against one with ten hits among a hundred. `fleet`: a million
 GPUs in ten thousand documents, against ten thousand in a hundred. `slots`: a checkout from a slot
-pool of ten thousand instances, against one of a hundred. `sandbox`: an evaluation in the jail,
+pool of ten thousand instances, against one of a hundred. `engines`: acquiring a warm process or
+container, against starting one. `sandbox`: an evaluation in the jail,
 against the same call in-process.
 """
 
@@ -43,6 +44,7 @@ from moorage.model import (
     Tenant,
 )
 from moorage.trials import replay, trace
+from moorage.trials.engine_costs import engines
 from moorage.trials.load import Load, drive
 from moorage.trials.placement import placement
 from moorage.trials.process import Running, TrialError, child, daemon
@@ -346,6 +348,7 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "workflow": workflow,
     "fleet": fleet,
     "slots": slots,
+    "engines": engines,
     "rules": rules,
     "sandbox": sandbox,
 }

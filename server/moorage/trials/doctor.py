@@ -5,6 +5,7 @@ ports by listening on them.
 """
 
 import asyncio
+import contextlib
 import os
 import platform
 import socket
@@ -17,6 +18,9 @@ from typing import Any, Final, Literal
 
 from moorage.config import Config
 from moorage.core.words import ClusterRemoved
+from moorage.engines.base import EngineError
+from moorage.engines.local.container_api import ContainerApi
+from moorage.engines.local.container_sockets import find_socket
 from moorage.ledger.base import LedgerError
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import ClusterId
@@ -25,6 +29,7 @@ from moorage.sandbox.host import JailError, Sandbox
 from moorage.sandbox.limits import Limits
 
 PARTS: Final = {
+    "backend: local": "runs commands on this machine",
     "backend: memory": "starts nothing, and keeps account of what it would run",
     "services": "cluster registry, metrics store and policy store are built in",
 }
@@ -58,6 +63,7 @@ def examine(config: Config) -> list[Finding]:
         asyncio.run(_ledger(config.data_dir)),
         _port("websocket port", config.host, config.port),
         _port("http port", config.http_host, config.http_port),
+        _containers(),
     ]
     findings += [Finding(name, "ok", detail) for name, detail in PARTS.items()]
     findings.append(_aws("aws" in config.backends))
@@ -123,6 +129,15 @@ async def _ledger(folder: Path) -> Finding:
     except (OSError, LedgerError) as error:
         return Finding("ledger", "broken", f"{folder}: {error}")
     return Finding("ledger", "ok", f"a fact was made durable beside {folder}")
+
+
+def _containers() -> Finding:
+    try:
+        api = ContainerApi(find_socket())
+    except EngineError as error:
+        return Finding("containers", "missing", str(error))
+    with contextlib.closing(api):
+        return Finding("containers", "ok", f"the backend local starts them at {api}")
 
 
 def _port(name: str, host: str, port: int) -> Finding:

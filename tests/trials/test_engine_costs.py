@@ -1,0 +1,27 @@
+"""What the resource engine saves, and that using it a thousand times leaves nothing behind."""
+
+import pytest
+
+from moorage.engines.specs import ContainerResourceSpec, ProcessResourceSpec
+from moorage.trials.engine_costs import cycles
+
+COLD_TO_WARM_MIN = 20
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("reset_command", [None, ["true"]])
+def test_a_thousand_cycles_of_a_warm_process_leave_nothing_and_each_costs_little(reset_command):
+    spec = ProcessResourceSpec(
+        command=["sleep", "100000"], cpu_count=1, reset_command=reset_command
+    )
+    costs = cycles(spec, 1_000)  # It raises where anything was left behind.
+    assert costs["left_behind"] == 0
+    assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
+
+
+@pytest.mark.heavy
+def test_a_warm_container_costs_little_against_a_cold_one(container_engine, container_image):
+    spec = ContainerResourceSpec(image=container_image, command=["sleep", "100000"], stop_seconds=0)
+    costs = cycles(spec, 100)
+    assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
+    assert container_engine.containers(all=True) == []
