@@ -246,6 +246,7 @@ async def test_what_wants_more_memory_than_its_limit_is_killed_and_that_is_said(
             pass
     assert news.phase is Phase.FAILED
     assert news.exit_code == -9
+    assert "more memory than its mem_limit" in news.detail
 
 
 @pytest.mark.heavy

@@ -42,6 +42,7 @@ class Seen:
         state: The engine's word: `created`, `running`, `paused`, `exited`, `dead`, …
         exit_code: Once it has ended; 128 and more is a signal's number on top of 128.
         out_of_memory: It was killed because it wanted more than its limit.
+        bounded: It has a limit of memory.
         error: Why it could not be started, in the engine's words.
         ports: Port in the container -> port of the host.
 
@@ -50,6 +51,7 @@ class Seen:
     state: str
     exit_code: int
     out_of_memory: bool
+    bounded: bool
     error: str
     ports: Mapping[int, int]
 
@@ -238,6 +240,7 @@ class ContainerApi:
             state=state["Status"],
             exit_code=int(state["ExitCode"]),
             out_of_memory=bool(state.get("OOMKilled")),
+            bounded=bool(found["HostConfig"].get("Memory")),
             error=state.get("Error") or "",
             ports=ports,
         )

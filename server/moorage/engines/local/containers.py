@@ -490,6 +490,8 @@ def _ended(workload: str, seen: Seen, lines: tuple[str, ...]) -> Workload:
         detail = "it was killed because it used more memory than its mem_limit"
     elif code < 0:
         detail = f"it was killed by signal {-code}"
+        if code == -signal.SIGKILL and seen.bounded:  # Not every engine is told why, on cgroup v1.
+            detail += ", as happens to what uses more memory than its mem_limit"
     else:
         detail = f"it ended by itself with exit status {code}"
     if seen.error:
