@@ -33,13 +33,13 @@ def moorage(*words, expect=0, cwd=None):
 
 
 def test_a_rule_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path):
-    rule, asked = tmp_path / "my-rule.py", tmp_path / "asked.json"
+    rule, asked = tmp_path / "my-rüle: 2.py", tmp_path / "asked.json"
     rule.write_text(RULE)
     asked.write_text(json.dumps([{"resources": {"gpus": 1}, "lease": {"ttl_seconds": 9}}] * 3))
     done = moorage("policy", "test", rule, "--requests", asked, "--profile")
     assert "3 requests: 3 granted" in done.stdout
     assert "function.py:13" in done.stdout
-    assert done.stdout.endswith("my_rule:0-test: passed\n")
+    assert done.stdout.endswith("my_r_le_2:0-test: passed\n")
     rule.write_text(RULE.replace("return propose(", "return (propose("))
     told = json.loads(moorage("policy", "test", rule, "--json", expect=6).stdout)
     assert told["passed"] is False
@@ -54,6 +54,8 @@ def test_what_cannot_be_tried_is_a_matter_of_the_command_line(tmp_path):
     broken.write_text('[{"resources": 1}]')
     done = moorage("policy", "test", rule, "--requests", broken, "--json", expect=2)
     assert "request 0: " in json.loads(done.stdout)["message"]
+    nan = moorage("policy", "test", rule, "--parameters", '{"score": NaN}', expect=2)
+    assert "NaN and Infinity are no JSON" in nan.stderr
     missing = moorage("policy", "test", tmp_path / "none.py", expect=2)
     assert "cannot read" in missing.stderr
 

@@ -5,6 +5,7 @@ package is started with this interpreter, told the job as JSON, and answers JSON
 """
 
 import json
+import re
 import subprocess
 import sys
 from enum import StrEnum
@@ -101,10 +102,14 @@ def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
     """
     if find_spec("moorage.trials") is None:
         raise typer.BadParameter("this needs the server package here: pip install moorage")
+    try:
+        told = json.dumps(job, allow_nan=False).encode()
+    except ValueError as error:
+        raise typer.BadParameter("NaN and Infinity are no JSON; use a number or null") from error
     # -P: modules in the working directory, which may be rules like `random.py`, are not imported.
     done = subprocess.run(  # noqa: S603  # Our own program.
         [sys.executable, "-P", "-m", PROGRAM, command],
-        input=json.dumps(job).encode(),
+        input=told,
         stdout=subprocess.PIPE,
         check=False,
     )
@@ -120,7 +125,7 @@ def rule_document(
     path: Path, parameters: str | None = None, settings: str | None = None
 ) -> dict[str, Any]:
     """Return the PolicyRule document of a file, named after it where it has no name yet."""
-    stem = path.name.split(".")[0].replace("-", "_") or "rule"
+    stem = re.sub(r"[^A-Za-z0-9]+", "_", path.name.split(".")[0]).strip("_") or "rule"
     document = document_of(path)
     if not document.get("policy_rule_uri"):
         document = {"name": stem, "version": "0", "release_tag": "test", **document}
@@ -166,7 +171,8 @@ def _show(report: dict[str, Any]) -> None:
         outcomes = ", ".join(f"{count} {name}" for name, count in report["outcomes"].items())
         p50, longest = 1e3 * report["p50_seconds"], 1e3 * report["max_seconds"]
         say(f"{len(report['requests'])} requests: {outcomes}")
-        say(f"an evaluation took {p50:.2f} ms at the median, {longest:.2f} ms at most")
+        if longest:  # Of rankings and blocks no time is taken.
+            say(f"an evaluation took {p50:.2f} ms at the median, {longest:.2f} ms at most")
     if report["printed"]:
         note(f"it printed:\n{report['printed']}")
     if report["profile"]:

@@ -180,7 +180,7 @@ def _placement(figures: Mapping[str, Any]) -> Table:
         caption=f"{figures['agree']} of {figures['of']} means agree with the published ones",
     )
     for heading in ("trace", "rule"):
-        table.add_column(heading)
+        table.add_column(heading, overflow="fold")
     for heading in ("published", "here", "apart", "allowed"):
         table.add_column(heading, justify="right")
     streams = any(row["by_stream_seed"] for row in figures["table"])
