@@ -201,6 +201,22 @@ def test_what_kubectl_prints_becomes_a_cluster():
     ]
 
 
+def test_nodes_none_of_which_can_be_used_are_refused(tmp_path):
+    """With --replace, they would empty the cluster that is registered."""
+    empty = tmp_path / "empty.json"
+    empty.write_text('{"kind": "NodeList", "items": []}')
+    with pytest.raises(InventoryError, match=r"empty\.json: expected at least one node to import"):
+        collect([str(empty)], "lab")
+    node = {"metadata": {"name": "asleep"}, "spec": {"unschedulable": True}}
+    empty.write_text(json.dumps({"kind": "NodeList", "items": [node]}))
+    with pytest.raises(InventoryError, match="left out, since cordoned: asleep"):
+        collect([str(empty)], "lab")
+    dead = [{"node_id": "d", "state": "DEAD", "resources_total": {}}]
+    empty.write_text(json.dumps(dead))
+    with pytest.raises(InventoryError, match="one node that is alive"):
+        collect([str(empty)], "lab")
+
+
 def test_mig_instances_are_devices_that_nobody_shares(kubernetes):
     (document,) = collect([str(NODES)], "k8s").documents
     devices = by_name(document)["mig-a"]["gpus"]["gpus"]

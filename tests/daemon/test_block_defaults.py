@@ -48,11 +48,14 @@ def test_without_a_demand_the_emptiest_node_wins_with_its_free_gpus():
 def test_only_what_is_asked_for_counts():
     fleet = fleet_of(a=[node("a0")])
     hold(fleet, "a", "a0", "0", "1", cpu_milli=2000)
-    assert dry_run(fleet, "a", None) == {"score": 0.0, "node_info": {}}
-    assert dry_run(fleet, "a", Demand(gpus=1)) == {"score": 0.0, "node_info": {}}
+    why = "none of its 1 nodes has anything free"
+    assert dry_run(fleet, "a", None) == {"score": 0.0, "node_info": {}, "error": why}
+    full = "none of its 1 nodes has room for the block's `resources` now"
+    nowhere = {"score": 0.0, "node_info": {}, "error": full}
+    assert dry_run(fleet, "a", Demand(gpus=1)) == nowhere
     info = {"node_id": "a0", "gpus": []}
     assert dry_run(fleet, "a", Demand(cpu_milli=6000)) == {"score": 0.75, "node_info": info}
-    assert dry_run(fleet, "a", Demand(cpu_milli=6001)) == {"score": 0.0, "node_info": {}}
+    assert dry_run(fleet, "a", Demand(cpu_milli=6001)) == nowhere
     assert dry_run(fleet, "a", Demand(memory_mib=1)) == {"score": 1.0, "node_info": info}
 
 
@@ -65,8 +68,9 @@ def test_a_share_of_a_gpu_goes_where_it_is_tightest():
 
 def test_a_cluster_without_nodes_or_outside_the_fleet_scores_nothing():
     for fleet in (Fleet(), fleet_of(a=[], b=[node("b0")])):
-        assert dry_run(fleet, "a", Demand(gpus=1)) == {"score": 0.0, "node_info": {}}
-        assert dry_run(fleet, "a", None) == {"score": 0.0, "node_info": {}}
+        found = dry_run(fleet, "a", Demand(gpus=1))
+        assert found == {"score": 0.0, "node_info": {}, "error": "it has no nodes"}
+        assert dry_run(fleet, "a", None) == found
 
 
 @pytest.mark.parametrize("seed", range(50))

@@ -67,7 +67,8 @@ def kubernetes_inventory(source: str, document: Mapping[str, Any], cluster_id: s
         cluster_id: Id of the cluster, since Kubernetes has none; empty: still to be chosen.
 
     Raises:
-        InventoryError: It is a list of something else, or a field is not what the API documents.
+        InventoryError: It is a list of something else, or has no node to import, or a field is not
+            what the API documents.
 
     """
     single = document.get("kind") == "Node"
@@ -98,6 +99,8 @@ def kubernetes_inventory(source: str, document: Mapping[str, Any], cluster_id: s
         + (f" and {len(names) - 10} more" if len(names) > 10 else "")  # noqa: PLR2004  # Said above.
         for why, names in left_out.items()
     ]
+    if not nodes:  # With --replace, it would empty a cluster.
+        raise InventoryError(source, "", "; ".join(["at least one node to import", *notes]))
     return Inventory((found,), tuple(notes))
 
 

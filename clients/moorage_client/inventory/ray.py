@@ -86,7 +86,7 @@ def ray_inventory(
         summary: What the dashboard measured of them, where it was asked.
 
     Raises:
-        InventoryError: A field is not what Ray documents.
+        InventoryError: No node is alive, or a field is not what Ray documents.
 
     """
     measured = {
@@ -102,6 +102,8 @@ def ray_inventory(
             dead += 1
             continue
         documents.append(_node(source, f"[{number}].", node, measured))
+    if not documents:  # With --replace, it would empty a cluster.
+        raise InventoryError(source, "", f"at least one node that is alive ({dead} are dead)")
     found = cluster_document(cluster_id, documents, tag="ray", description="Nodes of a Ray cluster")
     return Inventory((found,), (f"{source}: left out {dead} dead nodes",) if dead else ())
 

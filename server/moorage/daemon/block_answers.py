@@ -115,7 +115,7 @@ def _declined(value: Any, wanted: str, at: str) -> None:
     """Refuse what says `error` in the place of an answer: the policy found no way."""
     if isinstance(value, dict) and value.get("error") and wanted not in value:
         said = str(value["error"])[:SHOWN_CHARACTERS_MAX]
-        raise ServiceError(Code.POLICY_DECLINED, f"the policy declined: {said}", field=at)
+        raise ServiceError(Code.POLICY_DECLINED, f"{at}: the policy declined: {said}", field=at)
 
 
 def _id(value: Any) -> str | None:
@@ -131,5 +131,5 @@ def _name(value: Any) -> str | None:
 
 
 def _wrong(at: str, what: str, expected: str) -> ServiceError:
-    reason = f"the policy returned something else than expected: {what}: expected {expected}"
+    reason = f"{at}: the policy's {what} is wrong: expected {expected}"
     return ServiceError(Code.POLICY_BAD_OUTPUT, reason, field=at, expected=expected)

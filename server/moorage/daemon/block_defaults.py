@@ -35,7 +35,8 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> dict[str, A
 
     Returns:
         `{"score", "node_info": {"node_id", "gpus"}}`: the devices that the demand would be given,
-        or all that are wholly free; `node_info` is empty where the score is 0.
+        or all that are wholly free. Where the score is 0, `node_info` is empty, and `error`
+        says why.
 
     """
     rows = _rows(fleet, cluster_id)
@@ -50,7 +51,9 @@ def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> dict[str, A
         if asked:
             scores = np.minimum(scores, _part(free[rows], total[rows]))
     if not scores.any():
-        return {"score": 0.0, "node_info": {}}
+        what = "anything free" if demand is None else "room for the block's `resources` now"
+        why = f"none of its {len(scores)} nodes has {what}" if len(scores) else "it has no nodes"
+        return {"score": 0.0, "node_info": {}, "error": why}
     best = int(np.lexsort((-gpu_free, -scores))[0])
     row = rows.start + best
     if demand is None:
