@@ -101,6 +101,14 @@ async def test_unknown_paths_and_methods(client):
     assert (under.status_code, under.json()["details"]["code"]) == (405, "unsupported")
 
 
+async def test_health_is_told_without_a_body_too(site):
+    for path in ("/healthz", "/readyz"):
+        answer = await site.client.head(path)
+        assert (answer.status_code, answer.content) == (200, b"")
+    site.house.ready = False
+    assert (await site.client.head("/readyz")).status_code == 503
+
+
 async def test_a_wrong_method_is_told_the_right_ones(client):
     for path, known in (
         ("/clusters", "POST"),

@@ -86,6 +86,9 @@ def _health_routes(services: WebServices) -> APIRouter:
         ready, details = await services.readiness()
         return json_response({"ready": ready, "details": details}, 200 if ready else 503)
 
+    # Some load balancers and monitors look with HEAD, which is GET without the body.
+    router.head("/healthz", include_in_schema=False)(health)
+    router.head("/readyz", include_in_schema=False)(readiness)
     return router
 
 
