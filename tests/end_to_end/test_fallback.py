@@ -77,6 +77,10 @@ def test_after_so_many_failures_in_a_row_the_last_good_version_answers(steady, b
     assert (change["what"], change["who"]) == ("fell_back", "moored")
     assert change["former_standing"] == "failing"
     assert f"{FAILURES} requests in a row failed with {bad}" in change["reason"]
+    rolled_back = steady.http.post("/policy-alias/steady/rollback")
+    assert rolled_back.status_code == 409
+    assert f"fell back from {bad}" in rolled_back.json()["message"]
+    assert active(steady) == ALSO_GOOD
 
 
 def test_one_good_answer_starts_the_count_afresh(steady):

@@ -153,12 +153,18 @@ class Publishing:
 
         Raises:
             ServiceError: `not_found`: there is no such alias, or it had one version only.
+                `conflict`: the server fell back from the former version.
 
         """
         alias = self._found(given)
         if not alias.former:
             reason = f"alias: {alias.name} has had no version but {alias.version}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
+        if alias.history and alias.history[-1].what == "fell_back":
+            # Whoever is woken up by the fallback means the other direction.
+            reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
+            expected = f"to activate {alias.former} by its name, if that is meant"
+            raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
         await self._loadable(alias.name, alias.former)
         return await self._activate(alias.name, alias.former, who, "rolled_back")
 
