@@ -58,6 +58,7 @@ def _serve(folder: Path, place: Path) -> "subprocess.Popen[bytes]":
     (folder / "containers.conf").write_text(
         f'[containers]\ndefault_ulimits = ["nofile={files}:{files}", "nproc={tasks}:{tasks}"]\n'
         '[engine]\nruntime = "runc"\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\n'
+        "exit_command_delay = 1\n"
     )
     (folder / "storage.conf").write_text(
         f'[storage]\ndriver = "vfs"\ngraphroot = "{folder}/root"\nrunroot = "{folder}/run"\n'

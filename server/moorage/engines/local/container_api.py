@@ -31,7 +31,8 @@ EXECUTION_BYTES_MAX: Final = 1024 * 1024
 """Of what a command in a container writes; the rest is dropped."""
 _PERIOD_MICROSECONDS: Final = 100_000
 _LIBPOD: Final = "/v4.0.0/libpod"
-_NOT_FOUND: Final = 404
+_ENDS: Final = frozenset({"die", "destroy", "remove"})
+"""Events after which a container may have ended; one that is removed at once may miss the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,7 +429,7 @@ class Events:
                 Exception
             ):  # However it ends, there is no more news from here.
                 for event in self._stream:
-                    if event.get("Action") == "die":
+                    if event.get("Action") in _ENDS:
                         yield (event.get("Actor") or {}).get("Attributes") or {}
         finally:
             _hang_up(self._stream)
