@@ -72,6 +72,7 @@ class Workshop:
         self.under_way = 0
         self.under_way_max = 0
         self.seconds = 0.0
+        self.end_seconds = 0.0
         self.errors: list[Exception] = []
         self.end_errors: list[Exception] = []
 
@@ -91,6 +92,7 @@ class Workshop:
         return thing
 
     async def end_resource(self, resource):
+        await asyncio.sleep(self.end_seconds)
         if self.end_errors:
             raise self.end_errors.pop(0)
         await resource.end()
@@ -401,6 +403,21 @@ async def test_what_dies_in_the_store_is_not_handed_out(engine):
     thing.status = ResourceStatus.FAILED
     assert await engine.acquire("b", Spec()) is not thing
     assert await counts(engine) == (1, 0, 1)
+
+
+async def test_given_up_while_a_dead_one_is_ended_it_keeps_no_slot(engine, workshop):
+    thing = await engine.acquire("a", Spec(max_global_num=1))
+    await engine.release("a")
+    thing.status = ResourceStatus.FAILED
+    workshop.end_seconds = 0.05
+    task = asyncio.create_task(engine.acquire("b", Spec(max_global_num=1)))
+    await waiting(engine, task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await engine.monitor() == {}
+    workshop.end_seconds = 0
+    assert await engine.acquire("c", Spec(max_global_num=1)) is not thing
 
 
 async def test_unknown_ids(engine):

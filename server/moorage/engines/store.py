@@ -252,8 +252,7 @@ class Store:
             if await _undisturbed(_is_fit(pool.runner, warm)):
                 return warm
             claim.spoiled = True
-            await _undisturbed(pool.runner.end_resource(warm))
-            claim.warm, claim.spoiled = None, False
+            await _undisturbed(_discard(claim, warm))
         return await pool.runner.start_resource(
             pool.spec, resource_id=claim.id, timeout=claim.timeout_seconds
         )
@@ -383,6 +382,12 @@ class Store:
             heirs = list(pool.vacate())
         for heir in heirs:
             self._begin(heir)
+
+
+async def _discard(claim: Claim, warm: BaseResource) -> None:
+    """End the warm resource of a claim; noted here, where no cancellation comes in between."""
+    await claim.pool.runner.end_resource(warm)
+    claim.warm, claim.spoiled = None, False
 
 
 async def _is_fit(runner: Runner, resource: BaseResource) -> bool:
