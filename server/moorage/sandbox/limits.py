@@ -66,7 +66,8 @@ class Limits:
         pipeline_max: Consultations in flight to one cell.
         queue_max: Consultations waiting on the host per policy; beyond it the answer is BUSY.
         queue_seconds: How long a consultation may wait there; then the answer is BUSY too.
-        demote_seconds: CPU time of one evaluation after which its cell runs at idle priority.
+        demote_seconds: CPU time of one evaluation after which its cell runs at idle priority. On a
+            saturated machine it then gets next to nothing, so honest rules must stay below it.
         evaluations_per_cell_max: After so many a cell is replaced (RLIMIT_CPU is cumulative).
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
         spares: Jailed, empty cells kept ready, so that a respawn does not wait for a fork.
@@ -84,7 +85,7 @@ class Limits:
     pipeline_max: int = 32
     queue_max: int = 4096
     queue_seconds: float = 30.0
-    demote_seconds: float = 0.01
+    demote_seconds: float = 0.1
     evaluations_per_cell_max: int = 1_000_000
     cpu_seconds_per_cell_max: int = 3600
     spares: int = 1
