@@ -1,9 +1,10 @@
-"""What tests of several rooms need of the machine: a container engine of their own."""
+"""What tests of several rooms need of the machine: a container engine, and Ctrl-C."""
 
 import io
 import os
 import resource
 import shutil
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -17,6 +18,13 @@ import pytest
 
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _ctrl_c_is_heard() -> None:
+    """Undo what a shell does to what it runs in the background; children would inherit it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -224,9 +224,26 @@ def test_the_documented_clients_read_the_embedded_services(daemon, monkeypatch):
     assert ClusterClient().read_cluster("c9")[0] is False
 
 
+@pytest.fixture(scope="module")
+def pool_address(tmp_path_factory) -> Iterator[str]:
+    """A served slot pool of this machine, which has a GPU here."""
+    address = f"uds:{tmp_path_factory.mktemp('pool')}/pool.sock"
+    moorage = str(Path(sys.executable).parent / "moorage")
+    with subprocess.Popen(
+        [moorage, "pool", "serve", "-r", "gpus=1", "-r", "cpus=1", "--address", address],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()  # It answers now.
+        yield address
+        process.terminate()
+
+
 @pytest.mark.parametrize("example", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_the_examples_of_the_readme_run(daemon, example):
+def test_the_examples_of_the_readme_run(daemon, pool_address, example):
     places = {
+        "MOORAGE_POOL_ADDRESS": pool_address,
         "MOORAGE_URL": daemon.url,
         "MOORAGE_HTTP_URL": daemon.http_url,
         "CLUSTER_SERVICE_URL": daemon.http_url,
@@ -241,4 +258,4 @@ def test_the_examples_of_the_readme_run(daemon, example):
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert "c0" in done.stdout
+    assert ("c0" if "moorage_client.pool" not in example else "0") in done.stdout

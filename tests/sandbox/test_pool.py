@@ -63,7 +63,7 @@ async def test_an_idle_cell_begins_at_once_and_a_busy_one_gets_the_rest_together
 
 
 async def test_a_rule_that_only_burns_starts_demoted_until_it_answers(make_bench):
-    bench = await make_bench(limits=Limits(evaluation_seconds=0.2))
+    bench = await make_bench(limits=Limits(evaluation_seconds=0.2, demote_seconds=0.01))
     code = bench.policy("while input_data['inputs']['stuck']:\n    pass\nreturn 1")
     counters = bench.sandbox.report
     for _ in range(2):
@@ -85,7 +85,8 @@ async def test_cells_share_the_session_of_the_server_so_that_they_can_give_way_t
         assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal is for the server alone.
 
 
-async def test_a_slow_evaluation_is_demoted_and_does_not_hold_up_others(bench):
+async def test_a_slow_evaluation_is_demoted_and_does_not_hold_up_others(make_bench):
+    bench = await make_bench(limits=Limits(evaluation_seconds=0.4, demote_seconds=0.01))
     code = bench.policy("""
 if input_data["inputs"].get("loop"):
     while True: pass
