@@ -40,7 +40,7 @@ test-fast: $(VENV)/dev ## Run the tests that take seconds.
 
 .PHONY: test-heavy
 test-heavy: $(VENV)/dev ## Run the tests that take minutes.
-	$(BIN)/pytest -m heavy
+	$(BIN)/pytest -m heavy -n 2 --dist loadfile
 
 .PHONY: format
 format: $(VENV)/dev ## Format the sources and mend what can be mended.
