@@ -25,6 +25,8 @@ from moorage_client import ConnectionFailed
 from moorage_client.pool import Checkout, ResourcePoolAdapter
 from moorage_client.pool.addresses import Tcp, Uds
 
+pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+
 MOORAGE = Path(sys.executable).with_name("moorage")
 SECONDS_MAX = 30
 GPU = [{"type": "gpus", "slots": 1}]

@@ -164,8 +164,11 @@ class ContainerBench:
         return len(self.api.containers(all=True))
 
 
+HEAVY = [pytest.param(name, marks=pytest.mark.heavy) for name in ("container", "aws")]
+
+
 @pytest.fixture(
-    params=["memory", "process", pytest.param("container", marks=pytest.mark.heavy), "aws"],
+    params=["memory", "process", *HEAVY],
 )
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
     match request.param:

@@ -11,6 +11,8 @@ import pytest
 from broken_uploads import BROKEN, HTTP, URI
 from served import wish
 
+pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+
 KINDS_MIN = 100
 ANSWER_SECONDS_MAX = 5
 """How long the bystander waits for one answer: a daemon that stands still does not pass."""

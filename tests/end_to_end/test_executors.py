@@ -11,6 +11,8 @@ from served import FIRST_FIT, Server, cluster, rule, wish
 from moorage.trials.process import daemon
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+
 RULES = {
     "shows:1-x": "return {'keys': sorted(input_data), 'p': parameters, 's': self.settings['a'],"
     " 'free': input_data['cluster_data']['east']['capacity']['east-0']['gpus']['0']}",

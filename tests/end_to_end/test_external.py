@@ -19,6 +19,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "catalog"))  # Lets this test
 
 from liar import LiarInThread, answer, drip, flood, hang_up, nonsense, silence, stop_halfway
 
+pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+
 LEASE = {"ttl_seconds": 600}
 READS_METRICS = rule(
     "return {name: each['cluster_metrics'] and each['cluster_metrics']['cluster']"

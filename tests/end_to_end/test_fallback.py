@@ -15,6 +15,8 @@ from served import Server, cluster, rule, until, wish
 from moorage.trials.process import daemon
 from moorage_client import Client, ConnectionFailed, RequestRefused
 
+pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+
 PLACES = 'return {"cluster_id": "east", "node_id": "east-0"}'
 GOOD, ALSO_GOOD = "steady:1-a", "steady:2-b"
 RAISES, OVERRUNS, LIES = "steady:3-raises", "steady:4-overruns", "steady:5-lies"

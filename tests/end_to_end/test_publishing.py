@@ -16,6 +16,8 @@ from served import Server, cluster, rule, wish
 
 from moorage.trials.process import TrialError, daemon
 
+pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+
 ONE = "swap:1-a"
 TWO = "swap:2-b"
 SAYS = 'return {{"cluster_id": "east", "node_id": "east-0", "says": "{0}"}}'

@@ -8,6 +8,8 @@ from served import Server, cluster, rule, wish
 
 from moorage.trials.process import daemon
 
+pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+
 COUNTS = """
 context["n"] = context.get("n", 0) + 1
 return {"n": context["n"]}

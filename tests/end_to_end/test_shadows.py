@@ -10,6 +10,8 @@ from served import Server, cluster, rule, until, wish
 
 from moorage.trials.process import daemon
 
+pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+
 FIRST, LAST, RAISES, LIES, SLEEPS = (f"side:{n}-x" for n in range(1, 6))
 PICKS = """
 found = []

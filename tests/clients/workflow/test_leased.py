@@ -34,6 +34,8 @@ from moorage_client.workflow import (
 from moorage_client.workflow.leased import demand_of
 from moorage_policies import catalog
 
+pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
+
 KINDS = [ResourceAwareExecutor, AsyncResourceAwareExecutor]
 both = pytest.mark.parametrize("kind", KINDS)
 RULE = "first_fit:1.0-stable"
