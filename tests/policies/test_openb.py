@@ -91,6 +91,6 @@ def test_the_mean_of_five_runs_is_the_published_mean(rule):
     ],
 )
 def test_so_it_is_on_the_other_traces(trace, rule):
-    found = one_run(trace, rule)
-    # One run scatters, and so does a deviation of ten: 4 of them, and no less than 0.8 points.
-    assert abs(found.difference) <= max(4 * found.published_deviation, 0.8), found
+    (found,) = compare(NODES, [DATA / f"pods_{trace}.csv"], [rule], range(42, 45))
+    # Three runs scatter, and so does a deviation of ten: 4 of them, and no less than 0.6 points.
+    assert abs(found.difference) <= max(4 * found.published_deviation, 0.6), found
