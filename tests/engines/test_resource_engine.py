@@ -1,6 +1,7 @@
 """The resource engine, as its documents say it and as the reference decides."""
 
 import asyncio
+import gc
 import os
 import random
 import threading
@@ -338,6 +339,24 @@ async def test_cancelled_while_it_starts_it_is_not_started(engine, workshop):
     assert await engine.monitor() == {}
     workshop.seconds = 0
     await engine.acquire("a", Spec())
+
+
+async def test_a_caller_that_left_leaves_no_unseen_error(engine, workshop):
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: seen.append(context))
+    workshop.seconds = 0.03
+    workshop.errors = [RuntimeError("broken")]
+    first = asyncio.create_task(engine.acquire("a", Spec()))
+    await waiting(engine, first)
+    second = asyncio.create_task(engine.acquire("a", Spec()))
+    await waiting(engine, second)
+    first.cancel()
+    with pytest.raises(RuntimeError, match="broken"):
+        await second
+    del first, second
+    await asyncio.sleep(0)  # The step that woke us up holds `second`.
+    gc.collect()  # asyncio complains when the future goes.
+    assert seen == []
 
 
 async def test_one_of_two_callers_may_leave_and_the_start_goes_on(engine, workshop):

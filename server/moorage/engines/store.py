@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Coroutine
+from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from moorage.engines.base import EngineClosedError, EngineError
@@ -104,14 +105,14 @@ class Store:
         try:
             try:
                 async with asyncio.timeout(wait_seconds):
-                    await asyncio.shield(asyncio.wrap_future(claim.admitted))
+                    await _told(claim.admitted)
             except TimeoutError:
                 await _undisturbed(self._give_up(claim))
                 reason = (
                     f"nothing of {claim.pool.key} was free for {name!r} within {wait_seconds} s"
                 )
                 raise TimeoutError(reason) from None
-            resource = await asyncio.shield(asyncio.wrap_future(claim.outcome))
+            resource = await _told(claim.outcome)
         except asyncio.CancelledError:
             await _undisturbed(self._give_up(claim))
             raise
@@ -382,6 +383,19 @@ class Store:
             heirs = list(pool.vacate())
         for heir in heirs:
             self._begin(heir)
+
+
+def _told(news: Future[_T]) -> asyncio.Future[_T]:
+    """Wait for `news`, which stays open for others when the wait is cancelled."""
+    told = asyncio.wrap_future(news)
+    told.add_done_callback(_look)  # `shield` forgets what comes after the cancellation.
+    return asyncio.shield(told)
+
+
+def _look(told: asyncio.Future[Any]) -> None:
+    """See an error, which asyncio would log as never retrieved."""
+    if not told.cancelled():
+        told.exception()
 
 
 async def _discard(claim: Claim, warm: BaseResource) -> None:

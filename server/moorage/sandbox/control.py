@@ -128,7 +128,7 @@ class Zygote:
         self._ready = loop.create_future()
         loop.add_reader(ours.fileno(), self._readable)
         try:
-            await asyncio.wait_for(asyncio.shield(self._ready), START_SECONDS_MAX)
+            await asyncio.wait_for(self._ready, START_SECONDS_MAX)
         except (TimeoutError, SpawnError) as error:
             await self.close()
             raise JailError(
