@@ -4,8 +4,9 @@ The daemon passes `Consult` and `Forget` effects here, and what rules answered.
 """
 
 from collections.abc import Callable
+from typing import Final
 
-from moorage.catalog.base import Catalog
+from moorage.catalog.base import Catalog, PolicyRecord
 from moorage.core.words import (
     Consult,
     ConsultFailed,
@@ -20,7 +21,10 @@ from moorage.daemon.finding import code_of
 from moorage.daemon.remote_rules import RemoteRules
 from moorage.daemon.shadows import Shadows
 from moorage.model import Code
-from moorage.sandbox.host import Sandbox
+from moorage.sandbox.host import PolicyCode, Sandbox
+
+CODES_MAX: Final = 256
+"""Rules that are kept as the sandbox takes them; beyond it all are made anew."""
 
 
 class Consulting:
@@ -48,6 +52,7 @@ class Consulting:
         self._executor = executor
         self._shadows = shadows
         self._post = post
+        self._codes: dict[str, tuple[PolicyRecord, PolicyCode]] = {}
 
     def consult(self, effect: Consult) -> None:
         """Ask the rule of an ask; one event about it is posted later."""
@@ -59,11 +64,20 @@ class Consulting:
             self._post(ConsultFailed(ask.id, effect.consultation, refusal))
             return
         if self._executor is None:
-            self._rules.consult(effect, code_of(record))
+            self._rules.consult(effect, self._code_of(record))
         else:
             self._executor.consult(effect, record)
         if self._shadows:
             self._shadows.consulted(effect)
+
+    def _code_of(self, record: PolicyRecord) -> PolicyCode:
+        """Return a rule as the sandbox takes it: the same object until its record is another."""
+        kept = self._codes.get(record.ref.uri)
+        if kept is None or kept[0] is not record:
+            if len(self._codes) >= CODES_MAX:
+                self._codes.clear()
+            kept = self._codes[record.ref.uri] = (record, code_of(record))
+        return kept[1]
 
     def forget(self, effect: Forget) -> None:
         """Nobody waits for this consultation any more."""

@@ -99,15 +99,15 @@ def answer_at_once(
 
 async def answer_call(
     services: Services, frame: frames.Call, arguments: tuple[Any, ...]
-) -> frames.Answer:
+) -> list[frames.Answer]:
     """Let the services answer a call and return the frame for the cell."""
     try:
         value = _encoder.encode(await services.call(frame.client, frame.method, arguments))
     except ServiceError as error:
-        return frames.Answer(frame.nonce, b"", error.message or "unknown error", error.status)
+        return [frames.Answer(frame.nonce, b"", error.message or "unknown error", error.status)]
     except (msgspec.MsgspecError, TypeError, OverflowError):
-        return frames.Answer(frame.nonce, b"", "the service's answer is not plain JSON", 0)
-    return _answer(frame.nonce, value)
+        return [frames.Answer(frame.nonce, b"", "the service's answer is not plain JSON", 0)]
+    return [_answer(frame.nonce, value)]
 
 
 def _answer(nonce: int, packed: bytes) -> frames.Answer:

@@ -27,7 +27,7 @@ from moorage.sandbox.clients import (
     GlobalBlockMetricsClient,
     GlobalClusterMetricsClient,
 )
-from moorage.sandbox.cluster_data import ClusterData, InputData
+from moorage.sandbox.cluster_data import LATER, ClusterData, InputData
 from moorage.sandbox.plain import NotPlainError, plain_and_packed, to_plain
 from moorage.sandbox.replica import Replica
 from moorage.sandbox.rule import Policy, describe, name_of
@@ -60,19 +60,15 @@ class Channel:
 
     def receive(self) -> frames.ToCell:
         """Return the next frame; end the process when the host is gone."""
-        while not self._waiting:
-            self._read()
-        frame: frames.ToCell = frames.decode_to_cell(self._waiting.popleft())
+        body = self._waiting.popleft() if self._waiting else self._read()
+        frame: frames.ToCell = frames.decode_to_cell(body)
         return frame
 
     def receive_answer(self) -> frames.Answer | frames.Documents:
         """Return the answer to a question just asked; what else arrives waits its turn."""
         early: list[bytes] = []
         while True:
-            if not self._waiting:
-                self._read()
-                continue
-            body = self._waiting.popleft()
+            body = self._waiting.popleft() if self._waiting else self._read()
             frame = frames.decode_to_cell(body)
             if isinstance(frame, _ANSWERS):
                 if early:
@@ -80,14 +76,21 @@ class Channel:
                 return frame
             early.append(body)
 
-    def _read(self) -> None:
-        """Wait for bytes. Memory for many is asked for only where a long frame has begun."""
-        missing = self._reader.missing
-        size = min(missing, _READ_LONG_BYTES) if missing > _READ_BYTES else _READ_BYTES
-        data = os.read(CHANNEL_FD, size)
-        if not data:
-            os._exit(0)
-        self._waiting.extend(self._reader.feed(data))
+    def _read(self) -> bytes:
+        """Wait for the next frame; those that come with it wait their turn.
+
+        Memory for many bytes is asked for only where a long frame has begun.
+        """
+        while True:
+            missing = self._reader.missing
+            size = min(missing, _READ_LONG_BYTES) if missing > _READ_BYTES else _READ_BYTES
+            data = os.read(CHANNEL_FD, size)
+            if not data:
+                os._exit(0)
+            bodies = self._reader.feed(data)
+            if bodies:
+                self._waiting.extend(bodies[1:])
+                return bodies[0]
 
     def send(self, frame: frames.FromCell) -> None:
         """Write a whole frame."""
@@ -151,16 +154,13 @@ class Worker:
             context = _decode(packed) if packed else {}
             rule, parameters = self._policy.instance(frame.overrides)
             input_data = InputData(
-                {
-                    "inputs": frame.inputs,
-                    "fleet": FleetView(replica.fleet, demand, frame.candidates, frame.reserved),
-                    "seed": frame.seed,
-                },
-                {
-                    "cluster_data": partial(self._cluster_data, frame.candidates),
-                    "resources": partial(_resources, demand),
-                },
+                inputs=frame.inputs,
+                fleet=FleetView(replica.fleet, demand, frame.candidates, frame.reserved),
+                seed=frame.seed,
+                cluster_data=LATER,
+                resources=LATER,
             )
+            input_data.later = partial(self._later, demand, frame.candidates)
             value, answer = self._answer(rule.eval(parameters, input_data, context))
             changed = self._context(context, packed)
         except BaseException as error:  # noqa: BLE001  # A rule may raise anything at all.
@@ -227,6 +227,12 @@ class Worker:
             demand = Demand(*fields)  # type: ignore[arg-type]  # The host sends a topology.
             self._demands[fields] = demand
         return demand
+
+    def _later(
+        self, demand: Demand | None, candidates: tuple[str, ...] | None, key: str
+    ) -> ClusterData | dict[str, Any] | None:
+        """Return what a rule finds in its input under a key that it touches for the first time."""
+        return self._cluster_data(candidates) if key == "cluster_data" else _resources(demand)
 
     def _cluster_data(self, candidates: tuple[str, ...] | None) -> ClusterData:
         fleet = self._replica.fleet

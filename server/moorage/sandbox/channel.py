@@ -9,53 +9,45 @@ import asyncio
 import os
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Final, Protocol, cast
 
 import msgspec
 
 from moorage.core.words import Refusal
 from moorage.model import Code
-from moorage.policy import Fleet
 from moorage.sandbox import answering, frames, priority
-from moorage.sandbox.contexts import Contexts, ToldContexts
+from moorage.sandbox.contexts import Contexts
 from moorage.sandbox.contract import PolicyCode, Services
 from moorage.sandbox.control import Spawned, cpu_seconds, kill
 from moorage.sandbox.limits import (
     ANSWER_BYTES_MAX,
     CELL_FRAME_BYTES_MAX,
-    CONTEXTS_PER_CELL_MAX,
     HOST_FRAME_BYTES_MAX,
-    OUTSTANDING_MAX,
-    PARTS_MAX,
     PIPELINE_BYTES_MAX,
     Limits,
 )
-from moorage.sandbox.work import Work, demand_fields, nonces, overrides
+from moorage.sandbox.told import Told, World
+from moorage.sandbox.work import Work, nonces
 
 CALLS_FLOOD_FACTOR: Final = 16
 """A rule that goes on calling so many times beyond its quota is killed, not answered."""
 LOAD_UNDISTURBED: Final = 0.1
 """Share of its time that a load may take before its cell counts as a hog."""
-_encoder: Final = msgspec.msgpack.Encoder()
+_encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
-_QUESTIONS: Final = (frames.Call, frames.Want)
-_ABOUT_THE_HEAD: Final = (frames.Result, *_QUESTIONS, frames.Failed)
+_Question = frames.Call | frames.Want
+_AboutTheHead = frames.Result | frames.Failed | _Question
+_Answering = Callable[[], Awaitable[Sequence[frames.Answer | frames.Documents]]]
 
 
-class Owner(Protocol):
+class Owner(World, Protocol):
     """What a cell needs from the pool."""
 
-    fleet: Fleet
     services: Services
     limits: Limits
     contexts: Contexts
-
-    def snapshot(self) -> bytes:
-        """Return the packed snapshot of the fleet as it is now."""
-
-    def part(self, cluster_id: str) -> frames.Part:
-        """Return the rows of one cluster as they are now."""
 
     def jailed(self, cell: "Cell", frame: frames.Jailed) -> None:
         """The wall around a fresh cell stands, or does not."""
@@ -109,11 +101,7 @@ class Cell(asyncio.Protocol):
         self._outgoing: list[bytes] = []
         self._niceness = 0
         self._cpu_mark = -1.0
-        self._told_version = self._told_layout = -1
-        self._settled: list[str] = []
-        self._stale: list[str] = []
-        self._documents: set[str] = set()
-        self._contexts: ToldContexts | None = None
+        self._told: Told | None = None
 
     # What the pool asks for ----------------------------------------------------------------
 
@@ -138,16 +126,14 @@ class Cell(asyncio.Protocol):
         frame = frames.Load(
             code.ref.uri,
             dict(code.files),
-            _encoder.encode(dict(code.settings)),
-            _encoder.encode(dict(code.parameters)),
+            _encode(dict(code.settings)),
+            _encode(dict(code.parameters)),
             output_bytes_max,
             check,
         )
         self.code = code
-        # By URI too: two policies that happen to have the same code remember for themselves.
-        version = f"{code.ref.uri} {code.ref.digest}"
         contexts = Contexts() if check else self._owner.contexts  # What is tried leaves no trace.
-        self._contexts = ToldContexts(contexts, version, CONTEXTS_PER_CELL_MAX)
+        self._told = Told(self._owner, contexts, code)
         self._push(work, frames.pack(frame))
 
     def put(self, work: Work) -> Refusal | None:
@@ -155,32 +141,27 @@ class Cell(asyncio.Protocol):
 
         The frame is built here and now: what it says of the fleet is true at this moment.
         """
+        assert self._told is not None  # `load` came first.
         work.nonce = nonces.draw()
         try:
-            data = frames.pack(self._frame(work))
+            data = frames.pack(self._told.frame(work))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             return Refusal(Code.BAD_MESSAGE, f"the request cannot be packed: {error}", "inputs")
         if len(data) > HOST_FRAME_BYTES_MAX:
             return Refusal(Code.TOO_LARGE, f"{len(data)} bytes for one evaluation")
-        if work.consult is not None:
-            self._settled.clear()
-            self._stale.clear()
-            self._told_version = self._owner.fleet.version
-            self._told_layout = self._owner.fleet.layout
+        self._told.sent(work)
         self._push(work, data)
         return None
 
     def settle(self, request: str) -> None:
         """Tell the cell, with its next consultation, that a proposal is no longer outstanding."""
-        self._settled.append(request)
-        if len(self._settled) > OUTSTANDING_MAX * 2:
+        if self._told is not None and not self._told.settle(request):
             self.retired = True  # It is never asked again, it seems; a fresh one starts clean.
 
     def document_changed(self, cluster_id: str) -> None:
         """Tell the cell, with its next consultation, that it holds an old document."""
-        if cluster_id in self._documents:
-            self._documents.discard(cluster_id)
-            self._stale.append(cluster_id)
+        if self._told is not None:
+            self._told.document_changed(cluster_id)
 
     def flush(self) -> None:
         """Write everything put since the last flush, in one piece."""
@@ -266,70 +247,6 @@ class Cell(asyncio.Protocol):
     def _write(self, data: bytes) -> None:
         self._outgoing.append(data)
 
-    def _frame(self, work: Work) -> frames.Evaluate | frames.Manage | frames.Apply:
-        if work.kind == "apply":
-            return self._apply(work)
-        if work.consult is None:
-            return frames.Manage(work.nonce, work.action, work.data)
-        return self._evaluate(work)
-
-    def _apply(self, work: Work) -> frames.Apply:
-        assert self._contexts is not None  # As in `_evaluate`.
-        context, forget, work.chain = self._contexts.tell(work.tenant)
-        return frames.Apply(
-            work.nonce,
-            work.tenant,
-            work.input_data,
-            work.overrides,
-            context,
-            forget,
-            work.ids_only,
-            work.fleet,
-        )
-
-    def _evaluate(self, work: Work) -> frames.Evaluate:
-        assert work.consult is not None  # `put` asked for it.
-        ask = work.consult.ask
-        assert self._contexts is not None  # Set by `load`, which came first.
-        context, forget, work.chain = self._contexts.tell(ask.tenant)
-        stale = tuple(self._stale if work.trial is None else self._documents)
-        if work.trial is None:
-            snapshot, parts, rows = self._changes()
-        else:
-            snapshot, parts, rows = _encoder.encode(work.trial.fleet.snapshot()), (), ()
-            self._documents.clear()  # The next trial may have others under the same ids.
-        work.snapshot_bytes = len(snapshot or b"")
-        return frames.Evaluate(
-            work.nonce,
-            ask.id,
-            ask.tenant,
-            None if ask.demand is None else demand_fields(ask.demand),
-            ask.candidates,
-            work.consult.reserved,
-            ask.inputs,
-            ask.seed,
-            work.provisional,
-            overrides(ask.settings, ask.parameters),
-            context,
-            forget,
-            stale,
-            rows,
-            tuple(self._settled),
-            snapshot,
-            parts,
-        )
-
-    def _changes(self) -> tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]:
-        """Return what the cell must be told of the fleet: a snapshot, or parts and rows of it."""
-        fleet = self._owner.fleet
-        spliced = fleet.spliced_since(self._told_layout)
-        changed = fleet.rows_since(self._told_version)
-        if spliced is None or changed is None or len(spliced) > PARTS_MAX:
-            return self._owner.snapshot(), (), ()
-        told = ((row, *fleet.capacity(row)) for row in changed)
-        rows = tuple((row, cpu, memory, tuple(gpus)) for row, cpu, memory, gpus in told)
-        return None, tuple(map(self._owner.part, spliced)), rows
-
     # What the cell says --------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -359,20 +276,19 @@ class Cell(asyncio.Protocol):
             self._owner.lost(self, f"it broke the protocol: {self._reader.error}")
 
     def _take(self, frame: frames.FromCell) -> None:
-        head = self.sent[0] if self.sent else None
-        if head is not None and isinstance(frame, _ABOUT_THE_HEAD):
-            if frame.nonce != head.nonce:
-                raise answering.BreachError("it answered a question that was not asked")
-            if isinstance(frame, _QUESTIONS):
-                self._call(head, frame)
-            elif head.kind == "load":
-                raise answering.BreachError("it answered before it was loaded")
-            elif isinstance(frame, frames.Result):
-                self._result(head, frame)
-            else:
-                self._pop()
-                self._owner.failed(self, head, frame)
-        elif isinstance(frame, frames.Loaded) and head is not None and head.kind == "load":
+        # The first two come all the time, the others seldom or once.
+        if isinstance(frame, frames.Result):
+            self._result(self._head(frame, answered=True), frame)
+        elif isinstance(frame, frames.Call):
+            self._call(self._head(frame), frame)
+        elif isinstance(frame, frames.Want):
+            self._want(self._head(frame), frame)
+        elif isinstance(frame, frames.Failed):
+            head = self._head(frame, answered=True)
+            self._pop()
+            self._owner.failed(self, head, frame)
+        elif isinstance(frame, frames.Loaded) and self.sent and self.sent[0].kind == "load":
+            head = self.sent[0]
             self._pop()
             self._owner.loaded(self, head, frame)
         elif isinstance(frame, frames.Jailed) and self.code is None:
@@ -380,14 +296,31 @@ class Cell(asyncio.Protocol):
         elif isinstance(frame, frames.Probed) and self.code is None:
             self._owner.probed(self, frame.outcome)
         else:
-            raise answering.BreachError(f"it said {type(frame).__name__} out of turn")
+            raise _out_of_turn(frame)
+
+    def _head(self, frame: _AboutTheHead, *, answered: bool = False) -> Work:
+        """Return what a frame is about: the head, or the cell lies.
+
+        Args:
+            frame: What it said.
+            answered: This ends the head, which no load ends with.
+
+        """
+        if not self.sent:
+            raise _out_of_turn(frame)
+        head = self.sent[0]
+        if frame.nonce != head.nonce:
+            raise answering.BreachError("it answered a question that was not asked")
+        if answered and head.kind == "load":
+            raise answering.BreachError("it answered before it was loaded")
+        return head
 
     def _result(self, head: Work, frame: frames.Result) -> None:
         if len(frame.value) > ANSWER_BYTES_MAX:
             raise answering.BreachError("its answer is longer than it may be")
         value = _decode_json(frame.value)
-        if frame.context is not None and head.chain is not None and self._contexts is not None:
-            self._contexts.accept(head.tenant, head.chain, frame.context)
+        if frame.context is not None and head.chain is not None and self._told is not None:
+            self._told.contexts.accept(head.tenant, head.chain, frame.context)
         self._pop()
         self._owner.answered(self, head, frame, value)
 
@@ -398,7 +331,8 @@ class Cell(asyncio.Protocol):
         if head.call is not None:
             head.call.cancel()
             head.call = None
-        self._begin_head()
+        if self.sent:
+            self._begin_head()
 
     def _begin_head(self) -> None:
         self.head_since = time.monotonic()
@@ -407,67 +341,70 @@ class Cell(asyncio.Protocol):
 
     # Answering calls -----------------------------------------------------------------------
 
-    def _call(self, head: Work, frame: frames.Call | frames.Want) -> None:
+    def _call(self, head: Work, frame: frames.Call) -> None:
+        """Answer an injected client; what is in memory at once, a task costs as much again."""
+        refused = self._admit(head)
+        services = self._owner.services if head.trial is None else head.trial.services
+        answer: frames.Answer | None = None
+        if frame.client == "context_client":
+            assert self._told is not None  # `load` came first.
+            if not refused:
+                answer = self._told.contexts.answer(head.tenant, head.chain, frame)
+        else:
+            arguments = answering.read_call(frame)
+            if isinstance(arguments, str):
+                refused = refused or arguments
+            elif not refused:
+                answer = answering.answer_at_once(services, frame, arguments)
+                if answer is None:
+                    self._answer_later(
+                        head, frame, partial(answering.answer_call, services, frame, arguments)
+                    )
+                    return
+        self._reply(answer or frames.Answer(frame.nonce, b"", refused, 0))
+
+    def _want(self, head: Work, frame: frames.Want) -> None:
+        """Begin to answer what a rule touches for the first time."""
+        refused = self._admit(head)
+        candidates = head.consult.ask.candidates if head.consult else None
+        world = head.trial or self._owner
+        wanted = answering.read_want(frame, candidates, world.fleet)
+        if refused:
+            self._reply(frames.Answer(frame.nonce, b"", refused, 0))
+            return
+        assert self._told is not None  # `load` came first.
+        self._told.keeps(wanted)
+        self._answer_later(
+            head, frame, partial(answering.answer_want, world.services, frame, wanted)
+        )
+
+    def _admit(self, head: Work) -> str:
+        """Count one more call, and return why it is not answered."""
         if head.call is not None:
             raise answering.BreachError("it asked again before it was answered")
+        assert self._transport is not None  # It has just been read from.
         # What an honest cell has yet to read are frames of the pipe, and those are counted.
-        if self._unread() > self._sent_bytes:
+        if self._transport.get_write_buffer_size() > self._sent_bytes:
             raise answering.BreachError("it asked again before it read the answer")
-        arguments = self._arguments(head, frame)
-        if isinstance(arguments, str):
-            self._reply(frames.Answer(frame.nonce, b"", arguments, 0))
-            return
-        services = head.trial.services if head.trial else self._owner.services
-        answer: frames.Answer | None = None
-        # Whatever is in memory is answered at once: a task would cost as much as the rest.
-        if isinstance(frame, frames.Call):
-            if frame.client == "context_client":
-                assert self._contexts is not None  # Set by `load`, which came first.
-                answer = self._contexts.answer(head.tenant, head.chain, frame)
-            else:
-                answer = answering.answer_at_once(services, frame, arguments)
-        if answer is not None:
-            self._reply(answer)
-            return
-        head.called_at = time.monotonic()
-        serving = self._serve(head, services, frame, arguments)
-        head.call = asyncio.get_running_loop().create_task(serving)
-
-    def _arguments(self, head: Work, frame: frames.Call | frames.Want) -> tuple[Any, ...] | str:
-        """Return the validated arguments of one more call, or why it is not answered."""
-        arguments: tuple[Any, ...] | str = ()
-        if isinstance(frame, frames.Want):
-            candidates = head.consult.ask.candidates if head.consult else None
-            fleet = head.trial.fleet if head.trial else self._owner.fleet
-            arguments = answering.read_want(frame, candidates, fleet)
-        elif frame.client != "context_client":
-            arguments = answering.read_call(frame)
         head.calls += 1
         limits = self._owner.limits
-        if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
-            raise answering.BreachError(f"it called {head.calls} times, not {limits.calls_max}")
         if head.calls > limits.calls_max:
+            if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
+                raise answering.BreachError(f"it called {head.calls} times, not {limits.calls_max}")
             return f"more than {limits.calls_max} calls in one evaluation"
         if head.calls_seconds >= limits.calls_seconds:
             return f"the calls of one evaluation may take {limits.calls_seconds:g} s together"
-        return arguments
+        return ""
 
-    async def _serve(
-        self,
-        head: Work,
-        services: Services,
-        frame: frames.Call | frames.Want,
-        arguments: tuple[Any, ...],
-    ) -> None:
+    def _answer_later(self, head: Work, frame: _Question, make: _Answering) -> None:
+        head.called_at = time.monotonic()
+        head.call = asyncio.get_running_loop().create_task(self._serve(head, frame, make))
+
+    async def _serve(self, head: Work, frame: _Question, make: _Answering) -> None:
         """Answer one call. The head's clock stands still meanwhile."""
         answers: Sequence[frames.Answer | frames.Documents]
         try:
-            if isinstance(frame, frames.Call):
-                answers = [await answering.answer_call(services, frame, arguments)]
-            else:
-                # Noted before the fetch: a change meanwhile then makes the answer stale.
-                self._documents.update(arguments)
-                answers = await answering.answer_want(services, frame, arguments)
+            answers = await make()
         except asyncio.CancelledError:
             if head.call is None or not self.alive:
                 raise  # Nobody waits for the answer any more.
@@ -480,13 +417,13 @@ class Cell(asyncio.Protocol):
         self.head_since += elapsed
         head.call = None
         if self.alive:
-            self._reply(*answers)
+            for answer in answers:
+                self._reply(answer)
 
-    def _unread(self) -> int:
-        """Return the bytes that were written and that the cell has not taken yet."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
-
-    def _reply(self, *answers: frames.Answer | frames.Documents) -> None:
-        for answer in answers:
-            self._write(frames.pack(answer))
+    def _reply(self, answer: frames.Answer | frames.Documents) -> None:
+        self._outgoing.append(frames.pack(answer))
         self.flush()
+
+
+def _out_of_turn(frame: frames.FromCell) -> answering.BreachError:
+    return answering.BreachError(f"it said {type(frame).__name__} out of turn")

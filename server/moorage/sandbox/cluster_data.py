@@ -14,7 +14,8 @@ import msgspec
 
 from moorage.policy import Fleet
 
-_ABSENT: Final[Any] = object()
+LATER: Final[Any] = object()
+"""Stands for a value that is made when it is first read."""
 _decode: Final = msgspec.msgpack.Decoder().decode
 
 
@@ -26,13 +27,13 @@ class LazyDict(dict[str, Any], ABC):
         """Replace the placeholders of `keys`."""
 
     def _fill(self) -> None:
-        missing = [key for key, value in dict.items(self) if value is _ABSENT]
+        missing = [key for key, value in dict.items(self) if value is LATER]
         if missing:
             self._make(missing)
 
     def __getitem__(self, key: str) -> Any:
         value = dict.__getitem__(self, key)
-        if value is _ABSENT:
+        if value is LATER:
             self._make([key])
             value = dict.__getitem__(self, key)
         return value
@@ -111,18 +112,18 @@ class InputData(LazyDict):
     Fast rules read the columns, and never pay for a dict of ten thousand clusters.
 
     Args:
-        given: The keys that are there.
-        makers: The others, with what makes their values.
+        given: The keys that are there, and `LATER` for the others.
+
+    Attributes:
+        later: Makes the value of one of the others; set before the rule sees it.
 
     """
 
-    def __init__(self, given: Mapping[str, Any], makers: Mapping[str, Callable[[], Any]]) -> None:
-        super().__init__(given, **dict.fromkeys(makers, _ABSENT))
-        self._makers = makers
+    later: Callable[[str], Any]
 
     def _make(self, keys: Sequence[str]) -> None:
         for key in keys:
-            dict.__setitem__(self, key, self._makers[key]())
+            dict.__setitem__(self, key, self.later(key))
 
 
 class ClusterData(LazyDict):
@@ -148,7 +149,7 @@ class ClusterData(LazyDict):
     @staticmethod
     def keys_of(ids: Sequence[str]) -> dict[str, Any]:
         """Return what the constructor takes; worth keeping, since it is copied quickly."""
-        return dict.fromkeys(ids, _ABSENT)
+        return dict.fromkeys(ids, LATER)
 
     def _make(self, keys: Sequence[str]) -> None:
         blobs = self._fetch(keys)
@@ -180,7 +181,7 @@ class ClusterEntry(LazyDict):
         metrics = entry.get("cluster_metrics")
         dict.__setitem__(self, "cluster_metrics", metrics)
         dict.__setitem__(self, "metrics", metrics)
-        dict.__setitem__(self, "capacity", _ABSENT)
+        dict.__setitem__(self, "capacity", LATER)
         self._cluster_id = cluster_id
         self._fleet = fleet
         return self

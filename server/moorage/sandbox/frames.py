@@ -233,7 +233,7 @@ class FrameReader:
             return []
         if not self._buffer and len(data) > HEADER.size:
             # Nearly always one whole frame arrives and nothing else.
-            length = int(HEADER.unpack_from(data)[0])
+            (length,) = HEADER.unpack_from(data)
             if length + HEADER.size == len(data) and length <= self._limit:
                 return [data[HEADER.size :]]
         if self._buffer:

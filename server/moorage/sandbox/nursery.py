@@ -23,6 +23,8 @@ OBITUARY_SECONDS_MAX: Final = 0.25
 RESTARTS_MAX: Final = 5
 """Zygotes started in place of dead ones within `RESTART_SECONDS`; the next one has to wait."""
 RESTART_SECONDS: Final = 60.0
+JAIL_SECONDS_MAX: Final = 10.0
+"""From a fork to its confirmed wall, and for one attack of the self-test."""
 UNHEARD_MAX: Final = 1024
 """Deaths reported by the zygote before their channel closed; the oldest is forgotten."""
 REFILL_SECONDS: Final = 0.02
@@ -200,7 +202,7 @@ class Nursery:
         spawned.channel.settimeout(0)
         try:
             await loop.create_unix_connection(lambda: cell, sock=spawned.channel)
-            async with asyncio.timeout(self._limits.load_seconds):
+            async with asyncio.timeout(JAIL_SECONDS_MAX):
                 await ready
         except (OSError, TimeoutError) as error:
             self.destroy(cell)
@@ -233,7 +235,7 @@ class Nursery:
         future = self._probes[cell] = asyncio.get_running_loop().create_future()
         try:
             cell.probe(name)
-            async with asyncio.timeout(self._limits.load_seconds):
+            async with asyncio.timeout(JAIL_SECONDS_MAX):
                 outcome: str = await future
         except TimeoutError as error:
             raise JailError(name, "the self-test attack neither failed nor died") from error

@@ -19,12 +19,9 @@ NODES_MAX: Final = 250_000
 """Scalars and containers in one value."""
 
 _SHORT_BYTES: Final = 4096
-"""JSON that is read back and compared; walking through longer values costs less."""
+"""JSON of a value that is looked through before it is copied, since it is likely to be plain."""
 
 _encode: Final = msgspec.json.Encoder().encode
-_decode: Final = msgspec.json.Decoder().decode
-_fits_into_64_bits: Final = msgspec.msgpack.Encoder().encode
-"""JSON has whole numbers of any size; msgpack refuses the large ones."""
 _INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
 
 
@@ -47,10 +44,9 @@ class NotPlainError(ValueError):
 
 
 def plain_and_packed(value: Any) -> tuple[Any, bytes]:
-    """Return `to_plain(value)`, and the JSON text of it.
+    """Return `to_plain(value)`, which may be `value` itself, and the JSON text of it.
 
-    A proposal is short and plain already: what is read back from its JSON equals it. Then nothing
-    else needs a look, and with so few brackets it cannot be nested too deeply either.
+    A proposal is short and plain already, and then nothing is copied.
 
     Raises:
         NotPlainError: As `to_plain`.
@@ -60,16 +56,39 @@ def plain_and_packed(value: Any) -> tuple[Any, bytes]:
     if type(value) is dict:
         try:
             packed: bytes = _encode(value)
-            if len(packed) <= _SHORT_BYTES:
-                again = _decode(packed)
-                shallow = packed.count(b"{") + packed.count(b"[") <= DEPTH_MAX
-                _fits_into_64_bits(again)
-                if shallow and again == value:
-                    return again, packed
+            if len(packed) <= _SHORT_BYTES and _is_plain(value):
+                return value, packed
         except Exception:  # noqa: BLE001, S110  # A foreign type may raise anything; below it is named.
             pass
     plain = to_plain(value)
     return plain, _encode(plain)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Return whether `to_plain` would make the same of a container, type by type."""
+    if depth >= DEPTH_MAX:
+        return False
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                return False
+        value = value.values()
+    for item in value:
+        kind = type(item)
+        if kind is list or kind is dict:
+            if not _is_plain(item, depth + 1):
+                return False
+        elif kind is not str and not _is_plain_scalar(item):
+            return False
+    return True
+
+
+def _is_plain_scalar(item: object) -> bool:
+    if type(item) is int:
+        return _INT_MIN <= item <= _INT_MAX
+    if type(item) is float:
+        return math.isfinite(item)
+    return item is None or type(item) is bool
 
 
 def to_plain(value: Any) -> Any:

@@ -119,10 +119,15 @@ class Pool:
             self._groups.move_to_end(key)
             if group.code is not work.code and group.code != work.code:
                 self._replace_code(group, work.code)
+        now = time.monotonic()
         if group.fault is not None:
-            if time.monotonic() < group.fault_until:
+            if now < group.fault_until:
                 return group.fault
             group.fault = None
+        work.submitted_at, work.fleet_version = now, self.fleet.version
+        cell = group.idle_cell
+        if cell is not None:
+            return self._begin(group, cell, work)
         waiting = len(self._groups) if single_use else len(group.backlog)
         if waiting > self.limits.queue_max:
             self.counters["busy"] += 1
@@ -133,11 +138,6 @@ class Pool:
                 f"{waiting - 1} consultations already wait for {ref.uri}",
                 expected=f"fewer than {self.limits.queue_max}; try again shortly",
             )
-        work.submitted_at = time.monotonic()
-        work.fleet_version = self.fleet.version
-        cell = group.idle_cell
-        if cell is not None:
-            return self._begin(group, cell, work)
         group.backlog.append(work)
         self._mark(group)
         return None

@@ -98,8 +98,9 @@ class Replica:
 
     def reconsider(self, request: str) -> None:
         """End the outstanding proposal of a request that is asked about again."""
-        for held in self._drop(request):
-            self.fleet.give(held.share)
+        if request in self._outstanding:
+            for held in self._drop(request):
+                self.fleet.give(held.share)
 
     def propose(self, request: str, value: Any, demand: Demand | None) -> None:
         """Take a proposal provisionally, if it says everything and fits; else do nothing."""

@@ -3,7 +3,6 @@
 import asyncio
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import msgspec
@@ -56,8 +55,7 @@ class _Nonces:
 nonces: Final = _Nonces()
 
 
-@dataclass(slots=True, eq=False)
-class Work:
+class Work(msgspec.Struct, eq=False):
     """A consultation, another call of a rule or a load, from submission to its one outcome.
 
     Args:
@@ -98,7 +96,7 @@ class Work:
     forgotten: bool = False
     calls: int = 0
     calls_seconds: float = 0.0
-    call: asyncio.Task[None] | None = field(default=None)
+    call: asyncio.Task[None] | None = None
     called_at: float = 0.0
 
     @property

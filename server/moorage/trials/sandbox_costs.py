@@ -305,6 +305,7 @@ class Played:
         scope: dict[str, Any] = {}
         exec(_SOURCE, scope)  # noqa: S102  # Our own text, above.
         self._rule = scope["AIOSv1PolicyRule"]("", {"cluster_client": registry}, {})
+        self._codes: dict[str, PolicyCode] = {}
         self._outcomes: dict[str, tuple[float, asyncio.Future[Delivered]]] = {}
         self._number = 0
 
@@ -319,7 +320,10 @@ class Played:
     def begin(self, inputs: Mapping[str, Any], name: str = "rule") -> "asyncio.Future[Delivered]":
         """Consult the rule under a policy's name; return the future of what is delivered."""
         self._number += 1
-        code = PolicyCode(PolicyRef(f"{name}:1-bench", name), {"function.py": _SOURCE.encode()})
+        code = self._codes.get(name)
+        if code is None:  # As in the daemon, a policy is made ready once.
+            ref = PolicyRef(f"{name}:1-bench", name)
+            code = self._codes[name] = PolicyCode(ref, {"function.py": _SOURCE.encode()})
         request = RequestId(f"request-{self._number}")
         ask = Ask(request, Tenant("bench"), code.ref, demand=_DEMAND, inputs=inputs, seed=1)
         future = asyncio.get_running_loop().create_future()

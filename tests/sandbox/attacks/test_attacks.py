@@ -159,7 +159,7 @@ async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
     assert await arena.value(code) == ["c0"]
     assert arena.registry.fetched == ["c0"]
     (cell,) = [c for c in arena.sandbox._pool._group_of if c.code.ref == code.ref]
-    assert cell._documents == {"c0"}  # Names that nobody knows are not remembered.
+    assert cell._told._documents == {"c0"}  # Names that nobody knows are not remembered.
 
 
 async def test_more_wants_than_there_are_documents_are_a_breach(arena):
