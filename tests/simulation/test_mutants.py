@@ -52,6 +52,13 @@ MUTANTS = [
         "devices are freed on the engine's word",
     ),
     Mutant(
+        "stops what ended by itself before its end is durable",
+        "core/leases.py",
+        "self.end(lease, reason)",
+        "self._desk.do(Stop(lease))",
+        "what was stopped is not started again",
+    ),
+    Mutant(
         "grants what is taken",
         "core/verify.py",
         "return fleet.share(row, need, columns) if free else _stale(fleet, row, need, path)",
@@ -155,7 +162,7 @@ MUTANTS = [
         "core/allocator.py",
         "self.queue.refused(ask, (gains, reserved),",
         "self.queue.refused(ask, (self.state.gains, reserved),",
-        "priority goes first",
+        "nobody sleeps who could be served",
     ),
     Mutant(
         "wakes nobody when the head gives up",

@@ -36,6 +36,7 @@ from moorage.core.words import (
     ClusterSeen,
     Consult,
     ConsultFailed,
+    EngineEnded,
     EngineFailed,
     EngineStarted,
     EngineStopped,
@@ -143,6 +144,8 @@ class Story:
                 return EngineStarted(RequestId(lease), "10.0.0.1:80")
             case ["engine-failed", lease, *reason]:
                 return EngineFailed(RequestId(lease), " ".join(reason))
+            case ["engine-ended", lease, *reason]:
+                return EngineEnded(RequestId(lease), " ".join(reason))
             case ["engine-stopped", lease]:
                 return EngineStopped(RequestId(lease))
             case ["event", kind, *_]:

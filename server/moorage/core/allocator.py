@@ -29,6 +29,7 @@ from moorage.core.words import (
     Consult,
     ConsultFailed,
     Dequeued,
+    EngineEnded,
     EngineFailed,
     EngineStarted,
     EngineStopped,
@@ -153,6 +154,8 @@ class Allocator:
                 self._leases.started(request, endpoint)
             case EngineFailed(request, reason):
                 self._leases.gone(request, f"engine failed: {reason}")
+            case EngineEnded(request, reason):
+                self._leases.over(request, reason)
             case EngineStopped(request):
                 self._leases.gone(request, "engine stopped")
             case ClusterSeen(cluster):

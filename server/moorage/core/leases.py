@@ -72,6 +72,12 @@ class Leases:
         if lease is not None and lease.state == "starting":
             self._desk.be(Started(request, self._desk.now, endpoint))
 
+    def over(self, request: RequestId, reason: str) -> None:
+        """Note that the workload of a lease ended by itself, and have the rest of it put away."""
+        lease = self._desk.state.leases.get(request)
+        if lease is not None and lease.provision is not None and lease.state != "ending":
+            self.end(lease, reason)
+
     def gone(self, request: RequestId, reason: str) -> None:
         """Note that nothing is left of the workload of a lease: only now is it free."""
         lease = self._desk.state.leases.get(request)

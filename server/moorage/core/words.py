@@ -154,7 +154,19 @@ class EngineStarted:
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """An engine reports that a lease's workload did not start, or died; nothing of it is left."""
+    """An engine reports that a lease's workload did not start; nothing of it is left."""
+
+    lease: RequestId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class EngineEnded:
+    """An engine reports that a lease's workload ended by itself, and how.
+
+    The engine keeps its end until it is stopped. That is ordered once the end of the lease is
+    durable: forgotten before, it would be started again after a crash.
+    """
 
     lease: RequestId
     reason: str
@@ -210,6 +222,7 @@ Event = (
     | SessionLost
     | EngineStarted
     | EngineFailed
+    | EngineEnded
     | EngineStopped
     | ClusterSeen
     | ClusterGone

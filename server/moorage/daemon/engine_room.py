@@ -13,7 +13,14 @@ from typing import Final
 
 import structlog
 
-from moorage.core.words import EngineFailed, EngineStarted, EngineStopped, Event, Refusal
+from moorage.core.words import (
+    EngineEnded,
+    EngineFailed,
+    EngineStarted,
+    EngineStopped,
+    Event,
+    Refusal,
+)
 from moorage.engines.base import Engine, EngineError, Order, Phase, UnsupportedSpecError, Workload
 from moorage.engines.spec_documents import spec_from_document
 from moorage.engines.specs import BaseResourceSpec, SpecError
@@ -195,22 +202,20 @@ class EngineRoom:
             self._ended(workload)
 
     def _ended(self, workload: Workload) -> None:
-        """End the lease of a workload that ended by itself, once nothing of it is left."""
+        """End the lease of a workload that ended by itself; its stop is ordered then."""
         lease = self._running.pop(RequestId(workload.id), None)
         if lease is None:
             return  # It is being stopped, or has failed to start: whoever does that will say so.
 
         self._ends[lease.id] = workload
-        self._order(lease, self._collect)
+        self._order(lease, self._tell_end)
 
-    async def _collect(self, engine: Engine | None, lease: Lease) -> None:
+    async def _tell_end(self, _: Engine | None, lease: Lease) -> None:
         workload = self._ends.pop(lease.id, None)
         if workload is None:
             return  # It was stopped, or failed to start, while this order waited for its turn.
-        if engine is not None:
-            await self._stopped(engine, lease.id)
         lines = "; ".join(workload.log_tail[-3:]) if workload.phase is Phase.FAILED else ""
-        self._post(EngineFailed(lease.id, f"{workload.detail}{': ' if lines else ''}{lines}"))
+        self._post(EngineEnded(lease.id, f"{workload.detail}{': ' if lines else ''}{lines}"))
 
 
 def _spec(engine: Engine, provision: Provision) -> BaseResourceSpec:

@@ -57,6 +57,7 @@ class Witness:
         self.known: dict[str, Lease] = {}
         self.let_go: set[str] = set()
         self.released: dict[str, Lease] = {}
+        self.stopped: set[tuple[str, int]] = set()
         self.reserved: tuple[Any, int] = ((), 0)
         self.turns = 0
 
@@ -236,6 +237,11 @@ class Witness:
 
     def ordered(self, lease: Lease, ledger: list[Fact]) -> None:
         law(lease.id in self._granted(ledger), "nothing starts before its grant is durable", lease)
+        stopped = (lease.id, lease.fencing) in self.stopped
+        law(not stopped, "what was stopped is not started again", lease)
+
+    def put_away(self, lease: Lease) -> None:
+        self.stopped.add((lease.id, lease.fencing))
 
     def _granted(self, ledger: list[Fact]) -> dict[str, Lease]:
         done: int

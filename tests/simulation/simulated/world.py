@@ -21,6 +21,7 @@ from moorage.core.words import (
     Consult,
     ConsultFailed,
     Effect,
+    EngineEnded,
     EngineFailed,
     EngineStarted,
     EngineStopped,
@@ -82,6 +83,7 @@ class World:
         self.keyed: list[Ask] = []
         self.held: dict[RequestId, tuple[Lease, str]] = {}
         self.engines: set[RequestId] = set()
+        self.over: set[RequestId] = set()  # Ended by themselves; engines keep how until a stop.
         self.ledger: list[Fact] = []
         self.checkpoint: tuple[int, list[Fact]] | None = None
         self.trace: list[tuple[float, Event | Crashed]] = []
@@ -164,12 +166,16 @@ class World:
             case Start(lease):
                 self.witness.ordered(lease, self.ledger)
                 self.engines.add(lease.id)
-                if rng.random() < 0.8:
+                if lease.id in self.over:
+                    self.post(EngineEnded(lease.id, "it ended by itself"))
+                elif rng.random() < 0.8:
                     self.post(EngineStarted(lease.id, "10.0.0.1:80"))
                 elif rng.random() < 0.8:
                     self.engines.discard(lease.id)
                     self.post(EngineFailed(lease.id, "no image"))
             case Stop(lease):
+                self.witness.put_away(lease)
+                self.over.discard(lease.id)
                 if rng.random() < 0.7:  # Otherwise late: `engine` gets round to it.
                     self.engines.discard(lease.id)
                     self.post(EngineStopped(lease.id))
@@ -297,9 +303,12 @@ class World:
         """A workload dies by itself, or a late stop comes through."""
         if self.engines:
             lease = self.rng.choice(sorted(self.engines))
-            self.engines.discard(lease)
-            died = EngineFailed(lease, "out of memory")
-            self.post(self.rng.choice([died, EngineStopped(lease)]))
+            if self.rng.random() < 0.5:
+                self.over.add(lease)
+                self.post(EngineEnded(lease, "out of memory"))
+            else:
+                self.engines.discard(lease)
+                self.post(EngineStopped(lease))
 
     def wait(self) -> None:
         due = self.allocator.next_deadline()
