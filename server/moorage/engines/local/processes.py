@@ -105,6 +105,8 @@ class Processes:
     async def start(self, order: Order) -> Workload:
         """Start a process and wait until it is ready; see `Engine.start`."""
         spec = _process(order.spec)
+        if self._shelf.forbidden(order.id):  # Its stop was cut short by a crash.
+            await self.stop(order.id)
         try:
             async with asyncio.timeout(order.timeout_seconds):
                 await finished(asyncio.to_thread(self._begin, order, spec))
@@ -123,6 +125,8 @@ class Processes:
         order = shelf.read(folder / "order.json")
         if order is None:
             return
+        # First the word, then the look: a supervisor that takes the lock later finds the word.
+        self._shelf.forbid(workload)
         pid = shelf.holder(folder)
         if pid is not None:
             ended = self._watch(workload, pid)
@@ -251,8 +255,9 @@ class Processes:
                 and not (folder / "process.json").exists()
                 and not (folder / "exit.json").exists()
             ):
-                folder.mkdir(exist_ok=True, mode=0o700)
-                shelf.write(folder / "order.json", self._orders(order, spec))
+                if not (folder / "order.json").exists():  # Else a supervisor may have read it.
+                    folder.mkdir(exist_ok=True, mode=0o700)
+                    shelf.write(folder / "order.json", self._orders(order, spec))
                 self._tell(Workload(order.id, Phase.STARTING))
                 self._supervise(order.id, folder)
         with self._lock:

@@ -9,6 +9,7 @@ that was killed had begun is found by the next one.
                      /ready.json     written by the engine when the workload answers
                      /exit.json      written by the supervisor when nothing is left of it
                      /output.log     what the workload wrote
+                     /stop           made by the engine when it is to be stopped
     ROOT/ended/NAME/                 the last `ENDED_MAX` that were stopped, for their output
 """
 
@@ -49,6 +50,9 @@ class Shelf:
         self._ended = root / "ended"
         for folder in (self._running, self._ended):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for folder in self._running.iterdir():
+            if read(folder / "order.json") is None:  # Its daemon was killed before it could order.
+                shutil.rmtree(folder, ignore_errors=True)
 
     def folder(self, workload: str) -> Path:
         """Return where a workload is kept while it is anything."""
@@ -68,8 +72,6 @@ class Shelf:
             order = read(folder / "order.json")
             if order is not None:
                 yield str(order["id"])
-            else:  # The daemon was killed before it had ordered anything.
-                shutil.rmtree(folder, ignore_errors=True)
 
     def devices(self) -> dict[str, dict[str, Any]]:
         """Return what all that was begun and not stopped has of this machine, by name."""
@@ -97,6 +99,15 @@ class Shelf:
             return Workload(workload, Phase.READY, endpoint=ready["endpoint"])
         detail = "its supervisor was killed, and the workload with it"
         return Workload(workload, Phase.FAILED, detail=detail, log_tail=tail(folder))
+
+    def forbid(self, workload: str) -> None:
+        """Have no supervisor start a workload any more that has not begun to yet."""
+        with contextlib.suppress(FileNotFoundError):  # Another stop was quicker.
+            (self.folder(workload) / "stop").touch()
+
+    def forbidden(self, workload: str) -> bool:
+        """Return whether a workload is to be stopped."""
+        return (self.folder(workload) / "stop").exists()
 
     def archive(self, workload: str) -> None:
         """Put the folder of a stopped workload away."""

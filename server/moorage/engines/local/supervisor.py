@@ -6,7 +6,8 @@ lock, learns from its files how the workload is, and stops it with SIGTERM.
 
 What it promises:
 - Holding the lock of the workload's folder is being its supervisor. Whoever cannot take it leaves,
-  so one order carried out twice starts one workload.
+  and whoever takes it after the command was begun, or is to be stopped, leaves too: one order
+  carried out twice starts one workload, however late a supervisor comes.
 - When the command ends, whatever it started and left behind is killed, also what hides in a session
   of its own: all of it is inherited by the supervisor, which is a subreaper.
 - `exit.json` is complete or absent.
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+BEGUN = ("process.json", "exit.json", "stop")
+"""Files of which any says that nothing is to be started any more."""
 CHECK_SECONDS = 2.0
 """Between two looks at the size of the output, and at whether the owner still lives."""
 KILL_SECONDS_MAX = 10.0
@@ -41,11 +44,8 @@ def main(folder: str, pipe: int) -> int:
     """Supervise one workload; see above."""
     os.chdir("/")
     os.setsid()
-    lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        report(pipe, {"error": "another supervisor has it"})
+    if not take(folder):
+        report(pipe, {"begun": True})
         return 1
     with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
         order = json.load(file)
@@ -66,6 +66,18 @@ def main(folder: str, pipe: int) -> int:
     kill_rest()
     finish(folder, status, "stopped" if stopped else "")
     return 0
+
+
+def take(folder: str) -> bool:
+    """Become the supervisor of a folder, until this process ends; return whether there is need."""
+    try:
+        lock = os.open(os.path.join(folder, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held, there = os.fstat(lock), os.stat(os.path.join(folder, "lock"))
+    except OSError:  # Another one has it; or the workload was stopped, and its folder is gone.
+        return False
+    begun = any(os.path.exists(os.path.join(folder, name)) for name in BEGUN)
+    return held.st_ino == there.st_ino and not begun
 
 
 def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
