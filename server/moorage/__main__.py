@@ -128,7 +128,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="grants, startup, first_lease, candidates, workflow, fleet, slots, rules, "
-            "sandbox; all of these by default. placement, where it is named."
+            "sandbox, engines; all of these by default. placement and kills, where named."
         ),
     ] = None,
     nodes: Annotated[
@@ -145,6 +145,11 @@ def bench(
     stream_seeds: Annotated[
         int, typer.Option(min=1, help="For `placement`: seeds of `expected_fill`'s streams.")
     ] = 1,
+    kills: Annotated[int, typer.Option(min=1, help="For `kills`: of the daemon.")] = 20,
+    category: Annotated[
+        str, typer.Option(help="For `kills`: `process` or `container` workloads.")
+    ] = "process",
+    image: Annotated[str | None, typer.Option(help="For `kills`: of its containers.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what it costs. Every figure is a ratio to a baseline taken in the same run."""
@@ -152,7 +157,8 @@ def bench(
 
     with _trial_errors():
         table = {"seeds": seeds, "rules": rule or [], "stream_seeds": stream_seeds}
-        show.bench(names or [], nodes, pods, table, as_json=as_json)
+        killing = {"times": kills, "category": category, "image": image}
+        show.bench(names or [], nodes, pods, table, killing, as_json=as_json)
 
 
 @app.command(short_help="Ask AWS for instance types and prices.")

@@ -3,9 +3,7 @@
 import contextlib
 import os
 import platform
-import random
 import signal
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,8 +13,6 @@ from served import Server, cluster, until
 
 from moorage.trials.process import TrialError, daemon
 from moorage_policies import catalog
-
-KILLS = 12
 
 
 @contextlib.contextmanager
@@ -91,35 +87,4 @@ def test_a_container_is_found_again_after_kill_9_and_one_that_ended_meanwhile_is
         release(server, lives)
         in_state(server, lives, "ended")
         assert here(container_engine) == {}
-        server.close()
-
-
-@pytest.mark.heavy
-def test_random_kills_under_load_leave_no_container_behind_and_start_none_twice(
-    tmp_path, container_engine, container_image
-):
-    draw = random.Random(5)
-    held: dict[str, dict[str, Any]] = {}
-    for number in range(KILLS):
-        with killed(tmp_path) as running:
-            server = Server(running)
-            if number == 0:
-                fill(server)
-            stop_at = time.monotonic() + draw.random() * 1.5
-            while time.monotonic() < stop_at:
-                if len(held) < 4:
-                    lease = run(server, container_image, "exec sleep 1000")
-                    held[lease["id"]] = lease
-                    time.sleep(draw.random() / 3)  # Kills shall meet every moment of a start.
-                else:
-                    release(server, held.pop(draw.choice(sorted(held))))
-            server.close()
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        until(lambda: set(leases(server).values()) <= {"active"}, 60)
-        until(lambda: here(container_engine) == dict.fromkeys(leases(server), 1), 60)
-        assert held.keys() <= leases(server).keys(), "an acknowledged lease runs"
-        for lease in held.values():
-            release(server, lease)
-        until(lambda: here(container_engine) == dict.fromkeys(leases(server).keys() - held, 1), 60)
         server.close()

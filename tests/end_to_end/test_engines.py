@@ -3,10 +3,7 @@
 import contextlib
 import os
 import platform
-import random
-import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -221,49 +218,3 @@ def test_what_runs_for_no_lease_is_stopped(tmp_path):
             each.unlink()
         with daemon(tmp_path):
             until(lambda: not marked(tmp_path))
-
-
-@pytest.mark.heavy
-def test_random_kills_under_load_leave_no_orphan_and_start_nothing_twice(tmp_path):
-    draw = random.Random(5)
-    held: dict[str, dict] = {}
-    for _ in range(40):
-        with killed(tmp_path) as running:
-            server = Server(running)
-            fill(server) if not held and not (tmp_path / "filled").exists() else None
-            (tmp_path / "filled").touch()
-            stop_at = time.monotonic() + draw.random() * 0.6
-            with contextlib.suppress(Exception):  # The daemon may be killed in any call.
-                while time.monotonic() < stop_at:
-                    if len(held) < 6:
-                        lease = run(server, SLEEP)
-                        held[lease["id"]] = lease
-                    else:
-                        name = draw.choice(sorted(held))
-                        release(server, held.pop(name))
-            os.kill(running.pid, signal.SIGKILL)
-            dead(running.pid)
-            server.close()
-    with daemon(tmp_path) as running:
-        server = Server(running)
-        page = server.say({"op": "leases", "limit": 1000})[0]["data"]["leases"]
-        for lease in page:
-            if lease["state"] != "ending":
-                in_state(server, lease, "active")
-        until(lambda: all(len(pids) == 2 for pids in marked(tmp_path).values()))
-        until(
-            lambda: (
-                marked(tmp_path).keys()
-                == {
-                    each["id"]
-                    for each in server.say({"op": "leases", "limit": 1000})[0]["data"]["leases"]
-                }
-            )
-        )
-        assert held.keys() <= marked(tmp_path).keys(), "an acknowledged lease runs"
-        for lease in held.values():
-            release(server, lease)
-        rest = [each for each in page if each["id"] not in held]
-        server.close()
-    assert len(rest) <= 40, "leases whose answer was lost with the daemon"
-    shutil.rmtree(tmp_path / "local", ignore_errors=True)

@@ -8,7 +8,8 @@ ten hits among ten thousand clusters, against one with ten hits among a hundred.
 GPUs in ten thousand documents, against ten thousand in a hundred. `slots`: a checkout from a slot
 pool of ten thousand instances, against one of a hundred. `engines`: acquiring a warm process or
 container, against starting one. `sandbox`: an evaluation in the jail,
-against the same call in-process.
+against the same call in-process. `kills` times nothing: it counts what goes wrong where the daemon
+is killed again and again.
 """
 
 import asyncio
@@ -45,6 +46,7 @@ from moorage.model import (
 )
 from moorage.trials import replay, trace
 from moorage.trials.engine_costs import engines
+from moorage.trials.kills import kills
 from moorage.trials.load import Load, drive
 from moorage.trials.placement import placement
 from moorage.trials.process import Running, TrialError, child, daemon
@@ -353,8 +355,8 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "sandbox": sandbox,
 }
 
-ON_REQUEST: Final[dict[str, Callable[..., Figures]]] = {"placement": placement}
-"""They need a trace or half an hour, so they run only where they are named."""
+ON_REQUEST: Final[dict[str, Callable[..., Figures]]] = {"placement": placement, "kills": kills}
+"""They need a trace or many minutes, so they run only where they are named."""
 
 
 def made_up_nodes() -> list[trace.TraceNode]:

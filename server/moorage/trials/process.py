@@ -73,15 +73,25 @@ def daemon(
 
     """
     with tempfile.TemporaryDirectory(prefix="moorage-") as folder:
-        ports = ["--port", "0", "--http-port", "0", "--data", str(data or Path(folder) / "data")]
-        command = [sys.executable, "-P", "-m", "moorage", "serve", *ports, *options]
+        command = [*serve_command(data or Path(folder) / "data"), *options]
         log = Path(folder) / "stderr.log"
-        given = {name: text for name, text in os.environ.items() if name not in NOT_FOR_TRIALS}
-        variables = {"MOORAGE_LOG_LEVEL": "warning", **given, **(environment or {})}
+        variables = {**serve_variables(), **(environment or {})}
         with child(command, log, variables) as (process, ready):
             yield Running(ready["ws"], ready["http"], process.pid, log)
         if process.returncode != 0:
             raise TrialError(f"the daemon ended with {process.returncode}:\n{tail(log)}")
+
+
+def serve_command(data: Path) -> list[str]:
+    """Return what starts a daemon over a folder, on free loopback ports."""
+    ports = ["--port", "0", "--http-port", "0", "--data", str(data)]
+    return [sys.executable, "-P", "-m", "moorage", "serve", *ports]
+
+
+def serve_variables() -> dict[str, str]:
+    """Return the environment of a daemon that a trial starts."""
+    given = {name: text for name, text in os.environ.items() if name not in NOT_FOR_TRIALS}
+    return {"MOORAGE_LOG_LEVEL": "warning", **given}
 
 
 @contextlib.contextmanager

@@ -135,10 +135,21 @@ def bench(
     nodes: Path | None,
     pods: Path | None,
     table: Mapping[str, Any],
+    killing: Mapping[str, Any],
     *,
     as_json: bool,
 ) -> None:
-    """Run benchmarks and show their figures; `table` is what `placement` shall compare."""
+    """Run benchmarks and show their figures.
+
+    Args:
+        names: Which; all that need no naming where empty.
+        nodes: Node file of a trace.
+        pods: Its request file.
+        table: What `placement` shall compare.
+        killing: What `kills` shall kill, and how often.
+        as_json: Print one JSON document.
+
+    """
     known = {**benchmarks.BENCHMARKS, **benchmarks.ON_REQUEST}
     unknown = [name for name in names if name not in known]
     if unknown:
@@ -151,6 +162,8 @@ def bench(
         given: dict[str, Any] = {"nodes": nodes, "pods": pods} if name in WITH_TRACE else {}
         if name == "placement":
             given |= {**table, "progress": tell}
+        if name == "kills":
+            given |= {**killing, "progress": tell}
         report[name] = known[name](**given)
     if as_json:
         _print_json(report)
