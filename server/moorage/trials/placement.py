@@ -1,7 +1,7 @@
 """`moored bench placement`: the shipped rules against the figures published for them.
 
 The six rules of "Beware of Fragmentation" (USENIX ATC'23) over the openb traces, by the paper's
-protocol: requests in random order up to 1.3 times the capacity, none ends, ten seeds. Every request
+protocol and in its orders: requests up to 1.3 times the capacity, none ends, ten seeds. Every one
 goes through the production allocator (see `packing`). Takes about six seconds per run and seed.
 
 `expected_fill`, where it is named, is held against its offline prototype, with several seeds of the
@@ -21,6 +21,7 @@ import msgspec
 from moorage.policy import Rule
 from moorage.trials import packing, replay, trace
 from moorage.trials.process import TrialError
+from moorage.trials.published_order import published_order
 
 PUBLISHED: Final = "published_allocation.csv"
 """Beside the node file: trace, policy, runs, mean and deviation at 130 %, mean at 100 %."""
@@ -148,8 +149,14 @@ def run(
     """Play one seed of the protocol with a fresh rule; `more` are further parameters of it."""
     parameters = {**replay.typical_of(rule, pods), **(more or {})}
     played: Rule = import_module(f"moorage_policies.{rule}").AIOSv1PolicyRule(rule, {}, parameters)
-    order = trace.arrivals(pods, trace.capacity_milli(nodes), ARRIVE, seed)
-    return packing.pack(played, packing.openb(nodes, seed), order, parameters, seed)
+    capacity = trace.capacity_milli(nodes)
+    if rule in PUBLISHED_AS:
+        order, names = published_order(pods, nodes, capacity, ARRIVE, seed)
+        site = packing.Site(trace.cluster_document(nodes, names=names))
+    else:
+        order = trace.arrivals(pods, capacity, ARRIVE, seed)
+        site = packing.openb(nodes, seed)
+    return packing.pack(played, site, order, parameters, seed)
 
 
 def placement(
