@@ -88,6 +88,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "checkpoint_every_facts": ("100", "100", 100),
         "cluster_service_url": ("http://r", '"http://r"', "http://r"),
         "global_cluster_metrics_url": ("http://m:1", '"http://m:1/"', "http://m:1"),
+        "global_block_metrics_url": ("http://m:2", '"http://m:2/"', "http://m:2"),
         "search_server_api_url": ("https://s/api", '"https://s/api"', "https://s/api"),
         "policy_db_url": ("http://bearer:k@p", '"http://bearer:k@p"', "http://bearer:k@p"),
         "policy_execution_mode": ("central", '"central"', "central"),

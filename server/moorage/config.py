@@ -237,6 +237,15 @@ class Config:
             default="none",
         ),
     ] = field(default="", repr=False)
+    global_block_metrics_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Block metrics service to ask instead of keeping those here. Also read from "
+            "`GLOBAL_BLOCK_METRICS_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
     search_server_api_url: Annotated[
         str,
         Setting(

@@ -42,6 +42,7 @@ often shares their environment."""
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
     "CLUSTER_SERVICE_URL": "cluster_service_url",
     "GLOBAL_CLUSTER_METRICS_URL": "global_cluster_metrics_url",
+    "GLOBAL_BLOCK_METRICS_URL": "global_block_metrics_url",
     "SEARCH_SERVER_API_URL": "search_server_api_url",
     "POLICY_DB_URL": "policy_db_url",
     "POLICY_EXECUTOR_HOST_URL": "policy_executor_host_url",

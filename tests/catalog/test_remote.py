@@ -14,6 +14,7 @@ from liar import (
     stop_halfway,
 )
 
+from moorage.catalog.envelopes import DEPTH_MAX, Denied
 from moorage.catalog.http import (
     ATTEMPTS_MAX,
     FAILURES_MAX,
@@ -24,9 +25,7 @@ from moorage.catalog.http import (
     Service,
 )
 from moorage.catalog.remote import (
-    DEPTH_MAX,
     ClusterRegistry,
-    Denied,
     MetricsService,
     PolicyStore,
     SearchService,

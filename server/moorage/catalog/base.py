@@ -184,6 +184,12 @@ class BlockCatalog(Protocol):
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """Return the documents that match a filter, by id; None: all."""
 
+    async def fetch(self, allowance: Allowance) -> list[str]:
+        """Read the metrics anew where an external service keeps them; return warnings.
+
+        What `matching` and `documents` then find is at most `metrics_fresh_seconds` old.
+        """
+
     async def matching(self, asked: Filter) -> Sequence[str]:
         """Return the blocks that a filter finds by their own documents and metrics, by id."""
 

@@ -7,9 +7,12 @@ starts or stops any. Filters: allocation-server.md, section 5.4; metrics: sectio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from moorage.catalog.allowances import Allowance
 from moorage.catalog.base import BlockKind, Document
+from moorage.catalog.block_metrics import BlockMetricsMirror
 from moorage.catalog.documents import cluster_id_of, snapshot
 from moorage.catalog.filters import parse_filter
+from moorage.catalog.http import Service
 from moorage.catalog.records import (
     DocumentEntry,
     answered,
@@ -43,14 +46,31 @@ class BlockDocuments:
         self._kept: dict[BlockKind, dict[str, DocumentEntry]] = {"block": {}, "block_metrics": {}}
         blocks, metrics = self._kept.values()
         self._search = DocumentSearch(blocks, metrics, "blockMetrics", "blockId")
+        self._mirror: BlockMetricsMirror | None = None
 
     def take_over(self, kind: BlockKind, entries: Sequence[DocumentEntry]) -> None:
         """Keep what the store held when it was opened."""
         self._kept[kind].update((entry.id, entry) for entry in entries)
 
-    def close(self) -> None:
+    def connect(self, service: Service, fresh_seconds: float) -> None:
+        """Read metrics from a service from now on, instead of keeping them here."""
+        self._keep_metrics({})
+        self._mirror = BlockMetricsMirror(
+            service,
+            lambda document: _checked("block_metrics", document),
+            self._keep_metrics,
+            fresh_seconds=fresh_seconds,
+        )
+
+    async def close(self) -> None:
         """Finish what was begun."""
+        if self._mirror is not None:
+            await self._mirror.close()
         self._search.close()
+
+    async def fetch(self, allowance: Allowance) -> list[str]:
+        """See `BlockCatalog.fetch`."""
+        return [] if self._mirror is None else await self._mirror.fetch(allowance)
 
     async def create(self, document: Document) -> Document:
         """See `BlockCatalog.create`."""
@@ -71,6 +91,7 @@ class BlockDocuments:
 
     async def put_metrics(self, document: Document) -> tuple[Document, bool]:
         """See `BlockCatalog.put_metrics`."""
+        self._refuse_mirrored("block_metrics")
         created = False
 
         def work(database: Database) -> DocumentEntry:
@@ -87,10 +108,12 @@ class BlockDocuments:
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:
         """See `BlockCatalog.get`."""
+        await self._require(kind)
         return entry_of(self._kept[kind], block_id, kind).document
 
     async def update(self, kind: BlockKind, block_id: str, change: Document) -> Document:
         """See `BlockCatalog.update`."""
+        self._refuse_mirrored(kind)
 
         def work(database: Database) -> DocumentEntry:
             encoded, given = changed(database, kind, block_id, change, ID_FIELDS[kind])
@@ -100,6 +123,7 @@ class BlockDocuments:
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
         """See `BlockCatalog.delete`."""
+        self._refuse_mirrored(kind)
         entry_of(self._kept[kind], block_id, kind)
         gone: list[DocumentEntry] = []
 
@@ -117,6 +141,7 @@ class BlockDocuments:
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """See `BlockCatalog.query`."""
         condition = parse_filter(query)
+        await self._require(kind)
         search = self._search.clusters if kind == "block" else self._search.metrics
         kept = self._kept[kind]
         return answered([kept[name] for name in await search(condition) if name in kept])
@@ -147,6 +172,22 @@ class BlockDocuments:
             }
             for entry in found
         ]
+
+    async def _require(self, kind: BlockKind) -> None:
+        if self._mirror is not None and kind == "block_metrics":
+            await self._mirror.require()
+
+    def _refuse_mirrored(self, kind: BlockKind) -> None:
+        if self._mirror is not None and kind == "block_metrics":
+            self._mirror.refuse()
+
+    def _keep_metrics(self, found: dict[str, DocumentEntry]) -> None:
+        kept = self._kept["block_metrics"]
+        changed = kept.keys() | found.keys()
+        kept.clear()
+        kept.update(found)
+        for block_id in changed:
+            self._search.changed(block_id)
 
     def _publisher(self, kind: BlockKind) -> Callable[[DocumentEntry], None]:
         def publish(entry: DocumentEntry) -> None:

@@ -144,7 +144,7 @@ class EmbeddedCatalog:
     async def close(self) -> None:
         """Finish what was begun and close the file."""
         self._search.close()
-        self.blocks.close()
+        await self.blocks.close()
         await self._store.close()
 
     # Clusters ------------------------------------------------------------------------------

@@ -52,6 +52,7 @@ __all__ = ["External", "MixedCatalog"]
 EXTERNAL_NAMES: Final = {
     "clusters": "cluster registry",
     "metrics": "cluster metrics service",
+    "block_metrics": "block metrics service",
     "search": "search service",
     "policies": "policy store",
 }
@@ -64,6 +65,7 @@ class External:
     Args:
         clusters: Base URL of the cluster registry; empty: the embedded one.
         metrics: Of the cluster metrics service.
+        block_metrics: Of the block metrics service.
         search: Of the search service.
         policies: Of the policy store.
         timeout_seconds: The whole of one question, repetitions included.
@@ -77,6 +79,7 @@ class External:
 
     clusters: str = ""
     metrics: str = ""
+    block_metrics: str = ""
     search: str = ""
     policies: str = ""
     timeout_seconds: float = 5.0
@@ -87,7 +90,7 @@ class External:
 
     def __bool__(self) -> bool:
         """Return whether any service is external."""
-        return bool(self.clusters or self.metrics or self.search or self.policies)
+        return any(getattr(self, part) for part in EXTERNAL_NAMES)
 
     def service(self, part: str) -> Service | None:
         """Return the external service for a part, or None where it is embedded."""
@@ -148,6 +151,8 @@ class MixedCatalog(EmbeddedCatalog):
             self._mirrored_metrics = MetricsMirror(
                 MetricsService(service), self, fresh_seconds=external.metrics_fresh_seconds
             )
+        if service := external.service("block_metrics"):
+            self.blocks.connect(service, external.metrics_fresh_seconds)
         if service := external.service("clusters"):
             for cluster_id in self.cluster_ids():
                 self.drop_cluster(cluster_id)

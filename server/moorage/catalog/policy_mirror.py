@@ -15,7 +15,8 @@ import msgspec
 from moorage.catalog.allowances import SPENT, Allowance
 from moorage.catalog.base import STORE_BYTES_MAX, Document, PolicyRecord
 from moorage.catalog.batches import Batches
-from moorage.catalog.remote import Denied, PolicyStore
+from moorage.catalog.envelopes import Denied
+from moorage.catalog.remote import PolicyStore
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 

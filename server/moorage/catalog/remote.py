@@ -12,9 +12,20 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.catalog.base import CLUSTERS_MAX, DOCUMENT_BYTES_MAX, Document, SearchAction
+from moorage.catalog.base import CLUSTERS_MAX, Document, SearchAction
 from moorage.catalog.clusters import read_cluster_document
 from moorage.catalog.documents import cluster_id_of, pack
+from moorage.catalog.envelopes import (
+    UNKNOWN,
+    Denied,
+    check_depth,
+    decoded,
+    document_of,
+    documents_of,
+    leave_out,
+    object_of,
+    payload_of,
+)
 from moorage.catalog.filters import compile_filter
 from moorage.catalog.http import SAID_CHARS_MAX, Question, Reply, Service, WrongAnswer, said
 from moorage.catalog.metrics import read_metrics_document
@@ -31,26 +42,13 @@ __all__ = [
     "SearchService",
 ]
 
-DEPTH_MAX: Final = 64
-"""Objects and lists within each other in one document."""
 LISTING_SECONDS_MAX: Final = 60.0
 """Time for the whole list of a registry, which may be large; asks rarely wait for it."""
 
-_OK: Final = range(200, 300)
-_UNKNOWN: Final = frozenset({400, 404})
-_UNAUTHORIZED: Final = frozenset({401, 403})
 _NO_POST: Final = frozenset({405, 501})
 _NOT_MODIFIED: Final = 304
 
 Digest = bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Denied:
-    """The service says no in its own words: nothing there under that name, or a bad question."""
-
-    status: int
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +109,10 @@ class ClusterRegistry:
         def read(reply: Reply) -> ClustersRead | None:
             if reply.status == _NOT_MODIFIED:
                 return None
-            if reply.status in _UNKNOWN:
+            if reply.status in UNKNOWN:
                 # Of a list of all this is a wrong path or a proxy's word: the fleet is still there.
                 raise WrongAnswer(f"answered {reply.status} to the list of all{said(reply.body)}")
-            found = _read_clusters(_documents(reply), seen, None)
+            found = _read_clusters(documents_of(reply), seen, None)
             found.etag = reply.etag
             return found
 
@@ -126,7 +124,7 @@ class ClusterRegistry:
         question = Question("POST", "/clusters/query", _json(query))
         wanted = frozenset(ids)
         return await self.service.ask(
-            question, lambda reply: _read_clusters(_documents(reply), {}, wanted)
+            question, lambda reply: _read_clusters(documents_of(reply), {}, wanted)
         )
 
 
@@ -171,7 +169,7 @@ class MetricsService:
         def read(reply: Reply) -> MetricsRead | None:
             if reply.status in _NO_POST:
                 return None
-            return _read_metrics(_documents(reply), seen, wanted)
+            return _read_metrics(documents_of(reply), seen, wanted)
 
         return await self.service.ask(question, read)
 
@@ -205,10 +203,10 @@ class PolicyStore:
         def read(reply: Reply) -> tuple[Document, str] | Denied | None:
             if reply.status == _NOT_MODIFIED:
                 return None
-            payload = _payload(reply)
+            payload = payload_of(reply)
             if isinstance(payload, Denied):
                 return payload
-            document = _object(payload, "a PolicyRule document")
+            document = object_of(payload, "a PolicyRule document")
             if document.get("policy_rule_uri", uri) != uri:
                 raise WrongAnswer(f"answered another policy than {uri}")
             return document, reply.etag
@@ -219,7 +217,7 @@ class PolicyStore:
         """Return the PolicyRule documents that match a filter."""
 
         def read(reply: Reply) -> list[Document]:
-            return [_object(raw, "a PolicyRule document") for raw in _documents(reply)]
+            return [object_of(raw, "a PolicyRule document") for raw in documents_of(reply)]
 
         return await self.service.ask(Question("POST", "/policy/query", _json(query)), read)
 
@@ -254,101 +252,7 @@ class SearchService:
         return found
 
 
-# Envelopes ---------------------------------------------------------------------------------------
-
-
-def _payload(reply: Reply) -> msgspec.Raw | Denied:
-    """Take an answer out of its envelope, whichever it is.
-
-    Success is a bare document or list, or `{"success": true, "data"}`; failure is
-    `{"success": false, "message" | "error"}`, `{"error": text}`, or, from the original search
-    service, `{"success": true, "data": [false, text]}` (defect D13).
-    """
-    if reply.status in _UNAUTHORIZED:
-        raise WrongAnswer(f"refuses this server's credentials ({reply.status})")
-    if reply.status not in _OK and reply.status not in _UNKNOWN:
-        raise WrongAnswer(f"answered {reply.status}{said(reply.body)}")
-    start = reply.body.lstrip()[:1]
-    if start in {b"[", b"n"} and reply.status in _OK:  # A list, or null.
-        return msgspec.Raw(reply.body)
-    if start != b"{":
-        raise WrongAnswer(
-            f"answered {reply.status} with what is no JSON document{said(reply.body)}"
-        )
-    envelope = _decoded(reply.body, dict[str, msgspec.Raw])
-    if reply.status in _UNKNOWN:
-        return Denied(reply.status, _message(envelope))
-    if "success" in envelope:
-        return _unwrapped(envelope, reply.status)
-    if "error" in envelope and "id" not in envelope:
-        return Denied(reply.status, _message(envelope))
-    return msgspec.Raw(reply.body)
-
-
-def _unwrapped(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw | Denied:
-    if bytes(envelope["success"]).strip() != b"true":
-        return Denied(status, _message(envelope))
-    if "data" not in envelope:
-        raise WrongAnswer("answered `success` without `data`")
-    data = bytes(envelope["data"])
-    if data[:1] == b"[":
-        items = _decoded(data, list[msgspec.Raw])
-        if items and bytes(items[0]) == b"false":
-            text = _decoded(bytes(items[1]), Any) if len(items) > 1 else "no reason"
-            return Denied(status, str(text)[:500])
-    return msgspec.Raw(data)
-
-
-def _documents(reply: Reply) -> list[msgspec.Raw]:
-    """Return the documents of a query's answer: of a list, or of one document, or none."""
-    payload = _payload(reply)
-    if isinstance(payload, Denied):
-        if payload.status in _UNKNOWN:
-            return []  # "Nothing found" is a 404 to some of them, and a 400 to others.
-        raise WrongAnswer(f"failed: {payload.message}")
-    raw = bytes(payload).strip()
-    if raw == b"null":
-        return []
-    return _decoded(raw, list[msgspec.Raw]) if raw[:1] == b"[" else [msgspec.Raw(raw)]
-
-
-def _message(envelope: Mapping[str, msgspec.Raw]) -> str:
-    for key in ("message", "error", "reason"):
-        if key in envelope:
-            value = _decoded(bytes(envelope[key]), Any)
-            text = value.get("reason", value) if isinstance(value, dict) else value
-            return str(text)[:500]
-    return "no reason given"
-
-
-def _decoded(raw: bytes, kind: Any) -> Any:
-    try:
-        return msgspec.json.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WrongAnswer(f"answered what is no JSON of the expected form ({error})") from error
-
-
-def _object(raw: msgspec.Raw | bytes, expected: str) -> Document:
-    document = _decoded(bytes(raw), Any)
-    if not isinstance(document, dict):
-        raise WrongAnswer(f"answered what is not {expected}")
-    _check_depth(document)
-    return document
-
-
-def _check_depth(document: Any) -> None:
-    """Refuse nesting that later readers, some of them recursive, should never meet."""
-    level = [document]
-    for _ in range(DEPTH_MAX):
-        level = [
-            child
-            for each in level
-            for child in (each.values() if isinstance(each, dict) else each)
-            if isinstance(child, dict | list)
-        ]
-        if not level:
-            return
-    raise WrongAnswer(f"answered a document more than {DEPTH_MAX} levels deep")
+# Documents ---------------------------------------------------------------------------------------
 
 
 def _json(value: Any) -> bytes:
@@ -360,9 +264,6 @@ def _in_url(name: str) -> str:
     assert name
     assert not set(name) & set("/?#%\\ ")
     return name.replace("+", "%2B")  # Some servers read a plus as a space.
-
-
-# Documents ---------------------------------------------------------------------------------------
 
 
 def _digest(raw: bytes) -> Digest:
@@ -392,23 +293,23 @@ def _read_clusters(
     for number, content, digest in _unseen(raws, seen, read):
         document: Any = None
         try:
-            document = _document_of(content)
-            _check_depth(document)
+            document = document_of(content)
+            check_depth(document)
             checked = read_cluster_document(document)
             entry = DocumentEntry(
                 checked.id, checked.document, pack(checked.document), len(content)
             )
         except (ServiceError, WrongAnswer) as error:
-            _leave_out(read.left_out, document, "id", number, str(error))
+            leave_out(read.left_out, document, "id", number, str(error))
             continue
         if wanted is not None and checked.id not in wanted:
             continue  # Nobody asked for it.
         if checked.id in read.found or checked.id in read.same:
-            _leave_out(read.left_out, document, "id", number, "the registry lists it twice")
+            leave_out(read.left_out, document, "id", number, "the registry lists it twice")
             continue
         if len(read.found) + len(read.same) >= CLUSTERS_MAX:
             what = f"the registry has more than {CLUSTERS_MAX} clusters"
-            _leave_out(read.left_out, document, "id", number, what)
+            leave_out(read.left_out, document, "id", number, what)
             continue
         read.found[checked.id] = ClusterFound(entry, checked.cluster, checked.live, digest)
     return read
@@ -421,49 +322,30 @@ def _read_metrics(
     for number, content, digest in _unseen(raws, seen, read):
         document: Any = None
         try:
-            document = _document_of(content)
-            _check_depth(document)
+            document = document_of(content)
+            check_depth(document)
             cluster_id = cluster_id_of(document.get("clusterId"), "clusterId")
             if wanted is not None and cluster_id not in wanted:
                 continue  # Nobody asked for it.
             _, complete = read_metrics_document(document)
             entry = DocumentEntry(cluster_id, complete, pack(complete), len(content))
         except (ServiceError, WrongAnswer) as error:
-            _leave_out(read.left_out, document, "clusterId", number, str(error))
+            leave_out(read.left_out, document, "clusterId", number, str(error))
             continue
         if cluster_id in read.found or cluster_id in read.same:
             what = "the metrics service lists it twice"
-            _leave_out(read.left_out, document, "clusterId", number, what)
+            leave_out(read.left_out, document, "clusterId", number, what)
         elif len(read.found) + len(read.same) < CLUSTERS_MAX:
             read.found[cluster_id] = entry, digest
     return read
 
 
-def _document_of(content: bytes) -> Document:
-    if len(content) > DOCUMENT_BYTES_MAX:
-        raise WrongAnswer(f"a document of more than {DOCUMENT_BYTES_MAX} bytes")
-    document = _decoded(content, Any)
-    if not isinstance(document, dict):
-        raise WrongAnswer("it is no object")
-    return document
-
-
-def _leave_out(
-    left_out: dict[str, str], document: Any, id_field: str, number: int, what: str
-) -> None:
-    name = document.get(id_field) if isinstance(document, dict) else None
-    if len(left_out) < CLUSTERS_MAX:
-        left_out[name[:253] if isinstance(name, str) and name else f"document {number}"] = what[
-            :300
-        ]
-
-
 def _read_found(reply: Reply) -> list[ClusterId] | Denied:
-    payload = _payload(reply)
+    payload = payload_of(reply)
     if isinstance(payload, Denied):
         return payload
-    value = _decoded(bytes(payload), Any)
-    _check_depth(value if isinstance(value, dict | list) else [])
+    value = decoded(bytes(payload), Any)
+    check_depth(value if isinstance(value, dict | list) else [])
     if value is None:
         return []
     found: dict[ClusterId, None] = {}

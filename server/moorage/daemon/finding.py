@@ -109,6 +109,8 @@ class Finder:
         of = await searched(self._catalog, asked.match_type, field)
         clusters = None if asked.match_type != "policy" else ()
         warnings = await self._catalog.fetch(uri, clusters, allowance)
+        if asked.match_type == "block":
+            warnings += await self._catalog.blocks.fetch(allowance)
         ids = await of.matching(asked)
         kept = [each for each in ids if self._catalog.is_live(each)] if candidates else ids
         if search is None or not kept:

@@ -49,6 +49,7 @@ def external_services(config: Config) -> External:
     return External(
         clusters=config.cluster_service_url,
         metrics=config.global_cluster_metrics_url,
+        block_metrics=config.global_block_metrics_url,
         search=config.search_server_api_url,
         policies=config.policy_db_url,
         timeout_seconds=config.external_timeout_seconds,
