@@ -185,3 +185,21 @@ def test_an_archive_brings_its_examples_along(server):
     }
     answer = server.http.post("/policy", json=document)
     assert "examples.json[0] fails: expected output.gpus to be 7" in answer.json()["message"]
+
+
+def test_examples_that_come_with_a_change_must_pass_too(server):
+    assert publish(server, WISH).status_code == 201
+    wrong = {**WISH, "output": {"gpus": [1]}}
+    for change in (
+        {"metadata": {"examples": [WISH, wrong]}},
+        {"$set": {"metadata.examples": [wrong]}},
+    ):
+        answer = server.http.put("/policy/vetted:1-x", json=change)
+        assert answer.status_code == 400, answer.text
+        assert "fails: expected output.gpus[0] to be 1" in answer.text
+    kept = server.http.get("/policy/vetted:1-x").json()["data"]["metadata"]
+    assert kept == {"examples": [WISH]}
+    good = {"$set": {"metadata.examples": [WISH, WISH]}}
+    answer = server.http.put("/policy/vetted:1-x", json=good)
+    assert answer.status_code == 200, answer.text
+    assert len(answer.json()["data"]["metadata"]["examples"]) == 2

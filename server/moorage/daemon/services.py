@@ -26,7 +26,7 @@ from moorage.daemon.finding import Finder
 from moorage.daemon.http_calls import HttpCalls
 from moorage.daemon.managing import Management
 from moorage.daemon.publishing import Publishing
-from moorage.daemon.vetting import vet
+from moorage.daemon.vetting import vet, vet_change
 from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
@@ -175,7 +175,6 @@ class HttpServices:
         self.query_metrics = catalog.query_metrics
         self.aggregate_metrics = catalog.aggregate_metrics
         self.get_policy = catalog.get_policy
-        self.update_policy = catalog.update_policy
         self.policy_history = catalog.policy_history
         self.query_policies = catalog.query_policies
         self.select_clusters_for_block = blocks.select_clusters
@@ -205,6 +204,11 @@ class HttpServices:
     async def start_canary(self, alias: str, body: JsonDocument, who: str) -> JsonDocument:
         """Send a share of an alias's requests to another version."""
         return await self._publishing.start_canary(alias, _canary(body), who)
+
+    async def update_policy(self, uri: str, change: JsonDocument, who: str) -> JsonDocument:
+        """Describe a version anew; examples that come along must pass."""
+        await vet_change(self._catalog, self._rules, uri, change)
+        return await self._catalog.update_policy(uri, change, who)
 
     async def delete_policy(self, uri: str, who: str) -> JsonDocument:
         """Delete a version that no alias means."""

@@ -5,11 +5,13 @@ is wrong is said with its place: the field, the line and the caret, or the examp
 """
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
 from moorage.catalog.base import Catalog, Document, PolicyRecord, PreparedPolicy
+from moorage.catalog.documents import apply_change
 from moorage.catalog.examples import read_examples
 from moorage.core.words import Refusal
 from moorage.daemon.examples import Rehearsal
@@ -18,7 +20,7 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host import CheckResult, PolicyFault, Sandbox
 
-__all__ = ["vet"]
+__all__ = ["vet", "vet_change"]
 
 
 async def vet(catalog: Catalog, rules: Sandbox, document: Document) -> PreparedPolicy:
@@ -35,7 +37,31 @@ async def vet(catalog: Catalog, rules: Sandbox, document: Document) -> PreparedP
 
     """
     prepared = await catalog.prepare_policy(document)
-    record = prepared.record
+    await _rehearse(rules, prepared.record)
+    return prepared
+
+
+async def vet_change(catalog: Catalog, rules: Sandbox, uri: str, change: Document) -> None:
+    """Run the examples that a change of a policy's document brings, before it is stored.
+
+    Args:
+        catalog: Has the policy.
+        rules: Runs its examples.
+        uri: Which policy.
+        change: As `Catalog.update_policy` takes it.
+
+    Raises:
+        ServiceError: As for `vet`; `not_found`.
+
+    """
+    old = await catalog.get_policy(uri)
+    new = {**old, **apply_change(old, change)}
+    record = catalog.policy(uri)
+    if record is not None and new.get("metadata") != old.get("metadata"):
+        await _rehearse(rules, replace(record, document=new))
+
+
+async def _rehearse(rules: Sandbox, record: PolicyRecord) -> None:
     # Documents of whole fleets: reading them may take a while.
     rehearsals = await asyncio.to_thread(_rehearsals, record)
     for each in rehearsals:
@@ -52,7 +78,6 @@ async def vet(catalog: Catalog, rules: Sandbox, document: Document) -> PreparedP
         refusal = outcome.refusal or rehearsal.judge(outcome.value)
         if refusal is not None:
             raise _failed(rehearsal, refusal, _line(refusal, record.files))
-    return prepared
 
 
 def _rehearsals(record: PolicyRecord) -> list[Rehearsal]:
