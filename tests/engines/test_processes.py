@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from moorage.engines.base import Order, Phase
+from moorage.engines.base import EngineError, Order, Phase, UnsupportedSpecError
 from moorage.engines.local import supervisor
 from moorage.engines.local.engine import LocalEngine
-from moorage.engines.specs import ProcessResourceSpec
+from moorage.engines.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
+from moorage.model import ClusterId, NodeId, Share
 
 SEEN_SECONDS_MAX = 20
 
@@ -93,6 +94,62 @@ async def test_an_order_that_was_written_and_not_begun_is_begun_as_it_was_writte
     assert (folder / "order.json").read_bytes() == before
     assert len(starts(tmp_path)) == 2
     await after.close()
+
+
+@pytest.mark.parametrize("name", ["no-such-program", "/", "x" * 100_000])
+async def test_a_program_that_cannot_be_run_fails_the_start_every_time(engine, name):
+    for _ in range(10):  # Its supervisor may or may not be gone when its word is read.
+        with pytest.raises(EngineError, match=r"a did not start: [x/n]"):
+            await engine.start(Order("a", ProcessResourceSpec(command=[name])))
+    assert list(await engine.discover()) == []
+
+
+async def test_what_an_environment_says_of_devices_counts_less_than_what_is_held(engine, tmp_path):
+    held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
+    spec = ProcessResourceSpec(
+        command=["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/starts"],
+        environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+    )
+    await engine.start(Order("a", spec, (held,)))
+    assert await started(tmp_path, 1) == ["3"]
+
+
+async def test_more_processors_than_the_machine_has_are_refused_of_a_lease_too(engine):
+    held = Share(ClusterId("lab"), NodeId("here"))
+    spec = ProcessResourceSpec(command=["true"], cpu_count=60_000)
+    with pytest.raises(UnsupportedSpecError, match="this machine has not got that"):
+        await engine.start(Order("a", spec, (held,)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (ServiceResourceSpec(command=["sleep", "9"], host="no such host"), "not known"),
+        (ServiceResourceSpec(command=["sleep", "9"], host="x" * 300), "host|label|Name"),
+        (
+            ServiceResourceSpec(command=["sleep", "9"], readiness=Readiness(path="\n")),
+            "InvalidURL",
+        ),
+    ],
+)
+async def test_whatever_the_machine_says_of_one_workload_is_told_of_that_one(engine, spec, reason):
+    """A daemon ends itself at an error that it does not know, and starts the lease again."""
+    with pytest.raises(EngineError, match=reason):
+        await engine.start(Order("a", spec))
+    assert list(await engine.discover()) == []
+
+
+async def test_a_service_may_listen_on_ipv6(engine):
+    serve = (
+        "import http.server as h, os, socket; h.ThreadingHTTPServer.address_family = "
+        "socket.AF_INET6; h.ThreadingHTTPServer(('::1', int(os.environ['PORT'])), "
+        "h.SimpleHTTPRequestHandler).serve_forever()"
+    )
+    spec = ServiceResourceSpec(
+        command=[sys.executable, "-c", serve], host="::1", readiness=Readiness(path="/")
+    )
+    ready = await engine.start(Order("a", spec, timeout_seconds=SEEN_SECONDS_MAX))
+    assert ready.endpoint.startswith("http://[::1]:")
 
 
 async def test_a_stop_that_was_cut_short_is_finished_before_the_next_start(engine, tmp_path):

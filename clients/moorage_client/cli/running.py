@@ -21,6 +21,9 @@ TTL_SECONDS: Final = 60.0
 """Of the lease of `run`: its GPUs are free this long after this command died."""
 FOLLOW_SECONDS: Final = 10.0
 """How long one question for more output waits at the server."""
+END_SECONDS_MAX: Final = 30.0
+"""How long a lease may take to end after its workload."""
+LOOK_SECONDS: Final = 0.1
 SPARE_SECONDS: Final = 30.0
 """Beyond what a command may take, for its answer to come."""
 _SIGNALLED: Final = 128
@@ -178,16 +181,26 @@ async def _follow(client: Any, lease: str, token: str, offset: int = 0) -> int:
         try:
             part = await client.call(message | {"offset": offset})
         except NotFound as error:
-            state = await client.status(lease)
-            raise LeaseLost(lease, state.get("reason") or str(error)) from error
+            raise LeaseLost(lease, await _reason(client, lease) or str(error)) from error
         _write(part["text"])
         offset = part["offset"]
         if part["over"]:
             code: int = part["exit_code"]
             if part["exit_code"] is None:  # It never ran, or nobody saw it end.
-                state = await client.status(lease)
-                raise LeaseLost(lease, state.get("reason") or "it is not known how it ended")
+                reason = await _reason(client, lease)
+                raise LeaseLost(lease, reason or "it is not known how it ended")
             return code
+
+
+async def _reason(client: Any, lease: str) -> str:
+    """Return why a lease ended, whose workload is over; the lease is so a moment later."""
+    give_up_at = asyncio.get_running_loop().time() + END_SECONDS_MAX
+    while True:
+        state = await client.status(lease)
+        if state["state"] == "ended" or asyncio.get_running_loop().time() > give_up_at:
+            return str(state.get("reason") or "")
+        pause = LOOK_SECONDS
+        await asyncio.sleep(pause)
 
 
 def _write(text: str) -> None:

@@ -4,11 +4,25 @@ See `specs` for those of one machine, and `spec_documents` for all of them as JS
 """
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from moorage.engines.specs import BaseResourceSpec, check_limits
+import pydantic
+
+from moorage.engines.spec_fields import (
+    Command,
+    Count,
+    Cpus,
+    Environment,
+    Memory,
+    Name,
+    Port,
+    StartSeconds,
+)
+from moorage.engines.specs import BaseResourceSpec
 
 __all__ = ["InstanceResourceSpec", "PodResourceSpec", "RayActorResourceSpec"]
+
+Price = Annotated[float, pydantic.Field(gt=0, allow_inf_nan=False)]
 
 
 @dataclass(kw_only=True)
@@ -58,21 +72,16 @@ class PodResourceSpec(BaseResourceSpec):
     category: ClassVar[str] = "pod"
 
     image: str = ""
-    command: list[str] | None = None
-    environment: dict[str, str] = field(default_factory=dict[str, str])
+    command: Command | None = None
+    environment: Environment = field(default_factory=dict[str, str])
     namespace: str = "default"
     labels: dict[str, str] = field(default_factory=dict[str, str])
-    cpu_count: float | None = None
-    mem_limit: int | str | None = None
-    gpus: int | None = None
+    cpu_count: Cpus | None = None
+    mem_limit: Memory | None = None
+    gpus: Count | None = None
     gpu_resource: str = "nvidia.com/gpu"
     manifest: dict[str, Any] = field(default_factory=dict[str, Any])
-    start_timeout: float | None = 300.0
-
-    def __post_init__(self) -> None:
-        """Check what no type can say."""
-        super().__post_init__()
-        check_limits(self.cpu_count, self.mem_limit, self.gpus)
+    start_timeout: StartSeconds | None = 300.0
 
     @property
     def title(self) -> str:
@@ -112,31 +121,26 @@ class InstanceResourceSpec(BaseResourceSpec):
 
     category: ClassVar[str] = "instance"
 
-    instance_type: str | None = None
-    gpus: int = 0
-    gpu_model: str | None = None
-    cpu_count: float | None = None
-    mem_limit: int | str | None = None
-    image_id: str | None = None
-    region: str | None = None
+    instance_type: Name | None = None
+    gpus: Count = 0
+    gpu_model: Name | None = None
+    cpu_count: Cpus | None = None
+    mem_limit: Memory | None = None
+    image_id: Name | None = None
+    region: Name | None = None
     zones: list[str] = field(default_factory=list[str])
     subnets: dict[str, str] = field(default_factory=dict[str, str])
     security_groups: list[str] = field(default_factory=list[str])
-    key_name: str | None = None
-    instance_profile: str | None = None
+    key_name: Name | None = None
+    instance_profile: Name | None = None
     user_data: str | None = None
-    volume_gib: int | None = None
+    volume_gib: Annotated[int, pydantic.Field(ge=1, le=65_536)] | None = None
     spot: bool = False
     on_demand_fallback: bool = True
-    max_price_per_hour: float | None = None
-    readiness_port: int | None = None
+    max_price_per_hour: Price | None = None
+    readiness_port: Port | None = None
     tags: dict[str, str] = field(default_factory=dict[str, str])
-    start_timeout: float | None = 600.0
-
-    def __post_init__(self) -> None:
-        """Check what no type can say."""
-        super().__post_init__()
-        check_limits(self.cpu_count, self.mem_limit, self.gpus)
+    start_timeout: StartSeconds | None = 600.0
 
     @property
     def title(self) -> str:

@@ -97,8 +97,8 @@ class ResourceEngine:
             **kwargs: `timeout`, in seconds, for the backend's start of each.
 
         Raises:
-            ValueError: There is no such backend.
-            TypeError: There is no such argument.
+            ValueError: There is no such backend, or an argument is not what it must be.
+            TypeError: There is no such argument, or `spec` is none.
             EngineError: One could not be made. Those that could are free.
             TimeoutError: Nor could one in time.
 
@@ -106,6 +106,7 @@ class ResourceEngine:
         limit = kwargs.pop("timeout", None)
         if kwargs:
             raise TypeError(f"start() knows no argument {', '.join(sorted(kwargs))!r}")
+        _check(spec, size=size, timeout=limit)
         runner = self._runner(backend)
         wanted, made = await self._store.stock(spec, backend, runner, size, limit)
         if made < wanted:
@@ -136,12 +137,15 @@ class ResourceEngine:
             wait_timeout: Seconds to wait for a slot; None for as long as it takes.
 
         Raises:
-            ValueError: There is no such backend, or the id has a resource of another spec.
+            ValueError: There is no such backend, the id has a resource of another spec, or an
+                argument is not what it must be.
+            TypeError: `spec` is no spec.
             EngineError: It could not be made.
             TimeoutError: Nor in time, or nothing was released in time.
             EngineClosedError: The engine was closed meanwhile.
 
         """
+        _check(spec, id=id, timeout=timeout, wait_timeout=wait_timeout)
         return await self._store.acquire(
             id,
             spec,
@@ -224,3 +228,16 @@ class ResourceEngine:
             names = ", ".join(sorted(runners)) or "none"
             raise ValueError(f"there is no backend {backend!r} here; available: {names}")
         return runner
+
+
+def _check(spec: Any, *, id: Any = "-", size: Any = 0, **seconds: Any) -> None:  # noqa: A002  # As above.
+    """Refuse what would only fail later, elsewhere and in other words."""
+    if not isinstance(spec, BaseResourceSpec):
+        raise TypeError(f"spec: expected a BaseResourceSpec, not {type(spec).__name__}")
+    if not (isinstance(id, str) and id):
+        raise ValueError(f"id: expected a text that is not empty, not {id!r}")
+    if not (isinstance(size, int) and size >= 0):
+        raise ValueError(f"size: expected a number from 0 on, not {size!r}")
+    for name, value in seconds.items():
+        if not (value is None or (isinstance(value, int | float) and value >= 0)):
+            raise ValueError(f"{name}: expected seconds from 0 on, or None, not {value!r}")

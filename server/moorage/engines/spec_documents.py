@@ -6,8 +6,6 @@ import json
 from collections.abc import Mapping
 from typing import Any, Final
 
-import pydantic
-
 from moorage.engines.remote_specs import (
     InstanceResourceSpec,
     PodResourceSpec,
@@ -61,19 +59,15 @@ def spec_from_document(document: Mapping[str, Any], category: str) -> BaseResour
     kind = SPECS.get(str(category))
     if kind is None:
         raise SpecError("spec.category", f"one of {', '.join(sorted(SPECS))}")
+    known = {each.name for each in dataclasses.fields(kind)}
+    for name in fields:
+        if name not in known:
+            listed = ", ".join(sorted(known))
+            raise SpecError(f"spec.{name}", f"one of the fields of {category}: {listed}")
     try:
-        return pydantic.TypeAdapter(kind).validate_python(fields)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(["spec", *(str(part) for part in first["loc"])])
-        if first["type"] == "unexpected_keyword_argument":
-            known = ", ".join(sorted(each.name for each in dataclasses.fields(kind)))
-            raise SpecError(place, f"one of the fields of {category}: {known}") from error
-        if first["type"] == "value_error":  # Of __post_init__: it names the field itself.
-            name, _, expected = str(first["ctx"]["error"]).partition(": expected ")
-            raise SpecError(f"{place}.{name}" if expected else place, expected or name) from error
-        text = first["msg"]
-        raise SpecError(place, text[:1].lower() + text[1:]) from error
+        return kind(**fields)
+    except SpecError as error:
+        raise SpecError(f"spec.{error.path}", error.expected) from error
 
 
 def pool_key(spec: BaseResourceSpec, backend: str) -> str:

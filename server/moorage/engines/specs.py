@@ -1,16 +1,40 @@
 """What can be started on one machine: one dataclass per kind, keyword-only.
 
-Resources are shared between users whose specs are equal in every field. `remote_specs` has the
-kinds of other places; `spec_documents` reads them all from JSON.
+Resources are shared between users whose specs are equal in every field. Every field is checked when
+a spec is made, from JSON (`spec_documents`) or in Python. `remote_specs` has the kinds of other
+places.
+
+    SpecError    (a ValueError) a spec cannot be read: which field, and what was expected there
 
 Source: the documents of the resource engine, whose four specs keep their fields and defaults here.
 """
 
-import re
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, Final
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, ClassVar, Final, get_type_hints
 
 import pydantic
+
+from moorage.engines.spec_fields import (
+    Command,
+    Copies,
+    Count,
+    Cpus,
+    Devices,
+    Environment,
+    Folder,
+    FreePort,
+    Memory,
+    MemoryDelay,
+    Name,
+    Port,
+    ProbeSeconds,
+    StartSeconds,
+    StopSeconds,
+    Text,
+    memory_bytes,
+)
 
 __all__ = [
     "APIModelResourceSpec",
@@ -23,13 +47,12 @@ __all__ = [
     "ServiceResourceSpec",
     "SpecError",
     "VLLMModelResourceSpec",
-    "check_limits",
     "memory_bytes",
 ]
 
-_STRICT: Final = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
-_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-_MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+_STRICT: Final = pydantic.ConfigDict(
+    extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
+)
 
 
 class SpecError(ValueError):
@@ -61,14 +84,21 @@ class BaseResourceSpec:
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
     category: ClassVar[str] = "resource"
 
-    max_global_num: int | None = None
+    max_global_num: Annotated[int, pydantic.Field(ge=1)] | None = None
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        """Check what no type can say."""
-        cap = self.max_global_num
-        if cap is not None and cap < 1:
-            raise ValueError("max_global_num: expected a number from 1 on, or none")
+        """Check every field.
+
+        Raises:
+            SpecError: It names the field, and what was expected there.
+
+        """
+        for name, reader in _readers(type(self)).items():  # type: ignore[arg-type]  # A class has a hash.
+            try:
+                setattr(self, name, reader.validate_python(getattr(self, name)))
+            except pydantic.ValidationError as error:
+                raise _spec_error(name, error) from error
 
     @property
     def limit_seconds(self) -> float | None:
@@ -100,11 +130,11 @@ class Readiness:
 
     __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
 
-    path: str | None = None
-    port: int | None = None
-    command: list[str] | None = None
-    every_seconds: float = 0.2
-    timeout_seconds: float = 2.0
+    path: Text | None = None
+    port: Port | None = None
+    command: Command | None = None
+    every_seconds: ProbeSeconds = 0.2
+    timeout_seconds: ProbeSeconds = 2.0
 
 
 @dataclass(kw_only=True)
@@ -126,22 +156,15 @@ class ProcessResourceSpec(BaseResourceSpec):
 
     category: ClassVar[str] = "process"
 
-    command: list[str] = field(default_factory=list[str])
-    workdir: str | None = None
-    environment: dict[str, str] = field(default_factory=dict[str, str])
-    cpu_count: float | None = None
-    mem_limit: int | str | None = None
-    gpus: int | None = None
-    reset_command: list[str] | None = None
-    stop_seconds: float = 10.0
-    start_timeout: float | None = None
-
-    def __post_init__(self) -> None:
-        """Check what no type can say."""
-        super().__post_init__()
-        if not self.command or not self.command[0]:
-            raise ValueError("command: expected a list of texts, the program first")
-        check_limits(self.cpu_count, self.mem_limit, self.gpus)
+    command: Command = field(default_factory=list[str])
+    workdir: Folder | None = None
+    environment: Environment = field(default_factory=dict[str, str])
+    cpu_count: Cpus | None = None
+    mem_limit: Memory | None = None
+    gpus: Count | None = None
+    reset_command: Command | None = None
+    stop_seconds: StopSeconds = 10.0
+    start_timeout: StartSeconds | None = None
 
     @property
     def title(self) -> str:
@@ -163,10 +186,10 @@ class ServiceResourceSpec(ProcessResourceSpec):
 
     category: ClassVar[str] = "service"
 
-    port: int = 0
-    host: str = "127.0.0.1"
+    port: FreePort = 0
+    host: Name = "127.0.0.1"
     readiness: Readiness | None = None
-    start_timeout: float | None = 300.0
+    start_timeout: StartSeconds | None = 300.0
 
 
 @dataclass(kw_only=True)
@@ -188,21 +211,15 @@ class VLLMModelResourceSpec(BaseResourceSpec):
 
     category: ClassVar[str] = "vllm"
 
-    model_name_or_path: str = ""
-    tensor_parallel_size: int = 1
-    port: int = 8000
-    pipeline_parallel_size: int = 1
-    data_parallel_size: int = 1
-    template: str | None = None
-    gpu_memory_utilization: float = 0.8
-    tool_call_parser: str | None = "hermes"
-    start_timeout: float | None = 300.0
-
-    def __post_init__(self) -> None:
-        """Check what no type can say."""
-        super().__post_init__()
-        if not self.model_name_or_path:
-            raise ValueError("model_name_or_path: expected a model's name or path")
+    model_name_or_path: Name = ""
+    tensor_parallel_size: Copies = 1
+    port: FreePort = 8000
+    pipeline_parallel_size: Copies = 1
+    data_parallel_size: Copies = 1
+    template: Text | None = None
+    gpu_memory_utilization: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.8
+    tool_call_parser: Text | None = "hermes"
+    start_timeout: StartSeconds | None = 300.0
 
     @property
     def title(self) -> str:
@@ -258,25 +275,20 @@ class ContainerResourceSpec(BaseResourceSpec):
 
     category: ClassVar[str] = "container"
 
-    image: str | None = None
-    cpu_count: float | None = None
-    mem_limit: int | str | None = None
-    gpus: int | str | list[str] | None = None
-    ports: dict[int, int] = field(default_factory=dict[int, int])
-    environment: dict[str, str] = field(default_factory=dict[str, str])
-    mount: dict[str, str] = field(default_factory=dict[str, str])
-    host_ip: str | None = None
-    container_port: int | None = None
-    command: list[str] | None = None
+    image: Name | None = None
+    cpu_count: Cpus | None = None
+    mem_limit: Memory | None = None
+    gpus: Devices | None = None
+    ports: dict[Port, FreePort] = field(default_factory=dict[int, int])
+    environment: Environment = field(default_factory=dict[str, str])
+    mount: dict[Text, Text] = field(default_factory=dict[str, str])
+    host_ip: Text | None = None
+    container_port: Port | None = None
+    command: Command | None = None
     readiness: Readiness | None = None
-    start_timeout: float | None = None
-    stop_seconds: float = 10.0
+    start_timeout: StartSeconds | None = None
+    stop_seconds: StopSeconds = 10.0
     ray_actor_options: dict[str, Any] = field(default_factory=dict[str, Any])
-
-    def __post_init__(self) -> None:
-        """Check what no type can say."""
-        super().__post_init__()
-        check_limits(self.cpu_count, self.mem_limit, self.gpus)
 
     @property
     def title(self) -> str:
@@ -302,12 +314,12 @@ class APIModelResourceSpec(BaseResourceSpec):
     category: ClassVar[str] = "api_model"
 
     model_name_or_path: str = ""
-    port: int | None = None
+    port: Port | None = None
     base_url: str | None = None
     host: str | None = None
     api_key: str | None = field(default=None, repr=False)
-    request_timeout: float | None = None
-    start_timeout: float | None = 60.0
+    request_timeout: StartSeconds | None = None
+    start_timeout: StartSeconds | None = 60.0
 
     @property
     def title(self) -> str:
@@ -362,23 +374,15 @@ class MemoryResourceSpec(BaseResourceSpec):
     category: ClassVar[str] = "memory"
 
     name: str = "default"
-    start_seconds: float = 0.0
-    stop_seconds: float = 0.0
+    start_seconds: MemoryDelay = 0.0
+    stop_seconds: MemoryDelay = 0.0
     fail: str = ""
     fail_stops: int = 0
-    die_seconds: float | None = None
+    die_seconds: StopSeconds | None = None
     exit_code: int = 1
     fail_reset: str = ""
     resettable: bool = True
-    start_timeout: float | None = None
-
-    def __post_init__(self) -> None:
-        """Check what no type can say."""
-        super().__post_init__()
-        for name in ("start_seconds", "stop_seconds"):
-            if not 0 <= getattr(self, name) <= MEMORY_DELAY_SECONDS_MAX:
-                reason = f"expected a number of seconds from 0 to {MEMORY_DELAY_SECONDS_MAX:g}"
-                raise ValueError(f"{name}: {reason}")
+    start_timeout: StartSeconds | None = None
 
     @property
     def title(self) -> str:
@@ -386,39 +390,25 @@ class MemoryResourceSpec(BaseResourceSpec):
         return self.name
 
 
-MEMORY_DELAY_SECONDS_MAX: Final = 60.0
-"""Longest delay that a `MemoryResourceSpec` may ask for."""
+@functools.cache
+def _readers(kind: type[BaseResourceSpec]) -> Mapping[str, pydantic.TypeAdapter[Any]]:
+    """Return what reads each field of a kind of spec, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    loose = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    return {
+        name: pydantic.TypeAdapter(hint, config=None if is_dataclass(hint) else loose)
+        for name, hint in ((each.name, hints[each.name]) for each in fields(kind))
+    }
 
 
-def memory_bytes(given: int | str) -> int:
-    """Return bytes, of a number or of a text such as `512m`, `2g`, `1.5GiB`.
-
-    Raises:
-        ValueError: It is neither.
-
-    """
-    if isinstance(given, int) and not isinstance(given, bool) and given > 0:
-        return given
-    match = _MEMORY.fullmatch(given.strip()) if isinstance(given, str) else None
-    if match is None or (size := int(float(match[1]) * _UNITS[match[2].lower()])) <= 0:
-        raise ValueError("mem_limit: expected bytes, or text such as 512m or 2g")
-    return size
-
-
-def check_limits(
-    cpu_count: float | None, mem_limit: int | str | None, gpus: int | str | list[str] | None
-) -> None:
-    """Check the limits that several kinds share.
-
-    Raises:
-        ValueError: It starts with the field's name.
-
-    """
-    if cpu_count is not None and cpu_count <= 0:
-        raise ValueError("cpu_count: expected a number above 0")
-    if mem_limit is not None:
-        memory_bytes(mem_limit)
-    if isinstance(gpus, str) and gpus != "all":
-        raise ValueError("gpus: expected a number, a list of ids, or all")
-    if isinstance(gpus, int) and gpus < 0:
-        raise ValueError("gpus: expected a number from 0 on")
+def _spec_error(name: str, error: pydantic.ValidationError) -> SpecError:
+    """Return the first thing that is wrong with a field, in the words of this package."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join([name, *(str(part) for part in first["loc"] if part != "[key]")])
+    if first["type"] == "unexpected_keyword_argument":
+        known = ", ".join(each.name for each in fields(Readiness))
+        return SpecError(place, f"one of {known}")
+    text = first["msg"].removeprefix("Value error, expected ")
+    said = text.removeprefix("Input should be ")
+    compared = said.startswith(("greater", "less"))
+    return SpecError(place, f"a number {said}" if compared else said[:1].lower() + said[1:])

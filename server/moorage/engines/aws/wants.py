@@ -85,8 +85,6 @@ def check(spec: InstanceResourceSpec) -> None:
         raise UnsupportedSpecError(f"tags: expected at most {TAGS_MAX}")
     if len((spec.user_data or "").encode()) > USER_DATA_BYTES_MAX:
         raise UnsupportedSpecError(f"user_data: expected at most {USER_DATA_BYTES_MAX} bytes")
-    if spec.max_price_per_hour is not None and spec.max_price_per_hour <= 0:
-        raise UnsupportedSpecError("max_price_per_hour: expected a number above 0")
 
 
 def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None) -> str:

@@ -83,7 +83,7 @@ def plan(
         name=name,
         image=spec.title,
         command=spec.command,
-        environment={**gpus, **spec.environment, **order.environment},
+        environment={**spec.environment, **gpus, **order.environment},
         labels=labels,
         cpu_count=cpus,
         memory_bytes=size,

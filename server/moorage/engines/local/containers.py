@@ -292,7 +292,7 @@ class Containers:
                 break
             await asyncio.sleep(RUNNING_SECONDS if probe is None else probe.every_seconds)
         port = None if spec.container_port is None else ports.get(spec.container_port)
-        endpoint = "" if port is None else f"http://{host}:{port}"
+        endpoint = "" if port is None else f"http://{readiness.authority(host, port)}"
         shelf.write(ready, {"endpoint": endpoint})
         news = Workload(workload, Phase.READY, endpoint=endpoint)
         self._tell(news)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from moorage.engines.base import EngineError, Order, UnsupportedSpecError
+from moorage.engines.spec_fields import CPUS_MAX
 from moorage.slots import ResourceUnavailable, SlotsError, make_resource_pool
 
 __all__ = ["Devices", "Grant", "Rows", "gpus_here"]
@@ -91,7 +92,10 @@ class Devices:
         with self._lock:
             rows = self._held.get(order.id)
             if rows is None:
-                rows = self._held[order.id] = self._check_out(wanted, must=share is None)
+                named = getattr(order.spec, "cpu_count", None) is not None
+                rows = self._held[order.id] = self._check_out(
+                    wanted, must=share is None, could=share is None or named
+                )
         gpus = None
         if share is not None:
             gpus = share.gpus
@@ -120,10 +124,10 @@ class Devices:
             kept = {kind: rows for kind, rows in before.items() if kind != "cpus"}
             self._check_in({"cpus": before.get("cpus", [])})
             try:
-                rows = self._check_out(wanted, must=True)
+                rows = self._check_out(wanted, must=True, could=True)
             except EngineError:
                 cpus = _cpus(len(before.get("cpus", ())) or None)
-                self._held[workload] = {**kept, **self._check_out(cpus, must=False)}
+                self._held[workload] = {**kept, **self._check_out(cpus, must=False, could=False)}
                 raise
             self._held[workload] = {**kept, **rows}
             return Grant(self._held[workload])
@@ -133,14 +137,21 @@ class Devices:
         with self._lock:
             self._check_in(self._held.pop(workload, {}))
 
-    def _check_out(self, members: Sequence[Mapping[str, Any]], *, must: bool) -> Rows:
-        """Check out of the pool; what need not be had is not bound, where it cannot be had."""
+    def _check_out(self, members: Sequence[Mapping[str, Any]], *, must: bool, could: bool) -> Rows:
+        """Check out of the pool; what need not be had is not bound, where it cannot be had.
+
+        Args:
+            members: What is wanted.
+            must: It is to be had now.
+            could: This machine must have that much, whoever has it now.
+
+        """
         if not members:
             return {}
         try:
-            could = self._pool.accommodates(members)
-            if must and not could:
-                raise UnsupportedSpecError(f"this machine has not got that: {could.reason}")
+            has = self._pool.accommodates(members)
+            if could and not has:
+                raise UnsupportedSpecError(f"this machine has not got that: {has.reason}")
             return {kind: list(rows) for kind, rows in self._pool.checkout(members).items()}
         except ResourceUnavailable as error:
             if must:
@@ -192,7 +203,7 @@ def _cpus(count: float | None) -> list[dict[str, Any]]:
     """Return the members of a request for so many processors; the last one may be a share."""
     if count is None:
         return []
-    if count <= 0:
+    if not 0 < count <= CPUS_MAX:
         raise UnsupportedSpecError(f"cpu_count: expected a number above 0, not {count}")
     whole, share = divmod(count, 1)
     members: list[dict[str, Any]] = [{"type": "cpus", "slots": 1}] * int(whole)

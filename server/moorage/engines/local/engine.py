@@ -1,12 +1,14 @@
 """`LocalEngine`: this machine as one backend, whatever the category of the spec."""
 
 import asyncio
+import contextlib
 import platform
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from moorage.engines.base import (
+    EngineError,
     Execution,
     Listener,
     Log,
@@ -28,6 +30,17 @@ __all__ = ["LocalEngine", "this_node"]
 def this_node() -> str:
     """Return the name that this machine has in an inventory."""
     return platform.node() or "localhost"
+
+
+@contextlib.contextmanager
+def _plain() -> Iterator[None]:
+    """Turn whatever the machine says about one workload into an error of this package."""
+    try:
+        yield
+    except (EngineError, TimeoutError):
+        raise
+    except Exception as error:
+        raise EngineError(f"{type(error).__name__}: {error}") from error
 
 
 class LocalEngine:
@@ -93,13 +106,15 @@ class LocalEngine:
             if self._nodes and share.node_id not in self._nodes:
                 reason = f"the backend local starts on {', '.join(sorted(self._nodes))}"
                 raise UnsupportedSpecError(f"{reason}, not on {share.cluster_id}/{share.node_id}")
-        if isinstance(order.spec, ContainerResourceSpec):
-            return await self._containers.start(order)
-        return await self._processes.start(order)
+        container = isinstance(order.spec, ContainerResourceSpec)
+        part = self._containers if container else self._processes
+        with _plain():
+            return await part.start(order)
 
     async def stop(self, workload: str) -> None:
         """Stop a workload; see `Engine.stop`."""
-        await self._part(workload).stop(workload)
+        with _plain():
+            await self._part(workload).stop(workload)
 
     async def status(self, workload: str) -> Workload:
         """Look at a workload; see `Engine.status`."""
@@ -107,7 +122,8 @@ class LocalEngine:
 
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
         """Change limits of a workload; see `Engine.control`."""
-        await self._part(workload).control(workload, limits)
+        with _plain():
+            await self._part(workload).control(workload, limits)
 
     async def reset(self, workload: str) -> Any:
         """Make a used workload as new; see `Engine.reset`."""
@@ -124,14 +140,15 @@ class LocalEngine:
         environment: Mapping[str, str] | None = None,
     ) -> Execution:
         """Run a command inside of a workload; see `Engine.execute`."""
-        return await self._part(workload).execute(
-            workload,
-            command,
-            timeout_seconds=timeout_seconds,
-            workdir=workdir,
-            user=user,
-            environment=environment,
-        )
+        with _plain():
+            return await self._part(workload).execute(
+                workload,
+                command,
+                timeout_seconds=timeout_seconds,
+                workdir=workdir,
+                user=user,
+                environment=environment,
+            )
 
     async def logs(self, workload: str, offset: int = 0) -> Log:
         """Read a workload's output; see `Engine.logs`."""

@@ -287,8 +287,8 @@ class Processes:
             "workdir": spec.workdir,
             "environment": {
                 **inherited,
-                **grant.environment,
                 **environment,
+                **grant.environment,  # What it holds is not for the spec to say.
                 **order.environment,
                 _MARK: self._mark(order.id),
             },
@@ -332,8 +332,10 @@ class Processes:
             said = _line(seen, SUPERVISOR_SECONDS_MAX)
         finally:
             os.close(seen)
-        report = json.loads(said) if said else {"error": "its supervisor said nothing"}
-        if "error" in report and shelf.holder(folder) is None:
+        report = json.loads(said) if said else {}
+        if not said and shelf.holder(folder) is None:
+            report = {"error": "its supervisor said nothing"}
+        if "error" in report:
             raise EngineError(f"{workload} did not start: {report['error']}")
 
     async def _until_ready(self, workload: str, spec: ProcessResourceSpec) -> Workload:
@@ -364,7 +366,7 @@ class Processes:
                 return done.exit_code
 
             if await readiness.answers(probe, spec.host, port, run):
-                endpoint = f"http://{spec.host}:{port}"
+                endpoint = f"http://{readiness.authority(spec.host, port)}"
                 break
             await asyncio.sleep(probe.every_seconds)
         shelf.write(folder / "ready.json", {"endpoint": endpoint})
@@ -446,7 +448,8 @@ async def _read(stream: asyncio.StreamReader | None) -> str:
 
 
 def _free_port(host: str) -> int:
-    with socket.socket() as listener:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
         listener.bind((host, 0))
         return int(listener.getsockname()[1])
 

@@ -44,8 +44,13 @@ async def answers(
     return at is not None and await accepts(host, at, probe.timeout_seconds, proxied=proxied)
 
 
+def authority(host: str, port: int) -> str:
+    """Return a host and a port as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 async def _http(probe: Readiness, host: str, port: int | None) -> bool:
-    url = f"http://{host}:{port or 80}/{(probe.path or '').lstrip('/')}"
+    url = f"http://{authority(host, port or 80)}/{(probe.path or '').lstrip('/')}"
     try:
         async with httpx.AsyncClient(timeout=probe.timeout_seconds, trust_env=False) as client:
             reply = await client.get(url)

@@ -34,6 +34,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 BEGUN = ("process.json", "exit.json", "stop")
 """Files of which any says that nothing is to be started any more."""
+REASON_MAX = 500
+"""Characters of one part of the reason why a command cannot be run."""
 CHECK_SECONDS = 2.0
 """Between two looks at the size of the output, and at whether the owner still lives."""
 KILL_SECONDS_MAX = 10.0
@@ -57,8 +59,9 @@ def main(folder: str, pipe: int) -> int:
     try:
         child = start(order, folder, libc)
     except OSError as error:
-        finish(folder, None, f"{order['command'][0]}: {error.strerror or error}")
-        report(pipe, {"error": f"{order['command'][0]}: {error.strerror or error}"})
+        reason = f"{order['command'][0][:REASON_MAX]}: {error.strerror or error}"
+        finish(folder, None, reason)
+        report(pipe, {"error": reason})
         return 1
     write(os.path.join(folder, "process.json"), {"pid": child, "supervisor": os.getpid()})
     report(pipe, {"pid": child})
@@ -109,7 +112,7 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
             os.execvpe(command[0], command, order["environment"])  # noqa: S606  # The user's own.
         except BaseException as error:  # noqa: BLE001  # The parent is told, whatever it is.
             number = error.errno if isinstance(error, OSError) and error.errno else 0
-            os.write(told, f"{number} {error}".encode())
+            os.write(told, f"{number} {str(error) or type(error).__name__}"[:REASON_MAX].encode())
         finally:
             os._exit(127)
     os.close(told)

@@ -1,0 +1,115 @@
+"""What the fields of specs may be: the types that `specs` and `remote_specs` are made of.
+
+A value that is not allowed is refused with what was expected in its place.
+"""
+
+import re
+from typing import Annotated, Any, Final
+
+import pydantic
+
+CPUS_MAX: Final = 65_536
+"""Processors that a spec may ask for; and GPUs."""
+START_SECONDS_MAX: Final = 86_400.0
+"""Longest time to become ready."""
+STOP_SECONDS_MAX: Final = 3_600.0
+"""Longest time between SIGTERM and SIGKILL: so long a workload may outlive its lease."""
+PROBE_SECONDS_MIN: Final = 0.01
+PROBE_SECONDS_MAX: Final = 3_600.0
+MEMORY_BYTES_MAX: Final = 1 << 60
+MEMORY_DELAY_SECONDS_MAX: Final = 60.0
+"""Longest delay that a `MemoryResourceSpec` may ask for."""
+_UNITS: Final = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_MEMORY: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", re.IGNORECASE)
+
+
+def _no_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("expected a text without NUL characters")
+    return text
+
+
+def _not_empty(text: str) -> str:
+    if not text:
+        raise ValueError("expected a text that is not empty")
+    return text
+
+
+def _program(command: list[str]) -> list[str]:
+    if not command or not command[0]:
+        raise ValueError("expected a list of texts, the program first")
+    return command
+
+
+def _variable(name: str) -> str:
+    if not name or "=" in name:
+        raise ValueError("expected names of variables, without '='")
+    return name
+
+
+def _absolute(path: str) -> str:
+    if not path.startswith("/"):
+        raise ValueError("expected an absolute path")
+    return path
+
+
+Text = Annotated[str, pydantic.AfterValidator(_no_nul)]
+"""A text that the operating system takes."""
+Name = Annotated[Text, pydantic.AfterValidator(_not_empty)]
+Command = Annotated[list[Text], pydantic.AfterValidator(_program)]
+"""A program and its arguments."""
+Environment = dict[Annotated[Text, pydantic.AfterValidator(_variable)], Text]
+Folder = Annotated[Text, pydantic.AfterValidator(_absolute)]
+Port = Annotated[int, pydantic.Field(ge=1, le=65_535)]
+FreePort = Annotated[int, pydantic.Field(ge=0, le=65_535)]
+"""A port, or 0 for one that is free."""
+Count = Annotated[int, pydantic.Field(ge=0, le=CPUS_MAX)]
+Copies = Annotated[int, pydantic.Field(ge=1, le=CPUS_MAX)]
+Cpus = Annotated[float, pydantic.Field(gt=0, le=CPUS_MAX, allow_inf_nan=False)]
+StartSeconds = Annotated[float, pydantic.Field(gt=0, le=START_SECONDS_MAX, allow_inf_nan=False)]
+StopSeconds = Annotated[float, pydantic.Field(ge=0, le=STOP_SECONDS_MAX, allow_inf_nan=False)]
+ProbeSeconds = Annotated[
+    float, pydantic.Field(ge=PROBE_SECONDS_MIN, le=PROBE_SECONDS_MAX, allow_inf_nan=False)
+]
+
+MemoryDelay = Annotated[
+    float, pydantic.Field(ge=0, le=MEMORY_DELAY_SECONDS_MAX, allow_inf_nan=False)
+]
+
+
+def memory_bytes(given: int | str) -> int:
+    """Return bytes, of a number or of a text such as `512m`, `2g`, `1.5GiB`.
+
+    Raises:
+        ValueError: It is neither, or more than any machine has.
+
+    """
+    if isinstance(given, int) and not isinstance(given, bool):
+        size = float(min(given, 2 * MEMORY_BYTES_MAX))
+    else:
+        match = _MEMORY.fullmatch(given.strip()) if isinstance(given, str) else None
+        size = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+    if not 1 <= size <= MEMORY_BYTES_MAX:
+        raise ValueError("expected bytes, or text such as 512m or 2g")
+    return int(size)
+
+
+def _memory(given: Any) -> int | str:
+    memory_bytes(given)
+    size: int | str = given
+    return size
+
+
+def _devices(given: Any) -> int | str | list[str]:
+    if isinstance(given, int) and not isinstance(given, bool) and 0 <= given <= CPUS_MAX:
+        return given
+    if given == "all" or (isinstance(given, list) and all(isinstance(id_, str) for id_ in given)):
+        named: str | list[str] = given
+        return named
+    raise ValueError("expected a number from 0 on, a list of ids, or all")
+
+
+Memory = Annotated[int | str, pydantic.PlainValidator(_memory)]
+"""Bytes, or text as `512m`, `2g`."""
+Devices = Annotated[int | str | list[str], pydantic.PlainValidator(_devices)]
+"""How many GPUs, which, or all."""
