@@ -364,7 +364,7 @@ class Client:
         A socket of its own carries them. What a slow reader missed is told by an event `missed`.
 
         Args:
-            topics: `policies` (what aliases mean), `leases` (one's own) and `fleet`.
+            topics: `policies` (what aliases mean, what rests), `leases` (one's own) and `fleet`.
 
         Raises:
             RequestRefused: There is no such topic.

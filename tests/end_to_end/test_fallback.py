@@ -21,6 +21,7 @@ PLACES = 'return {"cluster_id": "east", "node_id": "east-0"}'
 GOOD, ALSO_GOOD = "steady:1-a", "steady:2-b"
 RAISES, OVERRUNS, LIES = "steady:3-raises", "steady:4-overruns", "steady:5-lies"
 FAILURES = 4
+ASKED_MAX = 40
 SETTINGS = {
     "MOORAGE_POLICY_FALLBACK_FAILURES": str(FAILURES),
     "MOORAGE_POLICY_DEADLINE_SECONDS": "0.2",
@@ -149,6 +150,31 @@ def test_metrics_count_changes_and_faults(steady):
     counted = [line for line in text.splitlines() if line.startswith("moorage_policy_changes_")]
     assert any('what="activated"' in line for line in counted)
     assert 'moorage_watchers{topic="policies"} 0.0' in text
+
+
+def test_what_overruns_again_and_again_rests_until_it_is_activated(harbour):
+    uri = "rests:1-loop"
+    harbour.publish(rule("while True: pass", uri))
+    with harbour.socket() as socket:
+        socket.send(json.dumps({"op": "watch", "topics": ["policies"], "id": 1}))
+        assert json.loads(socket.recv(30))["success"]
+        errors = [harbour.ask(uri)["error"]]
+        while errors[-1]["code"] != "busy" and len(errors) < ASKED_MAX:
+            errors.append(harbour.ask(uri)["error"])
+        error = errors[-1]
+        assert f"{uri} rests for another" in error["reason"]
+        assert error["retry_after_seconds"] > 0
+        news = json.loads(socket.recv(30))
+        assert (news["topic"], news["event"]) == ("policies", "rests")
+        assert news["data"]["policy_rule_uri"] == uri
+        assert set(news["data"]) == {"policy_rule_uri", "overruns", "seconds"}
+    text = harbour.http.get("/metrics").text
+    assert 'moorage_sandbox{what="rests"}' in text
+    assert "moorage_policies_resting" in text
+    activate(harbour, uri, "rests")
+    assert harbour.http.get(f"/policy/{uri}/logs").json()["data"]["rests"] is None
+    assert harbour.ask(uri)["error"]["code"] == "policy_timeout"
+    harbour.http.delete("/policy-alias/rests")
 
 
 def test_a_fallback_outlives_a_restart(tmp_path):

@@ -292,6 +292,7 @@ def test_logs_show_what_a_rule_printed_at_ones_own_requests(swap):
     assert swap.http.get("/policy/prints:1-x/logs").json()["data"] == {
         "policy_rule_uri": "prints:1-x",
         "printed": {"requests": "asked {'a': 1}\n"},
+        "rests": None,
     }
     assert swap.http.get("/policy/prints:9-x/logs").status_code == 404
 

@@ -123,6 +123,11 @@ def logs(
     if session.json:
         print_json(found)
         return
+    if rest := found["rests"]:
+        note(
+            f"{found['policy_rule_uri']} rests for another {rest['retry_after_seconds']:g} s: the"
+            f" last {rest['overruns']} of its evaluations for you were stopped at their deadline."
+        )
     if not found["printed"]:
         note(f"{found['policy_rule_uri']} has printed nothing lately.")
     for occasion, text in found["printed"].items():

@@ -158,6 +158,7 @@ class Daemon:
             ),
             mode=config.sandbox,
             isolation=config.isolation,
+            rests=self._watchers.rests,
         )
         report = await self._rules.start()
         self._closing.push_async_callback(self._rules.close)

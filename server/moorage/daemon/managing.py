@@ -54,12 +54,22 @@ class Management:
     async def logs(self, uri: str, tenant: Tenant) -> dict[str, Any]:
         """Return what a version printed and logged lately, at requests of this tenant.
 
+        Beside it is whether it rests for this tenant, and for how long.
+
         Raises:
             ServiceError: `unknown_policy`, `unavailable`.
 
         """
         ref = (await self._record(uri)).ref
-        return {"policy_rule_uri": ref.uri, "printed": self._rules.output(ref, tenant)}
+        rest = self._rules.rest(ref, tenant)
+        said = None
+        if rest is not None:
+            said = {"overruns": rest.overruns, "retry_after_seconds": round(rest.seconds, 1)}
+        return {
+            "policy_rule_uri": ref.uri,
+            "printed": self._rules.output(ref, tenant),
+            "rests": said,
+        }
 
     async def _record(self, uri: str) -> PolicyRecord:
         await self._catalog.fetch(uri, (), Allowance())

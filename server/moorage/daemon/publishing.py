@@ -172,6 +172,7 @@ class Publishing:
         self, name: str, uri: str, who: str, what: What, reason: str = "", expected: str = ""
     ) -> dict[str, Any]:
         """Make the change; only from the version `expected`, where that is given."""
+        self._rules.end_rests(uri)
         before = self.aliases.find(name)
         standing: Standing = self._standing(name, before.version) if before else "untried"
 

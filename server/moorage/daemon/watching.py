@@ -26,9 +26,11 @@ from moorage.daemon.measures import gauges
 from moorage.model import Code, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event
+from moorage.sandbox.host import Rest
 
 TOPICS: Final = ("policies", "leases", "fleet")
-"""`policies`: what aliases mean; `leases`: one's own; `fleet`: clusters that come and go."""
+"""`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
+`fleet`: clusters that come and go."""
 
 
 class Watchers:
@@ -112,6 +114,15 @@ class Watchers:
                 owner = self._owner(fact.lease)
                 if owner is not None:
                     self.tell("leases", *_about_lease(fact), owner)
+
+    def rests(self, rest: Rest) -> None:
+        """Tell a tenant that a policy is not asked for a while, at its requests."""
+        data = {
+            "policy_rule_uri": rest.ref.uri,
+            "overruns": rest.overruns,
+            "seconds": round(rest.seconds, 1),
+        }
+        self.tell("policies", "rests", data, rest.tenant)
 
     def metrics(self) -> Iterable[Metric]:
         """Yield how many watch, and how much happened, by topic."""

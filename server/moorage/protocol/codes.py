@@ -40,7 +40,7 @@ CODES: Final[dict[Code, str]] = {
     Code.POLICY_DECLINED: "The rule returned no placement, so there is nothing to lease.",
     Code.CANCELLED: "The request was cancelled while it waited.",
     Code.ENGINE_FAILED: "The placement was granted, but the workload could not be started on it.",
-    Code.BUSY: "A stated limit of requests or waiters is reached; try again later.",
+    Code.BUSY: "A stated limit is reached, or the rule rests after many timeouts; try again later.",
     Code.SHUTTING_DOWN: "The server is stopping; connect again in a moment.",
     Code.UNAVAILABLE: "A service that this needs does not answer.",
     Code.INTERNAL: "The server met a defect of its own; its log says which.",

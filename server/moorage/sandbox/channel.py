@@ -42,9 +42,10 @@ _AboutTheHead = frames.Result | frames.Failed | _Question
 _Answering = Callable[[], Awaitable[Sequence[frames.Answer | frames.Documents]]]
 
 
-class Owner(World, Protocol):
+class Owner(Protocol):
     """What a cell needs from the pool."""
 
+    world: World
     services: Services
     limits: Limits
     contexts: Contexts
@@ -133,7 +134,7 @@ class Cell(asyncio.Protocol):
         )
         self.code = code
         contexts = Contexts() if check else self._owner.contexts  # What is tried leaves no trace.
-        self._told = Told(self._owner, contexts, code)
+        self._told = Told(self._owner.world, contexts, code)
         self._push(work, frames.pack(frame))
 
     def put(self, work: Work) -> Refusal | None:
@@ -367,16 +368,15 @@ class Cell(asyncio.Protocol):
         """Begin to answer what a rule touches for the first time."""
         refused = self._admit(head)
         candidates = head.consult.ask.candidates if head.consult else None
-        world = head.trial or self._owner
-        wanted = answering.read_want(frame, candidates, world.fleet)
+        fleet = self._owner.world.fleet if head.trial is None else head.trial.fleet
+        services = self._owner.services if head.trial is None else head.trial.services
+        wanted = answering.read_want(frame, candidates, fleet)
         if refused:
             self._reply(frames.Answer(frame.nonce, b"", refused, 0))
             return
         assert self._told is not None  # `load` came first.
         self._told.keeps(wanted)
-        self._answer_later(
-            head, frame, partial(answering.answer_want, world.services, frame, wanted)
-        )
+        self._answer_later(head, frame, partial(answering.answer_want, services, frame, wanted))
 
     def _admit(self, head: Work) -> str:
         """Count one more call, and return why it is not answered."""

@@ -228,6 +228,24 @@ class CheckResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Rest:
+    """A policy is not asked for a while, at the requests of one tenant.
+
+    Args:
+        ref: The policy version.
+        tenant: Whose requests are refused meanwhile.
+        overruns: Its evaluations for that tenant that were stopped at their deadline in a row.
+        seconds: How long it still rests.
+
+    """
+
+    ref: PolicyRef
+    tenant: Tenant
+    overruns: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The state of the wall, for /metrics and doctor.
 
@@ -240,7 +258,9 @@ class Report:
         counters: `evaluations`, `failures`, `timeouts`, `crashes`, `kills`,
             `protocol_breaches`, `spawns`, `respawns`, `resent`, `demotions`, `recycled`,
             `evicted`, `busy`, `zygote_restarts`, `granted`, `not_granted`; absent while 0.
-            `context_conflicts`: changes of a context that were void.
+            `context_conflicts`: changes of a context that were void. `rests`: rests begun;
+            `rested`: what was refused since a policy rested.
+        resting: Policies, counted for each tenant at whose requests they rest now.
         warning: Not empty when the wall does not stand (unsafe mode).
 
     """
@@ -250,4 +270,5 @@ class Report:
     probes: Mapping[str, str]
     cells: Mapping[str, int]
     counters: Mapping[str, int]
+    resting: int = 0
     warning: str = ""

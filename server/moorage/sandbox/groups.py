@@ -38,6 +38,16 @@ class Group:
         """Whether its cells have done nothing lately but burn all the time they get."""
         return self.overruns >= HOG_OVERRUNS
 
+    def choose(self) -> Cell | None:
+        """Return a quick cell with room, preferably the first and one that was not demoted."""
+        demoted = None
+        for cell in self.cells:
+            if cell.accepts and not cell.slow:
+                if not cell.demoted:
+                    return cell
+                demoted = demoted or cell
+        return demoted
+
     @property
     def idle_cell(self) -> Cell | None:
         """The first cell, if it has nothing to do and nothing against it, and nothing waits."""

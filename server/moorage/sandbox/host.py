@@ -9,6 +9,7 @@ about it and before the effects of that step are carried out.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -33,6 +34,7 @@ from moorage.sandbox.contract import (
     PolicyCode,
     PolicyFault,
     Report,
+    Rest,
     SandboxError,
     ServiceError,
     Services,
@@ -61,6 +63,7 @@ __all__ = [
     "PolicyCode",
     "PolicyFault",
     "Report",
+    "Rest",
     "Sandbox",
     "SandboxError",
     "ServiceError",
@@ -93,6 +96,7 @@ class Sandbox:
         mode: `jail`, or `unsafe` for a separate process without the wall.
         isolation: Who shares a cell: everybody who uses a policy version, the requests of one
             tenant, or nobody (a fresh cell per evaluation).
+        rests: Told when a policy begins to rest; None where nobody is to know.
 
     """
 
@@ -105,6 +109,7 @@ class Sandbox:
         limits: Limits | None = None,
         mode: Mode = "jail",
         isolation: Isolation = "per_policy_version",
+        rests: Callable[[Rest], None] | None = None,
     ) -> None:
         self._deliver = deliver
         self._limits = limits or Limits()
@@ -126,6 +131,7 @@ class Sandbox:
             mode=mode,
             finish=self._finish,
             printed=self._printed,
+            rests=rests or (lambda _rest: None),
         )
 
     async def start(self) -> Report:
@@ -450,6 +456,14 @@ class Sandbox:
         }
         return {each: text for each, text in printed.items() if text}
 
+    def rest(self, ref: PolicyRef, tenant: Tenant) -> Rest | None:
+        """Return the rest of a policy version at a tenant's requests, if it rests."""
+        return self._pool.rests.current(ref, tenant, time.monotonic())
+
+    def end_rests(self, uri: str) -> None:
+        """Ask a policy again that rests: somebody says that it may be asked."""
+        self._pool.rests.end(uri)
+
     @property
     def up(self) -> bool:
         """Whether cells can be started; while they cannot, rules without a cell are refused."""
@@ -466,6 +480,7 @@ class Sandbox:
                 **self._pool.counters,
                 "context_conflicts": self._pool.contexts.conflicts,
             },
+            resting=self._pool.rests.resting(time.monotonic()),
             warning="" if self._mode == "jail" else _UNSAFE_WARNING,
         )
 

@@ -68,6 +68,9 @@ class Limits:
         queue_seconds: How long a consultation may wait there; then the answer is BUSY too.
         demote_seconds: CPU time of one evaluation after which its cell runs at idle priority. On a
             saturated machine it then gets next to nothing, so honest rules must stay below it.
+        rest_overruns: Evaluations of a policy that were stopped at their deadline in a row, all at
+            requests of one tenant, after which it rests for that tenant; 0: it never does. By
+            default as many as the failures after which an alias falls back: refusals are none.
         evaluations_per_cell_max: After so many a cell is replaced (RLIMIT_CPU is cumulative).
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
         spares: Jailed, empty cells kept ready, so that a respawn does not wait for a fork.
@@ -86,6 +89,7 @@ class Limits:
     queue_max: int = 4096
     queue_seconds: float = 30.0
     demote_seconds: float = 0.1
+    rest_overruns: int = 5
     evaluations_per_cell_max: int = 1_000_000
     cpu_seconds_per_cell_max: int = 3600
     spares: int = 1

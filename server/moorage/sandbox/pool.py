@@ -13,19 +13,19 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-
 from moorage.core.words import Refusal
-from moorage.model import Code
+from moorage.model import Code, PolicyRef
 from moorage.policy import Fleet
 from moorage.sandbox import frames
 from moorage.sandbox.channel import Cell
 from moorage.sandbox.contexts import Contexts
-from moorage.sandbox.contract import JailError, Mode, PolicyCode, Services
+from moorage.sandbox.contract import JailError, Mode, PolicyCode, Rest, Services
 from moorage.sandbox.control import Spawned, SpawnError
 from moorage.sandbox.groups import Group, GroupKey
 from moorage.sandbox.limits import Limits
 from moorage.sandbox.nursery import ORPHANED, Nursery
+from moorage.sandbox.rests import Rests
+from moorage.sandbox.told import World
 from moorage.sandbox.work import Work, crashed, overran, refusal_of, refusal_of_faults
 
 WATCH_SECONDS: Final = 0.005
@@ -45,6 +45,7 @@ class Pool:
         finish: Told the outcome of every piece of work: a value, or a refusal; and the cell
             that answered, if one did.
         printed: Told what a rule printed, and at what work.
+        rests: Told when a policy begins to rest.
 
     """
 
@@ -57,8 +58,9 @@ class Pool:
         mode: Mode,
         finish: Callable[[Work, Any, Refusal | None, Cell | None], None],
         printed: Callable[[Work, str], None],
+        rests: Callable[[Rest], None],
     ) -> None:
-        self.fleet = fleet
+        self.world = World(fleet)
         self.services = services
         self.limits = limits
         self.contexts = Contexts()
@@ -67,12 +69,12 @@ class Pool:
         self.jailed, self.probed = self.nursery.jailed, self.nursery.probed
         self._finish = finish
         self._printed = printed
+        self.rests = Rests(limits, self.counters, rests)
         self._groups: OrderedDict[GroupKey, Group] = OrderedDict()
         self._group_of: dict[Cell, Group] = {}
         self._dirty: dict[GroupKey, Group] = {}
         self._pumping: asyncio.Handle | None = None
         self._watching: asyncio.TimerHandle | None = None
-        self._snapshot: tuple[int, int, bytes] = (-1, -1, b"")
         self._closing = False
 
     def _make(self, spawned: Spawned) -> Cell:
@@ -109,6 +111,10 @@ class Pool:
                 where that would take the place of another.
 
         """
+        now = time.monotonic()
+        resting = self.rests.refusal(work, now)
+        if resting is not None:
+            return resting
         ref = work.code.ref
         key = (ref.uri, ref.digest, isolation)
         group = self._groups.get(key)
@@ -119,12 +125,11 @@ class Pool:
             self._groups.move_to_end(key)
             if group.code is not work.code and group.code != work.code:
                 self._replace_code(group, work.code)
-        now = time.monotonic()
         if group.fault is not None:
             if now < group.fault_until:
                 return group.fault
             group.fault = None
-        work.submitted_at, work.fleet_version = now, self.fleet.version
+        work.submitted_at, work.fleet_version = now, self.world.fleet.version
         cell = group.idle_cell
         if cell is not None:
             return self._begin(group, cell, work)
@@ -162,19 +167,6 @@ class Pool:
         """Tell every cell that holds this document."""
         for cell in self._group_of:
             cell.document_changed(cluster_id)
-
-    def snapshot(self) -> bytes:
-        """Return the packed snapshot of the fleet as it is now, made once per version."""
-        layout, version, packed = self._snapshot
-        if (layout, version) != (self.fleet.layout, self.fleet.version):
-            packed = msgspec.msgpack.encode(self.fleet.snapshot())
-            self._snapshot = (self.fleet.layout, self.fleet.version, packed)
-        return packed
-
-    def part(self, cluster_id: str) -> frames.Part:
-        """Return the rows of one cluster as they are now, packed."""
-        part = self.fleet.part(cluster_id)
-        return cluster_id, b"" if part is None else msgspec.msgpack.encode(part.snapshot())
 
     def cells(self) -> dict[str, int]:
         """Return the number of living cells per policy URI."""
@@ -218,7 +210,7 @@ class Pool:
             self._refuse_stale(group)
             touched: dict[Cell, None] = {}
             while group.backlog:
-                cell = self._choose(group)
+                cell = group.choose()
                 if cell is None:
                     self._need_cell(group)
                     break
@@ -236,7 +228,7 @@ class Pool:
 
     def _refuse_late(self, group: Group, work: Work) -> Refusal | None:
         """Refuse what is asked aside once the fleet is not that of the live question any more."""
-        if not group.aside or work.fleet_version == self.fleet.version:
+        if not group.aside or work.fleet_version == self.world.fleet.version:
             return None
         return Refusal(Code.BUSY, f"{group.code.ref.uri} was busy, and the fleet has moved on")
 
@@ -249,17 +241,6 @@ class Pool:
             uri = group.code.ref.uri
             reason = f"{uri} is too slow for so many requests: this one waited {limit:g} s for it"
             self._finish(group.backlog.popleft(), None, Refusal(Code.BUSY, reason), None)
-
-    @staticmethod
-    def _choose(group: Group) -> Cell | None:
-        """Return a quick cell with room, preferably the first and one that was not demoted."""
-        demoted = None
-        for cell in group.cells:
-            if cell.accepts and not cell.slow:
-                if not cell.demoted:
-                    return cell
-                demoted = demoted or cell
-        return demoted
 
     # Spawning ------------------------------------------------------------------------------
 
@@ -346,9 +327,25 @@ class Pool:
         self.counters["timeouts"] += 1
         self.counters["kills"] += 1
         group = self._group_of.get(cell)
-        if group is not None:
-            group.overruns += not loading
         self._bury(cell, overran(limit, head.code.ref, "load" if loading else "answer"))
+        if group is None or loading:
+            return
+        group.overruns += 1
+        now = time.monotonic()
+        if self.rests.overran(head, now):
+            self._refuse_resting(head.code.ref, now)
+
+    def _refuse_resting(self, ref: PolicyRef, now: float) -> None:
+        """Refuse what waits for a policy that rests: it would overrun as what was stopped did."""
+        for group in [g for g in self._groups.values() if g.key[:2] == (ref.uri, ref.digest)]:
+            waiting = list(group.backlog)
+            group.backlog.clear()
+            for work in waiting:
+                refusal = self.rests.refusal(work, now)
+                if refusal is None:
+                    group.backlog.append(work)
+                else:
+                    self._finish(work, None, refusal, None)
 
     # Deaths --------------------------------------------------------------------------------
 
@@ -466,6 +463,7 @@ class Pool:
         self.counters["evaluations"] += 1
         if frame.output:
             self._printed(work, frame.output)
+        self.rests.answered(work)
         self._finish(work, value, None, cell)
         self._after_answer(cell, answered=True)
 
@@ -477,6 +475,7 @@ class Pool:
             self._printed(work, frame.output)
         if frame.kind == "memory":
             cell.retired = True  # Its address space may be full of what is left.
+        self.rests.answered(work)
         self._finish(work, None, refusal_of(frame, work.code.ref), cell)
         self._after_answer(cell)
 
@@ -490,7 +489,8 @@ class Pool:
             cell.retired = True
         if not cell.sent:
             worn = cell.demoted and not group.backlog and not cell.restore()
-            if cell.retired or worn:
+            unwanted = group.single_use and not group.backlog  # Its one piece of work was refused.
+            if cell.retired or worn or unwanted:
                 self._remove(cell)
                 self.counters["recycled"] += 1
         if group.backlog:

@@ -5,7 +5,7 @@ that the cell keeps, proposals that were settled, and the context where the cell
 """
 
 from collections.abc import Iterable
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 
@@ -21,16 +21,30 @@ _Changes = tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]
 """A snapshot of the fleet, or parts and rows of it."""
 
 
-class World(Protocol):
-    """What there is to tell; the pool has it."""
+class World:
+    """What there is to tell: the fleet, as cells are told of it.
 
-    fleet: Fleet
+    Args:
+        fleet: The live one.
+
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._snapshot: tuple[int, int, bytes] = (-1, -1, b"")
 
     def snapshot(self) -> bytes:
-        """Return the packed snapshot of the fleet as it is now."""
+        """Return the packed snapshot of the fleet as it is now, made once per version."""
+        layout, version, packed = self._snapshot
+        if (layout, version) != (self.fleet.layout, self.fleet.version):
+            packed = _encoder.encode(self.fleet.snapshot())
+            self._snapshot = (self.fleet.layout, self.fleet.version, packed)
+        return packed
 
     def part(self, cluster_id: str) -> frames.Part:
-        """Return the rows of one cluster as they are now."""
+        """Return the rows of one cluster as they are now, packed."""
+        part = self.fleet.part(cluster_id)
+        return cluster_id, b"" if part is None else _encoder.encode(part.snapshot())
 
 
 class Told:

@@ -72,7 +72,7 @@ class Rehearsal:
     Args:
         mode: `jail`, or `unsafe` where a site runs its rules so.
         limits: Of one evaluation and its cell. A policy has one cell here, since two of them
-            would answer in the order of their luck.
+            would answer in the order of their luck, and never rests.
 
     Attributes:
         allocator: The core. Its state may be read.
@@ -86,7 +86,7 @@ class Rehearsal:
         self.now = 0.0
         self.decisions: dict[RequestId, Decision] = {}
         self._mode: Mode = mode
-        self._limits = replace(limits or Limits(), cells_per_policy_max=1)
+        self._limits = replace(limits or Limits(), cells_per_policy_max=1, rest_overruns=0)
         self._codes: dict[str, PolicyCode] = {}
         self._asked: dict[int, float] = {}
         self._answered: dict[int, Proposed | ConsultFailed] = {}

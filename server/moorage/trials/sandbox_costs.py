@@ -57,8 +57,8 @@ HOGS: Final = 4
 HOGS_TURNS: Final = 3
 HOGS_SECONDS: Final = 2.0
 """How long the bystander is watched in each turn, with hogs and without."""
-HOGS_KNOWN_SECONDS: Final = 3.0
-"""Until each of the hogs has been stopped at its deadline twice and is known as one."""
+HOGS_KNOWN_SECONDS: Final = 6.0
+"""Until each of the hogs has been stopped at its deadline five times, and rests for a while."""
 PACE_SECONDS: Final = 0.001
 """Between two evaluations of the bystander."""
 ANSWER_SECONDS_MAX: Final = 20.0
@@ -143,7 +143,8 @@ async def _two_cores() -> Figures:
 
 async def _stuck() -> Figures:
     """Measure from the deadline of a rule that never returns to the next answer of its policy."""
-    limits = replace(Limits(), evaluation_seconds=STUCK_SECONDS)
+    # The same rule is stuck so often here that it would rest.
+    limits = replace(Limits(), evaluation_seconds=STUCK_SECONDS, rest_overruns=0)
     late: list[float] = []
     async with Played(FLEETS[0], limits=limits) as played:
         for _ in range(STUCK):
@@ -202,6 +203,7 @@ async def _bystander(played: "Played") -> float:
 async def _hog(played: "Played", number: int, stop: asyncio.Event) -> None:
     while not stop.is_set():
         await played.begin({"stuck": True}, f"hog-{number}")
+        await asyncio.sleep(PACE_SECONDS)
 
 
 # How it is measured ----------------------------------------------------------------------------

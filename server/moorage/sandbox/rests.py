@@ -1,0 +1,127 @@
+"""Which policies rest, and for whom. Used by `pool`.
+
+To stop a rule that never returns costs its neighbours a kill, a fork and a jail, every time anew.
+So a policy whose evaluations were stopped at their deadline several times in a row, at the requests
+of one tenant, rests: what that tenant asks of it is refused at once, for longer each time. Another
+tenant is served as before, since it may be the first one's input at which the rule hangs.
+"""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from moorage.core.words import Refusal
+from moorage.model import Code, PolicyRef, Tenant
+from moorage.sandbox.contract import Rest
+from moorage.sandbox.limits import Limits
+from moorage.sandbox.work import Work
+
+REST_SECONDS_MIN: Final = 1.0
+"""The first rest; each further one takes twice as long as the one before it."""
+REST_SECONDS_MAX: Final = 30.0
+"""No rest takes longer: then the policy is asked again, once it is asked for."""
+FORGIVEN_SECONDS: Final = 300.0
+"""After so long without a further overrun the former ones count no more."""
+RUNS_MAX: Final = 4096
+"""Policies and tenants whose overruns are counted; the one that overran the longest ago goes."""
+Key = tuple[str, str, str]
+"""URI, digest, tenant."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """Overruns in a row."""
+
+    overruns: int = 0
+    at: float = 0.0
+    """Of the latest one, in monotonic seconds, as all times here."""
+    until: float = 0.0
+
+
+class Rests:
+    """Counts overruns in a row, by policy version and tenant.
+
+    Args:
+        limits: Has `rest_overruns`.
+        counters: Counted here: `rests` that began, `rested`: what was refused meanwhile.
+        began: Told when a policy begins to rest.
+
+    """
+
+    def __init__(
+        self, limits: Limits, counters: Counter[str], began: Callable[[Rest], None]
+    ) -> None:
+        self._overruns_min = limits.rest_overruns
+        self._counters = counters
+        self._began = began
+        self._runs: OrderedDict[Key, _Run] = OrderedDict()
+
+    def overran(self, work: Work, now: float) -> bool:
+        """Count an evaluation that was stopped at its deadline; return whether a rest begins."""
+        if not self._overruns_min:
+            return False
+        key = _key(work)
+        run = self._runs.pop(key, None)
+        if run is None or now - run.at > FORGIVEN_SECONDS:
+            run = _Run()
+        self._runs[key] = run
+        if len(self._runs) > RUNS_MAX:
+            self._runs.popitem(last=False)
+        run.overruns += 1
+        run.at = now
+        beyond = run.overruns - self._overruns_min
+        if beyond < 0:
+            return False
+        longest = math.log2(REST_SECONDS_MAX / REST_SECONDS_MIN)
+        seconds = REST_SECONDS_MIN * 2.0 ** min(beyond, longest)
+        run.until = now + seconds
+        self._counters["rests"] += 1
+        self._began(Rest(work.code.ref, Tenant(work.tenant), run.overruns, seconds))
+        return True
+
+    def answered(self, work: Work) -> None:
+        """The rule came to an end by itself: it has to overrun anew before it rests."""
+        if self._runs:
+            self._runs.pop(_key(work), None)
+
+    def refusal(self, work: Work, now: float) -> Refusal | None:
+        """Return why this is not asked now, if the policy rests."""
+        if not self._runs:
+            return None
+        rest = self.current(work.code.ref, work.tenant, now)
+        if rest is None:
+            return None
+        self._counters["rested"] += 1
+        return Refusal(
+            Code.BUSY,
+            f"{rest.ref.uri} rests for another {rest.seconds:.1f} s: the last {rest.overruns} of"
+            " its evaluations for you were stopped at their deadline",
+            expected="requests that it answers in time, after that; activating it ends its rest",
+            details={
+                "policy_rule_uri": rest.ref.uri,
+                "overruns": rest.overruns,
+                "retry_after_seconds": math.ceil(rest.seconds * 10) / 10,
+            },
+        )
+
+    def current(self, ref: PolicyRef, tenant: str, now: float) -> Rest | None:
+        """Return the rest of a policy at a tenant's requests, if it rests."""
+        run = self._runs.get((ref.uri, ref.digest, tenant))
+        if run is None or run.until <= now:
+            return None
+        return Rest(ref, Tenant(tenant), run.overruns, run.until - now)
+
+    def resting(self, now: float) -> int:
+        """Return for how many policies and tenants there is a rest."""
+        return sum(run.until > now for run in self._runs.values())
+
+    def end(self, uri: str) -> None:
+        """Ask a policy again, for everybody."""
+        for key in [key for key in self._runs if key[0] == uri]:
+            del self._runs[key]
+
+
+def _key(work: Work) -> Key:
+    return work.code.ref.uri, work.code.ref.digest, work.tenant

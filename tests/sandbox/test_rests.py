@@ -1,0 +1,119 @@
+"""Rests: what overruns again and again for one tenant is not asked by that tenant for a while."""
+
+from collections import Counter
+
+import pytest
+
+from moorage.model import Code, PolicyRef
+from moorage.sandbox.contract import PolicyCode
+from moorage.sandbox.limits import Limits
+from moorage.sandbox.rests import (
+    FORGIVEN_SECONDS,
+    REST_SECONDS_MAX,
+    REST_SECONDS_MIN,
+    RUNS_MAX,
+    Rests,
+)
+from moorage.sandbox.work import Work
+
+LIMIT = 3
+
+
+def work(tenant="a", uri="loop:1-x", digest="d"):
+    return Work("evaluate", PolicyCode(PolicyRef(uri, digest), {}), tenant)
+
+
+@pytest.fixture
+def begun():
+    return []
+
+
+@pytest.fixture
+def counters():
+    return Counter()
+
+
+@pytest.fixture
+def rests(begun, counters):
+    return Rests(Limits(rest_overruns=LIMIT), counters, begun.append)
+
+
+def test_it_rests_after_so_many_overruns_in_a_row_and_longer_each_time(rests, begun, counters):
+    now = 100.0
+    for _ in range(LIMIT - 1):
+        assert not rests.overran(work(), now)
+    assert rests.refusal(work(), now) is None
+    lengths = []
+    for _ in range(8):
+        assert rests.overran(work(), now)
+        refusal = rests.refusal(work(), now)
+        lengths.append(round(refusal.details["retry_after_seconds"]))
+        now += lengths[-1] - 0.01
+        assert rests.refusal(work(), now) is not None
+        now += 0.02
+        assert rests.refusal(work(), now) is None
+        assert rests.resting(now) == 0
+    assert lengths[:4] == [REST_SECONDS_MIN * 2**times for times in range(4)]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == REST_SECONDS_MAX
+    assert [rest.seconds for rest in begun] == pytest.approx(lengths)
+    assert (counters["rests"], counters["rested"]) == (8, 16)
+
+
+def test_the_refusal_says_what_happened_and_when_to_come_back(rests):
+    for _ in range(LIMIT):
+        rests.overran(work(), 5.0)
+    refusal = rests.refusal(work(), 5.25)
+    assert refusal.code is Code.BUSY
+    assert "loop:1-x rests for another 0.8 s: the last 3 of its evaluations" in refusal.reason
+    assert refusal.details == {
+        "policy_rule_uri": "loop:1-x",
+        "overruns": LIMIT,
+        "retry_after_seconds": 0.8,
+    }
+
+
+def test_other_tenants_policies_and_versions_are_asked_as_before(rests):
+    for _ in range(LIMIT):
+        rests.overran(work(), 5.0)
+    others = (work("b"), work(uri="loop:2-x"), work(digest="other"))
+    assert [rests.refusal(each, 5.0) for each in others] == [None] * 3
+    assert rests.resting(5.0) == 1
+
+
+def test_one_answer_starts_the_count_afresh_and_nobody_elses(rests):
+    for _ in range(LIMIT - 1):
+        rests.overran(work(), 5.0)
+        rests.overran(work("b"), 5.0)
+    rests.answered(work())
+    assert not rests.overran(work(), 5.0)
+    assert rests.overran(work("b"), 5.0)
+
+
+def test_what_is_long_ago_counts_no_more(rests):
+    for _ in range(LIMIT - 1):
+        rests.overran(work(), 5.0)
+    assert not rests.overran(work(), 5.1 + FORGIVEN_SECONDS)
+
+
+def test_activating_it_ends_the_rest_for_everybody(rests):
+    for tenant in ("a", "b"):
+        for _ in range(LIMIT):
+            rests.overran(work(tenant), 5.0)
+    rests.end("loop:1-x")
+    assert [rests.refusal(work(tenant), 5.0) for tenant in ("a", "b")] == [None, None]
+    assert not rests.overran(work(), 5.0), "and the count starts afresh"
+
+
+def test_what_is_remembered_is_bounded(rests):
+    for number in range(RUNS_MAX + 1):
+        for _ in range(LIMIT):
+            rests.overran(work(f"t{number}"), 5.0)
+    assert rests.refusal(work("t0"), 5.0) is None
+    assert rests.resting(5.0) == RUNS_MAX
+
+
+def test_it_never_rests_where_that_is_switched_off(begun, counters):
+    rests = Rests(Limits(rest_overruns=0), counters, begun.append)
+    assert not any(rests.overran(work(), 5.0) for _ in range(100))
+    assert rests.refusal(work(), 5.0) is None
