@@ -15,9 +15,14 @@ from typing import Any, Final
 
 import docker
 import pytest
+from hypothesis import settings
 
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
+
+# No deadlines: how busy the machine is says nothing about a property.
+settings.register_profile("here", deadline=None)
+settings.load_profile("here")
 
 
 @pytest.fixture(scope="session", autouse=True)

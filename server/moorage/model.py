@@ -21,6 +21,11 @@ Tenant = NewType("Tenant", str)
 
 GPU_MILLI = 1000
 """The slots of one GPU: shares, MIG instances and whole devices are one arithmetic."""
+ATTEMPTS_MAX = 3
+"""Starts of a workload in all, where a failure requeues and the request does not say how many."""
+
+Nodes = tuple[tuple[str, str], ...]
+"""Nodes by name: pairs of cluster and node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,10 +154,45 @@ class PolicyRef:
 
 @dataclass(frozen=True, slots=True)
 class Provision:
-    """What to start on the granted resources: an engine's name and the spec it understands."""
+    """What to start on the granted resources: an engine's name and the spec it understands.
+
+    Args:
+        backend: The engine.
+        spec: What it starts.
+        on_failure: What a workload that fails, while it starts or later, does to its lease: `end`
+            ends it; `requeue` gives back what it holds and has it wait for another place.
+        attempts_max: Starts in all, the first among them, where a failure requeues.
+
+    """
 
     backend: str
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    on_failure: Literal["end", "requeue"] = "end"
+    attempts_max: int = ATTEMPTS_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one start of a workload came to an end that nobody had asked for.
+
+    Args:
+        attempt: Which start of it this was, from 1.
+        phase: `succeeded`: it did its work; `failed`: it did not start, or died.
+        detail: One sentence for a person.
+        at: When, in seconds since the epoch.
+        nodes: Where it ran: pairs of cluster and node.
+        exit_code: Of a process; negative is a signal's number, None is not known.
+        log_tail: The last lines it wrote, where it failed.
+
+    """
+
+    attempt: int
+    phase: Literal["succeeded", "failed"]
+    detail: str
+    at: float
+    nodes: Nodes = ()
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +215,7 @@ class Ask:
         explain: The caller wants the reasons in the reply.
         dry_run: Decide, verify and answer, but hold nothing.
         size: Bytes of inputs, parameters, settings and spec as JSON, for the bounds on memory.
+        avoid: Nodes where its workload has failed; others are tried first.
 
     """
 
@@ -193,6 +234,10 @@ class Ask:
     explain: bool = False
     dry_run: bool = False
     size: int = 0
+    avoid: Nodes = ()
+
+
+LeaseState = Literal["granted", "starting", "active", "failing", "queued", "ending", "ended"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,8 +258,16 @@ class Lease:
         terms: As asked.
         provision: What runs on it, or None.
         state: `granted`; `starting` while an engine starts its workload; `active` once that
-            runs; `ending` while the engine stops it (its GPUs are still held); `ended`.
-        reason: Why it is ending or ended; empty before that.
+            runs; `failing` when that came to an end by itself, until the engine has put away what
+            is left; `queued` while it waits for another place because its workload failed (it
+            holds nothing then); `ending` while the engine stops it (its GPUs are still held);
+            `ended`.
+        reason: Why it is queued, ending or ended; empty in the other states.
+        endpoint: Where its workload is reached, once that runs; empty where nowhere.
+        attempt: Which start of its workload this is, from 1.
+        outcome: How its workload last came to an end by itself; None where it never did.
+        asked_at: When its request came; its age in the queue counts from here.
+        ask: The request, as long as a failure may send it back into the queue.
 
     """
 
@@ -228,8 +281,23 @@ class Lease:
     expires_at: float
     terms: LeaseTerms
     provision: Provision | None = None
-    state: Literal["granted", "starting", "active", "ending", "ended"] = "granted"
+    state: LeaseState = "granted"
     reason: str = ""
+    endpoint: str = ""
+    attempt: int = 1
+    outcome: Outcome | None = None
+    asked_at: float = 0.0
+    ask: Ask | None = None
+
+    @property
+    def may_start_again(self) -> bool:
+        """Whether a failure of its workload sends it back into the queue."""
+        provision = self.provision
+        return (
+            provision is not None
+            and provision.on_failure == "requeue"
+            and self.attempt < provision.attempts_max
+        )
 
 
 class Code(StrEnum):

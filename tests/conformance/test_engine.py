@@ -292,6 +292,24 @@ async def test_a_start_that_fails_half_way_says_why_and_leaves_nothing(bench, en
     assert list(await engine.discover()) == []
 
 
+async def test_the_name_of_what_failed_is_free_again(bench, engine):
+    """A lease whose workload failed starts it again under the same name."""
+    failing, _ = bench.failing()
+    with pytest.raises(EngineError):
+        await engine.start(Order("a", failing))
+    dying, _ = bench.dying()
+    await engine.start(Order("a", dying))
+
+    async def over() -> bool:
+        return (await engine.status("a")).phase.over
+
+    await until(over)
+    await engine.stop("a")
+    assert (await engine.start(Order("a", bench.spec()))).phase is Phase.READY
+    assert (await engine.status("a")).phase is Phase.READY
+    assert await bench.left() == 1
+
+
 async def test_an_engine_after_a_crash_adopts_what_runs(bench, engine):
     await engine.start(Order("a", bench.spec()))
     after = bench.engine()  # The first one is not closed: its daemon was killed.

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
 
-from moorage.core import allocator as allocating
 from moorage.core.allocator import CONSULTS_MAX, Allocator
 from moorage.core.desk import DECISIONS_MAX
+from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.state import DEADLINES_SPARE, ENDED_MAX, check, condense
 from moorage.core.words import (
@@ -62,9 +62,9 @@ def test_a_request_id_is_taken_while_it_is_pending_waiting_held_and_ended() -> N
 def test_more_asks_than_can_be_decided_are_told_to_come_again() -> None:
     hand = Hand()
     hand.see(nodes(1, 1))
-    for number in range(allocating.PENDING_MAX):
+    for number in range(PENDING_MAX):
         hand.ask(ask(f"r{number}", ONE))
-    assert hand.allocator.undecided == allocating.PENDING_MAX
+    assert hand.allocator.undecided == PENDING_MAX
     assert answers(hand.ask(ask("more", ONE)))[0].code is Code.BUSY
 
 
@@ -302,7 +302,7 @@ def test_what_undecided_and_waiting_asks_bring_along_is_bounded_in_bytes() -> No
     hand = Hand()
     hand.see(nodes(1, 1))
     hand.grant(ask("holder", Demand(gpus=1)), place("n000", "0"))
-    large = allocating.ASKS_BYTES_MAX // 2 + 1
+    large = ASKS_BYTES_MAX // 2 + 1
     first = ask("first", Demand(gpus=1), wait=9.0, size=large)
     assert answers(hand.ask(first)) == []  # It waits.
     (no,) = answers(hand.ask(ask("second", Demand(gpus=1), wait=9.0, size=large)))

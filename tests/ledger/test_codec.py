@@ -20,10 +20,12 @@ from moorage.core.words import (
     Ended,
     Ending,
     Fact,
+    Finished,
     Granted,
     Queued,
     Refusal,
     Renewed,
+    Requeued,
     Started,
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt
@@ -37,6 +39,7 @@ from moorage.model import (
     Lease,
     LeaseTerms,
     Node,
+    Outcome,
     PolicyRef,
     Provision,
     RequestId,
@@ -67,15 +70,7 @@ clusters = st.builds(
 )
 terms = st.builds(LeaseTerms, ttl_seconds=times, wait_seconds=times)
 provisions = st.none() | st.builds(Provision, spec=objects)
-leases = st.builds(
-    Lease,
-    granted_at=times,
-    expires_at=times,
-    terms=terms,
-    provision=provisions,
-    state=st.sampled_from(["granted", "starting", "active", "ending", "ended"]),
-    reason=st.text(),
-)
+outcomes = st.builds(Outcome, at=times)
 asks = st.builds(
     Ask,
     candidates=st.none() | st.lists(st.text().map(ClusterId), max_size=2).map(tuple),
@@ -84,6 +79,20 @@ asks = st.builds(
     inputs=plain,
     parameters=objects,
     settings=objects,
+)
+leases = st.builds(
+    Lease,
+    granted_at=times,
+    expires_at=times,
+    terms=terms,
+    provision=provisions,
+    state=st.sampled_from(
+        ["granted", "starting", "active", "failing", "queued", "ending", "ended"]
+    ),
+    reason=st.text(),
+    outcome=st.none() | outcomes,
+    asked_at=times,
+    ask=st.none() | asks,
 )
 refusals = st.builds(Refusal, code=st.sampled_from(Code), details=objects)
 
@@ -96,6 +105,8 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     Renewed: st.builds(Renewed, expires_at=times),
     Started: st.builds(Started, at=times, endpoint=st.text()),
     Ending: st.builds(Ending, at=times),
+    Finished: st.builds(Finished, outcome=outcomes),
+    Requeued: st.builds(Requeued, at=times),
     Ended: st.builds(Ended, at=times),
     Carried: st.builds(Carried, lease=leases),
     Counted: st.builds(Counted),
@@ -135,6 +146,8 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
         Granted(lease),
         Renewed(request, 1.0),
         Started(request, 1.0),
+        Finished(request, Outcome(1, "failed", "no image", 1.0)),
+        Requeued(request, 1.0, "failed"),
         Ending(request, 1.0, "released"),
         Ended(request, 1.0, "released"),
         Carried(lease),

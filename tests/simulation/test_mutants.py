@@ -5,6 +5,7 @@ fresh interpreter. One that survives means a law that would not notice.
 """
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +27,7 @@ SEEDS = "0:120"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of the source, and what must be heard when it is played."""
+    """One change of the source, and what must be heard when it is played: a regular expression."""
 
     name: str
     file: str
@@ -47,15 +48,15 @@ MUTANTS = [
     Mutant(
         "ends provisioned leases at once",
         "core/leases.py",
-        "if lease.provision is None:\n            self._desk.be(Ended",
+        'if lease.provision is None or lease.state == "queued":\n            self._desk.be(Ended',
         "if True:\n            self._desk.be(Ended",
         "devices are freed on the engine's word",
     ),
     Mutant(
         "stops what ended by itself before its end is durable",
         "core/leases.py",
-        "self.end(lease, reason)",
-        "self._desk.do(Stop(lease))",
+        "        lease = self._finished(lease, news.phase, news)\n",
+        "        self._desk.do(Stop(lease))\n        return\n",
         "what was stopped is not started again",
     ),
     Mutant(
@@ -67,9 +68,9 @@ MUTANTS = [
     ),
     Mutant(
         "repeats a fencing number",
-        "core/allocator.py",
-        "fencing=self.state.fencing + 1",
-        "fencing=max(1, self.state.fencing)",
+        "core/leases.py",
+        "self._desk.state.fencing + 1",
+        "max(1, self._desk.state.fencing)",
         "fencing number",
     ),
     Mutant(
@@ -97,7 +98,7 @@ MUTANTS = [
     Mutant(
         "gives engines no orders after a restart",
         "core/leases.py",
-        'self._desk.do(Stop(lease) if lease.state == "ending" else Start(lease))',
+        "self._desk.do(Stop(lease) if over else Start(lease))",
         "pass",
         "engines get their orders again",
     ),
@@ -286,9 +287,9 @@ MUTANTS = [
     Mutant(
         "forgets the keys of leases",
         "core/state.py",
-        "    if waiter is None:\n        _own_key(state, lease)",
-        "    if waiter is None:\n        pass",
-        "a key never yields two leases",
+        "    else:\n        _own_key(state, lease)",
+        "    else:\n        pass",
+        "a key never yields two leases|a checkpoint gives the live state",
     ),
     Mutant(
         "lets anybody release",
@@ -319,11 +320,68 @@ MUTANTS = [
         "only asks for leases wait",
     ),
     Mutant(
+        "starts a workload again for ever",
+        "model.py",
+        "and self.attempt < provision.attempts_max",
+        "and self.attempt < 10**9",
+        "no more starts than asked for",
+    ),
+    Mutant(
+        "starts again what was not to be",
+        "model.py",
+        'and provision.on_failure == "requeue"',
+        'and provision.on_failure != "never"',
+        "only as asked",
+    ),
+    Mutant(
+        "holds on to what a lease in the queue held",
+        "core/state.py",
+        "state._free(lease)  # noqa: SLF001  # Called by apply().\n    avoid",
+        "avoid",
+        "drifted",
+    ),
+    Mutant(
+        "believes of a grant what was said about the one before",
+        "core/leases.py",
+        "or lease.fencing != fencing",
+        "or lease.fencing < 0",
+        "devices are freed on the engine's word",
+    ),
+    Mutant(
+        "goes back to where it failed",
+        "core/judge.py",
+        "return ask.avoid if elsewhere else ()",
+        "return ()",
+        "a failed node is tried last",
+    ),
+    Mutant(
+        "loses leases of the queue in a checkpoint",
+        "core/state.py",
+        "yield Carried(waiter.lease)",
+        "yield Queued(waiter.ask, waiter.at, waiter.deadline)",
+        "a checkpoint gives the live state",
+    ),
+    Mutant(
+        "gives leases in the queue no grace after a restart",
+        "core/leases.py",
+        "waiter.deadline < until",
+        "waiter.deadline < self._desk.now",
+        "leases get their grace",
+    ),
+    Mutant(
+        "gives new time with a new place",
+        "core/leases.py",
+        "                waiting,\n                placement=placement,",
+        "                waiting,\n                expires_at=now + ask.terms.ttl_seconds,\n"
+        "                placement=placement,",
+        "a new place is no new time",
+    ),
+    Mutant(
         "leaves a decided ask undecided",
         "core/allocator.py",
-        "        self._settle(ask)\n        record",
+        "        self._pending.settle(ask)\n        record",
         "        record",
-        "nobody is decided for ever",
+        "nobody is decided for ever|lease.id not in state.leases",
     ),
 ]
 
@@ -375,7 +433,7 @@ def played(tmp_path_factory: pytest.TempPathFactory):
 def test_a_mutant_dies(played, mutant: Mutant) -> None:
     report = played[mutant.name].result(timeout=300)
     assert report.returncode != 0, f"survived {SEEDS}: the laws do not notice"
-    assert mutant.verdict in report.stderr, report.stderr[-2000:]
+    assert re.search(mutant.verdict, report.stderr), report.stderr[-2000:]
 
 
 def test_what_is_played_is_the_copy(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ import pytest
 from simulated.witness import replayed, same_state
 from simulated.world import Crashed, World, run
 
+from moorage.core.words import Granted
+
 SEEDS = int(os.environ.get("MOORAGE_SIMULATION_SEEDS", "200"))
 EVENTS = 300
 CHUNK = 20
@@ -29,6 +31,8 @@ def test_the_world_is_as_bad_as_it_claims() -> None:
     assert sum(isinstance(e, Crashed) for world in worlds for _, e in world.trace) > 10
     assert kinds >= {"Proposed", "ConsultFailed", "SessionLost", "EngineFailed", "ClusterGone"}
     assert facts >= {"Granted", "Queued", "Dequeued", "Renewed", "Started", "Ending", "Ended"}
+    again = [f.lease for w in worlds for f in w.ledger if isinstance(f, Granted)]
+    assert max(lease.attempt for lease in again) > 1, "some workloads fail and are started again"
     assert any(world.checkpoint is not None for world in worlds)
     assert {world.honest for world in worlds} == {True, False}
 

@@ -5,13 +5,13 @@ Commands, each optionally after `@SECONDS`, which moves the clock:
     cluster harbour n1:4xA100 n2:2xT4,cpu=8000,mem=4096,rack=r1,exclusive    (`links=2`: pairs)
     gone harbour
     ask r1 s1 gpus=2 [milli= models= cpu= mem= nodes= topology= ttl= wait= priority= key= in=]
-              [tenant=] [rule=] [bare] [advice] [provision] [dry-run] [explain]
+              [tenant=] [rule=] [bare] [advice] [provision] [requeue=ATTEMPTS] [dry-run] [explain]
     propose r1[#NUMBER] harbour/n1[0,1][@MILLI] …    or JSON instead of nodes
     rule-failed r1 CODE
     release r1 s1 [TOKEN]     renew r1 s1 [TTL]     cancel r1 s1 [TENANT]
     status|why|queue|leases|fleet s1 [SUBJECT]
     lose s1     tick
-    engine-started|engine-stopped r1     engine-failed r1 REASON
+    engine-started|engine-stopped r1[#FENCING]     engine-failed|engine-finished r1[#FENCING] REASON
     restart [lost=FACTS]      the process died; so many of its last facts were not durable
     event KIND JSON           anything at all, as the simulation dumps it
 
@@ -141,18 +141,26 @@ class Story:
             case ["tick"]:
                 return words.Tick()
             case ["engine-started", lease]:
-                return EngineStarted(RequestId(lease), "10.0.0.1:80")
+                return EngineStarted(*self._engaged(lease), "10.0.0.1:80")
             case ["engine-failed", lease, *reason]:
-                return EngineFailed(RequestId(lease), " ".join(reason))
-            case ["engine-ended", lease, *reason]:
-                return EngineEnded(RequestId(lease), " ".join(reason))
+                reported = self._engaged(lease)
+                return EngineFailed(*reported, " ".join(reason), 1, ("its last line",))
+            case ["engine-ended", lease, ("succeeded" | "failed") as phase, *reason]:
+                code, tail = (0, ()) if phase == "succeeded" else (7, ("its last line",))
+                return EngineEnded(*self._engaged(lease), phase, " ".join(reason), code, tail)
             case ["engine-stopped", lease]:
-                return EngineStopped(RequestId(lease))
+                return EngineStopped(*self._engaged(lease))
             case ["event", kind, *_]:
                 body = command.split(maxsplit=2)[2]
                 event: Event = msgspec.json.decode(body, type=EVENTS[kind])
                 return event
         raise AssertionError(f"not a command: {command}")
+
+    def _engaged(self, text: str) -> tuple[RequestId, int]:
+        """Return the lease that an engine reports about, and of which of its grants."""
+        name, _, told = text.partition("#")
+        lease = self.allocator.state.lease(RequestId(name))
+        return RequestId(name), int(told or (lease.fencing if lease else 0))
 
     def _address(self, session: str) -> Address:
         self.numbers[session] = self.numbers.get(session, 0) + 1
@@ -204,6 +212,10 @@ def _ask(request: str, options: list[str]) -> Ask:
         priority=int(given.get("priority", 0)),
         idempotency_key=given.get("key", ""),
     )
+    provision = Provision("memory") if "provision" in given else None
+    if "requeue" in given:
+        attempts = int(given["requeue"])
+        provision = Provision("memory", on_failure="requeue", attempts_max=attempts)
     rule = given.get("rule", "first_fit:1")
     clusters = given["in"].split(",") if "in" in given else None
     return Ask(
@@ -213,7 +225,7 @@ def _ask(request: str, options: list[str]) -> Ask:
         candidates=None if clusters is None else tuple(map(ClusterId, clusters)),
         demand=None if "bare" in given else demand,
         terms=None if "advice" in given else terms,
-        provision=Provision("memory") if "provision" in given else None,
+        provision=provision,
         token=f"token-{request}",
         explain="explain" in given,
         dry_run="dry-run" in given,
@@ -263,6 +275,10 @@ def _fact(fact: Fact) -> str:
             return f"{lease_id} until={expires_at:g}"
         case words.Started(lease_id, _, endpoint):
             return f"{lease_id} at {endpoint}"
+        case words.Finished(lease_id, outcome):
+            return f"{lease_id} {outcome.phase}: {outcome.detail}"
+        case words.Requeued(lease_id, _, reason):
+            return f"{lease_id} {reason}"
         case words.Ending(lease_id, _, reason) | words.Ended(lease_id, _, reason):
             return f"{lease_id} {reason}"
         case words.Counted(fencing):
@@ -301,7 +317,9 @@ def _lease(lease: Any) -> str:
     where = " ".join(map(_share, lease.placement))
     over = f" ({lease.reason})" if lease.reason else ""
     until = f"until={lease.expires_at:g}"
-    return f"{lease.id} {lease.state}{over} fencing={lease.fencing} {until} {where}"
+    again = f" attempt={lease.attempt}" if lease.attempt > 1 else ""
+    state = f"{lease.id} {lease.state}{over}{again}"
+    return f"{state} fencing={lease.fencing} {until} {where}".rstrip()
 
 
 def _share(share: Share) -> str:

@@ -10,12 +10,13 @@ from typing import Any, Final, assert_never
 
 from moorage.core import questions
 from moorage.core.desk import Desk
-from moorage.core.judge import Candidates, Judge, Nodes
+from moorage.core.judge import Candidates, Judge
 from moorage.core.leases import Leases
-from moorage.core.pending import Pending
+from moorage.core.pending import ASKS_BYTES_MAX, Pending, Undecided
 from moorage.core.queue import CONSULTED_MAX, Line, Queue
+from moorage.core.repeats import mismatch
 from moorage.core.state import apply, check
-from moorage.core.verify import Stale, Unsound, could_have_got, verify
+from moorage.core.verify import Stale, Unsound, verify
 from moorage.core.words import (
     Address,
     Advice,
@@ -36,7 +37,6 @@ from moorage.core.words import (
     Event,
     Fact,
     Forget,
-    Granted,
     Inquired,
     LeaseNews,
     Proposed,
@@ -52,14 +52,9 @@ from moorage.core.words import (
     Told,
     Turn,
 )
-from moorage.model import Ask, Code, Demand, Lease, Placement, RequestId, Tenant
+from moorage.model import Ask, Code, Demand, Nodes, Placement, RequestId, Tenant
 from moorage.policy import ProposalError, parse_proposal
 
-PENDING_MAX: Final = 10_000
-"""Asks being consulted about; the next one is answered `busy`."""
-ASKS_BYTES_MAX: Final = 128 << 20
-"""What all asks being consulted about may bring along as JSON, and as much again those that wait;
-the next one is answered `busy`."""
 WAITING_MAX: Final = 100_000
 """Asks in the queue; the next one is answered `busy`."""
 CONSULTS_MAX: Final = 8
@@ -80,11 +75,9 @@ class Allocator:
         self.state = self._desk.state
         self.judge = Judge(self.state)
         self.queue = Queue(self.state)
-        self._leases = Leases(self._desk, self._wake)
-        self._pending: dict[RequestId, Pending] = {}
-        self._pending_bytes = 0
+        self._leases = Leases(self._desk, self._wake, self._enter, self._leave)
+        self._pending = Undecided()
         self._listeners: dict[RequestId, list[Address]] = {}
-        self._keys: dict[tuple[str, str], RequestId] = {}
         self._number = 0
 
     @property
@@ -94,8 +87,8 @@ class Allocator:
 
     def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the rule that the first request with this key went to, or ""."""
-        key = (tenant, idempotency_key)
-        first = self.state.keys.get(key) or self._keys.get(key, RequestId(""))
+        named = self._pending.named(tenant, idempotency_key)
+        first = self.state.keys.get((tenant, idempotency_key)) or named or RequestId("")
         known = self._pending.get(first) or self.state.waiting.get(first)
         lease = self.state.lease(first)
         return known.ask.policy.uri if known else lease.policy.uri if lease else ""
@@ -150,14 +143,14 @@ class Allocator:
                 self._inquired(event)
             case SessionLost(session):
                 self._session_lost(session)
-            case EngineStarted(request, endpoint):
-                self._leases.started(request, endpoint)
-            case EngineFailed(request, reason):
-                self._leases.gone(request, f"engine failed: {reason}")
-            case EngineEnded(request, reason):
-                self._leases.over(request, reason)
-            case EngineStopped(request):
-                self._leases.gone(request, "engine stopped")
+            case EngineStarted():
+                self._leases.started(event)
+            case EngineFailed():
+                self._leases.failed(event)
+            case EngineEnded():
+                self._leases.over(event)
+            case EngineStopped():
+                self._leases.stopped(event)
             case ClusterSeen(cluster):
                 if self.state.clusters.get(cluster.id) != cluster:
                     self._desk.be(ClusterSet(cluster))
@@ -179,12 +172,13 @@ class Allocator:
     def _asked(self, to: Address, ask: Ask) -> None:
         if not ask.dry_run and self._asked_before(to, ask):
             return
-        if ask.id in self._pending or ask.id in self.state.waiting or self.state.lease(ask.id):
+        known = self._pending.get(ask.id) or self.state.waiting.get(ask.id)
+        if known or self.state.lease(ask.id):
             self._desk.tell(
                 to, Refusal(Code.ALREADY_EXISTS, f"Request id {ask.id} is taken.", "id")
             )
             return
-        if len(self._pending) >= PENDING_MAX or self._pending_bytes + ask.size > ASKS_BYTES_MAX:
+        if not self._pending.has_room(ask):
             reason = "Too many requests are being decided, or too large ones; try again shortly."
             self._desk.tell(to, Refusal(Code.BUSY, reason))
             return
@@ -207,23 +201,16 @@ class Allocator:
 
     def _asked_before(self, to: Address, ask: Ask) -> bool:
         """Answer a repeated request with what became of the first one."""
-        key = (ask.tenant, ask.terms.idempotency_key if ask.terms else "")
-        first = self.state.keys.get(key) or self._keys.get(key)
-        if first is None or not key[1]:
+        key = ask.terms.idempotency_key if ask.terms else ""
+        first = self.state.keys.get((ask.tenant, key)) or self._pending.named(ask.tenant, key)
+        if first is None or not key:
             return False
         lease = self.state.lease(first)
-        waiter = self.state.waiting.get(first)
         pending = self._pending.get(first)
-        if lease is not None:
-            same = lease.policy.uri == ask.policy.uri and could_have_got(ask, lease)
-        else:
-            earlier = pending.ask if pending else waiter.ask if waiter else ask
-            same = _gist(earlier) == _gist(ask)
-        if not same:
-            reason = f"Idempotency key “{key[1]}” belongs to a different request, {first}."
-            expected = "the same request as the first time, or a new key"
-            field_name = "lease.idempotency_key"
-            self._desk.tell(to, Refusal(Code.IDEMPOTENCY_MISMATCH, reason, field_name, expected))
+        known = pending or self.state.waiting.get(first)
+        refusal = mismatch(ask, first, known.ask if known else None, lease)
+        if refusal is not None:
+            self._desk.tell(to, refusal)
         elif lease is not None:
             self._desk.tell(to, LeaseNews(lease))
         elif pending is not None:
@@ -239,13 +226,17 @@ class Allocator:
         pending.version, pending.layout = self.state.fleet.version, self.state.fleet.layout
         pending.gains = self.state.gains
         pending.reserved = reserved
-        if pending.ask.id not in self._pending:
-            self._pending_bytes += pending.ask.size
-        self._pending[pending.ask.id] = pending
-        key = pending.ask.terms.idempotency_key if pending.ask.terms else ""
-        if key and not pending.ask.dry_run:
-            self._keys[pending.ask.tenant, key] = pending.ask.id
-        self._desk.do(Consult(pending.ask, self._number, reserved))
+        pending.avoided = () if pending.insisted else self.judge.avoided(pending.ask, reserved)
+        self._pending.add(pending)
+        self._desk.do(Consult(pending.ask, self._number, (*reserved, *pending.avoided)))
+
+    def _insist(self, pending: Pending) -> bool:
+        """Ask a rule once more, about all nodes, that wants none of those it was offered."""
+        if not pending.avoided:
+            return False
+        pending.insisted = True
+        self._consult(pending, self.queue.reserved_before(pending.ask))
+        return True
 
     def _proposed(self, pending: Pending, value: Any) -> None:
         ask = pending.ask
@@ -260,8 +251,11 @@ class Allocator:
             self._declined(pending, value)
             return
         reserved = self.queue.reserved_before(ask)
-        verdict = verify(ask, wishes, self.state.fleet, self.state.clusters, reserved)
-        if isinstance(verdict, tuple) and not self._touches(verdict, reserved):
+        shut = (*reserved, *pending.avoided)
+        verdict = verify(ask, wishes, self.state.fleet, self.state.clusters, shut)
+        if isinstance(verdict, tuple) and self._touches(verdict, pending.avoided):
+            self._insist(pending)
+        elif isinstance(verdict, tuple) and not self._touches(verdict, reserved):
             self._accept(pending, verdict, value)
         elif isinstance(verdict, tuple):
             kept = Refusal(Code.CONFLICT, "The nodes it proposed are kept for the queue's head.")
@@ -298,6 +292,8 @@ class Allocator:
     def _declined(self, pending: Pending, value: Any) -> None:
         """The rule returned a value that names no cluster: it is passed on and grants nothing."""
         ask = pending.ask
+        if self._insist(pending):
+            return
         if ask.terms is None and ask.demand is None:
             self._answer(pending, Advice(value))
             return
@@ -324,23 +320,9 @@ class Allocator:
         if ask.terms is None or ask.dry_run:
             self._answer(pending, Advice(value, reasons))
             return
-        waiter = self.state.waiting.get(ask.id)
-        lease = Lease(
-            id=ask.id,
-            tenant=ask.tenant,
-            token=ask.token,
-            policy=ask.policy,
-            placement=placement,
-            fencing=self.state.fencing + 1,
-            granted_at=self._desk.now,
-            expires_at=self._desk.now + ask.terms.ttl_seconds,
-            terms=ask.terms,
-            provision=ask.provision,
-            state="starting" if ask.provision else "granted",
-        )
-        if waiter is not None:
+        if ask.id in self.state.waiting:
             self.queue.remove(ask)
-        self._desk.be(Granted(lease))
+        lease = self._leases.grant(ask, placement, pending.since)
         self._answer(pending, LeaseNews(lease, value, reasons))
         if lease.provision is not None:
             self._desk.do(Start(lease))
@@ -375,14 +357,20 @@ class Allocator:
             self._desk.be(Queued(ask, self._desk.now, self._desk.now + ask.terms.wait_seconds))
             self.queue.add(ask)
             self._desk.record(ask.id, {"state": "waiting", **questions.refusal_object(refusal)})
-        self._settle(ask)
+        self._pending.settle(ask)
         self._listeners.setdefault(ask.id, []).extend(pending.to)
         self._refuse_line(ask, reserved, gains)
         self._wake()  # What is kept for this line may have moved, or grown since it was judged.
 
     def _refuse(self, pending: Pending, refusal: Refusal) -> None:
         """End an ask with a "no" that waiting would not change."""
-        waited = pending.ask.id in self.state.waiting
+        waiter = self.state.waiting.get(pending.ask.id)
+        if waiter is not None and waiter.lease is not None:
+            if not self._insist(pending):
+                self._pending.settle(pending.ask)
+                self._leases.end(waiter.lease, f"{waiter.lease.reason}; then: {refusal.reason}")
+            return
+        waited = waiter is not None
         if waited:
             self.queue.remove(pending.ask)
             self._desk.be(Dequeued(pending.ask.id, self._desk.now, refusal))
@@ -393,19 +381,11 @@ class Allocator:
     def _answer(self, pending: Pending, answer: Answer) -> None:
         """Answer everybody who waits for this ask, and remember why for `why`."""
         ask = pending.ask
-        self._settle(ask)
+        self._pending.settle(ask)
         record = {"tenant": ask.tenant, **self._reasons(pending)} | questions.outcome(answer)
         self._desk.record(ask.id, record)
         for to in (*pending.to, *self._listeners.pop(ask.id, ())):
             self._desk.tell(to, answer)
-
-    def _settle(self, ask: Ask) -> None:
-        """Note that no rule is being consulted about `ask` any more."""
-        if self._pending.pop(ask.id, None) is not None:
-            self._pending_bytes -= ask.size
-        key = ask.terms.idempotency_key if ask.terms else ""
-        if key and self._keys.get((ask.tenant, key)) == ask.id:
-            del self._keys[ask.tenant, key]
 
     # The queue -----------------------------------------------------------------------------
 
@@ -419,7 +399,7 @@ class Allocator:
 
     def _wake_line(self, line: Line, reserved: Nodes) -> None:
         for request in tuple(islice(line.waiters, CONSULTED_MAX)):
-            if request in self._pending:
+            if self._pending.get(request):
                 continue
             waiter = self.state.waiting[request]
             demand, candidates = line.demand, line.candidates
@@ -437,10 +417,23 @@ class Allocator:
         """Return the nodes to keep for a line's first, also while its rule is being consulted."""
         return () if demand is None or reserved else self.judge.reservation(demand, candidates)
 
+    def _enter(self, ask: Ask) -> None:
+        """Put a lease that waits for another place into the queue."""
+        self.queue.add(ask)
+
+    def _leave(self, ask: Ask) -> None:
+        """Take a lease that waits for another place out of the queue."""
+        pending = self._pending.get(ask.id)
+        if pending is not None:
+            self._desk.do(Forget(ask.id, pending.consultation))
+            self._pending.settle(ask)
+        self._listeners.pop(ask.id, None)
+        self.queue.remove(ask)
+
     def _cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
         """Give up an undecided ask, named by its id or by its idempotency key."""
-        key = (tenant, name)
-        request = self.state.keys.get(key) or self._keys.get(key) or name
+        named = self.state.keys.get((tenant, name)) or self._pending.named(tenant, name)
+        request = named or name
         waiter, pending = self.state.waiting.get(request), self._pending.get(request)
         ask = waiter.ask if waiter else pending.ask if pending else None
         if ask is None or ask.tenant != tenant:
@@ -449,7 +442,10 @@ class Allocator:
             self._desk.tell(to, Refusal(Code.UNKNOWN_REQUEST, reason, "request", expected))
             return
         row = questions.waiter_row(waiter) if waiter else {"request": request}
-        self._give_up(request, ask, Refusal(Code.CANCELLED, "The request was cancelled."))
+        if waiter is not None and waiter.lease is not None:
+            self._leases.end(waiter.lease, "cancelled")
+        else:
+            self._give_up(request, ask, Refusal(Code.CANCELLED, "The request was cancelled."))
         self._desk.tell(to, Told({"state": "cancelled", **row}))
 
     def _give_up(self, request: RequestId, ask: Ask, refusal: Refusal) -> None:
@@ -461,16 +457,17 @@ class Allocator:
     def _session_lost(self, session: str) -> None:
         for addresses in self._listeners.values():
             addresses[:] = [to for to in addresses if to.session != session]
-        for request, pending in list(self._pending.items()):
+        for pending in self._pending.all():
+            request = pending.ask.id
             pending.to[:] = [to for to in pending.to if to.session != session]
             if not pending.to and request not in self.state.waiting:
                 self._desk.do(Forget(request, pending.consultation))
-                self._settle(pending.ask)
+                self._pending.settle(pending.ask)
 
     def _tick(self) -> None:
         while (at := self.state.next_deadline()) is not None and at <= self._desk.now:
             request = self.state.deadlines[0][1]
-            lease = self.state.leases.get(request)
+            lease = self.state.lease(request)
             if lease is not None:
                 self._leases.end(lease, "expired")
             else:
@@ -493,8 +490,3 @@ class Allocator:
             self._desk.do(Recall(inquiry.to, inquiry.tenant, inquiry.subject))
         else:
             self._desk.tell(inquiry.to, answer)
-
-
-def _gist(ask: Ask) -> tuple[Any, ...]:
-    """Return what two requests with one idempotency key must have in common."""
-    return ask.policy.uri, ask.demand, ask.provision

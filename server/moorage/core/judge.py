@@ -15,13 +15,12 @@ import numpy.typing as npt
 
 from moorage.core.state import State
 from moorage.core.words import Refusal
-from moorage.model import ClusterId, Code, Demand
+from moorage.model import Ask, ClusterId, Code, Demand, Nodes
 from moorage.policy import NEVER, Misfit
 
 CLASSES_MAX: Final = 4_096
 """Classes of demand remembered; beyond it the cache starts afresh."""
 
-Nodes = tuple[tuple[str, str], ...]
 Candidates = tuple[ClusterId, ...] | None
 
 _TEXT: Final = {
@@ -79,6 +78,13 @@ class Judge:
             row = int(allowed.argmax()) if fits else None
             self._verdicts[key] = _Verdict(fleet.layout, row, gains)
         return fits
+
+    def avoided(self, ask: Ask, reserved: Nodes) -> Nodes:
+        """Return the nodes where its workload has failed, as long as there is room elsewhere."""
+        if not ask.avoid or ask.demand is None:
+            return ask.avoid
+        elsewhere = self.fits(ask.demand, ask.candidates, (*reserved, *ask.avoid))
+        return ask.avoid if elsewhere else ()
 
     def refusal(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> Refusal:
         """Return why `demand` does not fit: never, or not now, with nodes counted by reason."""

@@ -1,23 +1,35 @@
-"""What happens to a lease after its grant: renewal, release, expiry, and its engine's word.
+"""What happens to a lease from its grant on: renewal, release, expiry, and its engine's word.
+
+A lease whose workload failed may go back into the queue, if its request said so. It keeps its id,
+token and age there and holds nothing; the next grant is another start of the same lease.
 
 The allocator is the only caller.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
 
 from moorage.core.desk import Desk
 from moorage.core.words import (
     Address,
     Ended,
     Ending,
+    EngineEnded,
+    EngineFailed,
+    EngineStarted,
+    EngineStopped,
+    Finished,
+    Granted,
     LeaseNews,
     Refusal,
     Renewed,
+    Requeued,
     Start,
     Started,
     Stop,
 )
-from moorage.model import Code, Lease, RequestId
+from moorage.model import Ask, Code, Lease, Outcome, Placement, RequestId
 
 
 class Leases:
@@ -26,12 +38,61 @@ class Leases:
     Args:
         desk: What the turn is written on.
         wake: Called when capacity was freed.
+        enter: Called when a lease has gone back into the queue.
+        leave: Called before a lease is taken out of the queue without a grant.
 
     """
 
-    def __init__(self, desk: Desk, wake: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        desk: Desk,
+        wake: Callable[[], None],
+        enter: Callable[[Ask], None],
+        leave: Callable[[Ask], None],
+    ) -> None:
         self._desk = desk
         self._wake = wake
+        self._enter = enter
+        self._leave = leave
+
+    def grant(self, ask: Ask, placement: Placement, asked_at: float) -> Lease:
+        """Grant a placement to an ask, or to the lease that waits for another one.
+
+        A lease that waited ends when it would have ended: whoever holds it renews it meanwhile.
+        """
+        assert ask.terms is not None
+        now, fencing = self._desk.now, self._desk.state.fencing + 1
+        waiting = self._desk.state.lease(ask.id)
+        if waiting is None:
+            lease = Lease(
+                id=ask.id,
+                tenant=ask.tenant,
+                token=ask.token,
+                policy=ask.policy,
+                placement=placement,
+                fencing=fencing,
+                granted_at=now,
+                expires_at=now + ask.terms.ttl_seconds,
+                terms=ask.terms,
+                provision=ask.provision,
+                state="starting" if ask.provision else "granted",
+                asked_at=asked_at,
+                ask=ask,
+            )
+        else:
+            lease = replace(
+                waiting,
+                placement=placement,
+                fencing=fencing,
+                granted_at=now,
+                state="starting",
+                reason="",
+                attempt=waiting.attempt + 1,
+            )
+        if not lease.may_start_again:
+            lease = replace(lease, ask=None)
+        self._desk.be(Granted(lease))
+        return lease
 
     def release(self, to: Address, request: RequestId, token: str) -> None:
         """End a lease for its owner. A second release answers the same."""
@@ -55,44 +116,97 @@ class Leases:
             return
         ttl = lease.terms.ttl_seconds if ttl_seconds is None else ttl_seconds
         self._desk.be(Renewed(request, self._desk.now + ttl))
-        self._desk.tell(to, LeaseNews(self._desk.state.leases[request]))
+        self._desk.tell(to, LeaseNews(self._desk.state.lease(request) or lease))
 
     def end(self, lease: Lease, reason: str) -> None:
         """End a lease: at once, or when its engine says that nothing of it is left."""
-        if lease.provision is None:
+        if lease.state == "queued":
+            self._leave(self._desk.state.waiting[lease.id].ask)
+        if lease.provision is None or lease.state == "queued":
             self._desk.be(Ended(lease.id, self._desk.now, reason))
             self._wake()
         else:
             self._desk.be(Ending(lease.id, self._desk.now, reason))
             self._desk.do(Stop(lease))
 
-    def started(self, request: RequestId, endpoint: str) -> None:
+    def started(self, news: EngineStarted) -> None:
         """Note that the workload of a lease runs."""
-        lease = self._desk.state.leases.get(request)
+        lease = self._engaged(news.lease, news.fencing)
         if lease is not None and lease.state == "starting":
-            self._desk.be(Started(request, self._desk.now, endpoint))
+            self._desk.be(Started(lease.id, self._desk.now, news.endpoint))
 
-    def over(self, request: RequestId, reason: str) -> None:
+    def failed(self, news: EngineFailed) -> None:
+        """Note that the workload of a lease did not start, and that nothing of it is left."""
+        lease = self._engaged(news.lease, news.fencing)
+        if lease is None:
+            return
+        if lease.state in {"starting", "active"}:
+            lease = self._finished(lease, "failed", news)
+        self._let_go(lease, _failure(lease) or f"engine failed: {news.reason}")
+
+    def over(self, news: EngineEnded) -> None:
         """Note that the workload of a lease ended by itself, and have the rest of it put away."""
-        lease = self._desk.state.leases.get(request)
-        if lease is not None and lease.provision is not None and lease.state != "ending":
-            self.end(lease, reason)
+        lease = self._engaged(news.lease, news.fencing)
+        if lease is None or lease.state not in {"starting", "active"}:
+            return
+        lease = self._finished(lease, news.phase, news)
+        if news.phase == "succeeded":
+            self.end(lease, news.reason)
+        elif lease.may_start_again:
+            self._desk.do(Stop(lease))
+        else:
+            self.end(lease, _failure(lease) or news.reason)
 
-    def gone(self, request: RequestId, reason: str) -> None:
+    def stopped(self, news: EngineStopped) -> None:
         """Note that nothing is left of the workload of a lease: only now is it free."""
+        lease = self._engaged(news.lease, news.fencing)
+        if lease is not None:
+            self._let_go(lease, "engine stopped")
+
+    def _let_go(self, lease: Lease, reason: str) -> None:
+        """End a lease, or queue it: nothing of its workload is left."""
+        if lease.state == "failing" and lease.may_start_again:
+            self._desk.be(Requeued(lease.id, self._desk.now, _failure(lease)))
+            self._enter(self._desk.state.waiting[lease.id].ask)
+        else:
+            self._desk.be(Ended(lease.id, self._desk.now, lease.reason or reason))
+        self._wake()
+
+    def _finished(
+        self, lease: Lease, phase: Literal["succeeded", "failed"], news: EngineFailed | EngineEnded
+    ) -> Lease:
+        """Note how a workload came to an end by itself; return its lease."""
+        outcome = Outcome(
+            attempt=lease.attempt,
+            phase=phase,
+            detail=news.reason,
+            at=self._desk.now,
+            nodes=tuple((share.cluster_id, share.node_id) for share in lease.placement),
+            exit_code=news.exit_code,
+            log_tail=news.log_tail,
+        )
+        self._desk.be(Finished(lease.id, outcome))
+        return self._desk.state.leases[lease.id]
+
+    def _engaged(self, request: RequestId, fencing: int) -> Lease | None:
+        """Return the lease that an engine reports about; None where that grant is over."""
         lease = self._desk.state.leases.get(request)
-        if lease is not None and lease.provision is not None:
-            self._desk.be(Ended(request, self._desk.now, lease.reason or reason))
-            self._wake()
+        if lease is None or lease.provision is None or lease.fencing != fencing:
+            return None
+        return lease
 
     def restarted(self, grace_seconds: float) -> None:
         """Give leases time to be renewed, and engines their orders again."""
-        until = self._desk.now + grace_seconds
-        for lease in list(self._desk.state.leases.values()):
+        until, state = self._desk.now + grace_seconds, self._desk.state
+        for waiter in list(state.waiting.values()):
+            if waiter.lease is not None and waiter.deadline < until:
+                self._desk.be(Renewed(waiter.lease.id, until))
+        for lease in list(state.leases.values()):
             if lease.state != "ending" and lease.expires_at < until:
                 self._desk.be(Renewed(lease.id, until))
             if lease.provision is not None:
-                self._desk.do(Stop(lease) if lease.state == "ending" else Start(lease))
+                over = lease.state in {"failing", "ending"}
+                self._desk.do(Stop(lease) if over else Start(lease))
 
     def _owned(self, to: Address, request: RequestId, token: str) -> Lease | None:
         """Return the lease, or answer why it is not the caller's."""
@@ -106,3 +220,11 @@ class Leases:
             self._desk.tell(to, Refusal(Code.WRONG_TOKEN, reason, "token", expected))
             return None
         return lease
+
+
+def _failure(lease: Lease) -> str:
+    """Return what to say of a start that failed, where it was one of several; else nothing."""
+    provision, outcome = lease.provision, lease.outcome
+    if provision is None or outcome is None or provision.on_failure == "end":
+        return ""
+    return f"attempt {outcome.attempt} of {provision.attempts_max} failed: {outcome.detail}"

@@ -1,10 +1,16 @@
-"""An ask between its consultation and its answer. The allocator keeps one for each."""
+"""Asks between their consultation and their answer. The allocator is the only caller."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
-from moorage.core.judge import Nodes
 from moorage.core.words import Address
-from moorage.model import Ask
+from moorage.model import Ask, Nodes, RequestId, Tenant
+
+PENDING_MAX: Final = 10_000
+"""Asks being consulted about; the next one is answered `busy`."""
+ASKS_BYTES_MAX: Final = 128 << 20
+"""What all asks being consulted about may bring along as JSON, and as much again those that wait;
+the next one is answered `busy`."""
 
 
 @dataclass(slots=True)
@@ -23,3 +29,55 @@ class Pending:
     gains: int = 0
     """`State.gains` when the rule was asked: what it declines, it declines as of then."""
     reserved: Nodes = field(default=())
+    """Nodes that were kept for a waiter ahead of it."""
+    avoided: Nodes = field(default=())
+    """Nodes that were left out because its workload has failed there."""
+    insisted: bool = False
+    """The rule wants none of the others, so nothing is left out any more."""
+
+
+class Undecided:
+    """All asks that rules are being consulted about, and the idempotency keys they came with."""
+
+    def __init__(self) -> None:
+        self._asks: dict[RequestId, Pending] = {}
+        self._bytes = 0
+        self._keys: dict[tuple[Tenant, str], RequestId] = {}
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._asks)
+
+    def all(self) -> list[Pending]:
+        """Return them as they are now, oldest first."""
+        return list(self._asks.values())
+
+    def get(self, request: RequestId) -> Pending | None:
+        """Return one by its id, or None."""
+        return self._asks.get(request)
+
+    def named(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:
+        """Return the id of the one that came with this key, or None."""
+        return self._keys.get((tenant, idempotency_key))
+
+    def has_room(self, ask: Ask) -> bool:
+        """Return whether one more may be decided."""
+        return len(self._asks) < PENDING_MAX and self._bytes + ask.size <= ASKS_BYTES_MAX
+
+    def add(self, pending: Pending) -> None:
+        """Keep one; again changes nothing."""
+        ask = pending.ask
+        if ask.id not in self._asks:
+            self._bytes += ask.size
+        self._asks[ask.id] = pending
+        key = ask.terms.idempotency_key if ask.terms else ""
+        if key and not ask.dry_run:
+            self._keys[ask.tenant, key] = ask.id
+
+    def settle(self, ask: Ask) -> None:
+        """Note that no rule is being consulted about `ask` any more."""
+        if self._asks.pop(ask.id, None) is not None:
+            self._bytes -= ask.size
+        key = ask.terms.idempotency_key if ask.terms else ""
+        if key and self._keys.get((ask.tenant, key)) == ask.id:
+            del self._keys[ask.tenant, key]

@@ -5,7 +5,7 @@ what is not yet durable.
 """
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from moorage.core.queue import Queue
 from moorage.core.state import State, Waiter
 from moorage.core.words import Advice, Answer, Inquired, LeaseNews, Refusal, Told
-from moorage.model import Code, Demand, Lease, RequestId, Share
+from moorage.model import Code, Demand, Lease, Outcome, Provision, RequestId, Share
 
 
 def answer(
@@ -38,6 +38,9 @@ def answer(
             return _why(inquiry, state, decisions)
         case "leases":
             pool: Iterable[Lease] = state.leases.values()
+            queued = [each.lease for each in state.waiting.values() if each.lease is not None]
+            if queued:
+                pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
             if inquiry.filters.get("state") == "ended":
                 pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
             shown = (lease_row(lease) for lease in pool if lease.tenant == inquiry.tenant)
@@ -128,7 +131,7 @@ def share_row(share: Share) -> dict[str, Any]:
 
 def lease_row(lease: Lease) -> dict[str, Any]:
     """Return a lease as the listings show it: without its token."""
-    row = {
+    row: dict[str, Any] = {
         "id": lease.id,
         "state": lease.state,
         "tenant": lease.tenant,
@@ -139,13 +142,60 @@ def lease_row(lease: Lease) -> dict[str, Any]:
         "ttl_seconds": lease.terms.ttl_seconds,
         "policy_rule_uri": lease.policy.uri,
     }
-    return row | ({"reason": lease.reason} if lease.reason else {})
+    if lease.reason:
+        row["reason"] = lease.reason
+    if lease.provision is not None:
+        row["workload"] = _workload_row(lease, lease.provision)
+    return row
+
+
+def _workload_row(lease: Lease, provision: Provision) -> dict[str, Any]:
+    """Return what is known for good of a lease's workload; engines know more while it starts."""
+    outcome = lease.outcome
+    row: dict[str, Any] = {
+        "backend": provision.backend,
+        "phase": _phase(lease),
+        "endpoint": lease.endpoint,
+        "attempt": lease.attempt,
+        "attempts_max": provision.attempts_max if provision.on_failure == "requeue" else 1,
+    }
+    return row | ({} if outcome is None else {"outcome": outcome_row(outcome)})
+
+
+def _phase(lease: Lease) -> str:
+    match lease.state:
+        case "granted" | "starting":
+            return "starting"
+        case "active":
+            return "ready"
+        case "failing" | "queued":
+            return "failed"
+        case "ending":
+            return "stopping"
+        case "ended":
+            last = lease.outcome
+            return last.phase if last is not None and last.attempt == lease.attempt else "stopped"
+        case _:
+            assert_never(lease.state)
+
+
+def outcome_row(outcome: Outcome) -> dict[str, Any]:
+    """Return how a workload came to an end, as JSON values."""
+    return {
+        "attempt": outcome.attempt,
+        "phase": outcome.phase,
+        "detail": outcome.detail,
+        "at": outcome.at,
+        "nodes": [{"cluster_id": cluster, "node_id": node} for cluster, node in outcome.nodes],
+        "exit_code": outcome.exit_code,
+        "log_tail": list(outcome.log_tail),
+    }
 
 
 def waiter_row(waiter: Waiter) -> dict[str, Any]:
     """Return a waiter as JSON values."""
     ask = waiter.ask
-    return {
+    row = {
         "request": ask.id,
         "tenant": ask.tenant,
         "policy_rule_uri": ask.policy.uri,
@@ -154,6 +204,7 @@ def waiter_row(waiter: Waiter) -> dict[str, Any]:
         "deadline": waiter.deadline,
         "resources": None if ask.demand is None else demand_row(ask.demand),
     }
+    return row if waiter.lease is None else row | {"lease": lease_row(waiter.lease)}
 
 
 def demand_row(demand: Demand) -> dict[str, Any]:

@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, Final
 
-from moorage.core.judge import Nodes
 from moorage.core.state import State, Waiter
-from moorage.model import Ask, ClusterId, Demand, PolicyRef, RequestId, Tenant
+from moorage.model import Ask, ClusterId, Demand, Nodes, PolicyRef, RequestId, Tenant
 
 CONSULTED_MAX: Final = 8
 """Waiters of one line that are consulted about at the same time."""
 
-LineKey = tuple[Tenant, PolicyRef, Demand | None, tuple[ClusterId, ...] | None, int, str]
+LineKey = tuple[Tenant, PolicyRef, Demand | None, tuple[ClusterId, ...] | None, int, str, Nodes]
 
 
 @dataclass(slots=True)
@@ -58,7 +57,7 @@ def _key(ask: Ask) -> LineKey:
     priority = ask.terms.priority if ask.terms else 0
     # What only the rule reads may change its mind: such asks are not identical.
     told = sha256(repr((ask.inputs, ask.parameters, ask.settings)).encode()).hexdigest()
-    return ask.tenant, ask.policy, ask.demand, ask.candidates, priority, told
+    return ask.tenant, ask.policy, ask.demand, ask.candidates, priority, told, ask.avoid
 
 
 class Queue:
@@ -81,11 +80,16 @@ class Queue:
         return bool(self._lines)
 
     def add(self, ask: Ask) -> None:
-        """Put a new waiter at the end of its line."""
+        """Put a waiter into its line: at the end, or where its age says if it comes back."""
         key = _key(ask)
         line = self._lines.setdefault(key, Line(key))
+        newest = next(reversed(line.waiters), None)
         line.waiters[ask.id] = None
         self._line_of[ask.id] = line
+        waiting = self._state.waiting
+        if newest is not None and waiting[newest].at > waiting[ask.id].at:
+            by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
+            line.waiters = dict.fromkeys(by_age)
 
     def remove(self, ask: Ask) -> None:
         """Take a waiter out: granted or given up."""

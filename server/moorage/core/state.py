@@ -19,9 +19,11 @@ from moorage.core.words import (
     Ended,
     Ending,
     Fact,
+    Finished,
     Granted,
     Queued,
     Renewed,
+    Requeued,
     Started,
 )
 from moorage.model import GPU_MILLI, Ask, Cluster, ClusterId, Lease, RequestId, Tenant
@@ -38,11 +40,20 @@ DEADLINES_SPARE: Final = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """An ask that waits."""
+    """An ask that waits, or a lease that waits for another place.
+
+    Args:
+        ask: What for.
+        at: Since when; of a lease, when it was first asked for.
+        deadline: Until when; of a lease, when it ends unless it is renewed.
+        lease: The lease, which holds nothing meanwhile; None for an ask that has none.
+
+    """
 
     ask: Ask
     at: float
     deadline: float
+    lease: Lease | None = None
 
 
 @dataclass(slots=True)
@@ -53,7 +64,7 @@ class State:
         clusters: The inventory.
         leases: Leases that hold something.
         ended: The last `ENDED_MAX` leases that ended, oldest first.
-        waiting: Asks in the queue, oldest first.
+        waiting: Asks and leases in the queue, in the order in which they came into it.
         waiting_bytes: What they brought along, in bytes of JSON.
         keys: Which request owns an idempotency key of a tenant.
         fencing: The last fencing number given out.
@@ -106,7 +117,10 @@ class State:
         return self._fleet
 
     def lease(self, request: RequestId) -> Lease | None:
-        """Return a lease that holds, or one of the last that ended."""
+        """Return a lease that holds, or waits for another place, or is of the last that ended."""
+        waiter = self.waiting.get(request)
+        if waiter is not None:
+            return waiter.lease
         return self.leases.get(request) or self.ended.get(request)
 
     def next_deadline(self) -> float | None:
@@ -153,7 +167,7 @@ class State:
                 self._fleet.give(share)
 
 
-def apply(state: State, fact: Fact) -> None:  # noqa: C901  # One case per fact.
+def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case per fact.
     """Make `fact` true. The only function that changes a `State`."""
     match fact:
         case ClusterSet(cluster):
@@ -163,24 +177,27 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901  # One case per fact.
             del state.clusters[cluster]
             state._inventory_changed(cluster)  # noqa: SLF001  # As above.
         case Queued(ask, at, deadline):
-            assert ask.id not in state.waiting
             assert ask.id not in state.leases
-            state.waiting[ask.id] = Waiter(ask, at, deadline)
-            state.waiting_bytes += ask.size
             _own_key(state, ask)
-            state._due(deadline, ask.id)  # noqa: SLF001  # As above.
+            _wait(state, Waiter(ask, at, deadline))
         case Dequeued(request):
-            ask = state.waiting.pop(request).ask
-            state.waiting_bytes -= ask.size
+            assert state.waiting[request].lease is None, "a lease ends, it is not refused"
+            ask = _waits_no_longer(state, request).ask
             _disown_key(state, ask.tenant, ask)
         case Granted(lease):
             _grant(state, lease)
         case Renewed(request, expires_at):
-            state.leases[request] = replace(state.leases[request], expires_at=expires_at)
-            state._due(expires_at, request)  # noqa: SLF001  # As above.
-        case Started(request):
-            assert state.leases[request].state == "starting"
-            state.leases[request] = replace(state.leases[request], state="active")
+            _renew(state, request, expires_at)
+        case Started(request, _, endpoint):
+            lease = state.leases[request]
+            assert lease.state == "starting"
+            state.leases[request] = replace(lease, state="active", endpoint=endpoint)
+        case Finished(request, outcome):
+            lease = state.leases[request]
+            assert lease.state in {"starting", "active"}
+            state.leases[request] = replace(lease, state="failing", outcome=outcome)
+        case Requeued(request, _, reason):
+            _requeue(state, request, reason)
         case Ending(request, _, reason):
             assert state.leases[request].state != "ending"
             state.leases[request] = replace(state.leases[request], state="ending", reason=reason)
@@ -195,18 +212,54 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901  # One case per fact.
             assert_never(fact)
 
 
+def _wait(state: State, waiter: Waiter) -> None:
+    request = waiter.ask.id
+    assert request not in state.waiting
+    state.waiting[request] = waiter
+    state.waiting_bytes += waiter.ask.size
+    state._due(waiter.deadline, request)  # noqa: SLF001  # Called by apply().
+
+
+def _waits_no_longer(state: State, request: RequestId) -> Waiter:
+    waiter = state.waiting.pop(request)
+    state.waiting_bytes -= waiter.ask.size
+    return waiter
+
+
 def _grant(state: State, lease: Lease) -> None:
     assert lease.id not in state.leases
     assert lease.fencing > state.fencing, "a fencing number is never given out twice"
-    waiter = state.waiting.pop(lease.id, None)
-    if waiter is None:
-        _own_key(state, lease)
+    if lease.id in state.waiting:
+        _waits_no_longer(state, lease.id)
     else:
-        state.waiting_bytes -= waiter.ask.size
+        _own_key(state, lease)
     state.fencing = lease.fencing
     state.leases[lease.id] = lease
     state._hold(lease)  # noqa: SLF001  # Called by apply().
     state._due(lease.expires_at, lease.id)  # noqa: SLF001  # Called by apply().
+
+
+def _renew(state: State, request: RequestId, expires_at: float) -> None:
+    waiter = state.waiting.get(request)
+    if waiter is None:
+        state.leases[request] = replace(state.leases[request], expires_at=expires_at)
+    else:
+        assert waiter.lease is not None
+        lease = replace(waiter.lease, expires_at=expires_at)
+        state.waiting[request] = replace(waiter, deadline=expires_at, lease=lease)
+    state._due(expires_at, request)  # noqa: SLF001  # Called by apply().
+
+
+def _requeue(state: State, request: RequestId, reason: str) -> None:
+    lease = state.leases.pop(request)
+    assert lease.state == "failing"
+    assert lease.ask is not None, "what may start again has kept its ask"
+    assert lease.outcome is not None
+    state._free(lease)  # noqa: SLF001  # Called by apply().
+    avoid = tuple(dict.fromkeys((*lease.ask.avoid, *lease.outcome.nodes)))
+    ask = replace(lease.ask, avoid=avoid)
+    lease = replace(lease, state="queued", placement=(), endpoint="", reason=reason, ask=ask)
+    _wait(state, Waiter(ask, lease.asked_at, lease.expires_at, lease))
 
 
 def _carry(state: State, lease: Lease) -> None:
@@ -215,15 +268,24 @@ def _carry(state: State, lease: Lease) -> None:
     if lease.state == "ended":
         state.ended[lease.id] = lease
         return
+    if lease.state == "queued":
+        assert lease.ask is not None
+        _wait(state, Waiter(lease.ask, lease.asked_at, lease.expires_at, lease))
+        return
     state.leases[lease.id] = lease
     state._hold(lease)  # noqa: SLF001  # Called by apply().
     state._due(lease.expires_at, lease.id)  # noqa: SLF001  # Called by apply().
 
 
 def _end(state: State, request: RequestId, at: float, reason: str) -> None:
-    lease = state.leases.pop(request)
-    state._free(lease)  # noqa: SLF001  # Called by apply().
-    state.ended[request] = replace(lease, state="ended", reason=reason, expires_at=at)
+    if request in state.waiting:
+        lease = _waits_no_longer(state, request).lease
+        assert lease is not None, "an ask is refused, it does not end"
+    else:
+        lease = state.leases.pop(request)
+        state._free(lease)  # noqa: SLF001  # Called by apply().
+    lease = replace(lease, state="ended", reason=reason, expires_at=at, ask=None)
+    state.ended[request] = lease
     while len(state.ended) > ENDED_MAX:
         oldest = state.ended.pop(next(iter(state.ended)))
         _disown_key(state, oldest.tenant, oldest)
@@ -247,7 +309,10 @@ def condense(state: State) -> Iterator[Fact]:
     for lease in (*state.ended.values(), *state.leases.values()):
         yield Carried(lease)
     for waiter in state.waiting.values():
-        yield Queued(waiter.ask, waiter.at, waiter.deadline)
+        if waiter.lease is None:
+            yield Queued(waiter.ask, waiter.at, waiter.deadline)
+        else:
+            yield Carried(waiter.lease)
     yield Counted(state.fencing)
 
 
@@ -259,7 +324,7 @@ def check(state: State) -> None:
     """
     held: Counter[tuple[str, str, str]] = Counter()
     for lease in state.leases.values():
-        assert lease.state != "ended"
+        assert lease.state not in {"queued", "ended"}
         assert lease.fencing <= state.fencing
         for share in lease.placement:
             for gpu in share.gpus:
@@ -270,6 +335,11 @@ def check(state: State) -> None:
     assert state.leases.keys().isdisjoint(state.waiting)
     assert state.waiting_bytes == sum(waiter.ask.size for waiter in state.waiting.values())
     assert all(lease.state == "ended" for lease in state.ended.values())
+    for waiter in state.waiting.values():
+        if (queued := waiter.lease) is not None:
+            assert (queued.id, queued.state, queued.ask) == (waiter.ask.id, "queued", waiter.ask)
+            assert not queued.placement, "a lease in the queue holds something"
+            assert queued.expires_at == waiter.deadline
     for (tenant, _), request in state.keys.items():
         owner = state.lease(request) or state.waiting[request].ask
         assert owner.tenant == tenant

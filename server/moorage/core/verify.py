@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from moorage.core.words import Refusal
-from moorage.model import Ask, Cluster, ClusterId, Code, Demand, Lease, NodeId, Placement, Share
+from moorage.model import Ask, Cluster, ClusterId, Code, Demand, NodeId, Placement, Share
 from moorage.policy import Fleet, Wish
 
 _NOTHING: Final = Demand()
@@ -152,20 +152,6 @@ def _short(wish: Wish, demand: Demand) -> str:
     if wish.cpu_milli < demand.cpu_milli:
         return "cpu_milli"
     return "memory_mib" if wish.memory_mib < demand.memory_mib else ""
-
-
-def could_have_got(ask: Ask, lease: Lease) -> bool:
-    """Return whether `lease` is what an ask like `ask` was granted (for repeated requests)."""
-    demand = ask.demand
-    if ask.provision is not None and ask.provision != lease.provision:
-        return False
-    return demand is None or (
-        len(lease.placement) == demand.nodes
-        and all(len(share.gpus) == demand.gpus for share in lease.placement)
-        and all(share.cpu_milli >= demand.cpu_milli for share in lease.placement)
-        and all(share.memory_mib >= demand.memory_mib for share in lease.placement)
-        and all(not share.gpus or share.gpu_milli >= demand.gpu_milli for share in lease.placement)
-    )
 
 
 def _pair(share: Share) -> tuple[str, str]:

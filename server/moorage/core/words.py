@@ -15,6 +15,7 @@ from moorage.model import (
     ClusterId,
     Code,
     Lease,
+    Outcome,
     RequestId,
     SessionId,
     Tenant,
@@ -146,37 +147,68 @@ class SessionLost:
 
 @dataclass(frozen=True, slots=True)
 class EngineStarted:
-    """An engine reports that a lease's workload runs."""
+    """An engine reports that a lease's workload runs.
+
+    What engines report names the grant it is about by its fencing number: a lease whose workload
+    failed may have been granted anew before the last word about the first start came.
+    """
 
     lease: RequestId
+    fencing: int
     endpoint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFailed:
-    """An engine reports that a lease's workload did not start; nothing of it is left."""
+    """An engine reports that a lease's workload did not start; nothing of it is left.
+
+    Args:
+        lease: Its lease.
+        fencing: As in `EngineStarted`.
+        reason: One sentence for a person.
+        exit_code: Of a process; None where it is not known.
+        log_tail: The last lines it wrote.
+
+    """
 
     lease: RequestId
+    fencing: int
     reason: str
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineEnded:
     """An engine reports that a lease's workload ended by itself, and how.
 
-    The engine keeps its end until it is stopped. That is ordered once the end of the lease is
-    durable: forgotten before, it would be started again after a crash.
+    The engine keeps its end until it is stopped. That is ordered once the end is durable:
+    forgotten before, it would be started again after a crash.
+
+    Args:
+        lease: Its lease.
+        fencing: As in `EngineStarted`.
+        phase: Whether it did its work or died.
+        reason: One sentence for a person.
+        exit_code: Of a process; None where it is not known.
+        log_tail: The last lines it wrote, where it died.
+
     """
 
     lease: RequestId
+    fencing: int
+    phase: Literal["succeeded", "failed"]
     reason: str
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStopped:
-    """An engine reports that nothing of a lease's workload is left."""
+    """An engine reports that nothing of a lease's workload is left: it was stopped from here."""
 
     lease: RequestId
+    fencing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +322,27 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Finished:
+    """The workload of a lease came to an end by itself: it did not start, died, or did its work.
+
+    What is left of it still holds what the lease holds. Another fact says what follows: the lease
+    is `Ending` or `Ended`, or `Requeued` when its engine has let go.
+    """
+
+    lease: RequestId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """A lease whose workload failed waits for another place, and holds nothing meanwhile."""
+
+    lease: RequestId
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """A lease is over, but its engine has not let go: what it holds is not free yet."""
 
@@ -332,6 +385,8 @@ Fact = (
     | Granted
     | Renewed
     | Started
+    | Finished
+    | Requeued
     | Ending
     | Ended
     | Carried

@@ -25,6 +25,7 @@ from moorage.core.words import (
     CancelAsked,
     Event,
     Inquired,
+    LeaseNews,
     Refusal,
     ReleaseAsked,
     RenewAsked,
@@ -258,12 +259,14 @@ class Admission:
             waited = context.admitted_at == 0.0
             seconds = None if waited else time.monotonic() - context.admitted_at
             context.arm.note(answer, seconds)
+        told = answer.lease.id if isinstance(answer, LeaseNews) else _NONE
         return encode(
             answer,
             message_id=context.message_id,
             request=context.request if context.shown else "",
             warnings=context.warnings,
             version=context.version,
+            workload=self._engines.seen(told),
         )
 
     def parked(self, to: Address) -> None:
@@ -356,6 +359,11 @@ class Admission:
             if message.lease is None:
                 reason = "provision: expected a `lease` beside it; only a lease starts anything."
                 return Refusal(Code.BAD_MESSAGE, reason, "lease", "a lease to start it under")
+            asked = message.provision
+            if asked.attempts_max is not None and asked.on_failure != "requeue":
+                expected = '`on_failure` "requeue" beside it; else there is one start'
+                reason = f"provision.attempts_max: expected {expected}."
+                return Refusal(Code.BAD_MESSAGE, reason, "provision.attempts_max", expected)
             provision = message.provisioning()
             if provision is not None and (no := self._engines.refusal(provision)) is not None:
                 return no

@@ -5,6 +5,7 @@ from typing import Any
 
 from moorage.core import questions
 from moorage.core.words import Advice, Answer, LeaseNews, Refusal, Told
+from moorage.engines.base import Workload
 from moorage.model import Lease
 from moorage.protocol import replies
 from moorage.protocol.faults import ServiceError
@@ -19,6 +20,7 @@ def encode(
     request: str = "",
     warnings: Sequence[str] = (),
     version: str = "",
+    workload: Workload | None = None,
 ) -> bytes:
     """Write an answer as one reply.
 
@@ -28,6 +30,7 @@ def encode(
         request: The server's id of the request, for `why`; empty where there is none.
         warnings: What the caller should know beside the answer.
         version: The version of the rule that was asked, where the request named an alias.
+        workload: What its engine last said of the workload of a lease, where that starts or runs.
 
     Returns:
         JSON text.
@@ -50,7 +53,7 @@ def encode(
                 request=request,
                 warnings=warnings,
                 reasons=reasons,
-                lease=questions.lease_row(lease) | ({"token": lease.token} if owner else {}),
+                lease=lease_object(lease, workload) | ({"token": lease.token} if owner else {}),
                 policy_rule_uri=version,
             )
         case Told(data):
@@ -87,6 +90,25 @@ def refuse(
 def refusal_of(error: ServiceError) -> Refusal:
     """Return what a service's "no" says, as the core's kind of "no"."""
     return Refusal(error.code, error.reason, error.field, error.expected, error.details)
+
+
+def lease_object(lease: Lease, workload: Workload | None = None) -> dict[str, Any]:
+    """Return a lease as the wire has it, without its token.
+
+    Args:
+        lease: As the core knows it.
+        workload: What its engine last said of its workload; more than the core knows as long as
+            that starts.
+
+    """
+    row = questions.lease_row(lease)
+    if workload is not None and "workload" in row:
+        known = row["workload"]
+        if lease.state == "starting" and not workload.phase.over:
+            known |= {"phase": workload.phase, "detail": workload.detail}
+        if lease.state == "active":
+            known["endpoint"] = lease.endpoint or workload.endpoint
+    return row
 
 
 def placement(lease: Lease) -> Any:

@@ -69,7 +69,7 @@ from moorage.daemon.services import (
     prometheus_source,
 )
 from moorage.daemon.shadows import Shadows
-from moorage.daemon.watching import Watchers
+from moorage.daemon.watching import Watchers, about_workload
 from moorage.daemon.workloads import Workloads
 from moorage.engines.base import Workload
 from moorage.gateway.server import Gateway, GatewaySettings
@@ -426,8 +426,7 @@ class Daemon:
         """Tell those who watch their leases how far a workload is."""
         lease = RequestId(workload.id)
         if (owner := self._owner(lease)) is not None:
-            news = {"id": lease, "phase": workload.phase, "detail": workload.detail}
-            self._watchers.tell("leases", "workload", news, owner)
+            self._watchers.tell("leases", "workload", about_workload(workload), owner)
 
     def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
         self._spawn(self._run_management(to, tenant, message))

@@ -1,14 +1,14 @@
 """Carries out `Start` and `Stop` at the engines, and posts what they report.
 
-Engines also report what nobody ordered: a workload that ends by itself ends its lease, and one that
-no lease stands for (its daemon was killed before it could write the lease down, or the ledger is
-gone) is stopped when the daemon starts.
+Engines also report what nobody ordered: a workload that ends by itself. Its lease then ends, or
+waits for another place; the core knows which. What no lease stands for (its daemon was killed
+before it could write the lease down, or the ledger is gone) is stopped when the daemon starts.
 """
 
 import asyncio
 import contextlib
 import itertools
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Final
 
 import structlog
@@ -21,7 +21,15 @@ from moorage.core.words import (
     Event,
     Refusal,
 )
-from moorage.engines.base import Engine, EngineError, Order, Phase, UnsupportedSpecError, Workload
+from moorage.engines.base import (
+    LOG_TAIL_LINES,
+    Engine,
+    EngineError,
+    Order,
+    Phase,
+    UnsupportedSpecError,
+    Workload,
+)
 from moorage.engines.spec_documents import spec_from_document
 from moorage.engines.specs import BaseResourceSpec, SpecError
 from moorage.model import Code, Lease, Provision, RequestId
@@ -29,6 +37,10 @@ from moorage.model import Code, Lease, Provision, RequestId
 RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
 """Pauses before a stop that failed is tried again; the last one repeats. Until it succeeds the
 lease keeps what it holds, because the workload may still be using it."""
+TAIL_CHARS_MAX: Final = 4_000
+"""Of a failed workload's last lines, which are kept with its lease."""
+TAIL_SECONDS_MAX: Final = 5.0
+"""How long a backend may take to say what a workload wrote that did not start."""
 
 log = structlog.get_logger("moored")
 
@@ -60,6 +72,7 @@ class EngineRoom:
         self._orders: dict[RequestId, asyncio.Task[None]] = {}
         self._running: dict[RequestId, Lease] = {}
         self._ends: dict[RequestId, Workload] = {}
+        self._seen: dict[RequestId, Workload] = {}
         self._sweeps: list[asyncio.Future[None]] = []
 
     async def open(self, leases: Collection[RequestId]) -> None:
@@ -122,6 +135,10 @@ class EngineRoom:
         """Return what starts the workload of a lease; None where nothing does."""
         return self._engines.get(lease.provision.backend) if lease.provision else None
 
+    def seen(self, lease: RequestId) -> Workload | None:
+        """Return what was last heard of a workload that starts or runs; None where nothing was."""
+        return self._seen.get(lease)
+
     async def close(self) -> None:
         """Give up what is under way. The next start gives the orders again."""
         under_way = [*self._orders.values(), *self._sweeps]
@@ -154,7 +171,8 @@ class EngineRoom:
 
     async def _start(self, engine: Engine | None, lease: Lease) -> None:
         if engine is None or lease.provision is None:
-            self._post(EngineFailed(lease.id, "this server no longer has its backend"))
+            reason = "this server no longer has its backend"
+            self._post(EngineFailed(lease.id, lease.fencing, reason))
             return
         self._running[lease.id] = lease
         try:
@@ -162,26 +180,42 @@ class EngineRoom:
             order = Order(lease.id, spec, lease.placement, _environment(lease), spec.limit_seconds)
             workload = await engine.start(order)
         except TimeoutError as error:
-            self._failed_to_start(lease, str(error) or "its workload was not ready in time")
+            reason = str(error) or "its workload was not ready in time"
+            await self._failed_to_start(engine, lease, reason)
         except (EngineError, SpecError) as error:
-            self._failed_to_start(lease, str(error))
+            await self._failed_to_start(engine, lease, str(error))
         else:
             if workload.phase.over:  # It ended while the daemon was away.
                 self._ended(workload)
             else:
-                self._post(EngineStarted(lease.id, workload.endpoint))
+                self._seen[lease.id] = workload
+                self._post(EngineStarted(lease.id, lease.fencing, workload.endpoint))
 
-    def _failed_to_start(self, lease: Lease, reason: str) -> None:
-        self._running.pop(lease.id, None)
-        self._ends.pop(lease.id, None)  # Heard meanwhile: this says it already.
-        self._post(EngineFailed(lease.id, reason))
+    async def _failed_to_start(self, engine: Engine, lease: Lease, reason: str) -> None:
+        heard = self._ends.get(lease.id)  # Its own last word says how it ended.
+        code = heard.exit_code if heard else None
+        tail = heard.log_tail if heard and heard.log_tail else await self._tail(engine, lease.id)
+        self._forget(lease.id)
+        self._post(EngineFailed(lease.id, lease.fencing, reason, code, _shortened(tail)))
+
+    async def _tail(self, engine: Engine, request: RequestId) -> tuple[str, ...]:
+        """Return the last lines of a workload that is over; none where they cannot be had."""
+        with contextlib.suppress(EngineError, TimeoutError):
+            async with asyncio.timeout(TAIL_SECONDS_MAX):
+                log = await engine.logs(request, -TAIL_CHARS_MAX)
+            return tuple(log.text.splitlines()[-LOG_TAIL_LINES:])
+        return ()
+
+    def _forget(self, request: RequestId) -> None:
+        """Note that nothing of a workload is left: what is heard of it now is old news."""
+        for kept in (self._running, self._ends, self._seen):
+            kept.pop(request, None)
 
     async def _stop(self, engine: Engine | None, lease: Lease) -> None:
-        self._running.pop(lease.id, None)
-        self._ends.pop(lease.id, None)
+        self._forget(lease.id)
         if engine is not None:
             await self._stopped(engine, lease.id)
-        self._post(EngineStopped(lease.id))
+        self._post(EngineStopped(lease.id, lease.fencing))
 
     async def _stopped(self, engine: Engine, request: RequestId) -> None:
         """Stop a workload, however long that takes."""
@@ -198,28 +232,55 @@ class EngineRoom:
 
     def _heard(self, workload: Workload) -> None:
         self._progress(workload)
+        request = RequestId(workload.id)
+        if request not in self._running:
+            return  # It is being stopped, or has failed to start: whoever does that will say so.
+        self._seen[request] = workload
         if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
             self._ended(workload)
 
     def _ended(self, workload: Workload) -> None:
-        """End the lease of a workload that ended by itself; its stop is ordered then."""
-        lease = self._running.pop(RequestId(workload.id), None)
-        if lease is None:
-            return  # It is being stopped, or has failed to start: whoever does that will say so.
-
+        """Have the end of a workload that ended by itself told; its stop is ordered then."""
+        lease = self._running[RequestId(workload.id)]
         self._ends[lease.id] = workload
         self._order(lease, self._tell_end)
 
-    async def _tell_end(self, _: Engine | None, lease: Lease) -> None:
+    async def _tell_end(self, engine: Engine | None, lease: Lease) -> None:
         workload = self._ends.pop(lease.id, None)
-        if workload is None:
+        if workload is None or engine is None:
             return  # It was stopped, or failed to start, while this order waited for its turn.
-        lines = "; ".join(workload.log_tail[-3:]) if workload.phase is Phase.FAILED else ""
-        self._post(EngineEnded(lease.id, f"{workload.detail}{': ' if lines else ''}{lines}"))
+        with contextlib.suppress(EngineError):
+            if not (await engine.status(lease.id)).phase.over:
+                return  # Late news of the start before this one, which ran under the same name.
+        self._running.pop(lease.id, None)
+        self._post(_end(lease, workload))
 
 
 def _spec(engine: Engine, provision: Provision) -> BaseResourceSpec:
     return spec_from_document(provision.spec, engine.support.default)
+
+
+def _end(lease: Lease, workload: Workload) -> EngineEnded:
+    """Return how a workload ended by itself, as the core is told."""
+    code, detail = workload.exit_code, workload.detail
+    if workload.phase is Phase.SUCCEEDED:
+        return EngineEnded(lease.id, lease.fencing, "succeeded", detail, code)
+    lines = "; ".join(workload.log_tail[-3:])
+    reason = f"{detail}{': ' if lines else ''}{lines}"
+    tail = _shortened(workload.log_tail)
+    return EngineEnded(lease.id, lease.fencing, "failed", reason, code, tail)
+
+
+def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return as many of the last lines as may be kept; of a longer one its end."""
+    kept: list[str] = []
+    left = TAIL_CHARS_MAX
+    for line in reversed(lines):
+        if left <= 0:
+            break
+        kept.append(line[-left:])
+        left -= len(line) + 1
+    return tuple(reversed(kept))
 
 
 def _environment(lease: Lease) -> dict[str, str]:

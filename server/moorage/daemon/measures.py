@@ -15,6 +15,7 @@ from moorage.core.words import (
     Granted,
     Refusal,
     Renewed,
+    Requeued,
     Tell,
     Turn,
 )
@@ -44,7 +45,7 @@ class Measures:
         if isinstance(event, Asked):
             self._asks.inc()
         for fact in turn.facts:
-            if isinstance(fact, Granted | Renewed | Ended | Dequeued):
+            if isinstance(fact, Granted | Renewed | Requeued | Ended | Dequeued):
                 self._facts.labels(type(fact).__name__.lower()).inc()
 
     def told(self, effect: Effect) -> None:

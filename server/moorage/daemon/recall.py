@@ -6,7 +6,18 @@ from typing import Any
 import msgspec
 
 from moorage.core import questions
-from moorage.core.words import Answer, Dequeued, Ended, Granted, Queued, Recall, Refusal, Told
+from moorage.core.words import (
+    Answer,
+    Dequeued,
+    Ended,
+    Finished,
+    Granted,
+    Queued,
+    Recall,
+    Refusal,
+    Requeued,
+    Told,
+)
 from moorage.ledger.base import Entry
 from moorage.model import Code
 
@@ -47,6 +58,10 @@ def answer(question: Recall, entries: Sequence[Entry]) -> Answer:
                     "lease": questions.lease_row(lease),
                     "reason": questions.granted_reason(lease),
                 }
+            case Finished(_, outcome):
+                story |= {"outcome": questions.outcome_row(outcome)}
+            case Requeued(_, _, reason):
+                story |= {"state": "queued", "reason": reason}
             case Ended(_, _, reason):
                 story |= {"state": "ended", "reason": reason}
             case Dequeued(_, _, refusal):

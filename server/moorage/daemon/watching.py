@@ -11,18 +11,21 @@ from typing import Any, Final
 
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
-from moorage.core.questions import lease_row
+from moorage.core.questions import lease_row, outcome_row
 from moorage.core.words import (
     ClusterRemoved,
     ClusterSet,
     Ended,
     Ending,
     Fact,
+    Finished,
     Granted,
     Renewed,
+    Requeued,
     Started,
 )
 from moorage.daemon.measures import gauges
+from moorage.engines.base import Phase, Workload
 from moorage.model import Code, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event
@@ -31,6 +34,8 @@ from moorage.sandbox.host import Rest
 TOPICS: Final = ("policies", "leases", "fleet")
 """`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
 `fleet`: clusters that come and go."""
+
+_AboutLease = Renewed | Started | Finished | Requeued | Ending | Ended
 
 
 class Watchers:
@@ -109,7 +114,7 @@ class Watchers:
                 self.tell("fleet", *_about_fleet(fact))
             elif isinstance(fact, Granted):
                 self.tell("leases", "granted", lease_row(fact.lease), fact.lease.tenant)
-            elif isinstance(fact, Renewed | Started | Ending | Ended):
+            elif isinstance(fact, _AboutLease):
                 # Only what the fact says: the state may be ahead of what is durable.
                 owner = self._owner(fact.lease)
                 if owner is not None:
@@ -134,6 +139,20 @@ class Watchers:
         yield told
 
 
+def about_workload(workload: Workload) -> dict[str, Any]:
+    """Return how far a workload is, as the news of its lease."""
+    news: dict[str, Any] = {
+        "id": workload.id,
+        "phase": workload.phase,
+        "detail": workload.detail,
+    }
+    if workload.endpoint:
+        news["endpoint"] = workload.endpoint
+    if workload.phase is Phase.FAILED:
+        news |= {"exit_code": workload.exit_code, "log_tail": list(workload.log_tail)}
+    return news
+
+
 def _about_fleet(fact: ClusterSet | ClusterRemoved) -> tuple[str, dict[str, Any]]:
     if isinstance(fact, ClusterSet):
         cluster = fact.cluster
@@ -141,12 +160,16 @@ def _about_fleet(fact: ClusterSet | ClusterRemoved) -> tuple[str, dict[str, Any]
     return "cluster_removed", {"cluster_id": fact.cluster}
 
 
-def _about_lease(fact: Renewed | Started | Ending | Ended) -> tuple[str, dict[str, Any]]:
+def _about_lease(fact: _AboutLease) -> tuple[str, dict[str, Any]]:
     match fact:
         case Renewed(lease, expires_at):
             return "renewed", {"id": lease, "expires_at": expires_at}
         case Started(lease, at, endpoint):
             return "started", {"id": lease, "at": at, "state": "active", "endpoint": endpoint}
+        case Finished(lease, outcome):
+            return "finished", {"id": lease, "at": outcome.at, "outcome": outcome_row(outcome)}
+        case Requeued(lease, at, reason):
+            return "requeued", {"id": lease, "at": at, "state": "queued", "reason": reason}
         case Ending(lease, at, reason):
             return "ending", {"id": lease, "at": at, "state": "ending", "reason": reason}
         case Ended(lease, at, reason):

@@ -6,7 +6,13 @@ from typing import Any, Final, assert_never
 
 from moorage.core.words import Refusal, Told
 from moorage.daemon.engine_room import EngineRoom
-from moorage.engines.base import Engine, EngineError, UnknownWorkloadError, UnsupportedSpecError
+from moorage.engines.base import (
+    Engine,
+    EngineError,
+    Log,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+)
 from moorage.model import Code, Lease, RequestId
 from moorage.protocol import messages as wire
 
@@ -60,30 +66,57 @@ class Workloads:
             return Refusal(Code.ENGINE_FAILED, f"{error}.")
 
     async def _logs(self, engine: Engine, message: wire.Logs) -> dict[str, Any]:
-        offset = message.offset
+        attempt, offset = message.attempt, message.offset
         give_up_at = asyncio.get_running_loop().time() + message.wait_seconds
         while True:
-            try:
-                log = await engine.logs(message.lease, offset)
-            except UnknownWorkloadError:
-                lease = self._lease(RequestId(message.lease))
-                if lease is None or lease.state != "starting":
-                    raise
-                log = None  # Ordered, and not begun.
             late = asyncio.get_running_loop().time() >= give_up_at
-            if log is not None and (log.text or log.over or late):
+            lease = self._lease(RequestId(message.lease))
+            if attempt and lease is not None and lease.attempt != attempt:
+                offset = 0  # What came before was written by an earlier start.
+            attempt = message.attempt if lease is None else lease.attempt
+            log = await self._log(engine, message.lease, offset)
+            lease = self._lease(RequestId(message.lease))
+            if lease is not None and lease.attempt != attempt:
+                continue  # It was started again meanwhile: whose output this is, nobody knows.
+            over = log is not None and log.over and _is_last(lease, log)
+            if log is not None and (log.text or over or late):
                 return {
                     "text": log.text,
                     "offset": log.offset,
-                    "over": log.over,
-                    "exit_code": log.exit_code,
+                    "attempt": attempt,
+                    "over": over,
+                    "exit_code": log.exit_code if over else None,
                 }
             if log is None and late:
-                return {"text": "", "offset": 0, "over": False, "exit_code": None}
+                return {
+                    "text": "",
+                    "offset": 0,
+                    "attempt": attempt,
+                    "over": False,
+                    "exit_code": None,
+                }
             if log is not None:
                 offset = log.offset
             pause = LOOK_SECONDS
             await asyncio.sleep(pause)
+
+    async def _log(self, engine: Engine, name: str, offset: int) -> Log | None:
+        """Read output; None where the start it would be of was ordered, and has not begun.
+
+        Raises:
+            UnknownWorkloadError: There is none, and none to come.
+
+        """
+        lease = self._lease(RequestId(name))
+        begins = lease is not None and lease.state == "starting"
+        try:
+            log = await engine.logs(name, offset)
+        except UnknownWorkloadError:
+            if begins or (lease is not None and lease.state == "queued"):
+                return None
+            raise
+        # What is over already is what the start before this one wrote.
+        return None if begins and log.over and lease is not None and lease.attempt > 1 else log
 
     async def _exec(self, engine: Engine, message: wire.Exec) -> dict[str, Any]:
         done = await engine.execute(
@@ -95,3 +128,10 @@ class Workloads:
             environment=message.environment,
         )
         return {"exit_code": done.exit_code, "output": done.output}
+
+
+def _is_last(lease: Lease | None, log: Log) -> bool:
+    """Return whether nothing can follow what is over: a failure may bring another start."""
+    if lease is None or lease.state in {"ending", "ended"} or log.exit_code == 0:
+        return True
+    return lease.state != "queued" and not lease.may_start_again

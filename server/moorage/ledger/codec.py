@@ -22,9 +22,11 @@ from moorage.core.words import (
     Ended,
     Ending,
     Fact,
+    Finished,
     Granted,
     Queued,
     Renewed,
+    Requeued,
     Started,
 )
 from moorage.ledger.base import Entry, FactUnknown, FactUnwritable, LedgerCorrupt
@@ -52,18 +54,31 @@ class Kind:
 KINDS: Final = (
     Kind("cluster_set", 1, ClusterSet),
     Kind("cluster_removed", 1, ClusterRemoved),
-    Kind("queued", 1, Queued),
+    Kind("queued", 2, Queued),
     Kind("dequeued", 1, Dequeued),
-    Kind("granted", 1, Granted),
+    Kind("granted", 2, Granted),
     Kind("renewed", 1, Renewed),
     Kind("started", 1, Started),
+    Kind("finished", 1, Finished),
+    Kind("requeued", 1, Requeued),
     Kind("ending", 1, Ending),
     Kind("ended", 1, Ended),
-    Kind("carried", 1, Carried),
+    Kind("carried", 2, Carried),
     Kind("counted", 1, Counted),
 )
 
-UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {}
+
+def _as_it_is(record: dict[str, Any]) -> dict[str, Any]:
+    """Fields were added since, and their defaults say what was true before."""
+    return record
+
+
+UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
+    # A failed workload may send its lease back into the queue.
+    ("queued", 1): _as_it_is,
+    ("granted", 1): _as_it_is,
+    ("carried", 1): _as_it_is,
+}
 """By kind and old version: the step to the version after it. Steps are chained, and stay."""
 
 
@@ -227,7 +242,7 @@ def subject_of(fact: Fact) -> str:
     match fact:
         case Granted(lease=lease) | Carried(lease=lease):
             return lease.id
-        case Renewed() | Started() | Ending() | Ended():
+        case Renewed() | Started() | Finished() | Requeued() | Ending() | Ended():
             return fact.lease
         case Queued(ask=ask):
             return ask.id

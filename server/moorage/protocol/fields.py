@@ -38,6 +38,8 @@ COMMAND_CHARS_MAX: Final = 131_072
 """Characters of one of them: what Linux takes."""
 LOG_WAIT_SECONDS_MAX: Final = 30
 """How long one `logs` waits for something to be written."""
+ATTEMPTS_MAX: Final = 100
+"""Starts of one workload that a request may ask for."""
 EXEC_SECONDS_MAX: Final = 3600
 """How long one `exec` may run."""
 PAGE_MAX: Final = 1000
@@ -160,6 +162,12 @@ Nodes = Annotated[
     int,
     Meta(ge=1, le=NODES_MAX, description=f"a whole number of nodes between 1 and {NODES_MAX}"),
 ]
+OnFailure = Annotated[Literal["end", "requeue"], Meta(description='"end" or "requeue"')]
+Attempts = Annotated[
+    int,
+    Meta(ge=1, le=ATTEMPTS_MAX, description=f"a whole number from 1 to {ATTEMPTS_MAX}"),
+]
+AttemptNumber = Annotated[int, Meta(ge=0, description="a whole number, 0 or more")]
 Topology = Annotated[
     Literal["", "nvlink", "numa", "rack"],
     Meta(description='"nvlink", "numa", "rack" or ""'),

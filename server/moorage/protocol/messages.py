@@ -55,10 +55,12 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`provision` of a request: which engine starts what on the granted resources."""
+    """`provision` of a request: which engine starts what, and what becomes of it if that fails."""
 
     backend: f.Name
     spec: f.Document = {}
+    on_failure: f.OnFailure = "end"
+    attempts_max: f.Attempts | None = None
 
 
 class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -136,7 +138,10 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def provisioning(self) -> model.Provision | None:
         """Return `provision` as the core knows it, or None."""
         wanted = self.provision
-        return None if wanted is None else model.Provision(wanted.backend, wanted.spec)
+        if wanted is None:
+            return None
+        attempts = model.ATTEMPTS_MAX if wanted.attempts_max is None else wanted.attempts_max
+        return model.Provision(wanted.backend, wanted.spec, wanted.on_failure, attempts)
 
 
 class BlockRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -250,12 +255,15 @@ class Manage(_Operation, frozen=True, kw_only=True, tag="manage"):
 class Logs(_Operation, frozen=True, kw_only=True, tag="logs"):
     """What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
 
-    Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`.
+    Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
+    offset counts in what the start number `attempt` wrote, and starts anew with the next one; 0
+    means the last start.
     """
 
     lease: f.Identifier
     token: f.Identifier
     offset: f.Offset = 0
+    attempt: f.AttemptNumber = 0
     wait_seconds: f.LogWaitSeconds = 0
 
 

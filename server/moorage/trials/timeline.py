@@ -225,7 +225,7 @@ def _timeline(history: Sequence[Entry], seed: int, limit: int | None) -> Timelin
                 queued.add(ask.id)
                 wait = max(deadline - at, 0.0)
                 asks.append((at, _again(ask, held.get(ask.id), wait)))
-            case Granted(lease) if lease.id not in queued:
+            case Granted(lease) if lease.id not in queued and lease.attempt == 1:
                 seconds = held.get(lease.id, FOR_EVER_SECONDS)
                 asks.append((lease.granted_at, _ask_behind(lease, seconds, (seed << 32) + number)))
             case _:

@@ -88,9 +88,21 @@ def _key(rng: Random) -> str:
     return "" if chance < 0.7 else "shared" if chance < 0.72 else f"key-{rng.randint(0, 300)}"
 
 
+def provision(rng: Random) -> Provision:
+    if rng.random() < 0.4:
+        return Provision("memory")
+    return Provision("memory", on_failure="requeue", attempts_max=rng.choice([1, 2, 3, 3]))
+
+
 def ask(
-    rng: Random, request: str, tenant: str, demands: list[Demand], policies: list[PolicyRef]
+    rng: Random,
+    request: str,
+    tenant: str,
+    demands: list[Demand],
+    policies: list[PolicyRef],
+    bare: float,
 ) -> Ask:
+    """Draw an ask. `bare` is the share of those that tell their needs to their rule alone."""
     terms = None
     if rng.random() < 0.88:
         terms = LeaseTerms(
@@ -108,9 +120,9 @@ def ask(
         tenant=Tenant(tenant),
         policy=rng.choice(policies),
         candidates=candidates,
-        demand=rng.choice(demands) if rng.random() < 0.93 else None,
+        demand=rng.choice(demands) if rng.random() >= bare else None,
         terms=terms,
-        provision=Provision("memory") if terms is not None and rng.random() < 0.3 else None,
+        provision=provision(rng) if terms is not None and rng.random() < 0.3 else None,
         inputs={"gpus": rng.randint(0, 2)},
         token=f"token of {request}",
         seed=rng.randrange(1000),

@@ -6,7 +6,7 @@ defendant would acquit it.
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moorage.core.words import (
@@ -17,12 +17,14 @@ from moorage.core.words import (
     Ended,
     Ending,
     Fact,
+    Finished,
     Granted,
     Queued,
     Renewed,
+    Requeued,
     Started,
 )
-from moorage.model import Ask, Cluster, Demand, Lease, Node, Share
+from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Share
 
 
 class LawBroken(AssertionError):  # noqa: N818  # It names what happened.
@@ -45,6 +47,8 @@ class Model:
     active: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
     waiting: dict[str, Queued] = field(default_factory=dict)
+    requeued: dict[str, Lease] = field(default_factory=dict)
+    finished: dict[str, Outcome] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
     devices: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     cpu: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -66,9 +70,13 @@ class Model:
                 self.waiting[ask.id] = fact
             case Dequeued(request):
                 law(request in self.waiting, "only a waiter leaves the queue", fact)
+                law(request not in self.requeued, "a lease ends, it is not refused", fact)
                 del self.waiting[request]
             case Granted(lease):
                 self._granted(lease, asks, now)
+            case Renewed(lease_id, expires_at) if lease_id in self.requeued:
+                self.expires[lease_id] = expires_at
+                self.waiting[lease_id] = replace(self.waiting[lease_id], deadline=expires_at)
             case Renewed(lease_id, expires_at):
                 law(lease_id in self.leases, "only what is held is renewed", fact)
                 law(lease_id not in self.ending, "what is ending is not renewed", fact)
@@ -80,17 +88,43 @@ class Model:
                 law(self.leases[lease_id].provision is not None, "only engines take time", fact)
                 law(lease_id not in self.ending, "it ends once", fact)
                 self.ending.add(lease_id)
+            case Finished(lease_id, outcome):
+                law(lease_id in self.leases, "only what is held finishes", fact)
+                law(lease_id not in self.ending | self.finished.keys(), "it ends once", fact)
+                law(outcome.attempt == self.leases[lease_id].attempt, "it says what ended", fact)
+                self.finished[lease_id] = outcome
+            case Requeued():
+                self._requeued(fact, asks)
+            case Ended(lease_id) if lease_id in self.requeued:
+                del self.requeued[lease_id], self.waiting[lease_id]
+                self.ended.add(lease_id)
             case Ended(lease_id):
                 law(lease_id in self.leases, "it ends once", fact)
                 lease = self.leases.pop(lease_id)
                 self._count(lease, -1)
                 self.ending.discard(lease_id)
+                self.finished.pop(lease_id, None)
                 self.active.discard(lease_id)
                 self.ended.add(lease_id)
             case Counted(fencing):
                 self.fencing = max(self.fencing, fencing)
             case _:
                 raise AssertionError(fact)
+
+    def _requeued(self, fact: Requeued, asks: dict[str, Ask]) -> None:
+        law(fact.lease in self.leases, "only what is held goes back into the queue", fact)
+        law(fact.lease not in self.ending, "what is over does not come back", fact)
+        lease = self.leases.pop(fact.lease)
+        provision = lease.provision
+        law(provision is not None and provision.on_failure == "requeue", "only as asked", lease)
+        law(lease.attempt < provision.attempts_max, "no more starts than asked for", lease)  # type: ignore[union-attr]  # The law above.
+        outcome = self.finished.pop(fact.lease, None)
+        law(outcome is not None and outcome.phase == "failed", "only what failed", fact, outcome)
+        self._count(lease, -1)
+        self.active.discard(fact.lease)
+        self.requeued[fact.lease] = lease
+        due = self.expires[fact.lease]
+        self.waiting[fact.lease] = Queued(asks[fact.lease], lease.asked_at, due)
 
     def _count(self, lease: Lease, sign: int) -> None:
         for share in lease.placement:
@@ -111,10 +145,17 @@ class Model:
         asked = (ask.tenant, ask.token, ask.policy, ask.terms, ask.provision)
         law(same == asked, "the lease is the asker's", same, asked)
         law(lease.granted_at == now, "granted now", lease, now)
-        law(lease.expires_at == now + lease.terms.ttl_seconds, "for as long as asked", lease)
         law(lease.state == ("starting" if lease.provision else "granted"), "young", lease.state)
         key = (ask.tenant, ask.terms.idempotency_key)
-        if key[1]:
+        before = self.requeued.pop(lease.id, None)
+        if before is not None:
+            law(lease.attempt == before.attempt + 1, "starts are counted", lease, before)
+            same = (lease.expires_at, lease.asked_at) == (self.expires[lease.id], before.asked_at)
+            law(same, "a new place is no new time", lease, before)
+        else:
+            law(lease.attempt == 1, "starts are counted", lease)
+            law(lease.expires_at == now + lease.terms.ttl_seconds, "for as long as asked", lease)
+        if key[1] and before is None:
             law(key not in self.keys, "a key never yields two leases", key, lease.id)
             self.keys[key] = lease.id
         self.waiting.pop(lease.id, None)

@@ -12,6 +12,7 @@ from moorage.core.words import (
     Address,
     Advice,
     Asked,
+    Consult,
     Ended,
     EngineFailed,
     EngineStopped,
@@ -25,6 +26,7 @@ from moorage.core.words import (
     Refusal,
     ReleaseAsked,
     RenewAsked,
+    Requeued,
     Restarted,
     SessionLost,
     Start,
@@ -55,7 +57,7 @@ class Witness:
         self.gone: set[str] = set()
         self.refused: set[str] = set()
         self.known: dict[str, Lease] = {}
-        self.let_go: set[str] = set()
+        self.let_go: set[tuple[str, int]] = set()
         self.released: dict[str, Lease] = {}
         self.stopped: set[tuple[str, int]] = set()
         self.reserved: tuple[Any, int] = ((), 0)
@@ -74,7 +76,7 @@ class Witness:
 
     def before(self, event: Event) -> None:
         if isinstance(event, EngineFailed | EngineStopped):
-            self.let_go.add(event.lease)
+            self.let_go.add((event.lease, event.fencing))
         lines = self.world.allocator.queue.lines()
         self.reserved = (lines[0].reservation, lines[0].priority) if lines else ((), 0)
 
@@ -84,13 +86,14 @@ class Witness:
             if isinstance(fact, Granted):
                 law(fact.lease.id not in self.refused, "a no is a no", fact)
                 self._in_turn(fact.lease)
-            if isinstance(fact, Ended) and model.leases[fact.lease].provision is not None:
-                law(fact.lease in self.let_go, "devices are freed on the engine's word", fact)
-                law(isinstance(event, EngineFailed | EngineStopped), "and only then", event)
+            if isinstance(fact, Ended | Requeued) and fact.lease in model.leases:
+                self._freed(fact, event)
             model.learn(fact, self.asks, world.now)
         for effect in turn.effects:
             if isinstance(effect, Tell | Recall):
                 self._answer(effect, event)
+            if isinstance(effect, Consult) and len(turn.facts) < 2:  # As of the whole turn.
+                self._consulted(effect)
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
                 kept = effect.request not in model.waiting
                 law(kept, "a waiter keeps its place, whoever leaves", event, effect)
@@ -113,9 +116,29 @@ class Witness:
             check(state)
             self._bounded()
 
+    def _freed(self, fact: Ended | Requeued, event: Event) -> None:
+        """Only an engine's word about this very grant frees what a workload had."""
+        lease = self.model.leases[fact.lease]
+        if lease.provision is not None:
+            said = (fact.lease, lease.fencing) in self.let_go
+            law(said, "devices are freed on the engine's word", fact)
+            over = isinstance(event, EngineFailed | EngineStopped)
+            law(over, "and only then", event)
+
+    def _consulted(self, consult: Consult) -> None:
+        """A node where a workload failed is left out as long as there is room elsewhere."""
+        ask = consult.ask
+        left_out = set(ask.avoid) <= set(consult.reserved)
+        if left_out or ask.demand is None or not self.world.honest:
+            return
+        shut = (*consult.reserved, *ask.avoid)
+        elsewhere = self.model.fits(ask.demand, ask.candidates, shut)
+        law(not elsewhere, "a failed node is tried last", consult)
+
     def _first_end(self) -> float:
         model = self.model
-        ends = [model.expires[name] for name in model.leases if name not in model.ending]
+        held = (*model.leases, *model.requeued)
+        ends = [model.expires[name] for name in held if name not in model.ending]
         return min(ends, default=float("inf"))
 
     def _in_turn(self, lease: Lease) -> None:
@@ -135,7 +158,7 @@ class Witness:
                 continue
             if other.terms.priority > lease.terms.priority:
                 key = (other.tenant, other.policy, other.terms.priority)
-                busy = name in self.world.allocator._pending
+                busy = self.world.allocator._pending.get(name) is not None  # type: ignore[arg-type]  # Plain values in tests.
                 asleep[key] += -CONSULTED_MAX if busy else 1
         law(all(n <= 0 for n in asleep.values()), "priority goes first", lease, asleep)
 
@@ -207,7 +230,7 @@ class Witness:
         law(len(allocator.state.deadlines) <= 1_001 + 2 * things, "deadlines are swept")
         strangers = allocator._listeners.keys() - allocator.state.waiting.keys()
         law(not strangers, "only waiters have listeners", strangers)
-        law(len(allocator._keys) <= allocator.undecided, "keys are forgotten")
+        law(len(allocator._pending._keys) <= allocator.undecided, "keys are forgotten")
 
     # Deliveries ----------------------------------------------------------------------------
 
@@ -220,12 +243,18 @@ class Witness:
         if isinstance(answer, LeaseNews):
             lease = answer.lease
             granted = self._granted(ledger)
-            law(lease.id in granted, "no grant is told before it is durable", lease)
-            first = granted[lease.id]
-            same = (first.fencing, first.placement, first.token)
-            law(
-                same == (lease.fencing, lease.placement, lease.token), "a lease is one lease", lease
+            named = (lease.id, lease.fencing)
+            law(named in granted, "no grant is told before it is durable", lease)
+            first = granted[named]
+            law(first.token == lease.token, "a lease is one lease", lease)
+            gave_back = any(
+                isinstance(fact, Requeued) and fact.lease == lease.id for fact in ledger
             )
+            held = () if gave_back and lease.state in {"queued", "ended"} else first.placement
+            law(lease.placement in {held, first.placement}, "a lease is one lease", lease)
+            if lease.state == "queued":
+                law(gave_back, "no requeue is told before it is durable", lease)
+                law(lease.placement == (), "who waits holds nothing", lease)
             if lease.state == "ended":
                 ended = any(isinstance(f, Ended) and f.lease == lease.id for f in ledger)
                 law(ended, "no end is told before it is durable", lease)
@@ -235,20 +264,22 @@ class Witness:
                 if before.state == lease.state:
                     law(before == lease, "a second release answers the same", before, lease)
 
-    def ordered(self, lease: Lease, ledger: list[Fact]) -> None:
-        law(lease.id in self._granted(ledger), "nothing starts before its grant is durable", lease)
+    def ordered(self, lease: Lease, ledger: list[Fact], running: int | None) -> None:
+        durable = (lease.id, lease.fencing) in self._granted(ledger)
+        law(durable, "nothing starts before its grant is durable", lease)
+        law(running in {None, lease.fencing}, "nothing starts beside its earlier start", lease)
         stopped = (lease.id, lease.fencing) in self.stopped
         law(not stopped, "what was stopped is not started again", lease)
 
     def put_away(self, lease: Lease) -> None:
         self.stopped.add((lease.id, lease.fencing))
 
-    def _granted(self, ledger: list[Fact]) -> dict[str, Lease]:
+    def _granted(self, ledger: list[Fact]) -> dict[tuple[str, int], Lease]:
         done: int
         done, found = getattr(self, "_scanned", (0, {}))
         for fact in ledger[done:]:
             if isinstance(fact, Granted):
-                found[fact.lease.id] = fact.lease
+                found[fact.lease.id, fact.lease.fencing] = fact.lease
         self._scanned = (len(ledger), found)
         return found
 
@@ -258,7 +289,8 @@ class Witness:
         """Nothing is under way: who could be served now, was."""
         allocator, model = self.world.allocator, self.model
         law(allocator.undecided == 0, "nobody is decided for ever", allocator.undecided)
-        law(not allocator._keys, "keys are forgotten", allocator._keys)
+        keys = allocator._pending._keys
+        law(not keys, "keys are forgotten", keys)
         late = [to for to in self.unanswered if not self._waits(to)]
         if not self.world.turns and not self.world.writing:
             law(not late, "every message is answered", late)
@@ -315,7 +347,9 @@ class Witness:
             found = state.lease(name)  # type: ignore[arg-type]  # Plain values in tests.
             law(found is not None, "an acknowledged lease survives", lease)
             assert found is not None
-            law(found.fencing == lease.fencing, "with its fencing number", lease, found)
+            again = found.attempt > lease.attempt
+            same = found.fencing > lease.fencing if again else found.fencing == lease.fencing
+            law(same, "with its fencing number", lease, found)
             if lease.state == "ended":
                 law(found.state == "ended", "what was told to be over is over", lease, found)
 

@@ -9,6 +9,7 @@ yet delivered, every socket, every cell and all reports on their way; engines li
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 from moorage.core.allocator import Allocator
 from moorage.core.state import condense
@@ -75,15 +76,17 @@ class World:
         names = fleets.CLUSTERS[: rng.randint(1, 3)]
         self.inventory = [fleets.cluster(rng, name) for name in names]
         self.demands = self._demands(rng.randint(1, 4))
-        self.hear_weight = rng.choice([12, 25, 40])  # How fast cells and engines are.
+        self.bare = rng.choice([0.05, 0.4])
+        self.hear_weight = rng.choice([8, 12, 25, 40])  # How fast cells and engines are.
         self.tenants = [Tenant(f"tenant-{n}") for n in range(rng.choice([1, 2, 3]))]
         self.sessions = {SessionId(f"s{n}"): rng.choice(self.tenants) for n in range(4)}
         self.numbers = 0
         self.requests = 0
         self.keyed: list[Ask] = []
         self.held: dict[RequestId, tuple[Lease, str]] = {}
-        self.engines: set[RequestId] = set()
-        self.over: set[RequestId] = set()  # Ended by themselves; engines keep how until a stop.
+        self.engines: dict[RequestId, int] = {}
+        # Ended by themselves; engines keep how until a stop.
+        self.over: dict[RequestId, EngineEnded] = {}
         self.ledger: list[Fact] = []
         self.checkpoint: tuple[int, list[Fact]] | None = None
         self.trace: list[tuple[float, Event | Crashed]] = []
@@ -111,6 +114,7 @@ class World:
         self.writing: list[Turn] = []
         self.inbox: list[Event] = []
         self.consulting: dict[RequestId, Consult] = {}
+        self.ordered: set[RequestId] = set()  # Engines report what this life has ordered.
 
     # The crank -----------------------------------------------------------------------------
 
@@ -164,25 +168,28 @@ class World:
             case Recall(to):
                 self.witness.heard(to, None, self.ledger)
             case Start(lease):
-                self.witness.ordered(lease, self.ledger)
-                self.engines.add(lease.id)
+                self.witness.ordered(lease, self.ledger, self.engines.get(lease.id))
+                self.engines[lease.id] = lease.fencing
+                self.ordered.add(lease.id)
                 if lease.id in self.over:
-                    self.post(EngineEnded(lease.id, "it ended by itself"))
-                elif rng.random() < 0.8:
-                    self.post(EngineStarted(lease.id, "10.0.0.1:80"))
-                elif rng.random() < 0.8:
-                    self.engines.discard(lease.id)
-                    self.post(EngineFailed(lease.id, "no image"))
+                    self.post(self.over[lease.id])
+                elif rng.random() < 0.7:
+                    self.post(EngineStarted(lease.id, lease.fencing, "10.0.0.1:80"))
+                elif rng.random() < 0.9:
+                    del self.engines[lease.id]
+                    tail = ("pulling", "no such image")
+                    self.post(EngineFailed(lease.id, lease.fencing, "no image", 1, tail))
             case Stop(lease):
                 self.witness.put_away(lease)
-                self.over.discard(lease.id)
+                self.over.pop(lease.id, None)
                 if rng.random() < 0.7:  # Otherwise late: `engine` gets round to it.
-                    self.engines.discard(lease.id)
-                    self.post(EngineStopped(lease.id))
+                    self.engines.pop(lease.id, None)
+                    self.post(EngineStopped(lease.id, lease.fencing))
 
     def post(self, event: Event) -> None:
         self.inbox.append(event)
-        if self.rng.random() < 0.05 and not self.orderly:
+        often = 0.3 if isinstance(event, EngineFailed | EngineStopped) else 0.05
+        if self.rng.random() < often and not self.orderly:
             self.inbox.append(event)  # Said twice.
 
     def crash(self) -> None:
@@ -228,7 +235,7 @@ class World:
         taken = [*self.allocator.state.leases, *self.allocator.state.waiting, *self.consulting]
         if taken and self.rng.random() < 0.03:
             name = self.rng.choice(taken)
-        ask = fleets.ask(self.rng, name, tenant, self.demands, self.policies)
+        ask = fleets.ask(self.rng, name, tenant, self.demands, self.policies, self.bare)
         mine = [old for old in self.keyed if old.tenant == tenant]
         if mine and self.rng.random() < 0.08:
             return self._repeat(to, self.rng.choice(mine[-10:]))
@@ -301,14 +308,17 @@ class World:
 
     def engine(self) -> None:
         """A workload dies by itself, or a late stop comes through."""
-        if self.engines:
-            lease = self.rng.choice(sorted(self.engines))
-            if self.rng.random() < 0.5:
-                self.over.add(lease)
-                self.post(EngineEnded(lease, "out of memory"))
+        if running := sorted(self.engines.keys() & self.ordered):
+            lease = self.rng.choice(running)
+            fencing = self.engines[lease]
+            chance = self.rng.random()
+            if chance < 0.5:
+                phase: Any = "failed" if chance < 0.4 else "succeeded"
+                self.over[lease] = EngineEnded(lease, fencing, phase, "it ended by itself", 7)
+                self.post(self.over[lease])
             else:
-                self.engines.discard(lease)
-                self.post(EngineStopped(lease))
+                del self.engines[lease]
+                self.post(EngineStopped(lease, fencing))
 
     def wait(self) -> None:
         due = self.allocator.next_deadline()
@@ -361,9 +371,9 @@ class World:
                 self.now = max(self.now, due)
                 self.step(Tick())
             elif self.allocator.state.leases:
-                for lease in list(self.allocator.state.leases):
-                    self.engines.discard(lease)
-                    self.post(EngineStopped(lease))
+                for lease in list(self.allocator.state.leases.values()):
+                    self.engines.pop(lease.id, None)
+                    self.post(EngineStopped(lease.id, lease.fencing))
             else:
                 self.witness.end()
                 return

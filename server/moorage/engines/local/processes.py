@@ -128,10 +128,13 @@ class Processes:
         # First the word, then the look: a supervisor that takes the lock later finds the word.
         self._shelf.forbid(workload)
         pid = shelf.holder(folder)
+        with self._lock:
+            ended = self._ends.get(workload)
         if pid is not None:
             ended = self._watch(workload, pid)
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
+        if ended is not None:  # Its end is told before this returns: the name is free after it.
             limit = float(order["stop_seconds"]) + STOP_SPARE_SECONDS
             try:
                 async with asyncio.timeout(limit):

@@ -1,0 +1,257 @@
+"""A workload that fails and is started again, as its request said: real processes and kills."""
+
+import contextlib
+import json
+import os
+import platform
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from served import Server, cluster, until
+from test_engines import dead, in_state, killed, marked, release, status
+
+from moorage.trials.process import daemon
+from moorage_policies import catalog
+
+ONCE = 'test -e "$0" && exec sleep 1000; touch "$0"; echo no such model; exit 7'
+"""Fails the first time, and works the second; it is told where to remember that."""
+
+
+def fill(server: Server, gpus: int = 2) -> None:
+    document = cluster("here", nodes=1, gpus=gpus)
+    document["nodes"]["nodeData"][0]["id"] = platform.node()
+    server.register(document)
+    server.publish(catalog.document("first_fit"))
+
+
+def wanted(command: list[str], attempts: int = 3, **more) -> dict:
+    spec = {"command": command, **more}
+    provision = {"backend": "local", "spec": spec, "on_failure": "requeue"}
+    return {"provision": provision | {"attempts_max": attempts}, "resources": {"gpus": 1}}
+
+
+def run(server: Server, command: list[str], attempts: int = 3, ttl: float = 3600, **more) -> dict:
+    reply = server.ask(lease={"ttl_seconds": ttl}, **wanted(command, attempts, **more))
+    assert reply["success"], reply
+    return reply["lease"]
+
+
+def renew(server: Server, lease: dict) -> dict:
+    message = {"op": "renew", "lease": lease["id"], "token": lease["token"]}
+    return server.say(message)[0]["lease"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def server(data):
+    with daemon(data) as running:
+        server = Server(running)
+        fill(server)
+        yield server
+        assert running.log.read_text() == ""
+        server.close()
+
+
+def test_what_fails_the_first_time_is_started_again_and_those_who_watch_see_it(server, tmp_path):
+    with server.socket() as watching:
+        watching.send(json.dumps({"op": "watch", "topics": ["leases"], "id": 1}))
+        assert json.loads(watching.recv(30))["success"]
+        lease = run(server, ["sh", "-c", ONCE, str(tmp_path / "once")])
+        assert lease["workload"]["attempt"] == 1
+        assert lease["workload"]["attempts_max"] == 3
+        news = []
+        while [each["event"] for each in news].count("started") < 2:
+            news.append(json.loads(watching.recv(30)))
+    mine = [each for each in news if each["data"]["id"] == lease["id"]]
+    names = [each["event"] for each in mine if each["event"] != "workload"]
+    assert names == ["granted", "started", "finished", "requeued", "granted", "started"]
+    finished = next(each["data"]["outcome"] for each in mine if each["event"] == "finished")
+    requeued = next(each["data"] for each in mine if each["event"] == "requeued")
+    assert requeued["state"] == "queued"
+    assert "attempt 1 of 3 failed: it ended by itself with exit status 7" in requeued["reason"]
+    assert finished["log_tail"] == ["no such model"]
+    assert finished["exit_code"] == 7
+    assert finished["nodes"] == [{"cluster_id": "here", "node_id": platform.node()}]
+    again = status(server, lease)
+    assert again["state"] == "active"
+    assert again["fencing"] > lease["fencing"]
+    assert again["workload"]["phase"] == "ready"
+    assert again["workload"]["attempt"] == 2
+    assert again["workload"]["outcome"]["attempt"] == 1
+    assert renew(server, lease)["workload"]["attempt"] == 2
+    release(server, lease)
+    ended = in_state(server, lease, "ended")
+    assert ended["workload"]["phase"] == "stopped"
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"command": ["no-such-program"]}, "did not start: no-such-program"),
+        (
+            {"command": ["sh", "-c", "echo no such model; exit 4"], "category": "service"},
+            "it ended by itself with exit status 4: no such model",
+        ),
+    ],
+)
+def test_the_last_failure_ends_the_lease_and_says_why(server, spec, reason):
+    lease = in_state(server, run(server, attempts=2, **spec), "ended")
+    assert lease["reason"].startswith("attempt 2 of 2 failed: ")
+    assert reason in lease["reason"]
+    workload = lease["workload"]
+    assert (workload["phase"], workload["attempt"]) == ("failed", 2)
+    assert workload["outcome"]["attempt"] == 2
+    if "category" in spec:
+        assert workload["outcome"]["log_tail"] == ["no such model"]
+
+
+def test_without_a_word_a_failure_ends_the_lease(server):
+    provision = {"backend": "local", "spec": {"command": ["sh", "-c", "echo oh; exit 7"]}}
+    asked = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}, "provision": provision}
+    lease = in_state(server, server.ask(**asked)["lease"], "ended")
+    assert lease["workload"]["attempt"] == lease["workload"]["attempts_max"] == 1
+    assert lease["workload"]["outcome"]["log_tail"] == ["oh"]
+
+
+def test_what_did_its_work_is_not_started_again(server):
+    lease = in_state(server, run(server, ["true"]), "ended")
+    assert (lease["workload"]["phase"], lease["workload"]["attempt"]) == ("succeeded", 1)
+    assert lease["workload"]["outcome"]["exit_code"] == 0
+
+
+def test_a_status_says_where_a_service_is_reached_and_how_far_it_is(server, tmp_path):
+    serve = "import http.server as h, os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n"
+    serve += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
+    spec = {"category": "service", "readiness": {"path": "/"}, "workdir": str(tmp_path)}
+    lease = run(server, ["python3", "-c", serve], **spec)
+    assert (lease["state"], lease["workload"]["phase"]) == ("starting", "starting")
+    until(lambda: "detail" in status(server, lease)["workload"])
+    (tmp_path / "go").touch()
+    active = in_state(server, lease, "active")
+    assert active["workload"]["phase"] == "ready"
+    assert server.http.get(active["workload"]["endpoint"]).status_code == 200
+    release(server, lease)
+    in_state(server, lease, "ended")
+
+
+@pytest.mark.parametrize(
+    ("provision", "field"),
+    [
+        ({"on_failure": "restart"}, "provision.on_failure"),
+        ({"on_failure": "requeue", "attempts_max": 0}, "provision.attempts_max"),
+        ({"on_failure": "requeue", "attempts_max": 101}, "provision.attempts_max"),
+        ({"attempts_max": 2}, "provision.attempts_max"),
+        ({"on_failure": "end", "attempts_max": 2}, "provision.attempts_max"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(server, provision, field):
+    provision |= {"backend": "local", "spec": {"command": ["true"]}}
+    asked = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}, "provision": provision}
+    assert server.ask(**asked)["error"]["field"] == field
+
+
+def test_the_output_of_every_start_is_read_from_its_beginning(server, tmp_path):
+    script = 'n=$(wc -l < "$0"); echo start $n; echo >> "$0"; '
+    script += 'until test -e "$0.$n"; do sleep 0.02; done; test $n -gt 1 || exit 7'
+    (tmp_path / "starts").touch()
+    lease = run(server, ["sh", "-c", script, str(tmp_path / "starts")])
+    ask = {"op": "logs", "lease": lease["id"], "token": lease["token"], "wait_seconds": 10}
+    seen, part = [], {"offset": 0, "attempt": 0, "over": False}
+    while not part["over"]:
+        place = {"offset": part["offset"], "attempt": part["attempt"]}
+        part = server.say(ask | place)[0]["data"]
+        if part["text"]:
+            seen.append((part["attempt"], part["text"]))
+            (tmp_path / f"starts.{len(seen) - 1}").touch()  # What it said is read: it may go on.
+    assert seen == [(1, "start 0\n"), (2, "start 1\n"), (3, "start 2\n")]
+    assert part["exit_code"] == 0
+    in_state(server, lease, "ended")
+
+
+def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_path):
+    """Somebody of higher priority takes its place; the daemon is killed before it has another."""
+    go = tmp_path / "go"
+    script = 'test -e "$0.once" && exec sleep 1000; touch "$0.once"; '
+    script += 'until test -e "$0"; do sleep 0.02; done; echo broken; exit 7'
+    with killed(tmp_path) as running:
+        server = Server(running)
+        fill(server, gpus=1)
+        lease = run(server, ["sh", "-c", script, str(go)], ttl=60)
+        in_state(server, lease, "active")
+        with server.socket() as waiting:
+            terms = {"ttl_seconds": 3600, "wait_seconds": 3600, "priority": 1}
+            wish = {"adhoc": True, "policy_rule_uri": "first_fit:1.0-stable", "inputs": {}}
+            waiting.send(json.dumps(wish | {"lease": terms, "resources": {"gpus": 1}}))
+            until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
+            go.touch()
+            other = json.loads(waiting.recv(30))["lease"]
+        queued = in_state(server, lease, "queued")
+        assert queued["placement"] == []
+        assert queued["workload"]["outcome"]["log_tail"] == ["broken"]
+        assert renew(server, lease)["state"] == "queued"
+        os.kill(running.pid, signal.SIGKILL)
+        dead(running.pid)
+        server.close()
+    assert marked(tmp_path) == {}
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        assert status(server, lease)["state"] == "queued"
+        (row,) = server.say({"op": "queue"})[0]["data"]["waiting"]
+        assert row["lease"]["workload"]["outcome"]["log_tail"] == ["broken"]
+        assert renew(server, lease)["expires_at"] > queued["expires_at"]
+        release(server, other)
+        again = in_state(server, lease, "active")
+        assert again["workload"]["attempt"] == 2
+        assert len(again["placement"]) == 1
+        assert marked(tmp_path).keys() == {lease["id"]}
+        release(server, lease)
+        in_state(server, lease, "ended")
+        server.close()
+
+
+@pytest.mark.heavy
+def test_random_kills_while_workloads_fail_start_nothing_twice(tmp_path):
+    """Each grant starts its workload once, however often the daemon dies, and each lease runs."""
+    draw = random.Random(7)
+    starts = tmp_path / "starts"
+    starts.mkdir()
+    script = 'echo $MOORAGE_FENCING >> "$0/$MOORAGE_LEASE_ID"; sleep 0.0$(($$ % 10)); '
+    script += 'test $(wc -l < "$0/$MOORAGE_LEASE_ID") -lt 3 && exit 7; exec sleep 1000'
+    command = ["sh", "-c", script, str(starts)]
+    held: dict[str, dict] = {}
+    for number in range(25):
+        with killed(tmp_path) as running:
+            server = Server(running)
+            if number == 0:
+                fill(server, gpus=4)
+            stop_at = time.monotonic() + draw.random() * 0.6
+            with contextlib.suppress(Exception):  # The daemon may be killed in any call.
+                while time.monotonic() < stop_at:
+                    if len(held) < 4:
+                        lease = run(server, command)
+                        held[lease["id"]] = lease
+                    else:
+                        name = draw.choice(sorted(held))
+                        if release(server, held[name])["success"]:
+                            del held[name]
+            os.kill(running.pid, signal.SIGKILL)
+            dead(running.pid)
+            server.close()
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        for lease in held.values():
+            until(lambda lease=lease: status(server, lease)["workload"]["attempt"] == 3)
+            in_state(server, lease, "active")
+            release(server, lease)
+            in_state(server, lease, "ended")
+        server.close()
+    for each in starts.iterdir():
+        fencings = each.read_text().split()
+        assert len(fencings) == len(set(fencings)) <= 3, "a grant is started once"
