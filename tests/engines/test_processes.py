@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -137,6 +138,16 @@ async def test_whatever_the_machine_says_of_one_workload_is_told_of_that_one(eng
     with pytest.raises(EngineError, match=reason):
         await engine.start(Order("a", spec))
     assert list(await engine.discover()) == []
+
+
+async def test_a_command_ignores_no_signal(engine, tmp_path):
+    """Python ignores SIGPIPE, and a shell that starts a daemon in the background SIGINT."""
+    said = f"grep SigIgn /proc/self/status | cut -f2 > {tmp_path}/new; mv {tmp_path}/new"
+    spec = ProcessResourceSpec(command=["sh", "-c", f"{said} {tmp_path}/starts"])
+    await engine.start(Order("a", spec))
+    (ignored,) = await started(tmp_path, 1)
+    ours = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    assert [each for each in ours if int(ignored, 16) >> (each - 1) & 1] == []
 
 
 async def test_a_service_may_listen_on_ipv6(engine):

@@ -2,6 +2,7 @@
 
 import configparser
 import re
+import shutil
 import subprocess
 import tomllib
 from pathlib import Path
@@ -89,6 +90,28 @@ def test_the_unit_starts_what_the_package_installs(root: Path) -> None:
     scripts = tomllib.loads((root / "pyproject.toml").read_text())["project"]["scripts"]
     assert Path(command[0]).name in scripts
     assert command[1:] == ["serve"]
+
+
+def test_under_the_unit_workloads_outlive_a_restart(root: Path) -> None:
+    unit = configparser.ConfigParser(interpolation=None, strict=False)
+    unit.optionxform = str
+    unit.read(root / "deploy" / "systemd" / "moored.service")
+    service = unit["Service"]
+    assert service["KillMode"] == "process"
+    assert service["OOMPolicy"] == "continue"
+    assert {"DynamicUser", "PrivateTmp"}.isdisjoint(service), "both end when the daemon does"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd here")
+def test_systemd_understands_the_unit(root: Path, tmp_path: Path) -> None:
+    folder = root / "deploy" / "systemd"
+    shutil.copy(folder / "moored.service", tmp_path)
+    (tmp_path / "moored.service.d").mkdir()
+    shutil.copy(folder / "moored-workloads.conf", tmp_path / "moored.service.d")
+    command = ["systemd-analyze", "verify", tmp_path / "moored.service"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    unheard = [line for line in told.splitlines() if "moored is not executable" not in line]
+    assert [line for line in unheard if "moored.service" in line or str(tmp_path) in line] == []
 
 
 def test_beyond_loopback_the_image_needs_tokens(root: Path) -> None:

@@ -34,6 +34,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 BEGUN = ("process.json", "exit.json", "stop")
 """Files of which any says that nothing is to be started any more."""
+IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+"""Signals that Python, or whoever started the daemon, may have set to be ignored."""
 REASON_MAX = 500
 """Characters of one part of the reason why a command cannot be run."""
 CHECK_SECONDS = 2.0
@@ -95,6 +97,8 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
             if os.getppid() != parent:
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
+            for number in IGNORED:  # A command would inherit that.
+                signal.signal(number, signal.SIG_DFL)
             output = os.open(
                 os.path.join(folder, "output.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
             )
