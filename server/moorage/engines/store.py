@@ -7,11 +7,12 @@ whoever asked for it; nothing is awaited under the lock.
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Coroutine
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
 from moorage.engines.base import EngineClosedError, EngineError
+from moorage.engines.finishing import finished
 from moorage.engines.pools import Claim, Pool, Stage
 from moorage.engines.resources import BaseResource, ResourceStatus, Runner
 from moorage.engines.spec_documents import pool_key
@@ -72,7 +73,7 @@ class Store:
         try:
             await asyncio.shield(asyncio.gather(*outcomes, return_exceptions=True))
         except asyncio.CancelledError:
-            await _undisturbed(asyncio.gather(*(self._give_up(claim) for claim in claims)))
+            await finished(asyncio.gather(*(self._give_up(claim) for claim in claims)))
             raise
         for outcome in outcomes:
             outcome.result()
@@ -107,14 +108,14 @@ class Store:
                 async with asyncio.timeout(wait_seconds):
                     await _told(claim.admitted)
             except TimeoutError:
-                await _undisturbed(self._give_up(claim))
+                await finished(self._give_up(claim))
                 reason = (
                     f"nothing of {claim.pool.key} was free for {name!r} within {wait_seconds} s"
                 )
                 raise TimeoutError(reason) from None
             resource = await _told(claim.outcome)
         except asyncio.CancelledError:
-            await _undisturbed(self._give_up(claim))
+            await finished(self._give_up(claim))
             raise
         with self._lock:
             claim.taken = True
@@ -131,7 +132,7 @@ class Store:
                 claim.release_at_once = True
                 return
             resource = self._detach(claim)
-        await _undisturbed(self._recycle(claim.pool, resource))
+        await finished(self._recycle(claim.pool, resource))
 
     async def end(self, name: str) -> None:
         """End the resource of a name."""
@@ -141,9 +142,9 @@ class Store:
                 return
             resource = self._detach(claim) if claim.stage is Stage.HELD else None
         if resource is not None:
-            await _undisturbed(self._end(claim.pool, resource))
+            await finished(self._end(claim.pool, resource))
         else:
-            await _undisturbed(self._abandon(claim, EngineError(f"{name!r} was ended meanwhile")))
+            await finished(self._abandon(claim, EngineError(f"{name!r} was ended meanwhile")))
 
     async def close(self) -> None:
         """End everything."""
@@ -163,7 +164,7 @@ class Store:
                 for claim in claims:
                     if self._disown(claim, EngineClosedError("engine closed")):
                         ends.append(self._quiet(claim))
-        errors = await _undisturbed(asyncio.gather(*ends, return_exceptions=True))
+        errors = await finished(asyncio.gather(*ends, return_exceptions=True))
         reasons = [str(error) for error in errors if error is not None]
         if reasons:
             raise EngineError(f"{len(reasons)} could not be ended: {'; '.join(reasons)}")
@@ -242,7 +243,7 @@ class Store:
         except Exception as error:  # noqa: BLE001  # Whatever a runner raises is the caller's.
             self._over(claim, error)
         else:
-            await _undisturbed(self._made(claim, resource))
+            await finished(self._made(claim, resource))
 
     async def _ready(self, claim: Claim) -> BaseResource:
         """Return a resource that is fit for use: the warm one, or a new one in its place."""
@@ -250,10 +251,10 @@ class Store:
         if claim.stage is Stage.OVER:
             raise EngineError(f"{claim.id!r} was given up before its start began")
         if warm is not None:
-            if await _undisturbed(_is_fit(pool.runner, warm)):
+            if await finished(_is_fit(pool.runner, warm)):
                 return warm
             claim.spoiled = True
-            await _undisturbed(_discard(claim, warm))
+            await finished(_discard(claim, warm))
         return await pool.runner.start_resource(
             pool.spec, resource_id=claim.id, timeout=claim.timeout_seconds
         )
@@ -409,24 +410,6 @@ async def _is_fit(runner: Runner, resource: BaseResource) -> bool:
         return await runner.get_status(resource) not in _UNFIT
     except Exception:  # noqa: BLE001  # Whatever cannot say how it is, is not fit.
         return False
-
-
-async def _undisturbed(work: Awaitable[_T]) -> _T:
-    """Finish `work` even when cancelled meanwhile; then be cancelled."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.shield(task)
-        except asyncio.CancelledError as error:
-            if task.cancelled():
-                raise
-            cancelled = error
-        except Exception:  # noqa: BLE001, S110  # `result` below raises it.
-            pass
-    if cancelled is not None:
-        raise cancelled
-    return task.result()
 
 
 def _cancel(claim: Claim) -> None:

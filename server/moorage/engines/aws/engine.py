@@ -33,6 +33,7 @@ from moorage.engines.base import (
     UnsupportedSpecError,
     Workload,
 )
+from moorage.engines.finishing import finished
 from moorage.engines.local.readiness import accepts
 from moorage.engines.remote_specs import InstanceResourceSpec
 from moorage.engines.specs import BaseResourceSpec
@@ -162,7 +163,7 @@ class AwsEngine:
             async with asyncio.timeout(order.timeout_seconds):
                 return await self._started(order, spec, node, seen, trouble)
         except BaseException as error:
-            lines = await _finished(self._undone(order.id, seen))
+            lines = await finished(self._undone(order.id, seen))
             said = "; ".join(lines[-3:] or trouble[-1:])
             if isinstance(error, TimeoutError):
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
@@ -374,7 +375,7 @@ class AwsEngine:
         except asyncio.CancelledError:
             given_up.set()
             with contextlib.suppress(EngineError):  # The caller has gone.
-                await _finished(future)
+                await finished(future)
             raise
 
     def _name(self, workload: str) -> threading.Lock:
@@ -407,17 +408,3 @@ def _instance_spec(spec: BaseResourceSpec) -> InstanceResourceSpec:
     if not isinstance(spec, InstanceResourceSpec):
         raise UnsupportedSpecError(f"the backend aws starts instance, not {spec.category}")
     return spec
-
-
-async def _finished(work: Any) -> Any:
-    """Await `work` to its end even when cancelled meanwhile; then be cancelled."""
-    task = asyncio.ensure_future(work)
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    if cancelled is not None:
-        raise cancelled
-    return task.result()

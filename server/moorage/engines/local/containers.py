@@ -36,12 +36,12 @@ from moorage.engines.base import (
     UnsupportedSpecError,
     Workload,
 )
+from moorage.engines.finishing import finished
 from moorage.engines.local import container_reaper, marks, readiness, shelf
 from moorage.engines.local.container_api import ContainerApi, Events, Seen
 from moorage.engines.local.container_plans import Plan, mounts, plan, probe_port, reachable_host
 from moorage.engines.local.container_sockets import find_socket
 from moorage.engines.local.devices import Devices
-from moorage.engines.local.finishing import finished
 from moorage.engines.specs import ContainerResourceSpec, Readiness, memory_bytes
 
 __all__ = ["CATEGORIES", "LIMITS", "Containers"]
@@ -198,11 +198,12 @@ class Containers:
                 running = asyncio.ensure_future(
                     asyncio.to_thread(lambda: self._api().run_command(made))
                 )
-                code, output = await asyncio.shield(running)
+                await asyncio.wait([running])
+                code, output = running.result()
         except BaseException as error:
             if running is not None and not running.done():
                 await finished(asyncio.to_thread(self._kill_command, name, begun.result(), mark))
-                await finished(asyncio.wait([running]))
+                await finished(asyncio.gather(running, return_exceptions=True))
             if isinstance(error, TimeoutError):
                 reason = f"{command[0]} ran longer than {timeout_seconds} s"
                 raise TimeoutError(reason) from None

@@ -32,9 +32,9 @@ from moorage.engines.base import (
     UnsupportedSpecError,
     Workload,
 )
+from moorage.engines.finishing import finished
 from moorage.engines.local import marks, readiness, shelf
 from moorage.engines.local.devices import Devices
-from moorage.engines.local.finishing import finished
 from moorage.engines.local.watcher import Watcher
 from moorage.engines.specs import (
     BaseResourceSpec,

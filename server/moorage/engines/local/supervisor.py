@@ -97,8 +97,8 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
             if os.getppid() != parent:
                 os._exit(1)
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            for number in IGNORED:  # A command would inherit that.
-                signal.signal(number, signal.SIG_DFL)
+            for ignored in IGNORED:  # A command would inherit that.
+                signal.signal(ignored, signal.SIG_DFL)
             output = os.open(
                 os.path.join(folder, "output.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
             )

@@ -1,0 +1,30 @@
+"""Waiting for what must not be left half done, even by a caller who is cancelled meanwhile.
+
+Backends and the store use it. `asyncio.shield` does less: its caller goes on while the work does,
+and an error that comes after that is reported by asyncio as one that nobody retrieved.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+async def finished(work: Awaitable[_T]) -> _T:
+    """Await `work` to its end even when cancelled meanwhile; then be cancelled.
+
+    Raises:
+        CancelledError: The caller was cancelled; caused by what the work raised, if it did.
+
+    """
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is None:
+        return task.result()
+    raise cancelled from (None if task.cancelled() else task.exception())
