@@ -192,6 +192,17 @@ async def test_nobody_waits_for_ever_behind_a_slow_rule(make_bench):
     assert "too slow for so many requests" in refused[0].refusal.reason
 
 
+async def test_what_waits_behind_a_slow_evaluation_is_begun_once_that_has_answered(make_bench):
+    limits = Limits(
+        evaluation_seconds=20.0, demote_seconds=0.01, cells_per_policy_max=1, pipeline_max=1
+    )
+    bench = await make_bench(limits=limits)
+    slow = bench.policy("import time\ntime.sleep(0.1)\nreturn input_data['inputs']['n']")
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(*[bench.ask(slow, {"n": n}) for n in range(4)])
+    assert [each.value for each in outcomes] == [0, 1, 2, 3]
+
+
 async def test_isolation_levels(make_bench):  # Class 87.
     bench = await make_bench()
     code = bench.policy(STATEFUL)

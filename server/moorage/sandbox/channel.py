@@ -332,8 +332,7 @@ class Cell(asyncio.Protocol):
         if head.call is not None:
             head.call.cancel()
             head.call = None
-        if self.sent:
-            self._begin_head()
+        self._begin_head()
 
     def _begin_head(self) -> None:
         self.head_since = time.monotonic()
