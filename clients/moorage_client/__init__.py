@@ -26,7 +26,7 @@ What can go wrong is one tree:
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from moorage_client.answers import Answer, Lease
+    from moorage_client.answers import Answer, Lease, Workload
     from moorage_client.blocking import BlockingClient
     from moorage_client.client import Client
     from moorage_client.errors import (
@@ -73,6 +73,7 @@ __all__ = [
     "Services",
     "Timeout",
     "Unauthorized",
+    "Workload",
 ]
 
 _HOMES = {
@@ -85,6 +86,7 @@ _HOMES = {
     "ClusterClient": "services",
     "GlobalClusterMetricsClient": "services",
     "Services": "services",
+    "Workload": "answers",
 }
 
 

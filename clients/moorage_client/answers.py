@@ -10,9 +10,41 @@ from typing import Any
 
 import msgspec
 
-from moorage.model import ClusterId, NodeId, Placement, Share
-from moorage.protocol.replies import ErrorObject, LeaseObject, Reply, ShareObject
+from moorage.model import ClusterId, NodeId, Outcome, Placement, Share
+from moorage.protocol.replies import (
+    ErrorObject,
+    LeaseObject,
+    OutcomeObject,
+    Reply,
+    ShareObject,
+    WorkloadObject,
+)
 from moorage_client.errors import RequestRefused, refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What runs on a lease, as its holder sees it.
+
+    Args:
+        backend: What starts it.
+        phase: `pending`, `pulling`, `starting`, `ready`, `stopping`, `stopped`, `succeeded` or
+            `failed`.
+        endpoint: Where it is reached; empty where nowhere, or not yet.
+        attempt: Which start of it this is, from 1.
+        attempts_max: Starts that there are in all, should it fail.
+        detail: What is going on while it starts; often empty.
+        outcome: How the last start that came to an end by itself did; None where none has.
+
+    """
+
+    backend: str
+    phase: str
+    endpoint: str = ""
+    attempt: int = 1
+    attempts_max: int = 1
+    detail: str = ""
+    outcome: Outcome | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +53,9 @@ class Lease:
 
     Args:
         id: Its id, also that of the request it was granted to.
-        state: `granted`, `starting`, `active`, `ending` or `ended`.
+        state: `granted`, `starting`, `active`, `failing`, `queued`, `ending` or `ended`.
         tenant: Whose it is.
-        placement: What is held: one share per node.
+        placement: What is held: one share per node; nothing while it is `queued`.
         expires_at: When it ends unless it is renewed, in seconds since the epoch, by the
             server's clock.
         fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
@@ -31,7 +63,8 @@ class Lease:
         granted_at: When it was granted, in seconds since the epoch.
         ttl_seconds: It ends this long after its grant or last renewal.
         policy_rule_uri: The rule that placed it.
-        reason: Why it is ending or ended; empty before that.
+        reason: Why it is queued, ending or ended; empty in the other states.
+        workload: What runs on it; None where nothing was asked for.
 
     """
 
@@ -46,11 +79,18 @@ class Lease:
     ttl_seconds: float = 0.0
     policy_rule_uri: str = ""
     reason: str = ""
+    workload: Workload | None = None
 
     def document(self) -> dict[str, Any]:
         """Return it as plain JSON values, without its token."""
         document = asdict(self)
         del document["token"]
+        if self.workload is None:
+            del document["workload"]
+        elif self.workload.outcome is not None:
+            nodes = self.workload.outcome.nodes
+            named = [{"cluster_id": cluster, "node_id": node} for cluster, node in nodes]
+            document["workload"]["outcome"]["nodes"] = named
         return document
 
 
@@ -129,6 +169,7 @@ def read_lease(document: Any) -> Lease:
         ttl_seconds=found.ttl_seconds,
         policy_rule_uri=found.policy_rule_uri,
         reason=found.reason,
+        workload=None if found.workload is None else _workload(found.workload),
     )
 
 
@@ -152,4 +193,28 @@ def _share(share: ShareObject) -> Share:
         gpu_milli=share.gpu_milli,
         cpu_milli=share.cpu_milli,
         memory_mib=share.memory_mib,
+    )
+
+
+def _workload(found: WorkloadObject) -> Workload:
+    return Workload(
+        backend=found.backend,
+        phase=found.phase,
+        endpoint=found.endpoint,
+        attempt=found.attempt,
+        attempts_max=found.attempts_max,
+        detail=found.detail,
+        outcome=None if found.outcome is None else _outcome(found.outcome),
+    )
+
+
+def _outcome(found: OutcomeObject) -> Outcome:
+    return Outcome(
+        attempt=found.attempt,
+        phase="succeeded" if found.phase == "succeeded" else "failed",
+        detail=found.detail,
+        at=found.at,
+        nodes=tuple((node.cluster_id, node.node_id) for node in found.nodes),
+        exit_code=found.exit_code,
+        log_tail=found.log_tail,
     )

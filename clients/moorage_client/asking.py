@@ -52,8 +52,18 @@ def request_message(
     given = {"lease": lease, **request}
     message: dict[str, Any] = {"adhoc": True, "policy_rule_uri": policy_rule_uri, "inputs": {}}
     for name, value in given.items():
-        if isinstance(value, Demand | LeaseTerms | Provision):
+        if isinstance(value, Provision):
+            message[name] = _provision_object(value)
+        elif isinstance(value, Demand | LeaseTerms):
             message[name] = asdict(value)
         elif value is not None and value is not False:
             message[name] = value
     return message
+
+
+def _provision_object(provision: Provision) -> dict[str, Any]:
+    """Return what to start as the wire has it: how often is said only where a failure requeues."""
+    wanted: dict[str, Any] = {"backend": provision.backend, "spec": provision.spec}
+    if provision.on_failure == "end":
+        return wanted
+    return wanted | {"on_failure": provision.on_failure, "attempts_max": provision.attempts_max}

@@ -7,13 +7,16 @@ import platform
 import random
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from served import Server, cluster, until
 from test_engines import dead, in_state, killed, marked, release, status
 
+from moorage.model import LeaseTerms, Provision
 from moorage.trials.process import daemon
+from moorage_client import BlockingClient
 from moorage_policies import catalog
 
 ONCE = 'test -e "$0" && exec sleep 1000; touch "$0"; echo no such model; exit 7'
@@ -155,6 +158,27 @@ def test_what_cannot_be_meant_is_refused(server, provision, field):
     provision |= {"backend": "local", "spec": {"command": ["true"]}}
     asked = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}, "provision": provision}
     assert server.ask(**asked)["error"]["field"] == field
+
+
+def test_the_client_says_what_to_do_and_reads_what_became_of_it(server, tmp_path):
+    plain = Provision("local", {"command": ["sh", "-c", "echo oh; exit 7"]})
+    again = replace(plain, on_failure="requeue", attempts_max=2)
+    with BlockingClient(server.running.ws) as client:
+        for provision, attempts in ((plain, 1), (again, 2)):
+            asked = {"resources": {"gpus": 1}, "lease": LeaseTerms(60.0), "provision": provision}
+            lease = client.ask("first_fit:1.0-stable", **asked).lease
+            assert lease is not None
+            assert lease.workload is not None
+            assert (lease.workload.backend, lease.workload.attempts_max) == ("local", attempts)
+            until(lambda lease=lease: client.status(lease.id)["state"] == "ended")
+            (ended,) = [each for each in client.leases(state="ended") if each.id == lease.id]
+            assert ended.workload is not None
+            assert ended.workload.phase == "failed"
+            outcome = ended.workload.outcome
+            assert outcome is not None
+            assert (outcome.attempt, outcome.exit_code) == (attempts, 7)
+            assert outcome.log_tail == ("oh",)
+            assert outcome.nodes == (("here", platform.node()),)
 
 
 def test_the_output_of_every_start_is_read_from_its_beginning(server, tmp_path):

@@ -87,6 +87,51 @@ def test_a_command_that_cannot_start_says_why(server, environment):
     until(lambda: not held(server))
 
 
+def test_a_command_that_fails_is_started_again_as_often_as_asked(server, environment, tmp_path):
+    script = 'n=$(wc -l < "$0"); echo >> "$0"; echo start $n; '
+    script += 'until test -e "$0.$n"; do sleep 0.02; done; test $n = 1 || exit 7'
+    starts = tmp_path / "starts"
+    starts.touch()
+    words = ["run", "--gpus", "1", "--requeue", "2", "--", "sh", "-c", script, str(starts)]
+    process = subprocess.Popen(
+        [MOORAGE, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    for number in range(2):
+        assert process.stdout.readline() == f"start {number}\n"
+        (lease,) = held(server)
+        (tmp_path / f"starts.{number}").touch()  # What it said is read: it may go on.
+    rest, said = process.communicate(timeout=30)
+    assert (process.returncode, rest) == (0, "")
+    assert "attempt 1 failed; this is attempt 2" in said
+    told = moorage(environment, "status", lease["id"]).stdout
+    assert "2 of 3" in told
+    assert f"attempt 1 failed on here/{platform.node()}: it ended by itself with exit" not in told
+    assert "succeeded" in told
+    until(lambda: not held(server))
+
+
+def test_a_command_that_fails_every_time_ends_as_it_did_last(server, environment):
+    words = ["run", "--gpus", "1", "--requeue", "1", "--", "sh", "-c", "echo no; exit 7"]
+    done = moorage(environment, *words)
+    assert done.returncode == 7
+    assert done.stdout.splitlines()[-1] == "no"
+    lease = server.say({"op": "leases", "state": "ended"})[0]["data"]["leases"][-1]["id"]
+    told = moorage(environment, "status", lease).stdout
+    assert f"attempt 2 failed on here/{platform.node()}: it ended by itself with exit" in told
+    assert told.endswith("\n  no\n")
+    (workload,) = [
+        each["workload"]
+        for each in json.loads(moorage(environment, "leases", "--state", "ended", "--json").stdout)
+        if each["id"] == lease
+    ]
+    assert workload["outcome"]["nodes"] == [{"cluster_id": "here", "node_id": platform.node()}]
+
+
 def test_more_than_there_is_is_refused(server, environment):
     done = moorage(environment, "run", "--gpus", "9", "--", "true")
     assert done.returncode == 3

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -289,7 +288,7 @@ def _envelope(answer: Answer) -> dict[str, Any]:
     """Return the answer as the protocol's success reply."""
     document: dict[str, Any] = {"success": True, "data": answer.data}
     if answer.lease is not None:
-        document["lease"] = asdict(answer.lease)
+        document["lease"] = {**answer.lease.document(), "token": answer.lease.token}
     if answer.warnings:
         document["warnings"] = list(answer.warnings)
     if answer.reasons is not None:

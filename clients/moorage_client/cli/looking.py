@@ -151,7 +151,25 @@ def _about(session: Session, document: dict[str, Any]) -> None:
         print_json(document)
     else:
         lease = document.get("lease")
-        fields({**document, **lease} if isinstance(lease, dict) else document)
+        whole = {**document, **lease} if isinstance(lease, dict) else document
+        workload = whole.get("workload")
+        if not isinstance(workload, dict):
+            fields(whole)
+            return
+        fields({name: value for name, value in whole.items() if name != "workload"})
+        _about_workload(workload)
+
+
+def _about_workload(workload: dict[str, Any]) -> None:
+    """Say how the workload of a lease is, and of the last failure what it wrote."""
+    start = f"{workload.get('attempt', 1)} of {workload.get('attempts_max', 1)}"
+    fields({**workload, "attempt": start, "outcome": None, "attempts_max": None})
+    outcome = workload.get("outcome")
+    if isinstance(outcome, dict) and outcome.get("phase") == "failed":
+        nodes = (f"{node['cluster_id']}/{node['node_id']}" for node in outcome.get("nodes", ()))
+        say(f"attempt {outcome.get('attempt')} failed on {', '.join(nodes)}: {outcome['detail']}")
+        for line in outcome.get("log_tail", ()):
+            say(f"  {line}")
 
 
 def _thousandths(row: dict[str, Any], name: str) -> str:

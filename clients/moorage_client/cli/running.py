@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from moorage.protocol.fields import ATTEMPTS_MAX
 from moorage_client.cli.asking import token_of
 from moorage_client.cli.output import note, print_json, where
 from moorage_client.cli.session import Session
@@ -26,6 +27,8 @@ END_SECONDS_MAX: Final = 30.0
 LOOK_SECONDS: Final = 0.1
 SPARE_SECONDS: Final = 30.0
 """Beyond what a command may take, for its answer to come."""
+REQUEUES_MAX: Final = ATTEMPTS_MAX - 1
+"""The first start is none of them."""
 _SIGNALLED: Final = 128
 """A shell's exit code for a command that a signal ended is this and the signal's number."""
 
@@ -59,6 +62,12 @@ def run(
         Path | None, typer.Option(help="Where it runs (else here; in a container the image's own)")
     ] = None,
     backend: Annotated[str, typer.Option(help="What starts it")] = "local",
+    requeue: Annotated[
+        int,
+        typer.Option(
+            min=0, max=REQUEUES_MAX, help="If it fails, start it elsewhere, so many times"
+        ),
+    ] = 0,
 ) -> None:
     """Hold GPUs while a command runs on them; its output and exit code are this one's."""
     spec: dict[str, Any] = {"command": command, "environment": _variables(env or [])}
@@ -73,32 +82,18 @@ def run(
         "cpu_milli": cpu_milli,
         "memory_mib": memory_mib,
     }
+    provision: dict[str, Any] = {"backend": backend, "spec": spec}
+    if requeue:
+        provision |= {"on_failure": "requeue", "attempts_max": requeue + 1}
     request = {
         "resources": {name: value for name, value in resources.items() if value is not None},
         "clusters": cluster or None,
-        "provision": {"backend": backend, "spec": spec},
+        "provision": provision,
     }
 
     async def work(client: Any) -> int:
-        _stop_on_signals()
-        code: int | None = None
-        lease = client.lease(
-            policy,
-            ttl_seconds=TTL_SECONDS,
-            wait_seconds=wait,
-            priority=priority,
-            cancel_when_lost=False,
-            **request,
-        )
-        try:
-            async with lease as held:
-                note(f"lease {held.id} on {where(held.placement)}")
-                code = await _follow(client, held.id, held.token)
-        except LeaseLost:
-            if code is None:
-                raise
-        assert code is not None
-        return code
+        terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
+        return await _run(client, client.lease(policy, cancel_when_lost=False, **terms, **request))
 
     raise typer.Exit(_exit_code(session.run(work)))
 
@@ -156,17 +151,30 @@ def logs(
         if follow:
             await _follow(client, lease, token, start)
             return
-        offset = start
+        message: dict[str, Any] = {"op": "logs", "lease": lease, "token": token, "offset": start}
         while True:
-            part = await client.call(
-                {"op": "logs", "lease": lease, "token": token, "offset": offset}
-            )
+            part = await client.call(message)
             _write(part["text"])
             if part["over"] or not part["text"]:
                 return
-            offset = part["offset"]
+            message |= {"offset": part["offset"], "attempt": part["attempt"]}
 
     session.run(work)
+
+
+async def _run(client: Any, lease: Any) -> int:
+    """Hold a lease until its workload ends; return its exit code."""
+    _stop_on_signals()
+    code: int | None = None
+    try:
+        async with lease as held:
+            note(f"lease {held.id} on {where(held.placement)}")
+            code = await _follow(client, held.id, held.token)
+    except LeaseLost:
+        if code is None:
+            raise
+    assert code is not None
+    return code
 
 
 async def _follow(client: Any, lease: str, token: str, offset: int = 0) -> int:
@@ -177,30 +185,23 @@ async def _follow(client: Any, lease: str, token: str, offset: int = 0) -> int:
 
     """
     message = {"op": "logs", "lease": lease, "token": token, "wait_seconds": FOLLOW_SECONDS}
+    attempt = 0
     while True:
         try:
-            part = await client.call(message | {"offset": offset})
+            part = await client.call(message | {"offset": offset, "attempt": attempt})
         except NotFound as error:
-            raise LeaseLost(lease, await _reason(client, lease) or str(error)) from error
+            state = await client.status(lease)
+            raise LeaseLost(lease, state.get("reason") or str(error)) from error
+        if attempt and part["attempt"] > attempt:
+            note(f"attempt {attempt} failed; this is attempt {part['attempt']}")
         _write(part["text"])
-        offset = part["offset"]
+        offset, attempt = part["offset"], part["attempt"]
         if part["over"]:
             code: int = part["exit_code"]
             if part["exit_code"] is None:  # It never ran, or nobody saw it end.
-                reason = await _reason(client, lease)
-                raise LeaseLost(lease, reason or "it is not known how it ended")
+                state = await client.status(lease)
+                raise LeaseLost(lease, state.get("reason") or "it is not known how it ended")
             return code
-
-
-async def _reason(client: Any, lease: str) -> str:
-    """Return why a lease ended, whose workload is over; the lease is so a moment later."""
-    give_up_at = asyncio.get_running_loop().time() + END_SECONDS_MAX
-    while True:
-        state = await client.status(lease)
-        if state["state"] == "ended" or asyncio.get_running_loop().time() > give_up_at:
-            return str(state.get("reason") or "")
-        pause = LOOK_SECONDS
-        await asyncio.sleep(pause)
 
 
 def _write(text: str) -> None:

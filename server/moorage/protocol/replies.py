@@ -205,6 +205,37 @@ class ShareObject(Struct, frozen=True):
     memory_mib: int = 0
 
 
+class NodeObject(Struct, frozen=True):
+    """A node by name."""
+
+    cluster_id: str
+    node_id: str
+
+
+class OutcomeObject(Struct, frozen=True):
+    """How one start of a workload came to an end by itself; fields as in `model.Outcome`."""
+
+    attempt: int = 1
+    phase: str = ""
+    detail: str = ""
+    at: float = 0.0
+    nodes: tuple[NodeObject, ...] = ()
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+class WorkloadObject(Struct, frozen=True):
+    """How the workload of a lease is, as clients see it."""
+
+    backend: str = ""
+    phase: str = ""
+    detail: str = ""
+    endpoint: str = ""
+    attempt: int = 1
+    attempts_max: int = 1
+    outcome: OutcomeObject | None = None
+
+
 class LeaseObject(Struct, frozen=True):
     """A lease as clients see it; times in seconds since the epoch."""
 
@@ -219,6 +250,7 @@ class LeaseObject(Struct, frozen=True):
     policy_rule_uri: str = ""
     token: str = ""
     reason: str = ""
+    workload: WorkloadObject | None = None
 
 
 class Reply(Struct, frozen=True):
