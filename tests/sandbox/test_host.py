@@ -165,7 +165,31 @@ return [client.read_cluster(each) for each in ("c0", "../c0", "c1", "c" * 300, "
     assert value[4] == [False, "Error occurred: more than 4 calls in one evaluation"]
     assert bench.registry.calls == [("cluster_client", "read_cluster", ("c1",))]
     bench.registry.packed["c0"] = bytes(CALL_ANSWER_BYTES_MAX + 1)
+    bench.sandbox.documents_changed("c0")
     assert "ask for less" in (await bench.value(code))[0][1]
+
+
+async def test_a_cell_keeps_what_was_at_hand_until_that_changes(make_bench):
+    bench = await make_bench(limits=Limits(calls_max=1, evaluation_seconds=5.0))
+    code = bench.policy(
+        "client = self.settings['cluster_client']\n"
+        "return [client.read_cluster('c0') for _ in range(2)]"
+    )
+
+    def change(version):
+        bench.registry.packed["c0"] = msgspec.msgpack.encode({"version": version})
+        bench.sandbox.documents_changed("c0")
+
+    for version in (1, 2):
+        change(version)
+        for _ in range(2):  # At most one call reaches the host: there are no more to be had.
+            assert await bench.value(code) == [[True, {"version": version}]] * 2
+    change(3)
+    plain = await bench.sandbox.evaluate(code, Tenant("t"), {}, parameters={}, settings={})
+    # Only consultations say what has changed, so nothing else relies on what is kept.
+    assert plain[0] == [True, {"version": 3}]
+    assert plain[1] == [False, "Error occurred: more than 1 calls in one evaluation"]
+    assert await bench.value(code) == [[True, {"version": 3}]] * 2
 
 
 async def test_a_slow_service_stops_the_clock_but_not_for_ever(make_bench):

@@ -6,7 +6,6 @@ speaks on the channel itself, and its cell is killed.
 
 import re
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
@@ -22,10 +21,6 @@ from moorage.sandbox.limits import (
 
 CALL_BYTES_MAX: Final = 64 << 10
 """Packed arguments of one call."""
-IDS_REMEMBERED: Final = 4096
-"""Ids that were looked at and need not be again."""
-ID_BYTES_MAX: Final = 256
-"""Packed arguments that are remembered; no well-formed id is longer."""
 WANT_SLACK: Final = 1024
 """Documents a cell may want beyond twice as many as there are; more means that a rule speaks."""
 _ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:-]|\.(?!\.)){0,252}")
@@ -57,10 +52,7 @@ def read_call(frame: frames.Call) -> tuple[Any, ...] | str:
         raise BreachError(f"it called {frame.client[:40]!r}.{frame.method[:40]!r}")
     if len(frame.arguments) > CALL_BYTES_MAX:
         return f"the arguments have {len(frame.arguments)} bytes; at most {CALL_BYTES_MAX}"
-    if kind != "id":
-        return _read_query(frame.arguments, kind)
-    short = len(frame.arguments) <= ID_BYTES_MAX
-    return _read_short_id(frame.arguments) if short else _read_id(frame.arguments)
+    return _read_id(frame.arguments) if kind == "id" else _read_query(frame.arguments, kind)
 
 
 def _read_id(packed: bytes) -> tuple[str] | str:
@@ -68,10 +60,6 @@ def _read_id(packed: bytes) -> tuple[str] | str:
     if isinstance(argument, str) and _ID.fullmatch(argument):
         return (argument,)
     return "a cluster id is expected: letters, digits, '.', '_', ':' and '-'"
-
-
-_read_short_id: Final = lru_cache(IDS_REMEMBERED)(_read_id)
-"""A rule reads the same few clusters over and over, and waits meanwhile."""
 
 
 def _read_query(packed: bytes, kind: str) -> tuple[Any] | str:

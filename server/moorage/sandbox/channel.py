@@ -361,6 +361,10 @@ class Cell(asyncio.Protocol):
                         head, frame, partial(answering.answer_call, services, frame, arguments)
                     )
                     return
+                if head.consult is not None:  # The frames of nothing else say what is stale.
+                    assert self._told is not None  # As above.
+                    self._told.keeps(arguments)
+                    answer.lasts = not answer.message
         self._reply(answer or frames.Answer(frame.nonce, b"", refused, 0))
 
     def _want(self, head: Work, frame: frames.Want) -> None:

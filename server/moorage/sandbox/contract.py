@@ -145,6 +145,8 @@ class Services(Protocol):
         """Return what `call` would answer, as msgpack, if that needs no waiting; else None.
 
         A rule that calls waits for the answer, and what is answered at once takes half the time.
+        Cells keep it: `Sandbox.documents_changed` must be called with the id, the only argument of
+        what is at hand, before `call` would answer anything else.
         """
 
     async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:

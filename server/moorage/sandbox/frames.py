@@ -51,7 +51,10 @@ DemandFields = tuple[int, int, tuple[str, ...], int, int, int, int, str]
 
 
 class Evaluate(_Frame, tag=2):
-    """Evaluate the rule once. `replica.Replica` explains what it says of the fleet."""
+    """Evaluate the rule once. `replica.Replica` explains what it says of the fleet.
+
+    `stale` names clusters of which documents, or answers that last, have changed.
+    """
 
     nonce: int
     request: str
@@ -98,12 +101,16 @@ class Apply(_Frame, tag=6):
 
 
 class Answer(_Frame, tag=4):
-    """What a service said to a `Call`. `value` is msgpack; `message` is empty on success."""
+    """What a service said to a `Call`. `value` is msgpack; `message` is empty on success.
+
+    What `lasts` holds until an `Evaluate` says that the cluster is stale.
+    """
 
     nonce: int
     value: bytes
     message: str
     status: int
+    lasts: bool = False
 
 
 class Documents(_Frame, tag=5):

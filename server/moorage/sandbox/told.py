@@ -98,7 +98,7 @@ class Told:
             self._stale.append(cluster_id)
 
     def keeps(self, cluster_ids: Iterable[str]) -> None:
-        """Note that the cell is about to get these documents.
+        """Note that the cell is about to get documents of these clusters, and may keep them.
 
         Before they are fetched: a change meanwhile then makes them stale.
         """
