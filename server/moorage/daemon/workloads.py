@@ -131,7 +131,10 @@ class Workloads:
 
 
 def _is_last(lease: Lease | None, log: Log) -> bool:
-    """Return whether nothing can follow what is over: a failure may bring another start."""
+    """Return whether nothing can follow what is over, and the reason is there for who asks.
+
+    A failure may bring another start. What never ran says nothing by itself: its lease will.
+    """
     if lease is None or lease.state in {"ending", "ended"} or log.exit_code == 0:
         return True
-    return lease.state != "queued" and not lease.may_start_again
+    return log.exit_code is not None and lease.state != "queued" and not lease.may_start_again
