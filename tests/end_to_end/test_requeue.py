@@ -144,6 +144,34 @@ def test_a_status_says_where_a_service_is_reached_and_how_far_it_is(server, tmp_
     in_state(server, lease, "ended")
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_every_start_is_on_other_nodes_as_long_as_there_are_such(server, nodes):
+    far = f"far-{nodes}"
+    server.register(cluster(far, nodes=3 * nodes, gpus=2, model="B200"))
+    provision = {"backend": "memory", "spec": {"fail": "no image"}}
+    with server.socket() as watching:
+        watching.send(json.dumps({"op": "watch", "topics": ["leases"], "id": 1}))
+        assert json.loads(watching.recv(30))["success"]
+        reply = server.ask(
+            resources={"gpus": 1, "models": ["B200"], "nodes": nodes},
+            lease={"ttl_seconds": 60},
+            provision=provision | {"on_failure": "requeue", "attempts_max": 4},
+        )
+        name, news = reply["lease"]["id"], []
+        while not any(each["event"] == "ended" and each["data"]["id"] == name for each in news):
+            news.append(json.loads(watching.recv(30)))
+    finished = [
+        [node["node_id"] for node in each["data"]["outcome"]["nodes"]]
+        for each in news
+        if each["event"] == "finished" and each["data"]["id"] == name
+    ]
+    assert [len(each) for each in finished] == [nodes] * 4
+    assert len({node for each in finished[:3] for node in each}) == 3 * nodes, "each node once"
+    assert set(finished[3]) <= {f"{far}-{number}" for number in range(3 * nodes)}
+    assert status(server, reply["lease"])["reason"] == "attempt 4 of 4 failed: no image"
+    server.http.delete(f"/clusters/{far}").raise_for_status()
+
+
 @pytest.mark.parametrize(
     ("provision", "field"),
     [
