@@ -75,6 +75,25 @@ def test_long_output_comes_whole(server, environment):
     assert done.stdout == "".join(f"{number}\n" for number in range(1, 200_001))
 
 
+def test_options_end_where_the_command_begins(server, environment, tmp_path):
+    (tmp_path / "seen").touch()
+    done = moorage(environment, "run", "ls", "-a", "--color=never", cwd=tmp_path)
+    assert done.stdout.split() == [".", "..", "seen"], done.stderr
+
+
+def test_as_json_it_is_one_document(server, environment):
+    done = moorage(environment, "run", "--json", "--", "sh", "-c", "echo hi; exit 3")
+    document = json.loads(done.stdout)
+    assert done.returncode == 3
+    assert (document["exit_code"], document["output"]) == (3, "hi\n")
+
+
+def test_a_folder_for_a_container_is_refused(server, environment):
+    done = moorage(environment, "run", "--image", "x", "--workdir", "/srv", "--", "true")
+    assert done.returncode == 2
+    assert "--workdir" in done.stderr
+
+
 @pytest.mark.parametrize(("script", "code"), [("kill -9 $$", 137), ("kill -15 $$", 143)])
 def test_a_signal_is_told_as_a_shell_does(server, environment, script, code):
     assert moorage(environment, "run", "--", "sh", "-c", script).returncode == code
@@ -175,6 +194,7 @@ def test_exec_and_logs_reach_a_running_workload(server, environment):
     assert late.returncode == 1
     assert "longer than 0.2 s" in late.stderr
     assert moorage(environment, "logs", lease, "--tail", "3").stdout == "lo\n"
+    assert moorage(environment, "logs", lease, "--tail", "0").stdout == ""
     follow = subprocess.Popen(
         [MOORAGE, "logs", "-f", lease], env=environment, stdout=subprocess.PIPE, text=True
     )

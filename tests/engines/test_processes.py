@@ -1,6 +1,7 @@
 """Processes of this machine: what the conformance suite does not ask of every backend."""
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -52,6 +53,19 @@ def supervise(folder: Path) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(command, check=False, capture_output=True, timeout=SEEN_SECONDS_MAX)
 
 
+def marked(folder: Path) -> set[str]:
+    """Return the processes that belong to workloads of an engine."""
+    found = set()
+    for each in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if (
+                each.name.isdigit()
+                and b"=%s/" % str(folder).encode() in (each / "environ").read_bytes()
+            ):
+                found.add(each.name)
+    return found
+
+
 async def over(engine: LocalEngine, workload: str) -> None:
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while not (await engine.status(workload)).phase.over:  # noqa: ASYNC110  # As above.
@@ -100,7 +114,7 @@ async def test_an_order_that_was_written_and_not_begun_is_begun_as_it_was_writte
 @pytest.mark.parametrize("name", ["no-such-program", "/", "x" * 100_000])
 async def test_a_program_that_cannot_be_run_fails_the_start_every_time(engine, name):
     for _ in range(10):  # Its supervisor may or may not be gone when its word is read.
-        with pytest.raises(EngineError, match=r"a did not start: [x/n]"):
+        with pytest.raises(EngineError, match=r"it did not start: [x/n]"):
             await engine.start(Order("a", ProcessResourceSpec(command=[name])))
     assert list(await engine.discover()) == []
 
@@ -148,6 +162,53 @@ async def test_a_command_ignores_no_signal(engine, tmp_path):
     (ignored,) = await started(tmp_path, 1)
     ours = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
     assert [each for each in ours if int(ignored, 16) >> (each - 1) & 1] == []
+
+
+async def test_a_command_that_leaves_something_running_is_over_all_the_same(engine, tmp_path):
+    await engine.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    script = "setsid sleep 1000 & echo $! done"
+    done = await engine.execute("a", ("sh", "-c", script), timeout_seconds=SEEN_SECONDS_MAX)
+    left, word = done.output.split()
+    assert (done.exit_code, word) == (0, "done")
+    assert left in marked(tmp_path), "it goes on"
+    await engine.stop("a")
+    assert marked(tmp_path) == set(), "until the workload does"
+
+
+async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(engine, tmp_path):
+    await engine.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    before = marked(tmp_path)
+    script = "setsid sleep 1000 & sleep 1000"
+    with pytest.raises(TimeoutError, match=r"longer than 0\.5 s"):
+        await engine.execute("a", ("sh", "-c", script), timeout_seconds=0.5)
+    assert marked(tmp_path) == before
+
+
+async def test_a_command_has_the_bounds_of_its_workload_and_is_in_its_folder(engine, tmp_path):
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    spec = ProcessResourceSpec(
+        command=["sleep", "1000"], workdir=str(tmp_path / "here"), mem_limit="512m"
+    )
+    await engine.start(Order("a", spec))
+    script = "sleep 0.2; ulimit -d; pwd"  # It is bound as soon as it has a pid.
+    done = await engine.execute("a", ("bash", "-c", script), workdir="below")
+    assert done.output.split() == [str(512 * 1024), str(tmp_path / "here" / "below")]
+
+
+async def test_a_workdir_that_is_not_there_is_named(engine):
+    with pytest.raises(EngineError, match="its workdir /no/such: No such file"):
+        await engine.start(Order("a", ProcessResourceSpec(command=["true"], workdir="/no/such")))
+
+
+async def test_output_is_cut_between_characters(engine):
+    script = "printf a; printf 'ü%.0s' $(seq 200000)"
+    await engine.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))
+    await over(engine, "a")
+    text, offset, last = "", 0, False
+    while not last:
+        log = await engine.logs("a", offset)
+        text, offset, last = text + log.text, log.offset, log.over
+    assert text == "a" + "ü" * 200_000
 
 
 async def test_a_service_may_listen_on_ipv6(engine):

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -59,7 +60,7 @@ def run(
     ] = None,
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the command")] = None,
     workdir: Annotated[
-        Path | None, typer.Option(help="Where it runs (else here; in a container the image's own)")
+        Path | None, typer.Option(help="Where it runs (else here; not for containers)")
     ] = None,
     backend: Annotated[str, typer.Option(help="What starts it")] = "local",
     requeue: Annotated[
@@ -69,7 +70,14 @@ def run(
         ),
     ] = 0,
 ) -> None:
-    """Hold GPUs while a command runs on them; its output and exit code are this one's."""
+    """Hold GPUs while a command runs on them; its output and exit code are this one's.
+
+    The command gets no input. What it writes passes through the server as text.
+    """
+    if image is not None and workdir is not None:
+        raise typer.BadParameter(
+            "--workdir is for processes; a container runs where its image says"
+        )
     spec: dict[str, Any] = {"command": command, "environment": _variables(env or [])}
     if image is not None:
         spec |= {"category": "container", "image": image}
@@ -91,11 +99,36 @@ def run(
         "provision": provision,
     }
 
-    async def work(client: Any) -> int:
-        terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
-        return await _run(client, client.lease(policy, cancel_when_lost=False, **terms, **request))
+    terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
+    output: list[str] = []
+    write = output.append if session.json else _write
+    name, code = session.run(lambda client: _hold(client, write, policy, terms | request))
+    if session.json:
+        print_json({"lease": name, "exit_code": code, "output": "".join(output)})
+    raise typer.Exit(_exit_code(code))
 
-    raise typer.Exit(_exit_code(session.run(work)))
+
+async def _hold(
+    client: Any, write: Callable[[str], None], policy: str, request: dict[str, Any]
+) -> tuple[str, int]:
+    """Hold a lease until its workload ends; return the lease's id, and the exit code.
+
+    Raises:
+        LeaseLost: It was never started, or its end was not seen.
+
+    """
+    _stop_on_signals()
+    code: int | None = None
+    lease = client.lease(policy, cancel_when_lost=False, **request)
+    try:
+        async with lease as held:
+            note(f"lease {held.id} on {where(held.placement)}")
+            code = await _follow(client, held.id, held.token, write)
+    except LeaseLost:
+        if code is None:
+            raise
+    assert code is not None
+    return held.id, code
 
 
 def execute(
@@ -145,13 +178,16 @@ def logs(
 ) -> None:
     """Print what the workload of a lease wrote."""
     token = token_of(TokenFile(state_path()), lease, lease_token)
-    start = 0 if tail is None else -tail
 
     async def work(client: Any) -> None:
+        message: dict[str, Any] = {"op": "logs", "lease": lease, "token": token}
+        offset = 0 if tail is None else -tail
+        if tail == 0:  # Nothing of what there is: the end is where the last byte is.
+            offset = (await client.call(message | {"offset": -1}))["offset"]
         if follow:
-            await _follow(client, lease, token, start)
+            await _follow(client, lease, token, _write, offset)
             return
-        message: dict[str, Any] = {"op": "logs", "lease": lease, "token": token, "offset": start}
+        message |= {"offset": offset}
         while True:
             part = await client.call(message)
             _write(part["text"])
@@ -162,23 +198,10 @@ def logs(
     session.run(work)
 
 
-async def _run(client: Any, lease: Any) -> int:
-    """Hold a lease until its workload ends; return its exit code."""
-    _stop_on_signals()
-    code: int | None = None
-    try:
-        async with lease as held:
-            note(f"lease {held.id} on {where(held.placement)}")
-            code = await _follow(client, held.id, held.token)
-    except LeaseLost:
-        if code is None:
-            raise
-    assert code is not None
-    return code
-
-
-async def _follow(client: Any, lease: str, token: str, offset: int = 0) -> int:
-    """Print what a workload writes until it ends; return its exit code.
+async def _follow(
+    client: Any, lease: str, token: str, write: Callable[[str], None], offset: int = 0
+) -> int:
+    """Pass on what a workload writes until it ends; return its exit code.
 
     Raises:
         LeaseLost: It was never started, or its end was not seen; the reason says what is known.
@@ -194,7 +217,7 @@ async def _follow(client: Any, lease: str, token: str, offset: int = 0) -> int:
             raise LeaseLost(lease, state.get("reason") or str(error)) from error
         if attempt and part["attempt"] > attempt:
             note(f"attempt {attempt} failed; this is attempt {part['attempt']}")
-        _write(part["text"])
+        write(part["text"])
         offset, attempt = part["offset"], part["attempt"]
         if part["over"]:
             code: int = part["exit_code"]

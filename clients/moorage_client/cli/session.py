@@ -109,12 +109,15 @@ def _shared(
 _SHARED = inspect.signature(_shared).parameters
 
 
-def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def command(
+    app: typer.Typer, name: str, *, options_first: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Register a function as a command, with the shared options after its own.
 
     Args:
         app: Where.
         name: The command's name.
+        options_first: The first argument ends the options: what follows is another command's own.
 
     Returns:
         A decorator; the function's first parameter is the session.
@@ -143,7 +146,8 @@ def command(app: typer.Typer, name: str) -> Callable[[Callable[..., None]], Call
         invoke.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # Functions may have one.
         invoke.__annotations__ = {p.name: p.annotation for p in parameters}
         invoke.__doc__ = function.__doc__
-        app.command(name)(invoke)
+        settings = {"allow_interspersed_args": False} if options_first else None
+        app.command(name, context_settings=settings)(invoke)
         return function
 
     return register

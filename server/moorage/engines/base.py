@@ -12,6 +12,7 @@ given again, and nothing is started twice.
 A start that takes too long is a `TimeoutError`, as everywhere in Python.
 """
 
+import codecs
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -174,6 +175,22 @@ class Log:
     offset: int
     over: bool = False
     exit_code: int | None = None
+
+    @classmethod
+    def of(cls, data: bytes, start: int, *, over: bool, exit_code: int | None = None) -> "Log":
+        """Return a piece of output; a character that is cut at its end is left to the next one.
+
+        Args:
+            data: The piece.
+            start: Its offset.
+            over: Nothing will follow.
+            exit_code: See above.
+
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(data, final=over)
+        rest, _ = decoder.getstate()
+        return cls(text, start + len(data) - len(rest), over, exit_code)
 
 
 class Engine(Protocol):

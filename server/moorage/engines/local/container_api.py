@@ -343,7 +343,7 @@ class ContainerApi:
         del data[LOG_BYTES_MAX:]
         end = start + len(data)
         over = seen is None or seen.ended
-        return Log(bytes(data).decode(errors="replace"), end, over and end >= size)
+        return Log.of(bytes(data), start, over=over and end >= size)
 
     def begin_command(
         self,

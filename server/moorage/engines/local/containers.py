@@ -56,8 +56,6 @@ RUNNING_SECONDS: Final = 0.05
 """Between two looks at whether a container that was started runs."""
 _LABEL_ROOT: Final = "moorage.root"
 _LABEL_ID: Final = "moorage.workload"
-_MARK: Final = "MOORAGE_EXECUTION"
-"""Variable by which all that a command in a container started is found."""
 _SIGNALS: Final = 128
 _KILL: Final = 'for p in /proc/[0-9]*; do grep -qs "$0" "$p/environ" && kill -9 "${p#/proc/}"; done'
 
@@ -187,7 +185,7 @@ class Containers:
                     command,
                     workdir=workdir,
                     user=user,
-                    environment={**(environment or {}), _MARK: mark},
+                    environment={**(environment or {}), marks.EXECUTION: mark},
                 )
             )
         )
@@ -404,7 +402,7 @@ class Containers:
 
     def _kill_command(self, name: str, command: str, mark: str) -> None:
         """Kill a command in a container and all it started, from here or from inside."""
-        wanted = f"{_MARK}={mark}"
+        wanted = f"{marks.EXECUTION}={mark}"
         with contextlib.suppress(EngineError):  # The container may be gone, and all with it.
             api = self._api()
             marks.kill_marked(wanted)

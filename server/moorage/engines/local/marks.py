@@ -6,8 +6,19 @@ A variable is inherited: what hides in a session of its own, or outlives its par
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
+
+from moorage.engines.base import EngineError
+
+KILL_SECONDS_MAX: Final = 10.0
+LOOK_SECONDS: Final = 0.01
+WORKLOAD: Final = "MOORAGE_WORKLOAD"
+"""Of all that belongs to a workload."""
+EXECUTION: Final = "MOORAGE_EXECUTION"
+"""Of all that one command, run beside or inside of a workload, has started."""
 
 
 def all_pids() -> Iterator[int]:
@@ -16,14 +27,28 @@ def all_pids() -> Iterator[int]:
 
 
 def kill_marked(mark: str) -> None:
-    """Kill every process of this user that has a variable of this value.
+    """Kill every process of this user that has a variable of this value; return when none is left.
 
     Args:
         mark: `NAME=value`.
 
+    Raises:
+        EngineError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
+
     """
-    wanted = mark.encode()
+    deadline = time.monotonic() + KILL_SECONDS_MAX
+    while pids := list(_marked(mark.encode())):
+        if time.monotonic() > deadline:
+            listed = ", ".join(map(str, pids))
+            raise EngineError(f"killed {KILL_SECONDS_MAX:g} s ago and still there: {listed}")
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(LOOK_SECONDS)  # They are nobody's children here, so nobody is told.
+
+
+def _marked(mark: bytes) -> Iterator[int]:
     for pid in all_pids():
         with contextlib.suppress(OSError):  # It has ended, or is somebody else's.
-            if wanted in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                os.kill(pid, signal.SIGKILL)
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                yield pid

@@ -12,7 +12,6 @@ import resource
 import select
 import signal
 import socket
-import subprocess
 import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
@@ -33,7 +32,7 @@ from moorage.engines.base import (
     Workload,
 )
 from moorage.engines.finishing import finished
-from moorage.engines.local import marks, readiness, shelf
+from moorage.engines.local import commands, marks, readiness, shelf
 from moorage.engines.local.devices import Devices
 from moorage.engines.local.watcher import Watcher
 from moorage.engines.specs import (
@@ -51,15 +50,11 @@ CATEGORIES: Final = frozenset({"process", "service", "vllm"})
 LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of a workload's log; beyond it the older half is dropped."""
-EXECUTION_BYTES_MAX: Final = 1024 * 1024
-"""Of what a command run inside of a workload writes; the rest is dropped."""
 SUPERVISOR_SECONDS_MAX: Final = 30.0
 """How long a supervisor may take to say that the command runs."""
 STOP_SPARE_SECONDS: Final = 20.0
 """Beyond a workload's own time to stop: for what it left behind, which is killed."""
 _SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
-_MARK: Final = "MOORAGE_WORKLOAD"
-"""Variable by which what a killed supervisor left behind is found."""
 _INHERITED: Final = frozenset(
     {
         *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
@@ -170,11 +165,10 @@ class Processes:
         except (ValueError, TypeError) as error:
             raise UnsupportedSpecError(f"a limit is no good: {error}") from error
         for pid in _below(shelf.holder(self._shelf.folder(workload))):
-            with contextlib.suppress(ProcessLookupError):
-                if size is not None:
-                    resource.prlimit(pid, resource.RLIMIT_DATA, (size, size))
-                if grant is not None:
-                    _bind(pid, grant.cpus)
+            if size is not None:
+                _limit(pid, size)
+            if grant is not None:
+                _bind(pid, grant.cpus)
         fresh = dict(order)
         if size is not None:
             fresh["memory_bytes"] = size
@@ -206,33 +200,19 @@ class Processes:
         order = self._order(workload)
         if user is not None:
             raise UnsupportedSpecError("a command beside a process runs as the process's own user")
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                cwd=workdir or order["workdir"] or self._shelf.folder(workload),
-                env={**order["environment"], **(environment or {})},
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise EngineError(f"{command[0]}: {error.strerror or error}") from error
-        if order["cpus"]:
-            _bind(process.pid, order["cpus"])
-        try:
-            async with asyncio.timeout(timeout_seconds):
-                output = await _read(process.stdout)
-                code = await process.wait()
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await finished(process.wait())
-            if isinstance(error, TimeoutError):
-                reason = f"{command[0]} ran longer than {timeout_seconds} s"
-                raise TimeoutError(reason) from None
-            raise
-        return Execution(code, output)
+
+        def bound(pid: int) -> None:
+            _bind(pid, order["cpus"])
+            if order["memory_bytes"]:
+                _limit(pid, order["memory_bytes"])
+
+        return await commands.run(
+            command,
+            folder=Path(order["workdir"] or self._shelf.folder(workload), workdir or ""),
+            environment={**order["environment"], **(environment or {})},
+            begun=bound,
+            timeout_seconds=timeout_seconds,
+        )
 
     async def logs(self, workload: str, offset: int) -> Log:
         """Read what a process wrote, also of one that was stopped; see `Engine.logs`."""
@@ -262,7 +242,7 @@ class Processes:
                     folder.mkdir(exist_ok=True, mode=0o700)
                     shelf.write(folder / "order.json", self._orders(order, spec))
                 self._tell(Workload(order.id, Phase.STARTING))
-                self._supervise(order.id, folder)
+                self._supervise(folder)
         with self._lock:
             self._beginning.pop(order.id, None)
         pid = shelf.holder(folder)
@@ -293,7 +273,7 @@ class Processes:
                 **environment,
                 **grant.environment,  # What it holds is not for the spec to say.
                 **order.environment,
-                _MARK: self._mark(order.id),
+                marks.WORKLOAD: self._mark(order.id),
             },
             "cpus": grant.cpus,
             "devices": grant.rows,
@@ -305,7 +285,7 @@ class Processes:
             "owner": None if self._outlive else os.getpid(),
         }
 
-    def _supervise(self, workload: str, folder: Path) -> None:
+    def _supervise(self, folder: Path) -> None:
         """Start a supervisor and wait for its word.
 
         Raises:
@@ -339,7 +319,7 @@ class Processes:
         if not said and shelf.holder(folder) is None:
             report = {"error": "its supervisor said nothing"}
         if "error" in report:
-            raise EngineError(f"{workload} did not start: {report['error']}")
+            raise EngineError(f"it did not start: {report['error']}")
 
     async def _until_ready(self, workload: str, spec: ProcessResourceSpec) -> Workload:
         folder = self._shelf.folder(workload)
@@ -410,10 +390,8 @@ class Processes:
         return self._shelf.look(workload)
 
     def _sweep(self, workload: str) -> None:
-        """Kill what a supervisor that was killed itself has left behind."""
-        if (self._shelf.folder(workload) / "exit.json").exists():
-            return
-        marks.kill_marked(f"{_MARK}={self._mark(workload)}")
+        """Kill what no supervisor looks after: its own orphans, and commands run beside it."""
+        marks.kill_marked(f"{marks.WORKLOAD}={self._mark(workload)}")
 
     def _mark(self, workload: str) -> str:
         return str(self._shelf.folder(workload))
@@ -442,14 +420,6 @@ def _line(descriptor: int, seconds_max: float) -> bytes:
     return os.read(descriptor, 4096) if poll.poll(seconds_max * 1000) else b""
 
 
-async def _read(stream: asyncio.StreamReader | None) -> str:
-    assert stream is not None
-    data = bytearray()
-    while chunk := await stream.read(65536):
-        data += chunk[: EXECUTION_BYTES_MAX - len(data)]
-    return data.decode(errors="replace")
-
-
 def _free_port(host: str) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as listener:
@@ -473,8 +443,16 @@ def _below(pid: int | None) -> list[int]:
     return found
 
 
+def _limit(pid: int, memory_bytes: int) -> None:
+    """Bound the memory of a process, if it is still there."""
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+
+
 def _bind(pid: int, cpus: Collection[int]) -> None:
-    """Bind all threads of a process to processors, if it is still there."""
+    """Bind all threads of a process to processors, if it is still there; none is any."""
+    if not cpus:
+        return
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(ProcessLookupError):

@@ -132,12 +132,13 @@ class Shelf:
                 with (folder / "output.log").open("rb") as file:
                     size = os.fstat(file.fileno()).st_size
                     start = max(0, size + offset) if offset < 0 else offset
-                    file.seek(start if start <= size else 0)  # It was cut since.
+                    start = start if start <= size else 0  # It was cut since.
+                    file.seek(start)
                     data = file.read(LOG_BYTES_MAX)
                     end = file.tell()
             except FileNotFoundError:
                 return Log("", 0, over, code)
-            return Log(data.decode(errors="replace"), end, over and end >= size, code)
+            return Log.of(data, start, over=over and end >= size, exit_code=code)
         return None
 
 

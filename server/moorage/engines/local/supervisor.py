@@ -111,7 +111,11 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
                 os.sched_setaffinity(0, order["cpus"])
             if order["memory_bytes"]:
                 resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
-            os.chdir(order["workdir"] or folder)
+            place = order["workdir"] or folder
+            try:
+                os.chdir(place)
+            except OSError as error:
+                raise ValueError(f"its workdir {place}: {error.strerror}") from error
             command = order["command"]
             os.execvpe(command[0], command, order["environment"])  # noqa: S606  # The user's own.
         except BaseException as error:  # noqa: BLE001  # The parent is told, whatever it is.

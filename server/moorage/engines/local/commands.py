@@ -1,0 +1,117 @@
+"""Runs a command beside a process of a workload: `Processes.execute` is the only caller."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from moorage.engines.base import EngineError, Execution
+from moorage.engines.finishing import finished
+from moorage.engines.local import marks
+
+OUTPUT_BYTES_MAX: Final = 1024 * 1024
+"""Of what a command writes; the rest is dropped."""
+OUTPUT_SECONDS: Final = 0.5
+"""How long the output may stay open after the command: what it left running may hold it."""
+_CHUNK_BYTES: Final = 65_536
+
+
+async def run(
+    command: Sequence[str],
+    *,
+    folder: Path,
+    environment: Mapping[str, str],
+    begun: Callable[[int], None],
+    timeout_seconds: float | None,
+) -> Execution:
+    """Run a command to its end. What it leaves in the background goes on.
+
+    Args:
+        command: The program and its arguments.
+        folder: Where it runs.
+        environment: All of its variables.
+        begun: Called with its pid as soon as it has one.
+        timeout_seconds: How long it may take.
+
+    Raises:
+        EngineError: It cannot be run.
+        TimeoutError: It took too long; it was killed, and all that it had started.
+
+    """
+    mark = uuid.uuid4().hex
+    seen, told = os.pipe()
+    output = _Output(seen)
+    try:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=subprocess.DEVNULL,
+                stdout=told,
+                stderr=told,
+                cwd=folder,
+                env={**environment, marks.EXECUTION: mark},
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise EngineError(f"{command[0]}: {error.strerror or error}") from error
+        finally:
+            os.close(told)
+        begun(process.pid)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                code = await process.wait()
+                return Execution(code, await output.text())
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(EngineError):  # What is still there ends with the workload.
+                await finished(asyncio.to_thread(marks.kill_marked, f"{marks.EXECUTION}={mark}"))
+            await finished(process.wait())
+            if isinstance(error, TimeoutError):
+                reason = f"{command[0]} ran longer than {timeout_seconds} s"
+                raise TimeoutError(reason) from None
+            raise
+    finally:
+        output.close()
+
+
+class _Output:
+    """What comes through a pipe, read as it comes.
+
+    Args:
+        descriptor: The end to read from. It is closed by `close`.
+
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._data = bytearray()
+        self._over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._read)
+
+    async def text(self) -> str:
+        """Return all of it, or, where somebody keeps the pipe open, what there is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OUTPUT_SECONDS):
+                await self._over.wait()
+        return self._data.decode(errors="replace")
+
+    def close(self) -> None:
+        """Read no longer."""
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._descriptor, _CHUNK_BYTES)
+            self._data += data[: OUTPUT_BYTES_MAX - len(self._data)]
+            if not data:
+                self._loop.remove_reader(self._descriptor)
+                self._over.set()
