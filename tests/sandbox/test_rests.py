@@ -81,6 +81,16 @@ def test_other_tenants_policies_and_versions_are_asked_as_before(rests):
     assert rests.resting(5.0) == 1
 
 
+def test_who_stands_for_many_is_served_whatever_some_of_them_ask(rests):
+    many = work()
+    many.proxied = True
+    assert not any(rests.overran(many, 5.0) for _ in range(2 * LIMIT))
+    for _ in range(LIMIT):
+        rests.overran(work(), 5.0)
+    assert rests.refusal(many, 5.0) is None
+    assert rests.refusal(work(), 5.0) is not None
+
+
 def test_one_answer_starts_the_count_afresh_and_nobody_elses(rests):
     for _ in range(LIMIT - 1):
         rests.overran(work(), 5.0)

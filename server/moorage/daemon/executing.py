@@ -76,6 +76,7 @@ class Executing:
                 parameters=parameters,
                 settings=settings,
                 fleet=fleet,
+                proxied=True,
             )
         except PolicyFault as fault:
             no = fault.refusal

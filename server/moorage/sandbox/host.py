@@ -389,6 +389,7 @@ class Sandbox:
         settings: Mapping[str, Any],
         ids_only: bool = False,
         fleet: Fleet | None = None,
+        proxied: bool = False,
     ) -> Any:
         """Run the rule's `eval` on plain input and return its plain value.
 
@@ -403,6 +404,7 @@ class Sandbox:
             ids_only: Answer the `id` of an object in its place, with what the rule added to it: a
                 rule that returns the documents it was given need not send them back.
             fleet: What the rule shall find in the columns of `input_data["fleet"]`.
+            proxied: The tenant stands for many, as another server does; the policy never rests.
 
         Raises:
             PolicyFault: The rule failed as a consultation can, or the input cannot be sent; or
@@ -424,7 +426,7 @@ class Sandbox:
             raise PolicyFault(Refusal(Code.TOO_LARGE, reason, expected=expected))
         work = Work("apply", code, tenant)
         work.input_data, work.overrides, work.ids_only = packed, overriding, ids_only
-        work.fleet = snapshot
+        work.fleet, work.proxied = snapshot, proxied
         return await self._outcome(work)
 
     async def _outcome(self, work: Work) -> Any:

@@ -3,7 +3,8 @@
 To stop a rule that never returns costs its neighbours a kill, a fork and a jail, every time anew.
 So a policy whose evaluations were stopped at their deadline several times in a row, at the requests
 of one tenant, rests: what that tenant asks of it is refused at once, for longer each time. Another
-tenant is served as before, since it may be the first one's input at which the rule hangs.
+tenant is served as before, since it may be the first one's input at which the rule hangs; and so is
+one that stands for many.
 """
 
 import math
@@ -60,7 +61,7 @@ class Rests:
 
     def overran(self, work: Work, now: float) -> bool:
         """Count an evaluation that was stopped at its deadline; return whether a rest begins."""
-        if not self._overruns_min:
+        if not self._overruns_min or work.proxied:
             return False
         key = _key(work)
         run = self._runs.pop(key, None)
@@ -88,7 +89,7 @@ class Rests:
 
     def refusal(self, work: Work, now: float) -> Refusal | None:
         """Return why this is not asked now, if the policy rests."""
-        if not self._runs:
+        if not self._runs or work.proxied:
             return None
         rest = self.current(work.code.ref, work.tenant, now)
         if rest is None:

@@ -70,6 +70,7 @@ class Work(msgspec.Struct, eq=False):
         ids_only: For `apply`, as `Apply` has it.
         trial: The world of a policy that is being looked at; None: the server's own.
         fleet: For `apply`, as `Apply` has it.
+        proxied: The tenant stands for many that are not known here.
         snapshot_bytes: What the cell has to read of the fleet first, which is not the rule's time.
         future: Gets the outcome of all but live consultations, which are delivered.
 
@@ -86,6 +87,7 @@ class Work(msgspec.Struct, eq=False):
     ids_only: bool = False
     trial: Trial | None = None
     fleet: bytes | None = None
+    proxied: bool = False
     snapshot_bytes: int = 0
     future: asyncio.Future[Any] | None = None
     submitted_at: float = 0.0
