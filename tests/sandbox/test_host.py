@@ -192,6 +192,14 @@ async def test_a_cell_keeps_what_was_at_hand_until_that_changes(make_bench):
     assert await bench.value(code) == [[True, {"version": 3}]] * 2
 
 
+async def test_the_order_of_sets_is_repeatable_where_that_is_wanted(make_bench):
+    hashes = []
+    for seed in (1, 1, 2):
+        bench = await make_bench(limits=Limits(hash_seed=seed))
+        hashes.append(await bench.value(bench.policy("return str(hash('text'))")))
+    assert hashes[0] == hashes[1] != hashes[2]
+
+
 async def test_a_slow_service_stops_the_clock_but_not_for_ever(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=0.3, calls_seconds=0.8))
     code = bench.policy("return list(self.settings['cluster_client'].read_cluster('c0'))")

@@ -56,6 +56,13 @@ async def test_the_example_site_is_one_that_a_server_takes():
             rule("return fleet.placement(int(random.choice(list(rows))))", "import random"),
             "the same request, fleet and seed gave ",
         ),
+        (
+            rule(
+                "names = {fleet.node_ids[int(row)]: int(row) for row in rows}\n"
+                "return fleet.placement(names[next(iter(set(names)))])"
+            ),
+            "the same request, fleet and seed gave ",  # Once and for all: the seeds are fixed.
+        ),
         (rule("return {}", policy_input_schema={"x": {"type": "number", "required": True}}), "x"),
     ],
 )

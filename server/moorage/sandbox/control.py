@@ -39,6 +39,8 @@ _ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "LC_CTYPE": "C.UTF-8",
 }
+_ISOLATED: Final = ("-P", "-s", "-S")
+"""What `-I` means, but for the environment: the one above has nothing that was not put there."""
 _PROGRAM: Final = (
     "import json, sys; sys.path[:0] = json.loads(sys.argv[1])['path']; "
     "from moorage.sandbox import zygote; zygote.main()"
@@ -114,8 +116,8 @@ class Zygote:
         }
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220, S603  # Forks in this thread, see above; our own program.
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps(settings)],
-                env=_ENVIRONMENT,
+                [sys.executable, *_ISOLATED, "-c", _PROGRAM, json.dumps(settings)],
+                env=_ENVIRONMENT | self._hashing(),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -136,6 +138,10 @@ class Zygote:
                 "the process that cells are forked from did not start "
                 f"({type(error).__name__}: {error}); its own message is on stderr",
             ) from error
+
+    def _hashing(self) -> dict[str, str]:
+        seed = self._limits.hash_seed
+        return {} if seed is None else {"PYTHONHASHSEED": str(seed)}
 
     async def spawn(self) -> Spawned:
         """Order one cell.

@@ -73,6 +73,8 @@ class Limits:
             default as many as the failures after which an alias falls back: refusals are none.
         evaluations_per_cell_max: After so many a cell is replaced (RLIMIT_CPU is cumulative).
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
+        hash_seed: Of the hashes of texts in all cells, 1 to 4294967295, where a run shall be
+            repeatable: the order of a set follows from it. None: drawn anew by each zygote.
         spares: Jailed, empty cells kept ready, so that a respawn does not wait for a fork.
 
     """
@@ -92,4 +94,5 @@ class Limits:
     rest_overruns: int = 5
     evaluations_per_cell_max: int = 1_000_000
     cpu_seconds_per_cell_max: int = 3600
+    hash_seed: int | None = None
     spares: int = 1

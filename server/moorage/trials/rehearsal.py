@@ -73,6 +73,7 @@ class Rehearsal:
         mode: `jail`, or `unsafe` where a site runs its rules so.
         limits: Of one evaluation and its cell. A policy has one cell here, since two of them
             would answer in the order of their luck, and never rests.
+        hash_seed: Of the cells' hashes of texts, so that the order of a set can be repeated too.
 
     Attributes:
         allocator: The core. Its state may be read.
@@ -81,12 +82,16 @@ class Rehearsal:
 
     """
 
-    def __init__(self, mode: Mode = "jail", limits: Limits | None = None) -> None:
+    def __init__(
+        self, mode: Mode = "jail", limits: Limits | None = None, hash_seed: int = 1
+    ) -> None:
         self.allocator = Allocator()
         self.now = 0.0
         self.decisions: dict[RequestId, Decision] = {}
         self._mode: Mode = mode
-        self._limits = replace(limits or Limits(), cells_per_policy_max=1, rest_overruns=0)
+        self._limits = replace(
+            limits or Limits(), cells_per_policy_max=1, rest_overruns=0, hash_seed=hash_seed
+        )
         self._codes: dict[str, PolicyCode] = {}
         self._asked: dict[int, float] = {}
         self._answered: dict[int, Proposed | ConsultFailed] = {}
