@@ -77,7 +77,6 @@ class Leases:
                 provision=ask.provision,
                 state="starting" if ask.provision else "granted",
                 asked_at=asked_at,
-                ask=ask,
             )
         else:
             lease = replace(
@@ -89,8 +88,9 @@ class Leases:
                 reason="",
                 attempt=waiting.attempt + 1,
             )
-        if not lease.may_start_again:
-            lease = replace(lease, ask=None)
+        kept = ask if lease.may_start_again else None
+        if lease.ask is not kept:
+            lease = replace(lease, ask=kept)
         self._desk.be(Granted(lease))
         return lease
 

@@ -1,0 +1,140 @@
+"""Leases that go back into the queue: corners beside the stories and the simulation."""
+
+from by_hand import Hand, answers, ask, consults, nodes, place
+
+from moorage.core.allocator import Allocator
+from moorage.core.state import check, condense
+from moorage.core.words import (
+    Asked,
+    Consult,
+    ConsultFailed,
+    EngineFailed,
+    EngineStarted,
+    LeaseNews,
+    Refusal,
+    ReleaseAsked,
+    Requeued,
+)
+from moorage.model import Code, Demand, Provision, RequestId
+
+ONE = Demand(gpus=1)
+AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
+
+
+def fail(hand: Hand, name: str):
+    lease = hand.allocator.state.leases[RequestId(name)]
+    return hand.step(EngineFailed(lease.id, lease.fencing, "no image", 1, ("its last line",)))
+
+
+def release(hand: Hand, name: str):
+    return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
+
+
+def crowded(*names: str) -> Hand:
+    """Leases on one node of as many devices, in the order in which they were asked for."""
+    hand = Hand()
+    hand.see(nodes(1, len(names)))
+    for number, name in enumerate(names):
+        hand.now += 1.0
+        hand.grant(ask(name, ONE, provision=AGAIN), place("n000", str(number)))
+    return hand
+
+
+def test_among_leases_that_failed_in_the_same_place_the_oldest_goes_first() -> None:
+    hand = crowded("old", "young")
+    waiter = ask("waiter", Demand(gpus=2), wait=60.0, terms={"priority": 9})
+    hand.ask(waiter)
+    assert consults(fail(hand, "young")) == []
+    hand.propose(fail(hand, "old"), place("n000", "0", "1"))
+    assert [each.ask.id for each in hand.allocator.queue.waiters()] == ["old", "young"]
+    assert list(hand.allocator.state.waiting) == ["young", "old"]
+    again = Allocator()
+    again.replay(list(condense(hand.allocator.state)))
+    assert [each.ask.id for each in again.queue.waiters()] == ["old", "young"]
+    assert again.state == hand.allocator.state
+    assert consults(release(hand, "waiter")) == ["old", "young"]
+    check(hand.allocator.state)
+
+
+def test_what_a_lease_in_the_queue_brought_along_counts_until_it_leaves() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN, size=1_000), place("n000", "0"))
+    state = hand.allocator.state
+    assert state.waiting_bytes == 0
+    turn = fail(hand, "r")
+    assert state.waiting_bytes == 1_000
+    hand.propose(turn, place("n000", "0"))
+    assert (state.waiting_bytes, state.leases[RequestId("r")].attempt) == (0, 2)
+    fail(hand, "r")
+    release(hand, "r")
+    assert state.waiting_bytes == 0
+    assert state.ended[RequestId("r")].ask is None
+
+
+def test_a_rule_that_fails_among_the_other_nodes_is_asked_about_all() -> None:
+    hand = Hand()
+    hand.see(nodes(2, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
+    turn = fail(hand, "r")
+    (consult,) = [effect for effect in turn.effects if isinstance(effect, Consult)]
+    assert consult.reserved == (("c", "n000"),)
+    no = Refusal(Code.POLICY_ERROR, "KeyError: 'n000'")
+    turn = hand.step(ConsultFailed(consult.ask.id, consult.consultation, no))
+    (consult,) = [effect for effect in turn.effects if isinstance(effect, Consult)]
+    assert consult.reserved == ()
+    hand.step(ConsultFailed(consult.ask.id, consult.consultation, no))
+    ended = hand.allocator.state.ended[RequestId("r")]
+    assert ended.reason == "attempt 1 of 3 failed: no image; then: KeyError: 'n000'"
+
+
+def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
+    hand = Hand()
+    hand.see(nodes(2, 1))
+    hand.grant(ask("r", None, provision=AGAIN), place("n000", "0"))
+    turn = fail(hand, "r")
+    turn = hand.propose(turn, {"declined": "it must be n000"})
+    assert consults(turn) == ["r"], "the rule wants none of the others"
+    hand.propose(turn, place("n000", "0"))
+    assert hand.allocator.state.leases[RequestId("r")].attempt == 2
+
+
+def test_a_key_finds_its_lease_in_the_queue_and_after_it() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    keyed = ask("r", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
+    hand.grant(keyed, place("n000", "0"))
+    hand.propose(fail(hand, "r"), {"declined": "not today"})
+    other = ask("other", Demand(gpus=2), provision=AGAIN, terms={"idempotency_key": "key"})
+    assert answers(hand.ask(other))[0].code is Code.IDEMPOTENCY_MISMATCH
+    for state in ("queued", "ended"):
+        same = ask("same", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
+        (answer,) = answers(hand.step(Asked(hand.to(), same)))
+        assert isinstance(answer, LeaseNews)
+        assert (answer.lease.id, answer.lease.state) == ("r", state)
+        release(hand, "r")
+
+
+def test_pages_of_leases_go_on_where_one_of_them_waits() -> None:
+    hand = crowded("a", "b", "c")
+    hand.propose(fail(hand, "a"), {"declined": "not today"})
+    assert [type(fact) for fact in hand.facts].count(Requeued) == 1
+    page = hand.inquire("leases", limit=2)
+    assert [each["id"] for each in page["leases"]] == ["a", "b"]
+    page = hand.inquire("leases", limit=2, after=page["next"])
+    assert [each["id"] for each in page["leases"]] == ["c"]
+    (row,) = hand.inquire("leases", filters={"state": "queued"})["leases"]
+    assert (row["workload"]["phase"], row["placement"]) == ("failed", [])
+    told = hand.inquire("why", subject="a")
+    assert (told["state"], told["reason"]) == ("queued", "attempt 1 of 3 failed: no image")
+
+
+def test_what_started_says_where_it_is_reached_as_long_as_it_runs() -> None:
+    hand = crowded("a")
+    lease = hand.allocator.state.leases[RequestId("a")]
+    hand.step(EngineStarted(lease.id, lease.fencing, "http://10.0.0.1:80"))
+    (row,) = hand.inquire("leases")["leases"]
+    assert row["workload"]["endpoint"] == "http://10.0.0.1:80"
+    hand.propose(fail(hand, "a"), {"declined": "not today"})
+    (row,) = hand.inquire("leases")["leases"]
+    assert row["workload"]["endpoint"] == ""
