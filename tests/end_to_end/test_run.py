@@ -143,6 +143,7 @@ def test_a_command_that_fails_every_time_ends_as_it_did_last(server, environment
     told = moorage(environment, "status", lease).stdout
     assert f"attempt 2 failed on here/{platform.node()}: it ended by itself with exit" in told
     assert told.endswith("\n  no\n")
+    assert "null" not in told
     (workload,) = [
         each["workload"]
         for each in json.loads(moorage(environment, "leases", "--state", "ended", "--json").stdout)

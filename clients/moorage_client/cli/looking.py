@@ -156,14 +156,14 @@ def _about(session: Session, document: dict[str, Any]) -> None:
         if not isinstance(workload, dict):
             fields(whole)
             return
-        fields({name: value for name, value in whole.items() if name != "workload"})
-        _about_workload(workload)
+        _about_workload(whole, workload)
 
 
-def _about_workload(workload: dict[str, Any]) -> None:
-    """Say how the workload of a lease is, and of the last failure what it wrote."""
-    start = f"{workload.get('attempt', 1)} of {workload.get('attempts_max', 1)}"
-    fields({**workload, "attempt": start, "outcome": None, "attempts_max": None})
+def _about_workload(lease: dict[str, Any], workload: dict[str, Any]) -> None:
+    """Say how a lease and its workload are, and of the last failure what it wrote."""
+    shown = {name: workload.get(name, "") for name in ("backend", "phase", "detail", "endpoint")}
+    shown["attempt"] = f"{workload.get('attempt', 1)} of {workload.get('attempts_max', 1)}"
+    fields({name: value for name, value in lease.items() if name != "workload"} | shown)
     outcome = workload.get("outcome")
     if isinstance(outcome, dict) and outcome.get("phase") == "failed":
         nodes = (f"{node['cluster_id']}/{node['node_id']}" for node in outcome.get("nodes", ()))
