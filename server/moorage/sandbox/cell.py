@@ -117,7 +117,7 @@ class Worker:
         self._contexts: dict[str, bytes] = {}
         self._blobs: dict[str, bytes] = {}
         self._answers: dict[str, dict[str, bytes]] = {}
-        """By cluster id and method, what the host's services said and would say again."""
+        """By method and cluster id, what the host's services said and would say again."""
         self._kept_bytes = 0
         """Of documents and answers."""
         self._keeping = False
@@ -274,15 +274,16 @@ class Worker:
     def _forget(self, cluster_id: str) -> None:
         """What is kept of a cluster is not true any more."""
         self._kept_bytes -= len(self._blobs.pop(cluster_id, b""))
-        self._kept_bytes -= sum(map(len, self._answers.pop(cluster_id, {}).values()))
+        for kept in self._answers.values():
+            self._kept_bytes -= len(kept.pop(cluster_id, b""))
 
     def _ask(self, client: str, method: str, arguments: list[Any]) -> tuple[Any, str, int]:
         """Answer an injected client: from what is kept, or let the host do it."""
         argument = arguments[0]
         try:
             if type(argument) is str:  # An id is the usual argument, and as plain as can be.
-                if self._keeping and (kept := self._answers.get(argument)) and method in kept:
-                    return _decode(kept[method]), "", 0
+                if self._keeping and (kept := self._answers.get(method)) and argument in kept:
+                    return _decode(kept[argument]), "", 0
                 packed = _encode(arguments)
             else:
                 packed = _encode(to_plain(arguments))
@@ -293,7 +294,7 @@ class Worker:
         if not isinstance(frame, frames.Answer):
             return None, "the host answered another question", 0
         if frame.lasts and self._kept_bytes + len(frame.value) <= _DOCUMENTS_BYTES_MAX:
-            self._answers.setdefault(argument, {})[method] = frame.value
+            self._answers.setdefault(method, {})[argument] = frame.value
             self._kept_bytes += len(frame.value)
         return (None if frame.message else _decode(frame.value)), frame.message, frame.status
 
