@@ -2,6 +2,7 @@
 
 # ruff: noqa: ASYNC240, S108, PTH115  # The outside is looked at with plain file calls.
 
+import asyncio
 import importlib.util
 import os
 import sys
@@ -185,6 +186,9 @@ async def test_a_cell_that_does_not_read_gets_no_more_answers(arena):
 
 
 async def test_cells_hold_nothing_but_the_channel_and_run_under_the_filter(arena):
+    # A spare that is on its way has no wall yet.
+    await asyncio.gather(*arena.sandbox._pool.nursery._ready.values(), return_exceptions=True)
+    assert arena.sandbox._pool.nursery.living
     for pid in list(arena.sandbox._pool.nursery.living):
         status = Path(f"/proc/{pid}/status").read_text()
         assert "Seccomp:\t2" in status
