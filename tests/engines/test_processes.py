@@ -211,6 +211,22 @@ async def test_output_is_cut_between_characters(engine):
     assert text == "a" + "ü" * 200_000
 
 
+@pytest.mark.parametrize(
+    ("limits", "field"),
+    [
+        ({"cpu_count": "many"}, "cpu_count"),
+        ({"cpu_count": float("nan")}, "cpu_count"),
+        ({"cpu_count": 1e9}, "cpu_count"),
+        ({"mem_limit": "much"}, "mem_limit"),
+        ({"mem_limit": None}, "mem_limit"),
+    ],
+)
+async def test_a_limit_that_is_none_is_refused_by_name(engine, limits, field):
+    await engine.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    with pytest.raises(UnsupportedSpecError, match=f"^{field}: expected"):
+        await engine.control("a", limits)
+
+
 async def test_a_service_may_listen_on_ipv6(engine):
     serve = (
         "import http.server as h, os, socket; h.ThreadingHTTPServer.address_family = "

@@ -40,6 +40,10 @@ from moorage_policies import catalog as shipped
 SEED: Final = 5
 GPUS: Final = 32
 """Of the one node, which is this machine. They are numbers: no device need be there."""
+CPUS: Final = 8
+"""Of the node. They bound the leases with containers, which take long to start and to stop."""
+CPU_MILLI: Final = 500
+"""Of a lease with a container."""
 WHILE_STARTING: Final = 0.25
 """Share of the kills that come before the daemon says that it is ready."""
 LOAD_SECONDS_MAX: Final = 1.5
@@ -141,7 +145,7 @@ class _Machine:
     @property
     def resources(self) -> Mapping[str, Any]:
         """What every lease holds; GPUs would have to be there to be given to containers."""
-        return {"gpus": 1} if self._image is None else {"cpu_milli": 100, "memory_mib": 32}
+        return {"gpus": 1} if self._image is None else {"cpu_milli": CPU_MILLI, "memory_mib": 32}
 
     def spec(self, kind: Kind) -> Mapping[str, Any]:
         """Return a workload that notes down its start, and either stays or ends by itself."""
@@ -265,7 +269,7 @@ class _Trial:
     def _fill(self) -> None:
         """Have a first daemon learn of this machine and of a rule."""
         gpus = {"count": GPUS, "gpus": [{"modelName": "A100", "memory": 40_960}] * GPUS}
-        row = {"id": this_node(), "vcpus": {"count": 256}, "memory": 1_048_576, "gpus": gpus}
+        row = {"id": this_node(), "vcpus": {"count": CPUS}, "memory": 1_048_576, "gpus": gpus}
         cluster = {"id": "here", "nodes": {"count": 1, "nodeData": [row]}}
         with daemon(self._machine.data) as running, httpx.Client(base_url=running.http) as http:
             http.post("/clusters", json=cluster).raise_for_status()

@@ -41,13 +41,13 @@ from moorage.engines.local import container_reaper, marks, readiness, shelf
 from moorage.engines.local.container_api import ContainerApi, Events, Seen
 from moorage.engines.local.container_plans import Plan, mounts, plan, probe_port, reachable_host
 from moorage.engines.local.container_sockets import find_socket
-from moorage.engines.local.devices import Devices
-from moorage.engines.specs import ContainerResourceSpec, Readiness, memory_bytes
+from moorage.engines.local.devices import Devices, Grant
+from moorage.engines.local.parts import Part
+from moorage.engines.specs import ContainerResourceSpec, Readiness
 
-__all__ = ["CATEGORIES", "LIMITS", "Containers"]
+__all__ = ["CATEGORIES", "Containers"]
 
 CATEGORIES: Final = frozenset({"container"})
-LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
 RECONNECT_SECONDS: Final = 1.0
 """Pause before a container engine that hung up is asked for news again."""
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -60,27 +60,16 @@ _SIGNALS: Final = 128
 _KILL: Final = 'for p in /proc/[0-9]*; do grep -qs "$0" "$p/environ" && kill -9 "${p#/proc/}"; done'
 
 
-class Containers:
-    """See the module.
+class Containers(Part):
+    """See the module, and `Part`. Of the devices it is given GPUs; processors are counted."""
 
-    Args:
-        folders: Where what the container engine does not keep is kept.
-        devices: Who hands out GPUs, and keeps account of processors.
-        tell: The listener of the engine.
-        outlive: Whether containers go on when this process ends.
-
-    """
+    noun = "container"
 
     def __init__(
         self, folders: shelf.Shelf, devices: Devices, tell: Listener, *, outlive: bool
     ) -> None:
-        self._outlive = outlive
+        super().__init__(folders, devices, tell, outlive=outlive)
         self._reaper: int | None = None
-        self._shelf = folders
-        self._devices = devices
-        self._tell = tell
-        self._lock = threading.Lock()
-        self._beginning: dict[str, threading.Lock] = {}
         self._stopping: set[str] = set()
         self._told: set[str] = set()
         self._strays: set[str] = set()
@@ -108,28 +97,17 @@ class Containers:
         """Return what is here, and listen to it from now on."""
         return await asyncio.to_thread(self._discover)
 
-    async def start(self, order: Order) -> Workload:
-        """Start a container and wait until it is ready; see `Engine.start`."""
+    async def _bring_up(self, order: Order) -> Workload:
+        """Start a container and wait until it is ready; see `Part`."""
         spec = order.spec
         assert isinstance(spec, ContainerResourceSpec)
         given_up = threading.Event()
         try:
-            async with asyncio.timeout(order.timeout_seconds):
-                try:
-                    await asyncio.to_thread(self._fetch, order.id, spec.title, given_up)
-                finally:
-                    given_up.set()
-                await finished(asyncio.to_thread(self._begin, order, spec))
-                return await self._until_ready(order.id, spec)
-        except BaseException as error:
-            lines = ""
-            with contextlib.suppress(EngineError):
-                lines = "; ".join((await finished(asyncio.to_thread(self._tail, order.id)))[-3:])
-            await finished(self.stop(order.id))
-            if isinstance(error, TimeoutError):
-                reason = f"it was not ready within {order.timeout_seconds:g} s"
-                raise TimeoutError(f"{reason}{': ' if lines else ''}{lines}") from None
-            raise
+            await asyncio.to_thread(self._fetch, order.id, spec.title, given_up)
+        finally:
+            given_up.set()
+        await finished(asyncio.to_thread(self._begin, order, spec))
+        return await self._until_ready(order.id, spec)
 
     async def stop(self, workload: str) -> None:
         """Stop a container and remove it; see `Engine.stop`."""
@@ -142,23 +120,13 @@ class Containers:
         """Look at a container; see `Engine.status`."""
         return await asyncio.to_thread(self._look, workload)
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
-        """Change limits of a container; see `Engine.control`."""
-        order = self._order(workload)
-        if unknown := limits.keys() - LIMITS:
-            names = ", ".join(sorted(unknown))
-            raise UnsupportedSpecError(f"a container has no limit named {names}")
-        try:
-            size = memory_bytes(limits["mem_limit"]) if "mem_limit" in limits else None
-            cpus = float(limits["cpu_count"]) if "cpu_count" in limits else None
-            grant = None if cpus is None else self._devices.resize(workload, cpus)
-        except (ValueError, TypeError) as error:
-            raise UnsupportedSpecError(f"a limit is no good: {error}") from error
-        name = self._name(workload)
-        await finished(asyncio.to_thread(lambda: self._api().update(name, cpus, size)))
-        if grant is not None:
-            fresh = {**order, "devices": grant.rows}
-            shelf.write(self._shelf.folder(workload) / "order.json", fresh)
+    def _limit(
+        self, workload: str, memory_bytes: int | None, grant: Grant | None
+    ) -> Mapping[str, Any]:
+        """Have the container engine change limits; see `Part`."""
+        cpu_count = None if grant is None else grant.cpu_count
+        self._api().update(self._name(workload), cpu_count, memory_bytes)
+        return {} if grant is None else {"devices": grant.rows}
 
     async def reset(self, workload: str) -> None:
         """Refuse: what a user left in a container cannot be told from what was there."""
@@ -241,10 +209,8 @@ class Containers:
 
     def _begin(self, order: Order, spec: ContainerResourceSpec) -> None:
         """Create and start the container, unless that was done before. Blocks."""
-        with self._lock:
-            beginning = self._beginning.setdefault(order.id, threading.Lock())
-        with beginning:
-            folder = self._shelf.folder(order.id)
+        folder = self._shelf.folder(order.id)
+        with self._alone(order.id):
             api, name = self._api(), self._name(order.id)
             self._listen()
             if not (folder / "container.json").exists():
@@ -255,8 +221,6 @@ class Containers:
             seen = api.inspect(name)
             if seen is not None and seen.state in {"created", "configured", "initialized"}:
                 api.start(name)
-        with self._lock:
-            self._beginning.pop(order.id, None)
 
     def _plan(self, order: Order, spec: ContainerResourceSpec) -> Plan:
         """Say what to create, having noted down what it is bound to."""
@@ -469,12 +433,6 @@ class Containers:
         """Return the name of a workload's container: it says which, and there is only one."""
         digest = hashlib.sha256(f"{self._shelf.root}\0{workload}".encode()).hexdigest()[:16]
         return f"moorage-{re.sub('[^a-zA-Z0-9_.-]', '-', workload)[:48]}-{digest}"
-
-    def _order(self, workload: str) -> dict[str, Any]:
-        order = shelf.read(self._shelf.folder(workload) / "order.json")
-        if order is None:
-            raise UnknownWorkloadError(workload)
-        return order
 
 
 def _exit_code(code: int) -> int:

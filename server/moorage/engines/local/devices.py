@@ -44,6 +44,11 @@ class Grant:
         """Processors that it is bound to; empty for any."""
         return sorted({int(row["id"]) for row in self.rows.get("cpus", ())})
 
+    @property
+    def cpu_count(self) -> float:
+        """How many those are, the last one maybe in part."""
+        return float(sum(row["slots"] for row in self.rows.get("cpus", ())))
+
 
 def gpus_here() -> list[str]:
     """Return the ids of the NVIDIA GPUs of this machine, as CUDA takes them; none without NVML."""

@@ -20,6 +20,7 @@ from moorage.engines.base import (
 from moorage.engines.local import containers, processes
 from moorage.engines.local.containers import Containers
 from moorage.engines.local.devices import Devices
+from moorage.engines.local.parts import LIMITS, Part
 from moorage.engines.local.processes import Processes
 from moorage.engines.local.shelf import Shelf
 from moorage.engines.specs import BaseResourceSpec, ContainerResourceSpec
@@ -59,7 +60,7 @@ class LocalEngine:
     support: Final = Support(
         categories=processes.CATEGORIES | containers.CATEGORIES,
         default="process",
-        limits=processes.LIMITS,
+        limits=LIMITS,
         reset=False,
         execute=True,
         logs=True,
@@ -161,7 +162,7 @@ class LocalEngine:
         await asyncio.to_thread(self._processes.close)
         await asyncio.to_thread(self._containers.close)
 
-    def _part(self, workload: str) -> Processes | Containers:
+    def _part(self, workload: str) -> Part:
         """Return who runs a workload."""
         return self._containers if self._containers.has(workload) else self._processes
 

@@ -13,7 +13,6 @@ import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -33,7 +32,8 @@ from moorage.engines.base import (
 )
 from moorage.engines.finishing import finished
 from moorage.engines.local import commands, marks, readiness, shelf
-from moorage.engines.local.devices import Devices
+from moorage.engines.local.devices import Devices, Grant
+from moorage.engines.local.parts import Part
 from moorage.engines.local.watcher import Watcher
 from moorage.engines.specs import (
     BaseResourceSpec,
@@ -44,12 +44,13 @@ from moorage.engines.specs import (
     memory_bytes,
 )
 
-__all__ = ["CATEGORIES", "LIMITS", "Processes"]
+__all__ = ["CATEGORIES", "Processes"]
 
 CATEGORIES: Final = frozenset({"process", "service", "vllm"})
-LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of a workload's log; beyond it the older half is dropped."""
+RESET_SECONDS_MAX: Final = 60.0
+"""How long a reset command may take; a workload that it does not reset is ended."""
 SUPERVISOR_SECONDS_MAX: Final = 30.0
 """How long a supervisor may take to say that the command runs."""
 STOP_SPARE_SECONDS: Final = 20.0
@@ -65,28 +66,17 @@ _INHERITED: Final = frozenset(
 """Variables of the daemon that workloads get too. Its secrets are not among them."""
 
 
-class Processes:
-    """See the module.
+class Processes(Part):
+    """See the module, and `Part`."""
 
-    Args:
-        folders: Where workloads are kept.
-        devices: Who hands out processors and GPUs.
-        tell: The listener of the engine.
-        outlive: Whether processes go on when this one ends.
-
-    """
+    noun = "process"
 
     def __init__(
         self, folders: shelf.Shelf, devices: Devices, tell: Listener, *, outlive: bool
     ) -> None:
-        self._outlive = outlive
-        self._shelf = folders
-        self._devices = devices
-        self._tell = tell
+        super().__init__(folders, devices, tell, outlive=outlive)
         self._watcher = Watcher()
-        self._lock = threading.Lock()
         self._ends: dict[str, Future[None]] = {}
-        self._beginning: dict[str, threading.Lock] = {}
 
     async def discover(self) -> Collection[Workload]:
         """Return what is here, and watch it from now on."""
@@ -97,22 +87,13 @@ class Processes:
                 found.append(workload)
         return found
 
-    async def start(self, order: Order) -> Workload:
-        """Start a process and wait until it is ready; see `Engine.start`."""
+    async def _bring_up(self, order: Order) -> Workload:
+        """Start a process and wait until it is ready; see `Part`."""
         spec = _process(order.spec)
         if self._shelf.forbidden(order.id):  # Its stop was cut short by a crash.
             await self.stop(order.id)
-        try:
-            async with asyncio.timeout(order.timeout_seconds):
-                await finished(asyncio.to_thread(self._begin, order, spec))
-                return await self._until_ready(order.id, spec)
-        except BaseException as error:
-            lines = "; ".join(shelf.tail(self._shelf.folder(order.id))[-3:])
-            await finished(self.stop(order.id))
-            if isinstance(error, TimeoutError):
-                reason = f"it was not ready within {order.timeout_seconds:g} s"
-                raise TimeoutError(f"{reason}{': ' if lines else ''}{lines}") from None
-            raise
+        await finished(asyncio.to_thread(self._begin, order, spec))
+        return await self._until_ready(order.id, spec)
 
     async def stop(self, workload: str) -> None:
         """Stop a process and all it started; see `Engine.stop`."""
@@ -149,32 +130,14 @@ class Processes:
             raise UnknownWorkloadError(workload)
         return found
 
-    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
-        """Change limits of a process and all it started; see `Engine.control`."""
-        order = self._order(workload)
-        if unknown := limits.keys() - LIMITS:
-            names = ", ".join(sorted(unknown))
-            raise UnsupportedSpecError(f"a process has no limit named {names}")
-        try:
-            size = memory_bytes(limits["mem_limit"]) if "mem_limit" in limits else None
-            grant = (
-                self._devices.resize(workload, float(limits["cpu_count"]))
-                if "cpu_count" in limits
-                else None
-            )
-        except (ValueError, TypeError) as error:
-            raise UnsupportedSpecError(f"a limit is no good: {error}") from error
+    def _limit(
+        self, workload: str, memory_bytes: int | None, grant: Grant | None
+    ) -> Mapping[str, Any]:
+        """Bind and bound a process and all it started; see `Part`."""
         for pid in _below(shelf.holder(self._shelf.folder(workload))):
-            if size is not None:
-                _limit(pid, size)
-            if grant is not None:
-                _bind(pid, grant.cpus)
-        fresh = dict(order)
-        if size is not None:
-            fresh["memory_bytes"] = size
-        if grant is not None:
-            fresh |= {"cpus": grant.cpus, "devices": grant.rows}
-        shelf.write(self._shelf.folder(workload) / "order.json", fresh)
+            _bound(pid, grant.cpus if grant else (), memory_bytes)
+        noted = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+        return noted if grant is None else {**noted, "cpus": grant.cpus, "devices": grant.rows}
 
     async def reset(self, workload: str) -> None:
         """Run the spec's own reset command; see `Engine.reset`."""
@@ -182,7 +145,10 @@ class Processes:
         command = order["reset_command"]
         if not command:
             raise UnsupportedSpecError("a process without a reset_command cannot be reset")
-        done = await self.execute(workload, command)
+        try:
+            done = await self.execute(workload, command, timeout_seconds=RESET_SECONDS_MAX)
+        except TimeoutError as error:
+            raise EngineError(f"its reset: {error}") from error
         if done.exit_code != 0:
             raise EngineError(f"its reset ended with {done.exit_code}: {done.output[-500:]}")
 
@@ -201,16 +167,11 @@ class Processes:
         if user is not None:
             raise UnsupportedSpecError("a command beside a process runs as the process's own user")
 
-        def bound(pid: int) -> None:
-            _bind(pid, order["cpus"])
-            if order["memory_bytes"]:
-                _limit(pid, order["memory_bytes"])
-
         return await commands.run(
             command,
             folder=Path(order["workdir"] or self._shelf.folder(workload), workdir or ""),
             environment={**order["environment"], **(environment or {})},
-            begun=bound,
+            begun=lambda pid: _bound(pid, order["cpus"], order["memory_bytes"] or None),
             timeout_seconds=timeout_seconds,
         )
 
@@ -229,10 +190,8 @@ class Processes:
 
     def _begin(self, order: Order, spec: ProcessResourceSpec) -> None:
         """Have a supervisor start the command, unless it was begun before. Blocks."""
-        with self._lock:
-            beginning = self._beginning.setdefault(order.id, threading.Lock())
-        with beginning:
-            folder = self._shelf.folder(order.id)
+        folder = self._shelf.folder(order.id)
+        with self._alone(order.id):
             if (
                 shelf.holder(folder) is None
                 and not (folder / "process.json").exists()
@@ -243,8 +202,6 @@ class Processes:
                     shelf.write(folder / "order.json", self._orders(order, spec))
                 self._tell(Workload(order.id, Phase.STARTING))
                 self._supervise(folder)
-        with self._lock:
-            self._beginning.pop(order.id, None)
         pid = shelf.holder(folder)
         if pid is not None:
             self._watch(order.id, pid)
@@ -389,18 +346,16 @@ class Processes:
             self._watch(workload, pid)
         return self._shelf.look(workload)
 
+    def _tail(self, workload: str) -> tuple[str, ...]:
+        """Return the last lines that a process wrote; see `Part`."""
+        return shelf.tail(self._shelf.folder(workload))
+
     def _sweep(self, workload: str) -> None:
         """Kill what no supervisor looks after: its own orphans, and commands run beside it."""
         marks.kill_marked(f"{marks.WORKLOAD}={self._mark(workload)}")
 
     def _mark(self, workload: str) -> str:
         return str(self._shelf.folder(workload))
-
-    def _order(self, workload: str) -> dict[str, Any]:
-        order = shelf.read(self._shelf.folder(workload) / "order.json")
-        if order is None:
-            raise UnknownWorkloadError(workload)
-        return order
 
 
 def _process(spec: BaseResourceSpec) -> ProcessResourceSpec:
@@ -443,17 +398,14 @@ def _below(pid: int | None) -> list[int]:
     return found
 
 
-def _limit(pid: int, memory_bytes: int) -> None:
-    """Bound the memory of a process, if it is still there."""
-    with contextlib.suppress(ProcessLookupError):
-        resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
+    """Bind all threads of a process to processors, if any, and bound its memory, if so.
 
-
-def _bind(pid: int, cpus: Collection[int]) -> None:
-    """Bind all threads of a process to processors, if it is still there; none is any."""
-    if not cpus:
-        return
+    One that has ended meanwhile is passed over.
+    """
     with contextlib.suppress(ProcessLookupError, FileNotFoundError):
-        for thread in Path(f"/proc/{pid}/task").iterdir():
+        if memory_bytes is not None:
+            resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        for thread in Path(f"/proc/{pid}/task").iterdir() if cpus else ():
             with contextlib.suppress(ProcessLookupError):
                 os.sched_setaffinity(int(thread.name), cpus)

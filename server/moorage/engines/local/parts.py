@@ -1,0 +1,172 @@
+"""What processes and containers of this machine have in common.
+
+`LocalEngine` gives each workload to one of its parts. A part brings it up and takes it down; how a
+start is given up, how limits are read and who begins first is the same for both, and is here.
+"""
+
+import abc
+import asyncio
+import contextlib
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Final
+
+from moorage.engines.base import (
+    EngineError,
+    Execution,
+    Listener,
+    Log,
+    Order,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    Workload,
+)
+from moorage.engines.finishing import finished
+from moorage.engines.local import shelf
+from moorage.engines.local.devices import Devices, Grant
+from moorage.engines.spec_fields import memory_bytes
+
+__all__ = ["LIMITS", "Part"]
+
+LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
+"""What `control` changes."""
+_LINES_SHOWN: Final = 3
+"""Of the output, with the news that a start took too long."""
+
+
+class Part(abc.ABC):
+    """One kind of workloads of this machine.
+
+    Args:
+        folders: Where what there is to know of them is kept.
+        devices: Who hands out processors and GPUs.
+        tell: The listener of the engine.
+        outlive: Whether workloads go on when this process ends.
+
+    """
+
+    noun: ClassVar[str]
+    """What a person calls one of them."""
+
+    def __init__(
+        self, folders: shelf.Shelf, devices: Devices, tell: Listener, *, outlive: bool
+    ) -> None:
+        self._shelf = folders
+        self._devices = devices
+        self._tell = tell
+        self._outlive = outlive
+        self._lock = threading.Lock()
+        self._beginning: dict[str, threading.Lock] = {}
+
+    async def start(self, order: Order) -> Workload:
+        """Start a workload and wait until it is ready; see `Engine.start`."""
+        try:
+            async with asyncio.timeout(order.timeout_seconds):
+                return await self._bring_up(order)
+        except BaseException as error:
+            tail = ""
+            with contextlib.suppress(EngineError):
+                lines = await finished(asyncio.to_thread(self._tail, order.id))
+                tail = "; ".join(lines[-_LINES_SHOWN:])
+            await finished(self.stop(order.id))
+            if isinstance(error, TimeoutError):
+                reason = f"it was not ready within {order.timeout_seconds:g} s"
+                raise TimeoutError(f"{reason}{': ' if tail else ''}{tail}") from None
+            raise
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Change limits of a workload while it runs; see `Engine.control`."""
+        order = self._order(workload)
+        if unknown := limits.keys() - LIMITS:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedSpecError(f"a {self.noun} has no limit named {names}")
+        grant = size = None
+        try:
+            if "mem_limit" in limits:
+                size = memory_bytes(limits["mem_limit"])
+        except ValueError as error:
+            raise UnsupportedSpecError(f"mem_limit: {error}") from error
+        try:
+            if "cpu_count" in limits:
+                grant = self._devices.resize(workload, float(limits["cpu_count"]))
+        except (ValueError, TypeError) as error:
+            reason = f"cpu_count: expected a number above 0, not {limits['cpu_count']!r}"
+            raise UnsupportedSpecError(reason) from error
+        noted = await finished(asyncio.to_thread(self._limit, workload, size, grant))
+        if noted:
+            shelf.write(self._shelf.folder(workload) / "order.json", {**order, **noted})
+
+    @abc.abstractmethod
+    async def discover(self) -> Collection[Workload]:
+        """Return what is here, and watch it from now on."""
+
+    @abc.abstractmethod
+    async def stop(self, workload: str) -> None:
+        """Stop a workload; see `Engine.stop`."""
+
+    @abc.abstractmethod
+    async def status(self, workload: str) -> Workload:
+        """Look at a workload; see `Engine.status`."""
+
+    @abc.abstractmethod
+    async def reset(self, workload: str) -> None:
+        """Make a workload as new; see `Engine.reset`."""
+
+    @abc.abstractmethod
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> Execution:
+        """Run a command inside of a workload; see `Engine.execute`."""
+
+    @abc.abstractmethod
+    async def logs(self, workload: str, offset: int) -> Log:
+        """Read what a workload wrote, also of one that was stopped; see `Engine.logs`."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Watch no longer. Workloads go on."""
+
+    # For the kinds -----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def _bring_up(self, order: Order) -> Workload:
+        """Start a workload, unless it was begun before, and wait until it is ready."""
+
+    @abc.abstractmethod
+    def _tail(self, workload: str) -> tuple[str, ...]:
+        """Return the last lines that a workload wrote. Blocks."""
+
+    @abc.abstractmethod
+    def _limit(
+        self, workload: str, memory_bytes: int | None, grant: Grant | None
+    ) -> Mapping[str, Any]:
+        """Change the limits that are not None; return what is to be noted of it. Blocks."""
+
+    def _order(self, workload: str) -> dict[str, Any]:
+        """Return what was ordered.
+
+        Raises:
+            UnknownWorkloadError: Nothing was.
+
+        """
+        order = shelf.read(self._shelf.folder(workload) / "order.json")
+        if order is None:
+            raise UnknownWorkloadError(workload)
+        return order
+
+    @contextlib.contextmanager
+    def _alone(self, workload: str) -> Iterator[None]:
+        """Have one caller at a time begin a workload. Blocks."""
+        with self._lock:
+            beginning = self._beginning.setdefault(workload, threading.Lock())
+        with beginning:
+            yield
+        with self._lock:
+            self._beginning.pop(workload, None)
