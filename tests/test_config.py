@@ -84,6 +84,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "message_bytes_max": ("4096", "4096", 4096),
         "deflate": ("true", "true", True),
         "lease_ttl_seconds_max": ("61", "61.0", 61.0),
+        "keep_warm_seconds_max": ("62", "62.0", 62.0),
         "restart_grace_seconds": ("0", "0", 0.0),
         "checkpoint_every_facts": ("100", "100", 100),
         "cluster_service_url": ("http://r", '"http://r"', "http://r"),

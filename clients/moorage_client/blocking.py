@@ -151,6 +151,10 @@ class BlockingClient:
         """Return the reasons of an answer; see `Client.why`."""
         return self._run(self._open().why(subject))
 
+    def flush(self, cluster: str = "") -> list[str]:
+        """End what is kept warm for you; see `Client.flush`."""
+        return self._run(self._open().flush(cluster))
+
     def cancel(self, request: str) -> dict[str, Any]:
         """Give up a place in the queue; see `Client.cancel`."""
         return self._run(self._open().cancel(request))

@@ -314,6 +314,11 @@ class Client:
         reply = await self._called({"op": "release", "lease": lease, "token": token})
         return _read(self.url, read_lease, reply.lease or reply.data)
 
+    async def flush(self, cluster: str = "") -> list[str]:
+        """End what is kept warm for you, in one cluster or everywhere; return the leases' ids."""
+        data = _read(self.url, read_object, await self.call({"op": "flush", "cluster": cluster}))
+        return [str(name) for name in data["flushed"]]
+
     async def status(self, subject: str) -> dict[str, Any]:
         """Return the lease or the waiter with this id, as the server tells it.
 

@@ -31,7 +31,7 @@ Keeping = concurrent.futures.Future[None]
 _LOST_CODES: Final = frozenset(
     {Code.UNKNOWN_LEASE, Code.LEASE_ENDED, Code.WRONG_TOKEN, Code.NOT_FOUND}
 )
-OVER: Final = frozenset({"ending", "ended"})
+OVER: Final = frozenset({"ending", "warm", "ended"})
 
 
 class Renewer(Protocol):

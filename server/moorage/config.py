@@ -209,6 +209,13 @@ class Config:
     lease_ttl_seconds_max: Annotated[
         float, Setting(seconds(1, TTL_SECONDS_MAX), "Longest `ttl_seconds` that may be asked for.")
     ] = 86_400.0
+    keep_warm_seconds_max: Annotated[
+        float,
+        Setting(
+            seconds(0, TTL_SECONDS_MAX),
+            "Longest `keep_warm_seconds` that may be asked for; 0 keeps nothing warm.",
+        ),
+    ] = 3_600.0
     restart_grace_seconds: Annotated[
         float,
         Setting(

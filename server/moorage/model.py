@@ -162,6 +162,8 @@ class Provision:
         on_failure: What a workload that fails, while it starts or later, does to its lease: `end`
             ends it; `requeue` gives back what it holds and has it wait for another place.
         attempts_max: Starts in all, the first among them, where a failure requeues.
+        keep_warm_seconds: How long the workload is kept after its release, for the next request
+            like this one; 0 ends it with its lease.
 
     """
 
@@ -169,6 +171,7 @@ class Provision:
     spec: Mapping[str, Any] = field(default_factory=dict[str, Any])
     on_failure: Literal["end", "requeue"] = "end"
     attempts_max: int = ATTEMPTS_MAX
+    keep_warm_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +240,9 @@ class Ask:
     avoid: Nodes = ()
 
 
-LeaseState = Literal["granted", "starting", "active", "failing", "queued", "ending", "ended"]
+LeaseState = Literal[
+    "granted", "starting", "active", "failing", "queued", "ending", "warm", "ended"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,14 +265,19 @@ class Lease:
         state: `granted`; `starting` while an engine starts its workload; `active` once that
             runs; `failing` when that came to an end by itself, until the engine has put away what
             is left; `queued` while it waits for another place because its workload failed (it
-            holds nothing then); `ending` while the engine stops it (its GPUs are still held);
-            `ended`.
-        reason: Why it is queued, ending or ended; empty in the other states.
+            holds nothing then); `ending` while the engine stops or resets it (its GPUs are still
+            held); `warm` while its workload is kept for the next request like its own, and nobody
+            owns it (its GPUs are still held); `ended`.
+        reason: Why it is queued, ending, warm or ended; empty in the other states.
         endpoint: Where its workload is reached, once that runs; empty where nowhere.
         attempt: Which start of its workload this is, from 1.
         outcome: How its workload last came to an end by itself; None where it never did.
         asked_at: When its request came; its age in the queue counts from here.
         ask: The request, as long as a failure may send it back into the queue.
+        inherited: Name of the workload that was warm when it was granted and that it took over;
+            empty where its own was started, under the lease's id.
+        likeness: Digest of what was asked (see `core.leases.likeness`), where the workload may be
+            kept warm; empty where it ends with its lease.
 
     """
 
@@ -288,6 +298,8 @@ class Lease:
     outcome: Outcome | None = None
     asked_at: float = 0.0
     ask: Ask | None = None
+    inherited: str = ""
+    likeness: str = ""
 
     @property
     def may_start_again(self) -> bool:
@@ -298,6 +310,16 @@ class Lease:
             and provision.on_failure == "requeue"
             and self.attempt < provision.attempts_max
         )
+
+    @property
+    def over(self) -> bool:
+        """Whether nobody owns it any more."""
+        return self.state in {"ending", "warm", "ended"}
+
+    @property
+    def workload(self) -> str:
+        """The name that the engine knows its workload by."""
+        return self.inherited or self.id
 
 
 class Code(StrEnum):

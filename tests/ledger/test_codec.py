@@ -27,6 +27,7 @@ from moorage.core.words import (
     Renewed,
     Requeued,
     Started,
+    Warmed,
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt
 from moorage.ledger.codec import FACTS, KINDS, UPGRADES, Codec, Kind, seal, subject_of, unseal
@@ -87,7 +88,7 @@ leases = st.builds(
     terms=terms,
     provision=provisions,
     state=st.sampled_from(
-        ["granted", "starting", "active", "failing", "queued", "ending", "ended"]
+        ["granted", "starting", "active", "failing", "queued", "ending", "warm", "ended"]
     ),
     reason=st.text(),
     outcome=st.none() | outcomes,
@@ -107,6 +108,7 @@ STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     Ending: st.builds(Ending, at=times),
     Finished: st.builds(Finished, outcome=outcomes),
     Requeued: st.builds(Requeued, at=times),
+    Warmed: st.builds(Warmed, at=times, expires_at=times),
     Ended: st.builds(Ended, at=times),
     Carried: st.builds(Carried, lease=leases),
     Counted: st.builds(Counted),
@@ -149,6 +151,7 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
         Finished(request, Outcome(1, "failed", "no image", 1.0)),
         Requeued(request, 1.0, "failed"),
         Ending(request, 1.0, "released"),
+        Warmed(request, 1.0, 2.0),
         Ended(request, 1.0, "released"),
         Carried(lease),
     ]

@@ -79,7 +79,8 @@ def test_a_block_request_is_read() -> None:
 
 def test_every_operation_has_its_name() -> None:
     names = (
-        "release renew status why cancel queue leases fleet manage logs exec whatif watch resume"
+        "release renew flush status why cancel queue leases fleet manage logs exec whatif watch "
+        "resume"
     )
     assert sorted(OPERATIONS) == sorted(names.split())
 

@@ -9,7 +9,8 @@ import pytest
 from simulated.witness import replayed, same_state
 from simulated.world import Crashed, World, run
 
-from moorage.core.words import Granted
+from moorage.core.warm import EVICTED
+from moorage.core.words import Ending, Granted
 
 SEEDS = int(os.environ.get("MOORAGE_SIMULATION_SEEDS", "200"))
 EVENTS = 300
@@ -33,6 +34,9 @@ def test_the_world_is_as_bad_as_it_claims() -> None:
     assert facts >= {"Granted", "Queued", "Dequeued", "Renewed", "Started", "Ending", "Ended"}
     again = [f.lease for w in worlds for f in w.ledger if isinstance(f, Granted)]
     assert max(lease.attempt for lease in again) > 1, "some workloads fail and are started again"
+    assert any(lease.inherited for lease in again), "some are kept warm and taken over"
+    ends = [f.reason for w in worlds for f in w.ledger if isinstance(f, Ending)]
+    assert EVICTED in ends, "some give way"
     assert any(world.checkpoint is not None for world in worlds)
     assert {world.honest for world in worlds} == {True, False}
 

@@ -5,13 +5,15 @@ Commands, each optionally after `@SECONDS`, which moves the clock:
     cluster harbour n1:4xA100 n2:2xT4,cpu=8000,mem=4096,rack=r1,exclusive    (`links=2`: pairs)
     gone harbour
     ask r1 s1 gpus=2 [milli= models= cpu= mem= nodes= topology= ttl= wait= priority= key= in=]
-              [tenant=] [rule=] [bare] [advice] [provision] [requeue=ATTEMPTS] [dry-run] [explain]
+              [tenant=] [rule=] [bare] [advice] [provision] [requeue=ATTEMPTS] [keep=SECONDS]
+              [dry-run] [explain]
     propose r1[#NUMBER] harbour/n1[0,1][@MILLI] …    or JSON instead of nodes
     rule-failed r1 CODE
     release r1 s1 [TOKEN]     renew r1 s1 [TTL]     cancel r1 s1 [TENANT]
     status|why|queue|leases|fleet s1 [SUBJECT]
-    lose s1     tick
-    engine-started|engine-stopped r1[#FENCING]     engine-failed|engine-finished r1[#FENCING] REASON
+    flush s1 [CLUSTER]     lose s1     tick
+    engine-started|engine-stopped|engine-kept r1[#FENCING]
+    engine-failed|engine-finished r1[#FENCING] REASON
     restart [lost=FACTS]      the process died; so many of its last facts were not durable
     event KIND JSON           anything at all, as the simulation dumps it
 
@@ -20,6 +22,7 @@ Commands, each optionally after `@SECONDS`, which moves the clock:
 
 import json
 import re
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -38,10 +41,12 @@ from moorage.core.words import (
     ConsultFailed,
     EngineEnded,
     EngineFailed,
+    EngineKept,
     EngineStarted,
     EngineStopped,
     Event,
     Fact,
+    FlushAsked,
     Inquired,
     LeaseNews,
     Proposed,
@@ -148,6 +153,11 @@ class Story:
             case ["engine-ended", lease, ("succeeded" | "failed") as phase, *reason]:
                 code, tail = (0, ()) if phase == "succeeded" else (7, ("its last line",))
                 return EngineEnded(*self._engaged(lease), phase, " ".join(reason), code, tail)
+            case ["engine-kept", lease]:
+                return EngineKept(*self._engaged(lease))
+            case ["flush", session, *cluster]:
+                to = self._address(session)
+                return FlushAsked(to, Tenant("ann"), ClusterId(cluster[0]) if cluster else None)
             case ["engine-stopped", lease]:
                 return EngineStopped(*self._engaged(lease))
             case ["event", kind, *_]:
@@ -216,6 +226,10 @@ def _ask(request: str, options: list[str]) -> Ask:
     if "requeue" in given:
         attempts = int(given["requeue"])
         provision = Provision("memory", on_failure="requeue", attempts_max=attempts)
+    if "keep" in given:
+        provision = replace(
+            provision or Provision("memory"), keep_warm_seconds=float(given["keep"])
+        )
     rule = given.get("rule", "first_fit:1")
     clusters = given["in"].split(",") if "in" in given else None
     return Ask(
@@ -271,7 +285,7 @@ def _fact(fact: Fact) -> str:
             return f"{request} {refusal.code}"
         case words.Granted(lease) | words.Carried(lease):
             return _lease(lease)
-        case words.Renewed(lease_id, expires_at):
+        case words.Renewed(lease_id, expires_at) | words.Warmed(lease_id, _, expires_at):
             return f"{lease_id} until={expires_at:g}"
         case words.Started(lease_id, _, endpoint):
             return f"{lease_id} at {endpoint}"
@@ -294,7 +308,7 @@ def _effect(effect: words.Effect) -> str:
             return f"{ask.id}#{number}{kept}"
         case words.Forget(request, number):
             return f"{request}#{number}"
-        case words.Start(lease) | words.Stop(lease):
+        case words.Start(lease) | words.Stop(lease) | words.Keep(lease):
             return lease.id
         case words.Recall(to, tenant, subject):
             return f"{to.session}#{to.number} {tenant} {subject}"
@@ -318,7 +332,8 @@ def _lease(lease: Any) -> str:
     over = f" ({lease.reason})" if lease.reason else ""
     until = f"until={lease.expires_at:g}"
     again = f" attempt={lease.attempt}" if lease.attempt > 1 else ""
-    state = f"{lease.id} {lease.state}{over}{again}"
+    warm = f" workload={lease.inherited}" if lease.inherited else ""
+    state = f"{lease.id} {lease.state}{over}{again}{warm}"
     return f"{state} fencing={lease.fencing} {until} {where}".rstrip()
 
 

@@ -209,6 +209,18 @@ def release(
         say(f"lease {lease} is {released.state}")
 
 
+def flush(
+    session: Session,
+    cluster: Annotated[str, typer.Option(help="Only what is kept on this cluster")] = "",
+) -> None:
+    """End what is kept warm after its release."""
+    flushed = session.run(lambda client: client.flush(cluster))
+    if session.json:
+        print_json(flushed)
+    else:
+        say(f"{len(flushed)} ended" + (f": {', '.join(flushed)}" if flushed else ""))
+
+
 def cancel(
     session: Session, request: Annotated[str, typer.Argument(help="Id of the request")]
 ) -> None:

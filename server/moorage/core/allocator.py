@@ -5,18 +5,19 @@ now, and grants, asks again, queues or refuses. It never reads a clock and never
 """
 
 from collections.abc import Iterable
-from itertools import islice
 from typing import Any, Final, assert_never
 
 from moorage.core import questions
 from moorage.core.desk import Desk
-from moorage.core.judge import Candidates, Judge
+from moorage.core.judge import Judge
 from moorage.core.leases import Leases
 from moorage.core.pending import ASKS_BYTES_MAX, Pending, Undecided
-from moorage.core.queue import CONSULTED_MAX, Line, Queue
+from moorage.core.queue import Queue
 from moorage.core.repeats import mismatch
 from moorage.core.state import apply, check
 from moorage.core.verify import Stale, Unsound, verify
+from moorage.core.waking import Waking
+from moorage.core.warm import ROOM_SECONDS_MAX, Warm
 from moorage.core.words import (
     Address,
     Advice,
@@ -32,10 +33,12 @@ from moorage.core.words import (
     Dequeued,
     EngineEnded,
     EngineFailed,
+    EngineKept,
     EngineStarted,
     EngineStopped,
     Event,
     Fact,
+    FlushAsked,
     Forget,
     Inquired,
     LeaseNews,
@@ -52,7 +55,7 @@ from moorage.core.words import (
     Told,
     Turn,
 )
-from moorage.model import Ask, Code, Demand, Nodes, Placement, RequestId, Tenant
+from moorage.model import Ask, Code, Nodes, Placement, RequestId, Tenant
 from moorage.policy import ProposalError, parse_proposal
 
 WAITING_MAX: Final = 100_000
@@ -75,8 +78,18 @@ class Allocator:
         self.state = self._desk.state
         self.judge = Judge(self.state)
         self.queue = Queue(self.state)
-        self._leases = Leases(self._desk, self._wake, self._enter, self._leave)
+        self._leases = Leases(self._desk, self._wake, self.queue.add, self._leave)
+        self._warm = Warm(self._desk, self.judge, self._leases)
         self._pending = Undecided()
+        self._waking = Waking(
+            state=self.state,
+            queue=self.queue,
+            judge=self.judge,
+            warm=self._warm,
+            undecided=self._pending,
+            consult=self._consult,
+            take_over=self._take_over,
+        )
         self._listeners: dict[RequestId, list[Address]] = {}
         self._number = 0
 
@@ -98,7 +111,8 @@ class Allocator:
         for fact in facts:
             apply(self.state, fact)
         check(self.state)
-        self.queue = Queue(self.state)
+        self.queue.restore()
+        self._warm.restore()
 
     def next_deadline(self) -> float | None:
         """Return when a `Tick` is due, in seconds since the epoch, or None."""
@@ -151,14 +165,19 @@ class Allocator:
                 self._leases.over(event)
             case EngineStopped():
                 self._leases.stopped(event)
+            case EngineKept():
+                if self._warm.kept(event):
+                    self._wake()
+            case FlushAsked(to, tenant, cluster):
+                self._warm.flush(to, tenant, cluster)
             case ClusterSeen(cluster):
                 if self.state.clusters.get(cluster.id) != cluster:
                     self._desk.be(ClusterSet(cluster))
-                    self._wake()
+                    self._waking.inventory_changed()
             case ClusterGone(cluster_id):
                 if cluster_id in self.state.clusters:
                     self._desk.be(ClusterRemoved(cluster_id))
-                    self._wake()
+                    self._waking.inventory_changed()
             case Restarted(grace_seconds):
                 self._leases.restarted(grace_seconds)
                 self._wake()
@@ -190,6 +209,9 @@ class Allocator:
             return
         pending = Pending(ask, [to], self._desk.now)
         reserved = self.queue.reserved_before(ask)
+        if self._take_over(pending, reserved):
+            self._wake()
+            return
         if ask.demand is None or self.judge.fits(ask.demand, ask.candidates, reserved):
             self._consult(pending, reserved)
             return
@@ -294,11 +316,9 @@ class Allocator:
         ask = pending.ask
         if self._insist(pending):
             return
-        if ask.terms is None and ask.demand is None:
-            self._answer(pending, Advice(value))
-            return
         if ask.terms is None:
-            self._answer(pending, Advice(value, self._reasons(pending) if ask.explain else None))
+            explain = ask.explain and ask.demand is not None
+            self._answer(pending, Advice(value, self._reasons(pending) if explain else None))
             return
         details = {"data": value}
         if ask.demand is not None and not self.judge.fits(
@@ -316,17 +336,32 @@ class Allocator:
 
     def _accept(self, pending: Pending, placement: Placement, value: Any) -> None:
         ask = pending.ask
-        reasons = self._reasons(pending) if ask.explain else None
         if ask.terms is None or ask.dry_run:
-            self._answer(pending, Advice(value, reasons))
+            self._answer(pending, Advice(value, self._reasons(pending) if ask.explain else None))
             return
+        self._grant(pending, placement, value)
+        self._wake()
+
+    def _take_over(self, pending: Pending, reserved: Nodes) -> bool:
+        """Grant an ask the warm lease that is like it, if there is one; its rule is not asked."""
+        ask = pending.ask
+        warm = self._warm.like(ask, reserved)
+        if warm is not None:
+            self._warm.take_over(warm, ask.id)
+            self._grant(pending, warm.placement, None, warm.workload)
+        return warm is not None
+
+    def _grant(
+        self, pending: Pending, placement: Placement, value: Any = None, inherited: str = ""
+    ) -> None:
+        ask = pending.ask
         if ask.id in self.state.waiting:
             self.queue.remove(ask)
-        lease = self._leases.grant(ask, placement, pending.since)
+        lease = self._leases.grant(ask, placement, pending.since, inherited)
+        reasons = self._reasons(pending) if ask.explain else None
         self._answer(pending, LeaseNews(lease, value, reasons))
         if lease.provision is not None:
             self._desk.do(Start(lease))
-        self._wake()
 
     def _reasons(self, pending: Pending) -> dict[str, Any]:
         """Return why the answer is what it is, for `explain` and `why`."""
@@ -343,23 +378,31 @@ class Allocator:
     def _wait_or_refuse(
         self, pending: Pending, refusal: Refusal, reserved: Nodes, gains: int
     ) -> None:
-        """Say no, or not yet where the ask may wait: the "no" stands as of `gains`."""
-        ask = pending.ask
-        if ask.id not in self.state.waiting:
-            if ask.terms is None or ask.terms.wait_seconds <= 0 or ask.dry_run:
-                self._answer(pending, refusal)
-                return
-            waiting, held = len(self.state.waiting), self.state.waiting_bytes
-            if waiting >= WAITING_MAX or held + ask.size > ASKS_BYTES_MAX:
-                reason = "Too many requests wait already, or too large ones; try again later."
-                self._answer(pending, Refusal(Code.BUSY, reason))
-                return
-            self._desk.be(Queued(ask, self._desk.now, self._desk.now + ask.terms.wait_seconds))
+        """Say no, or not yet where the ask may wait: the "no" stands as of `gains`.
+
+        What is kept warm gives way first: an ask that would not wait does so until it has ended.
+        """
+        ask, terms = pending.ask, pending.ask.terms
+        waiter = self.state.waiting.get(ask.id)
+        room = self._waking.room(ask, refusal, reserved)
+        comes_back = waiter is not None and waiter.lease is not None
+        patient = terms is not None and (terms.wait_seconds > 0 or comes_back or room is not None)
+        if terms is None or ask.dry_run or not patient:
+            self._refuse(pending, refusal)
+            return
+        many, size = len(self.state.waiting), self.state.waiting_bytes + ask.size
+        if waiter is None and (many >= WAITING_MAX or size > ASKS_BYTES_MAX):
+            reason = "Too many requests wait already, or too large ones; try again later."
+            self._answer(pending, Refusal(Code.BUSY, reason))
+            return
+        if waiter is None:
+            patience = terms.wait_seconds or ROOM_SECONDS_MAX
+            self._desk.be(Queued(ask, self._desk.now, self._desk.now + patience))
             self.queue.add(ask)
             self._desk.record(ask.id, {"state": "waiting", **questions.refusal_object(refusal)})
         self._pending.settle(ask)
         self._listeners.setdefault(ask.id, []).extend(pending.to)
-        self._refuse_line(ask, reserved, gains)
+        self._waking.refuse_line(ask, reserved, gains, room)
         self._wake()  # What is kept for this line may have moved, or grown since it was judged.
 
     def _refuse(self, pending: Pending, refusal: Refusal) -> None:
@@ -390,36 +433,7 @@ class Allocator:
     # The queue -----------------------------------------------------------------------------
 
     def _wake(self) -> None:
-        """Consult for the waiters that may now be served, in order, backfilling behind the head."""
-        reserved: Nodes = ()
-        for line in self.queue.lines() if self.queue else ():
-            if line.refused_at != (self.state.gains, reserved):
-                self._wake_line(line, reserved)
-            reserved = reserved or line.reservation
-
-    def _wake_line(self, line: Line, reserved: Nodes) -> None:
-        for request in tuple(islice(line.waiters, CONSULTED_MAX)):
-            if self._pending.get(request):
-                continue
-            waiter = self.state.waiting[request]
-            demand, candidates = line.demand, line.candidates
-            if demand is not None and not self.judge.fits(demand, candidates, reserved):
-                self._refuse_line(waiter.ask, reserved, self.state.gains)
-                return
-            self._consult(Pending(waiter.ask, [], waiter.at), reserved)
-        line.reservation = self._kept(line.demand, line.candidates, reserved)
-
-    def _refuse_line(self, ask: Ask, reserved: Nodes, gains: int) -> None:
-        """Let everybody like `ask` wait until capacity grows, and keep nodes for the first."""
-        self.queue.refused(ask, (gains, reserved), self._kept(ask.demand, ask.candidates, reserved))
-
-    def _kept(self, demand: Demand | None, candidates: Candidates, reserved: Nodes) -> Nodes:
-        """Return the nodes to keep for a line's first, also while its rule is being consulted."""
-        return () if demand is None or reserved else self.judge.reservation(demand, candidates)
-
-    def _enter(self, ask: Ask) -> None:
-        """Put a lease that waits for another place into the queue."""
-        self.queue.add(ask)
+        self._waking.wake()
 
     def _leave(self, ask: Ask) -> None:
         """Take a lease that waits for another place out of the queue."""
@@ -471,16 +485,9 @@ class Allocator:
             if lease is not None:
                 self._leases.end(lease, "expired")
             else:
-                self._waited_enough(request)
-
-    def _waited_enough(self, request: RequestId) -> None:
-        waiter = self.state.waiting[request]
-        details: dict[str, Any] = {}
-        if waiter.ask.demand is not None:
-            last = self.judge.refusal(waiter.ask.demand, waiter.ask.candidates)
-            details = {"last": questions.refusal_object(last)}
-        waited = f"It waited {self._desk.now - waiter.at:.1f} s and did not fit in that time."
-        self._give_up(request, waiter.ask, Refusal(Code.WAIT_TIMEOUT, waited, "", "", details))
+                waiter = self.state.waiting[request]
+                refusal = self._waking.waited_enough(waiter, self._desk.now)
+                self._give_up(request, waiter.ask, refusal)
 
     # Questions -----------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from moorage.core.state import State
 from moorage.core.words import Refusal
 from moorage.model import Ask, ClusterId, Code, Demand, Nodes
-from moorage.policy import NEVER, Misfit
+from moorage.policy import NEVER, Fleet, Misfit
 
 CLASSES_MAX: Final = 4_096
 """Classes of demand remembered; beyond it the cache starts afresh."""
@@ -70,8 +70,8 @@ class Judge:
                 here = slice(known.row, known.row + 1)
                 if fleet.feasible(demand, here)[0]:
                     return True
-        allowed = fleet.feasible(demand) & self._allowed(candidates, reserved)
-        fits = self._enough_nodes(allowed, demand)
+        allowed = fleet.feasible(demand) & self.allowed(candidates, reserved)
+        fits = self.enough_nodes(allowed, demand)
         if fits or not reserved:  # A "no" because of a reservation holds for no one else.
             if len(self._verdicts) >= CLASSES_MAX:
                 self._verdicts.clear()
@@ -89,7 +89,7 @@ class Judge:
     def refusal(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> Refusal:
         """Return why `demand` does not fit: never, or not now, with nodes counted by reason."""
         fleet = self._state.fleet
-        rows = np.flatnonzero(self._allowed(candidates, ()))
+        rows = np.flatnonzero(self.allowed(candidates, ()))
         verdict = fleet.misfits(demand, rows)
         counts = self._counts(verdict)
         capable = np.zeros(len(fleet), np.bool_)
@@ -98,7 +98,7 @@ class Judge:
         why = _sentence(counts, len(rows), demand)
         if reserved:
             details["reserved_for_waiting"] = len(reserved)
-        if not self._enough_nodes(capable, demand):
+        if not self.enough_nodes(capable, demand):
             details["binding"] = _binding(counts, never=True)
             return Refusal(Code.NEVER_FITS, f"It can never fit: {why}", "resources", "", details)
         if reserved and sum(counts.values()) < len(rows):
@@ -108,21 +108,28 @@ class Judge:
 
     def reasons(self, demand: Demand, candidates: Candidates) -> dict[str, Any]:
         """Return the nodes counted by reason, for the "yes" of an explained request."""
-        rows = np.flatnonzero(self._allowed(candidates, ()))
+        rows = np.flatnonzero(self.allowed(candidates, ()))
         counts = self._counts(self._state.fleet.misfits(demand, rows))
         fitting = len(rows) - sum(counts.values())
         return {"nodes": len(rows), "nodes_fitting": fitting, "misfits": counts}
 
-    def reservation(self, demand: Demand, candidates: Candidates) -> Nodes:
+    def reservation(
+        self, demand: Demand, candidates: Candidates, fleet: Fleet | None = None
+    ) -> Nodes:
         """Return the nodes to keep for a waiter at the head of the queue.
+
+        Args:
+            demand: What it needs.
+            candidates: Where it may go.
+            fleet: As it will be when what ends for the waiter has ended; None: as it is now.
 
         Those that could take it when empty; of these such as fit now, then such as have the most
         free: later asks may use all others, so a large waiter is not starved by small ones for
         ever. For a gang that wants one rack, all from one rack.
         """
-        fleet = self._state.fleet
+        fleet = fleet or self._state.fleet
         misfits = fleet.misfits(demand)
-        capable = ((misfits == Misfit.FITS) | (misfits > NEVER)) & self._allowed(candidates, ())
+        capable = ((misfits == Misfit.FITS) | (misfits > NEVER)) & self.allowed(candidates, ())
         rows = np.flatnonzero(capable)
         if len(rows) < demand.nodes:
             return ()
@@ -133,7 +140,8 @@ class Judge:
             best = _first_rack(best, fleet.rack[best].tolist(), demand.nodes)
         return tuple(fleet.node_ids[row] for row in best[: demand.nodes])
 
-    def _allowed(self, candidates: Candidates, reserved: Nodes) -> npt.NDArray[np.bool_]:
+    def allowed(self, candidates: Candidates, reserved: Nodes) -> npt.NDArray[np.bool_]:
+        """Return which nodes are candidates and not reserved: bool `[nodes]`."""
         fleet = self._state.fleet
         if candidates is None:
             allowed = np.ones(len(fleet), np.bool_)
@@ -147,7 +155,8 @@ class Judge:
                 allowed[row] = False
         return allowed
 
-    def _enough_nodes(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> bool:
+    def enough_nodes(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> bool:
+        """Return whether nodes that fit one by one, bool `[nodes]`, are enough for a gang."""
         if demand.nodes > 1 and demand.topology == "rack":
             racks = self._state.fleet.rack[nodes]
             return bool((np.bincount(racks[racks >= 0], minlength=1) >= demand.nodes).any())

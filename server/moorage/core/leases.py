@@ -6,9 +6,12 @@ token and age there and holds nothing; the next grant is another start of the sa
 The allocator is the only caller.
 """
 
+import dataclasses
+import json
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Literal
+from hashlib import sha256
+from typing import Final, Literal
 
 from moorage.core.desk import Desk
 from moorage.core.words import (
@@ -21,6 +24,7 @@ from moorage.core.words import (
     EngineStopped,
     Finished,
     Granted,
+    Keep,
     LeaseNews,
     Refusal,
     Renewed,
@@ -31,9 +35,27 @@ from moorage.core.words import (
 )
 from moorage.model import Ask, Code, Lease, Outcome, Placement, RequestId
 
+RELEASED: Final = "released"
+
+
+def likeness(ask: Ask) -> str:
+    """Return a digest of all that decides what runs for a request, and where its rule wants it.
+
+    The candidates are left out: whether a place is among them is looked at when it is taken over.
+    """
+    assert ask.provision is not None
+    parts = (
+        ask.tenant,
+        dataclasses.astuple(ask.policy),
+        None if ask.demand is None else dataclasses.astuple(ask.demand),
+        (ask.inputs, ask.parameters, ask.settings),
+        (ask.provision.backend, ask.provision.spec),
+    )
+    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
+
 
 class Leases:
-    """The clerk for leases.
+    """The clerk for leases, but for what the warm ones are kept for: see `core.warm`.
 
     Args:
         desk: What the turn is written on.
@@ -55,10 +77,17 @@ class Leases:
         self._enter = enter
         self._leave = leave
 
-    def grant(self, ask: Ask, placement: Placement, asked_at: float) -> Lease:
+    def grant(self, ask: Ask, placement: Placement, asked_at: float, inherited: str = "") -> Lease:
         """Grant a placement to an ask, or to the lease that waits for another one.
 
         A lease that waited ends when it would have ended: whoever holds it renews it meanwhile.
+
+        Args:
+            ask: The request.
+            placement: What it gets.
+            asked_at: When it came, in seconds since the epoch.
+            inherited: Name of the workload that is there already; empty where one is started.
+
         """
         assert ask.terms is not None
         now, fencing = self._desk.now, self._desk.state.fencing + 1
@@ -77,6 +106,8 @@ class Leases:
                 provision=ask.provision,
                 state="starting" if ask.provision else "granted",
                 asked_at=asked_at,
+                inherited=inherited,
+                likeness=likeness(ask) if _kept(ask) else "",
             )
         else:
             lease = replace(
@@ -87,6 +118,7 @@ class Leases:
                 state="starting",
                 reason="",
                 attempt=waiting.attempt + 1,
+                inherited=inherited,
             )
         kept = ask if lease.may_start_again else None
         if lease.ask is not kept:
@@ -99,9 +131,12 @@ class Leases:
         lease = self._owned(to, request, token)
         if lease is None:
             return
-        if lease.state not in {"ending", "ended"}:
-            self.end(lease, "released")
-            lease = self._desk.state.lease(request) or lease
+        if lease.state == "active" and lease.likeness:
+            self._desk.be(Ending(request, self._desk.now, RELEASED))
+            self._desk.do(Keep(self._desk.state.leases[request]))
+        elif not lease.over:
+            self.end(lease, RELEASED)
+        lease = self._desk.state.lease(request) or lease
         self._desk.tell(to, LeaseNews(lease))
 
     def renew(self, to: Address, request: RequestId, token: str, ttl_seconds: float | None) -> None:
@@ -109,7 +144,7 @@ class Leases:
         lease = self._owned(to, request, token)
         if lease is None:
             return
-        if lease.state in {"ending", "ended"}:
+        if lease.over:
             reason = f"Lease {request} is over: {lease.reason}."
             expected = "a lease that still holds"
             self._desk.tell(to, Refusal(Code.LEASE_ENDED, reason, "lease", expected))
@@ -131,13 +166,13 @@ class Leases:
 
     def started(self, news: EngineStarted) -> None:
         """Note that the workload of a lease runs."""
-        lease = self._engaged(news.lease, news.fencing)
+        lease = self.engaged(news.lease, news.fencing)
         if lease is not None and lease.state == "starting":
             self._desk.be(Started(lease.id, self._desk.now, news.endpoint))
 
     def failed(self, news: EngineFailed) -> None:
         """Note that the workload of a lease did not start, and that nothing of it is left."""
-        lease = self._engaged(news.lease, news.fencing)
+        lease = self.engaged(news.lease, news.fencing)
         if lease is None:
             return
         if lease.state in {"starting", "active"}:
@@ -146,7 +181,9 @@ class Leases:
 
     def over(self, news: EngineEnded) -> None:
         """Note that the workload of a lease ended by itself, and have the rest of it put away."""
-        lease = self._engaged(news.lease, news.fencing)
+        lease = self.engaged(news.lease, news.fencing)
+        if lease is not None and lease.state == "warm":
+            self.end(lease, news.reason)
         if lease is None or lease.state not in {"starting", "active"}:
             return
         lease = self._finished(lease, news.phase, news)
@@ -159,7 +196,7 @@ class Leases:
 
     def stopped(self, news: EngineStopped) -> None:
         """Note that nothing is left of the workload of a lease: only now is it free."""
-        lease = self._engaged(news.lease, news.fencing)
+        lease = self.engaged(news.lease, news.fencing)
         if lease is not None:
             self._let_go(lease, "engine stopped")
 
@@ -188,7 +225,7 @@ class Leases:
         self._desk.be(Finished(lease.id, outcome))
         return self._desk.state.leases[lease.id]
 
-    def _engaged(self, request: RequestId, fencing: int) -> Lease | None:
+    def engaged(self, request: RequestId, fencing: int) -> Lease | None:
         """Return the lease that an engine reports about; None where that grant is over."""
         lease = self._desk.state.leases.get(request)
         if lease is None or lease.provision is None or lease.fencing != fencing:
@@ -202,9 +239,11 @@ class Leases:
             if waiter.lease is not None and waiter.deadline < until:
                 self._desk.be(Renewed(waiter.lease.id, until))
         for lease in list(state.leases.values()):
-            if lease.state != "ending" and lease.expires_at < until:
+            if not lease.over and lease.expires_at < until:
                 self._desk.be(Renewed(lease.id, until))
-            if lease.provision is not None:
+            if lease.state == "warm":
+                self._desk.do(Keep(lease))  # It may have died with the machine.
+            elif lease.provision is not None:
                 over = lease.state in {"failing", "ending"}
                 self._desk.do(Stop(lease) if over else Start(lease))
 
@@ -228,3 +267,7 @@ def _failure(lease: Lease) -> str:
     if provision is None or outcome is None or provision.on_failure == "end":
         return ""
     return f"attempt {outcome.attempt} of {provision.attempts_max} failed: {outcome.detail}"
+
+
+def _kept(ask: Ask) -> bool:
+    return ask.provision is not None and ask.provision.keep_warm_seconds > 0

@@ -98,6 +98,8 @@ def outcome(given: Answer) -> dict[str, Any]:
 def granted_reason(lease: Lease) -> str:
     """Return one sentence on why a lease is where it is."""
     where = ", ".join(f"{share.cluster_id}/{share.node_id}" for share in lease.placement)
+    if lease.inherited:
+        return f"A workload like it was warm at {where}, where {lease.policy.uri} had put it."
     return f"{lease.policy.uri} proposed {where}; it fitted and was granted."
 
 
@@ -159,6 +161,8 @@ def _workload_row(lease: Lease, provision: Provision) -> dict[str, Any]:
         "attempt": lease.attempt,
         "attempts_max": provision.attempts_max if provision.on_failure == "requeue" else 1,
     }
+    if lease.inherited:
+        row["warm"] = True  # It was running when the lease was granted.
     return row | ({} if outcome is None else {"outcome": outcome_row(outcome)})
 
 
@@ -172,6 +176,8 @@ def _phase(lease: Lease) -> str:
             return "failed"
         case "ending":
             return "stopping"
+        case "warm":
+            return "warm"
         case "ended":
             last = lease.outcome
             return last.phase if last is not None and last.attempt == lease.attempt else "stopped"

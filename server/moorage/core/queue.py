@@ -72,7 +72,13 @@ class Queue:
         self._state = state
         self._lines: dict[LineKey, Line] = {}
         self._line_of: dict[RequestId, Line] = {}
-        for waiter in state.waiting.values():
+        self.restore()
+
+    def restore(self) -> None:
+        """Index the waiters of a state that was changed behind its back."""
+        self._lines.clear()
+        self._line_of.clear()
+        for waiter in self._state.waiting.values():
             self.add(waiter.ask)
 
     def __bool__(self) -> bool:
@@ -144,6 +150,8 @@ class Queue:
         held: dict[Tenant, int] = {}
         tenants = others | {key[0] for key in self._lines}
         for lease in self._state.leases.values() if len(tenants) > 1 else ():
+            if lease.state == "warm":
+                continue  # It is nobody's, and gives way to everybody.
             milli = sum(len(share.gpus) * share.gpu_milli for share in lease.placement)
             held[lease.tenant] = held.get(lease.tenant, 0) + milli
         return held

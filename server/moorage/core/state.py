@@ -25,6 +25,7 @@ from moorage.core.words import (
     Renewed,
     Requeued,
     Started,
+    Warmed,
 )
 from moorage.model import GPU_MILLI, Ask, Cluster, ClusterId, Lease, RequestId, Tenant
 from moorage.policy import Fleet
@@ -67,8 +68,10 @@ class State:
         waiting: Asks and leases in the queue, in the order in which they came into it.
         waiting_bytes: What they brought along, in bytes of JSON.
         keys: Which request owns an idempotency key of a tenant.
+        warm: The leases that nobody owns and whose workloads are kept for the next request.
         fencing: The last fencing number given out.
-        gains: Counts the times capacity grew; a "no" stands until this changes.
+        gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
+            until this changes.
 
     """
 
@@ -80,6 +83,7 @@ class State:
     keys: dict[tuple[Tenant, str], RequestId] = field(
         default_factory=dict[tuple[Tenant, str], RequestId]
     )
+    warm: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     fencing: int = 0
     gains: int = field(default=0, compare=False)
     deadlines: list[tuple[float, RequestId]] = field(
@@ -201,6 +205,9 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case 
         case Ending(request, _, reason):
             assert state.leases[request].state != "ending"
             state.leases[request] = replace(state.leases[request], state="ending", reason=reason)
+            state.warm.pop(request, None)
+        case Warmed(request, _, expires_at):
+            _warm(state, request, expires_at)
         case Ended(request, at, reason):
             _end(state, request, at, reason)
         case Carried(lease):
@@ -258,7 +265,9 @@ def _requeue(state: State, request: RequestId, reason: str) -> None:
     state._free(lease)  # noqa: SLF001  # Called by apply().
     avoid = tuple(dict.fromkeys((*lease.ask.avoid, *lease.outcome.nodes)))
     ask = replace(lease.ask, avoid=avoid)
-    lease = replace(lease, state="queued", placement=(), endpoint="", reason=reason, ask=ask)
+    lease = replace(
+        lease, state="queued", placement=(), inherited="", endpoint="", reason=reason, ask=ask
+    )
     _wait(state, Waiter(ask, lease.asked_at, lease.expires_at, lease))
 
 
@@ -273,8 +282,20 @@ def _carry(state: State, lease: Lease) -> None:
         _wait(state, Waiter(lease.ask, lease.asked_at, lease.expires_at, lease))
         return
     state.leases[lease.id] = lease
+    if lease.state == "warm":
+        state.warm[lease.id] = None
     state._hold(lease)  # noqa: SLF001  # Called by apply().
     state._due(lease.expires_at, lease.id)  # noqa: SLF001  # Called by apply().
+
+
+def _warm(state: State, request: RequestId, expires_at: float) -> None:
+    lease = state.leases[request]
+    assert lease.state == "ending"
+    assert lease.provision is not None
+    state.leases[request] = replace(lease, state="warm", expires_at=expires_at, ask=None)
+    state.warm[request] = None
+    state.gains += 1
+    state._due(expires_at, lease.id)  # noqa: SLF001  # Called by apply().
 
 
 def _end(state: State, request: RequestId, at: float, reason: str) -> None:
@@ -283,6 +304,7 @@ def _end(state: State, request: RequestId, at: float, reason: str) -> None:
         assert lease is not None, "an ask is refused, it does not end"
     else:
         lease = state.leases.pop(request)
+        state.warm.pop(request, None)
         state._free(lease)  # noqa: SLF001  # Called by apply().
     lease = replace(lease, state="ended", reason=reason, expires_at=at, ask=None)
     state.ended[request] = lease
@@ -331,6 +353,9 @@ def check(state: State) -> None:
                 held[share.cluster_id, share.node_id, gpu] += share.gpu_milli
     assert all(milli <= GPU_MILLI for milli in held.values()), "a GPU is promised twice"
     assert len({lease.fencing for lease in state.leases.values()}) == len(state.leases)
+    assert state.warm.keys() == {n for n, each in state.leases.items() if each.state == "warm"}
+    workloads = [each.workload for each in state.leases.values() if each.provision is not None]
+    assert len(set(workloads)) == len(workloads), "a workload has two leases"
     assert state.leases.keys().isdisjoint(state.ended)
     assert state.leases.keys().isdisjoint(state.waiting)
     assert state.waiting_bytes == sum(waiter.ask.size for waiter in state.waiting.values())

@@ -35,7 +35,6 @@ class Refusal:
     """A "no" as a value. `why` and every failure reply are made of it.
 
     Args:
-        code: Machine-readable.
         reason: One sentence for a person.
         field: The field of the request that was wrong, or empty.
         expected: What was expected there, or empty.
@@ -63,14 +62,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A rule answered a consultation.
-
-    Args:
-        request: The ask that was consulted about.
-        consultation: Number of the consultation, as in `Consult`; answers to others are stale.
-        value: What the rule returned, as plain JSON values.
-
-    """
+    """A rule answered a consultation with plain JSON values; answers to earlier ones are stale."""
 
     request: RequestId
     consultation: int
@@ -119,8 +111,6 @@ class Inquired:
     """Somebody wants to know. Questions are steps too, so no answer overtakes its facts.
 
     Args:
-        to: Who asks.
-        question: Which question.
         tenant: Whose leases and waiters may be shown.
         subject: Id of a lease or request, for `status` and `why`.
         filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
@@ -163,7 +153,6 @@ class EngineFailed:
     """An engine reports that a lease's workload did not start; nothing of it is left.
 
     Args:
-        lease: Its lease.
         fencing: As in `EngineStarted`.
         reason: One sentence for a person.
         exit_code: Of a process; None where it is not known.
@@ -180,19 +169,10 @@ class EngineFailed:
 
 @dataclass(frozen=True, slots=True)
 class EngineEnded:
-    """An engine reports that a lease's workload ended by itself, and how.
+    """An engine reports that a lease's workload ended by itself, and how: as `EngineFailed`.
 
     The engine keeps its end until it is stopped. That is ordered once the end is durable:
     forgotten before, it would be started again after a crash.
-
-    Args:
-        lease: Its lease.
-        fencing: As in `EngineStarted`.
-        phase: Whether it did its work or died.
-        reason: One sentence for a person.
-        exit_code: Of a process; None where it is not known.
-        log_tail: The last lines it wrote, where it died.
-
     """
 
     lease: RequestId
@@ -212,6 +192,23 @@ class EngineStopped:
 
 
 @dataclass(frozen=True, slots=True)
+class EngineKept:
+    """An engine reports that the workload of a released lease is fit for its next user."""
+
+    lease: RequestId
+    fencing: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlushAsked:
+    """Somebody wants what is kept warm for a tenant ended, in all clusters or in one."""
+
+    to: Address
+    tenant: Tenant
+    cluster: ClusterId | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSeen:
     """The registry has this cluster, as it is now."""
 
@@ -227,13 +224,7 @@ class ClusterGone:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The daemon came back.
-
-    Args:
-        grace_seconds: Leases that ran out meanwhile get this long to be renewed; nobody could
-            have renewed them while the daemon was down.
-
-    """
+    """The daemon came back. Nobody could renew meanwhile: leases get `grace_seconds` for that."""
 
     grace_seconds: float
 
@@ -256,6 +247,8 @@ Event = (
     | EngineFailed
     | EngineEnded
     | EngineStopped
+    | EngineKept
+    | FlushAsked
     | ClusterSeen
     | ClusterGone
     | Restarted
@@ -352,6 +345,15 @@ class Ending:
 
 
 @dataclass(frozen=True, slots=True)
+class Warmed:
+    """A released lease, nobody's now, keeps what it holds for the next request like its own."""
+
+    lease: RequestId
+    at: float
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ended:
     """A lease is over and what it held is free."""
 
@@ -369,10 +371,7 @@ class Carried:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """Fencing numbers up to this one have been given out.
-
-    Only checkpoints hold it: their leases may be fewer than were ever granted.
-    """
+    """Fencing numbers up to this one were given out. Only checkpoints, which forget, hold it."""
 
     fencing: int
 
@@ -388,6 +387,7 @@ Fact = (
     | Finished
     | Requeued
     | Ending
+    | Warmed
     | Ended
     | Carried
     | Counted
@@ -441,8 +441,6 @@ class Consult:
     nobody what it was asked, and its answer comes back as an event.
 
     Args:
-        ask: What is asked.
-        consultation: Number to answer with.
         reserved: Nodes kept for the head of the queue, which this proposal must leave alone.
 
     """
@@ -475,6 +473,13 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Keep:
+    """Make the workload of a lease fit for its next user, or stop it. Idempotent."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
 class Recall:
     """Answer "why" from the ledger's history: the core no longer remembers this subject."""
 
@@ -483,7 +488,7 @@ class Recall:
     subject: str
 
 
-Effect = Tell | Consult | Forget | Start | Stop | Recall
+Effect = Tell | Consult | Forget | Start | Stop | Keep | Recall
 
 
 @dataclass(frozen=True, slots=True)

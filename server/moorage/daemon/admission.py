@@ -24,6 +24,7 @@ from moorage.core.words import (
     Asked,
     CancelAsked,
     Event,
+    FlushAsked,
     Inquired,
     LeaseNews,
     Refusal,
@@ -259,14 +260,14 @@ class Admission:
             waited = context.admitted_at == 0.0
             seconds = None if waited else time.monotonic() - context.admitted_at
             context.arm.note(answer, seconds)
-        told = answer.lease.id if isinstance(answer, LeaseNews) else _NONE
+        told = answer.lease if isinstance(answer, LeaseNews) else None
         return encode(
             answer,
             message_id=context.message_id,
             request=context.request if context.shown else "",
             warnings=context.warnings,
             version=context.version,
-            workload=self._engines.seen(told),
+            workload=self._engines.seen(told) if told else None,
         )
 
     def parked(self, to: Address) -> None:
@@ -364,6 +365,11 @@ class Admission:
                 expected = '`on_failure` "requeue" beside it; else there is one start'
                 reason = f"provision.attempts_max: expected {expected}."
                 return Refusal(Code.BAD_MESSAGE, reason, "provision.attempts_max", expected)
+            longest = self._config.keep_warm_seconds_max
+            if asked.keep_warm_seconds > longest:
+                reason = f"provision.keep_warm_seconds: expected at most {longest:g}."
+                field_name, expected = "provision.keep_warm_seconds", f"at most {longest:g}"
+                return Refusal(Code.BAD_MESSAGE, reason, field_name, expected)
             provision = message.provisioning()
             if provision is not None and (no := self._engines.refusal(provision)) is not None:
                 return no
@@ -423,6 +429,8 @@ class Admission:
                     self._tell(to, refusal)
                 else:
                     self._post(RenewAsked(to, RequestId(message.lease), message.token, ttl))
+            case wire.Flush():
+                self._post(FlushAsked(to, tenant, ClusterId(message.cluster) or None))
             case wire.Cancel():
                 self._post(CancelAsked(to, self._named(to, message.request), tenant))
             case wire.Status():

@@ -28,6 +28,7 @@ from moorage.core.words import (
     Effect,
     Event,
     Forget,
+    Keep,
     Proposed,
     Queued,
     Recall,
@@ -182,7 +183,7 @@ class Daemon:
         self._engines = EngineRoom(engines, self._post, self._fail, self._progressed)
         self._closing.push_async_callback(self._engines.close)
         held = self._allocator.state.leases
-        await self._engines.open([each.id for each in held.values() if each.provision])
+        await self._engines.open([each.workload for each in held.values() if each.provision])
         self._reconcile()
         await self._settled()
         self._introduce()
@@ -397,6 +398,8 @@ class Daemon:
                 self._engines.start(lease)
             case Stop(lease):
                 self._engines.stop(lease)
+            case Keep(lease):
+                self._engines.keep(lease)
             case Recall():
                 self._spawn(self._recall(effect))
             case _:

@@ -1,4 +1,7 @@
-"""Carries out `Start` and `Stop` at the engines, and posts what they report.
+"""Carries out `Start`, `Stop` and `Keep` at the engines, and posts what they report.
+
+Engines know a workload by its name: that of the lease it was started for, also after another lease
+has taken it over.
 
 Engines also report what nobody ordered: a workload that ends by itself. Its lease then ends, or
 waits for another place; the core knows which. What no lease stands for (its daemon was killed
@@ -9,6 +12,7 @@ import asyncio
 import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -16,6 +20,7 @@ import structlog
 from moorage.core.words import (
     EngineEnded,
     EngineFailed,
+    EngineKept,
     EngineStarted,
     EngineStopped,
     Event,
@@ -42,13 +47,16 @@ TAIL_CHARS_MAX: Final = 4_000
 TAIL_SECONDS_MAX: Final = 5.0
 """How long a backend may take to say what a workload wrote that did not start."""
 
+KEEP_SECONDS_MAX: Final = 30.0
+"""How long a workload may take to be made fit for its next user; then it is stopped."""
+
 log = structlog.get_logger("moored")
 
 _Order = Callable[[Engine | None, Lease], Awaitable[None]]
 
 
 class EngineRoom:
-    """Runs one order at a time for each lease, in the order they were given.
+    """Runs one order at a time for each workload, in the order they were given.
 
     Args:
         engines: By the name that `provision.backend` uses.
@@ -69,14 +77,15 @@ class EngineRoom:
         self._post = post
         self._failed = failed
         self._progress = progress
-        self._orders: dict[RequestId, asyncio.Task[None]] = {}
-        self._running: dict[RequestId, Lease] = {}
-        self._ends: dict[RequestId, Workload] = {}
-        self._seen: dict[RequestId, Workload] = {}
+        self._orders: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, Lease] = {}
+        self._ends: dict[str, Workload] = {}
+        self._seen: dict[str, Workload] = {}
+        self._heirs: dict[str, RequestId] = {}
         self._sweeps: list[asyncio.Future[None]] = []
 
-    async def open(self, leases: Collection[RequestId]) -> None:
-        """Listen to the engines, and stop what runs for none of these leases."""
+    async def open(self, workloads: Collection[str]) -> None:
+        """Listen to the engines, and stop what runs and is none of these."""
         loop = asyncio.get_running_loop()
 
         def heard(workload: Workload) -> None:  # In any thread.
@@ -85,23 +94,23 @@ class EngineRoom:
         for engine in self._engines.values():
             engine.listen(heard)
             try:
-                await self._sweep(engine, leases)
+                await self._sweep(engine, workloads)
             except EngineError as error:  # The others are no reason to wait for this one.
                 log.warning("backend", name=engine.name, finding=str(error))
-                self._sweeps.append(asyncio.ensure_future(self._sweep_later(engine, leases)))
+                self._sweeps.append(asyncio.ensure_future(self._sweep_later(engine, workloads)))
 
-    async def _sweep(self, engine: Engine, leases: Collection[RequestId]) -> None:
+    async def _sweep(self, engine: Engine, workloads: Collection[str]) -> None:
         """Stop what no lease stands for: none of before, and none that was granted since."""
         for workload in await engine.discover():
-            name = RequestId(workload.id)
-            if not (name in leases or name in self._running or name in self._orders):
+            name = workload.id
+            if not (name in workloads or name in self._running or name in self._orders):
                 self._orders[name] = self._watched(name, self._stopped(engine, name))
 
-    async def _sweep_later(self, engine: Engine, leases: Collection[RequestId]) -> None:
+    async def _sweep_later(self, engine: Engine, workloads: Collection[str]) -> None:
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
             await asyncio.sleep(pause)
             with contextlib.suppress(EngineError):  # It was said when it began.
-                await self._sweep(engine, leases)
+                await self._sweep(engine, workloads)
                 return
 
     def refusal(self, provision: Provision) -> Refusal | None:
@@ -126,18 +135,23 @@ class EngineRoom:
 
     def stop(self, lease: Lease) -> None:
         """Have the workload of a lease stopped. A start under way is given up first."""
-        earlier = self._orders.get(lease.id)
+        earlier = self._orders.get(lease.workload)
         if earlier is not None:
             earlier.cancel()
         self._order(lease, self._stop)
+
+    def keep(self, lease: Lease) -> None:
+        """Have the workload of a lease made fit for its next user, or stopped."""
+        self._order(lease, self._keep)
 
     def engine(self, lease: Lease) -> Engine | None:
         """Return what starts the workload of a lease; None where nothing does."""
         return self._engines.get(lease.provision.backend) if lease.provision else None
 
-    def seen(self, lease: RequestId) -> Workload | None:
+    def seen(self, lease: Lease) -> Workload | None:
         """Return what was last heard of a workload that starts or runs; None where nothing was."""
-        return self._seen.get(lease)
+        running = self._running.get(lease.workload)
+        return self._seen.get(lease.workload) if running and running.id == lease.id else None
 
     async def close(self) -> None:
         """Give up what is under way. The next start gives the orders again."""
@@ -149,13 +163,13 @@ class EngineRoom:
             await engine.close()
 
     def _order(self, lease: Lease, order: _Order) -> None:
-        earlier = self._orders.get(lease.id)
+        earlier = self._orders.get(lease.workload)
         work = self._after(earlier, lease, order)
-        self._orders[lease.id] = self._watched(lease.id, work)
+        self._orders[lease.workload] = self._watched(lease.workload, work)
 
-    def _watched(self, request: RequestId, work: Awaitable[None]) -> asyncio.Task[None]:
+    def _watched(self, name: str, work: Awaitable[None]) -> asyncio.Task[None]:
         task = asyncio.ensure_future(work)
-        task.add_done_callback(lambda done: self._done(request, done))
+        task.add_done_callback(lambda done: self._done(name, done))
         return task
 
     async def _after(self, earlier: asyncio.Task[None] | None, lease: Lease, order: _Order) -> None:
@@ -163,9 +177,9 @@ class EngineRoom:
             await asyncio.wait([earlier])
         await order(self.engine(lease), lease)
 
-    def _done(self, request: RequestId, task: asyncio.Task[None]) -> None:
-        if self._orders.get(request) is task:
-            del self._orders[request]
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._orders.get(name) is task:
+            del self._orders[name]
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failed(error)
 
@@ -174,11 +188,19 @@ class EngineRoom:
             reason = "this server no longer has its backend"
             self._post(EngineFailed(lease.id, lease.fencing, reason))
             return
-        self._running[lease.id] = lease
+        name = lease.workload
+        self._running[name] = lease
+        if lease.inherited:
+            self._heirs[name] = lease.id
         try:
             spec = _spec(engine, lease.provision)
-            order = Order(lease.id, spec, lease.placement, _environment(lease), spec.limit_seconds)
+            order = Order(name, spec, lease.placement, _environment(lease), spec.limit_seconds)
             workload = await engine.start(order)
+            if workload.phase.over and lease.inherited and lease.state == "starting":
+                # It died before it was handed over: the lease gets a new one, as if it was cold.
+                self._ends.pop(name, None)
+                await self._stopped(engine, name)
+                workload = await engine.start(order)
         except TimeoutError as error:
             reason = str(error) or "its workload was not ready in time"
             await self._failed_to_start(engine, lease, reason)
@@ -188,42 +210,50 @@ class EngineRoom:
             if workload.phase.over:  # It ended while the daemon was away.
                 self._ended(workload)
             else:
-                self._seen[lease.id] = workload
+                self._seen[name] = workload
                 self._post(EngineStarted(lease.id, lease.fencing, workload.endpoint))
 
     async def _failed_to_start(self, engine: Engine, lease: Lease, reason: str) -> None:
-        heard = self._ends.get(lease.id)  # Its own last word says how it ended.
+        name = lease.workload
+        heard = self._ends.get(name)  # Its own last word says how it ended.
         code = heard.exit_code if heard else None
-        tail = heard.log_tail if heard and heard.log_tail else await self._tail(engine, lease.id)
-        self._forget(lease.id)
+        tail = heard.log_tail if heard and heard.log_tail else await self._tail(engine, name)
+        self._forget(name)
         self._post(EngineFailed(lease.id, lease.fencing, reason, code, _shortened(tail)))
 
-    async def _tail(self, engine: Engine, request: RequestId) -> tuple[str, ...]:
+    async def _tail(self, engine: Engine, name: str) -> tuple[str, ...]:
         """Return the last lines of a workload that is over; none where they cannot be had."""
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(TAIL_SECONDS_MAX):
-                log = await engine.logs(request, -TAIL_CHARS_MAX)
+                log = await engine.logs(name, -TAIL_CHARS_MAX)
             return tuple(log.text.splitlines()[-LOG_TAIL_LINES:])
         return ()
 
-    def _forget(self, request: RequestId) -> None:
+    def _forget(self, name: str) -> None:
         """Note that nothing of a workload is left: what is heard of it now is old news."""
-        for kept in (self._running, self._ends, self._seen):
-            kept.pop(request, None)
+        for kept in (self._running, self._ends, self._seen, self._heirs):
+            kept.pop(name, None)
 
     async def _stop(self, engine: Engine | None, lease: Lease) -> None:
-        self._forget(lease.id)
+        self._forget(lease.workload)
         if engine is not None:
-            await self._stopped(engine, lease.id)
+            await self._stopped(engine, lease.workload)
         self._post(EngineStopped(lease.id, lease.fencing))
 
-    async def _stopped(self, engine: Engine, request: RequestId) -> None:
+    async def _keep(self, engine: Engine | None, lease: Lease) -> None:
+        self._running[lease.workload] = lease
+        if engine is not None and await _is_fit(engine, lease):
+            self._post(EngineKept(lease.id, lease.fencing))
+        else:
+            await self._stop(engine, lease)
+
+    async def _stopped(self, engine: Engine, name: str) -> None:
         """Stop a workload, however long that takes."""
         pauses = iter(RETRY_SECONDS)
         pause = RETRY_SECONDS[0]
         while True:
             try:
-                await engine.stop(request)
+                await engine.stop(name)
             except EngineError:
                 pause = next(pauses, pause)
                 await asyncio.sleep(pause)
@@ -231,33 +261,49 @@ class EngineRoom:
                 return
 
     def _heard(self, workload: Workload) -> None:
-        self._progress(workload)
-        request = RequestId(workload.id)
-        if request not in self._running:
+        name = workload.id
+        heir = self._heirs.get(name)
+        self._progress(workload if heir is None else replace(workload, id=heir))
+        if name not in self._running:
             return  # It is being stopped, or has failed to start: whoever does that will say so.
-        self._seen[request] = workload
+        self._seen[name] = workload
         if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
             self._ended(workload)
 
     def _ended(self, workload: Workload) -> None:
         """Have the end of a workload that ended by itself told; its stop is ordered then."""
-        lease = self._running[RequestId(workload.id)]
-        self._ends[lease.id] = workload
-        self._order(lease, self._tell_end)
+        self._ends[workload.id] = workload
+        self._order(self._running[workload.id], self._tell_end)
 
     async def _tell_end(self, engine: Engine | None, lease: Lease) -> None:
-        workload = self._ends.pop(lease.id, None)
+        name = lease.workload
+        workload = self._ends.pop(name, None)
         if workload is None or engine is None:
             return  # It was stopped, or failed to start, while this order waited for its turn.
         with contextlib.suppress(EngineError):
-            if not (await engine.status(lease.id)).phase.over:
+            if not (await engine.status(name)).phase.over:
                 return  # Late news of the start before this one, which ran under the same name.
-        self._running.pop(lease.id, None)
+        lease = self._running.pop(name, lease)  # Taken over, maybe, while this order waited.
         self._post(_end(lease, workload))
 
 
 def _spec(engine: Engine, provision: Provision) -> BaseResourceSpec:
     return spec_from_document(provision.spec, engine.support.default)
+
+
+async def _is_fit(engine: Engine, lease: Lease) -> bool:
+    """Reset a workload, or look at it where it cannot be; return whether it may be used again.
+
+    One that is warm already was reset by whoever kept it: after a restart it is looked at.
+    """
+    try:
+        async with asyncio.timeout(KEEP_SECONDS_MAX):
+            if lease.state != "warm":
+                with contextlib.suppress(UnsupportedSpecError):
+                    await engine.reset(lease.workload)
+            return (await engine.status(lease.workload)).phase is Phase.READY
+    except (EngineError, TimeoutError):
+        return False
 
 
 def _end(lease: Lease, workload: Workload) -> EngineEnded:

@@ -14,12 +14,16 @@ from moorage.sandbox.contract import Report
 def core_gauges(allocator: Allocator) -> Iterable[Metric]:
     """Yield what is held, waits and is free."""
     state, fleet = allocator.state, allocator.state.fleet
+    warm = [share for name in state.warm for share in state.leases[name].placement]
+    warm_milli = sum(len(share.gpus) * share.gpu_milli for share in warm)
     yield gauge("moorage_leases", "Leases that hold something", len(state.leases))
+    yield gauge("moorage_leases_warm", "Of these kept warm, nobody's", len(state.warm))
     yield gauge("moorage_waiting", "Asks in the queue", len(state.waiting))
     yield gauge("moorage_undecided", "Asks with a rule", allocator.undecided)
     yield gauge("moorage_nodes", "Nodes of live clusters", len(fleet))
     yield gauge("moorage_gpu_milli_total", "GPU milli there is", int(fleet.gpu_total.sum()))
     yield gauge("moorage_gpu_milli_free", "GPU milli free", int(fleet.gpu_free.sum()))
+    yield gauge("moorage_gpu_milli_warm", "GPU milli that would be freed on demand", warm_milli)
 
 
 def sandbox_gauges(report: Report) -> Iterable[Metric]:

@@ -18,6 +18,7 @@ from moorage.core.words import (
     Requeued,
     Tell,
     Turn,
+    Warmed,
 )
 
 
@@ -32,6 +33,11 @@ class Measures:
         self._facts = Counter(
             "moorage_facts_total", "Facts by kind", ["kind"], registry=self.registry
         )
+        self._taken_over = Counter(
+            "moorage_taken_over_total",
+            "Grants with a workload that was kept warm",
+            registry=self.registry,
+        )
         self._refusals = Counter(
             "moorage_refusals_total", "Failure replies by code", ["code"], registry=self.registry
         )
@@ -45,7 +51,9 @@ class Measures:
         if isinstance(event, Asked):
             self._asks.inc()
         for fact in turn.facts:
-            if isinstance(fact, Granted | Renewed | Requeued | Ended | Dequeued):
+            if isinstance(fact, Granted) and fact.lease.inherited:
+                self._taken_over.inc()
+            if isinstance(fact, Granted | Renewed | Requeued | Warmed | Ended | Dequeued):
                 self._facts.labels(type(fact).__name__.lower()).inc()
 
     def told(self, effect: Effect) -> None:

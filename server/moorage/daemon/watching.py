@@ -23,6 +23,7 @@ from moorage.core.words import (
     Renewed,
     Requeued,
     Started,
+    Warmed,
 )
 from moorage.daemon.measures import gauges
 from moorage.engines.base import Phase, Workload
@@ -35,7 +36,7 @@ TOPICS: Final = ("policies", "leases", "fleet")
 """`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
 `fleet`: clusters that come and go."""
 
-_AboutLease = Renewed | Started | Finished | Requeued | Ending | Ended
+_AboutLease = Renewed | Started | Finished | Requeued | Ending | Warmed | Ended
 
 
 class Watchers:
@@ -172,5 +173,8 @@ def _about_lease(fact: _AboutLease) -> tuple[str, dict[str, Any]]:
             return "requeued", {"id": lease, "at": at, "state": "queued", "reason": reason}
         case Ending(lease, at, reason):
             return "ending", {"id": lease, "at": at, "state": "ending", "reason": reason}
+        case Warmed(lease, at, expires_at):
+            news = {"id": lease, "at": at, "state": "warm", "expires_at": expires_at}
+            return "warm", news
         case Ended(lease, at, reason):
             return "ended", {"id": lease, "at": at, "state": "ended", "reason": reason}

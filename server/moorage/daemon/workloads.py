@@ -35,14 +35,9 @@ class Workloads:
 
     async def answer(self, message: wire.Logs | wire.Exec) -> Told | Refusal:
         """Do what a message says; whatever goes wrong is a refusal."""
-        lease = self._lease(RequestId(message.lease))
-        if lease is None:
-            reason = f"There is no lease {message.lease}, or it ended long ago."
-            return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
-        if lease.token != message.token:
-            reason = f"This is not the token of lease {message.lease}."
-            expected = "the `token` that came with the grant"
-            return Refusal(Code.WRONG_TOKEN, reason, "token", expected)
+        lease = self._owned(message)
+        if isinstance(lease, Refusal):
+            return lease
         engine = self._engines.engine(lease)
         if engine is None:
             reason = f"Lease {message.lease} has no workload: it was asked for without `provision`."
@@ -52,7 +47,7 @@ class Workloads:
                 case wire.Logs():
                     return Told(await self._logs(engine, message))
                 case wire.Exec():
-                    return Told(await self._exec(engine, message))
+                    return Told(await self._exec(engine, lease.workload, message))
                 case _:
                     assert_never(message)
         except UnknownWorkloadError:
@@ -64,6 +59,21 @@ class Workloads:
             return Refusal(Code.ENGINE_FAILED, f"{error}.", "timeout_seconds", "more time")
         except EngineError as error:
             return Refusal(Code.ENGINE_FAILED, f"{error}.")
+
+    def _owned(self, message: wire.Logs | wire.Exec) -> Lease | Refusal:
+        """Return the lease, or why the caller may not look into its workload."""
+        lease = self._lease(RequestId(message.lease))
+        if lease is None:
+            reason = f"There is no lease {message.lease}, or it ended long ago."
+            return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
+        if lease.token != message.token:
+            reason = f"This is not the token of lease {message.lease}."
+            expected = "the `token` that came with the grant"
+            return Refusal(Code.WRONG_TOKEN, reason, "token", expected)
+        if lease.over and lease.likeness and lease.outcome is None:
+            reason = f"Lease {message.lease} was released, and others may use its workload now."
+            return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
+        return lease
 
     async def _logs(self, engine: Engine, message: wire.Logs) -> dict[str, Any]:
         attempt, offset = message.attempt, message.offset
@@ -110,7 +120,7 @@ class Workloads:
         lease = self._lease(RequestId(name))
         begins = lease is not None and lease.state == "starting"
         try:
-            log = await engine.logs(name, offset)
+            log = await engine.logs(name if lease is None else lease.workload, offset)
         except UnknownWorkloadError:
             if begins or (lease is not None and lease.state == "queued"):
                 return None
@@ -118,9 +128,9 @@ class Workloads:
         # What is over already is what the start before this one wrote.
         return None if begins and log.over and lease is not None and lease.attempt > 1 else log
 
-    async def _exec(self, engine: Engine, message: wire.Exec) -> dict[str, Any]:
+    async def _exec(self, engine: Engine, workload: str, message: wire.Exec) -> dict[str, Any]:
         done = await engine.execute(
-            message.lease,
+            workload,
             message.command,
             timeout_seconds=message.timeout_seconds,
             workdir=message.workdir or None,
@@ -135,6 +145,6 @@ def _is_last(lease: Lease | None, log: Log) -> bool:
 
     A failure may bring another start. What never ran says nothing by itself: its lease will.
     """
-    if lease is None or lease.state in {"ending", "ended"} or log.exit_code == 0:
+    if lease is None or lease.over or log.exit_code == 0:
         return True
     return log.exit_code is not None and lease.state != "queued" and not lease.may_start_again

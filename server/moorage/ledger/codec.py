@@ -28,6 +28,7 @@ from moorage.core.words import (
     Renewed,
     Requeued,
     Started,
+    Warmed,
 )
 from moorage.ledger.base import Entry, FactUnknown, FactUnwritable, LedgerCorrupt
 
@@ -62,6 +63,7 @@ KINDS: Final = (
     Kind("finished", 1, Finished),
     Kind("requeued", 1, Requeued),
     Kind("ending", 1, Ending),
+    Kind("warmed", 1, Warmed),
     Kind("ended", 1, Ended),
     Kind("carried", 2, Carried),
     Kind("counted", 1, Counted),
@@ -242,7 +244,7 @@ def subject_of(fact: Fact) -> str:
     match fact:
         case Granted(lease=lease) | Carried(lease=lease):
             return lease.id
-        case Renewed() | Started() | Finished() | Requeued() | Ending() | Ended():
+        case Renewed() | Started() | Finished() | Requeued() | Ending() | Warmed() | Ended():
             return fact.lease
         case Queued(ask=ask):
             return ask.id

@@ -6,6 +6,7 @@ verifies and the reply that explains all ask the same feasibility function, and 
 """
 
 from collections.abc import Sequence
+from copy import copy
 from enum import IntEnum
 from typing import Any, Final
 
@@ -60,6 +61,17 @@ class Fleet(Inventory):
     def give(self, share: Share) -> None:
         """Count `share` as free again."""
         self._move(share, 1)
+
+    def imagined(self) -> "Fleet":
+        """Return a fleet like this one to try things out on: `take`, `give`, and ask what fits.
+
+        Its capacity is its own; everything else is shared, so the inventory must not be changed.
+        """
+        other = copy(self)
+        other.cpu_free, other.memory_free = self.cpu_free.copy(), self.memory_free.copy()
+        other.gpu_free = self.gpu_free.copy()
+        other._changes = []  # noqa: SLF001  # The log is of its own class.
+        return other
 
     def _move(self, share: Share, sign: int) -> None:
         row = self.row(share.cluster_id, share.node_id)

@@ -180,6 +180,14 @@ TtlSeconds = Annotated[
         description=f"a number of seconds between 1 and {TTL_SECONDS_MAX}",
     ),
 ]
+KeepSeconds = Annotated[
+    float,
+    Meta(
+        ge=0,
+        le=TTL_SECONDS_MAX,
+        description=f"a number of seconds between 0 and {TTL_SECONDS_MAX}",
+    ),
+]
 WaitSeconds = Annotated[
     float,
     Meta(

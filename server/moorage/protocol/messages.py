@@ -61,6 +61,7 @@ class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_def
     spec: f.Document = {}
     on_failure: f.OnFailure = "end"
     attempts_max: f.Attempts | None = None
+    keep_warm_seconds: f.KeepSeconds = 0.0
 
 
 class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -141,7 +142,13 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
         if wanted is None:
             return None
         attempts = model.ATTEMPTS_MAX if wanted.attempts_max is None else wanted.attempts_max
-        return model.Provision(wanted.backend, wanted.spec, wanted.on_failure, attempts)
+        return model.Provision(
+            backend=wanted.backend,
+            spec=wanted.spec,
+            on_failure=wanted.on_failure,
+            attempts_max=attempts,
+            keep_warm_seconds=wanted.keep_warm_seconds,
+        )
 
 
 class BlockRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -178,6 +185,12 @@ class Renew(_Operation, frozen=True, kw_only=True, tag="renew"):
     lease: f.Identifier
     token: f.Identifier
     ttl_seconds: f.TtlSeconds | None = None
+
+
+class Flush(_Operation, frozen=True, kw_only=True, tag="flush"):
+    """End what is kept warm, in one cluster or everywhere."""
+
+    cluster: f.OptionalName = ""
 
 
 class _Inquiry(_Operation, frozen=True, kw_only=True):
@@ -301,6 +314,7 @@ class Resume(_Operation, frozen=True, kw_only=True, tag="resume"):
 Operation = (
     Release
     | Renew
+    | Flush
     | Status
     | Why
     | Cancel

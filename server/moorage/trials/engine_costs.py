@@ -2,7 +2,8 @@
 
 `bench` runs it. The resource engine is used as the library that it is, over this machine: a
 process, and a container where a container engine answers. Acquiring one that is warm is timed
-against acquiring one that has to be started; then nothing of it all may be left.
+against acquiring one that has to be started; then nothing of it all may be left. Beside it stand
+the same through a daemon (`trials.warm_costs`).
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from moorage.engines.specs import (
     ProcessResourceSpec,
 )
 from moorage.trials.process import TrialError
+from moorage.trials.warm_costs import warm_leases
 
 CYCLES: Final = 1_000
 """Times that a warm process is acquired and released."""
@@ -37,7 +39,7 @@ Figures = dict[str, Any]
 
 
 def engines() -> Figures:
-    """Measure warm acquires of a process and of a container, as multiples of cold ones.
+    """Measure warm acquires of a process and of a container, and leases, as multiples of cold ones.
 
     Raises:
         TrialError: A process, a file descriptor or a slot was left behind.
@@ -50,8 +52,10 @@ def engines() -> Figures:
     try:
         costs = cycles(container, CONTAINER_CYCLES)
     except EngineError as error:
-        return {**figures, "container": f"not measured: {error}"}
-    return figures | {f"container_{name}": each for name, each in costs.items()}
+        figures["container"] = f"not measured: {error}"
+    else:
+        figures |= {f"container_{name}": each for name, each in costs.items()}
+    return figures | {f"daemon_{name}": each for name, each in warm_leases().items()}
 
 
 def cycles(spec: BaseResourceSpec, times: int) -> Figures:

@@ -89,9 +89,11 @@ def _key(rng: Random) -> str:
 
 
 def provision(rng: Random) -> Provision:
+    warm = rng.choice([0.0, 5.0, 20.0, 60.0])
     if rng.random() < 0.4:
-        return Provision("memory")
-    return Provision("memory", on_failure="requeue", attempts_max=rng.choice([1, 2, 3, 3]))
+        return Provision("memory", keep_warm_seconds=warm)
+    attempts = rng.choice([1, 2, 3, 3])
+    return Provision("memory", {}, "requeue", attempts, warm)
 
 
 def ask(
@@ -101,8 +103,13 @@ def ask(
     demands: list[Demand],
     policies: list[PolicyRef],
     bare: float,
+    provisioned: float,
 ) -> Ask:
-    """Draw an ask. `bare` is the share of those that tell their needs to their rule alone."""
+    """Draw an ask.
+
+    `bare` is the share of those that tell their needs to their rule alone, `provisioned` that of
+    those that start something.
+    """
     terms = None
     if rng.random() < 0.88:
         terms = LeaseTerms(
@@ -122,7 +129,7 @@ def ask(
         candidates=candidates,
         demand=rng.choice(demands) if rng.random() >= bare else None,
         terms=terms,
-        provision=provision(rng) if terms is not None and rng.random() < 0.3 else None,
+        provision=provision(rng) if terms is not None and rng.random() < provisioned else None,
         inputs={"gpus": rng.randint(0, 2)},
         token=f"token of {request}",
         seed=rng.randrange(1000),

@@ -9,6 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moorage.core.leases import RELEASED
+from moorage.core.warm import EVICTED, ROOM_SECONDS_MAX
 from moorage.core.words import (
     ClusterRemoved,
     ClusterSet,
@@ -23,6 +25,7 @@ from moorage.core.words import (
     Renewed,
     Requeued,
     Started,
+    Warmed,
 )
 from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Share
 
@@ -43,7 +46,8 @@ class Model:
     clusters: dict[str, Cluster] = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     expires: dict[str, float] = field(default_factory=dict)
-    ending: set[str] = field(default_factory=set)
+    ending: dict[str, str] = field(default_factory=dict)
+    warm: set[str] = field(default_factory=set)
     active: set[str] = field(default_factory=set)
     ended: set[str] = field(default_factory=set)
     waiting: dict[str, Queued] = field(default_factory=dict)
@@ -66,7 +70,10 @@ class Model:
                 law(ask.id not in self.waiting, "nobody stands in the queue twice", fact)
                 law(ask.id not in self.leases, "a holder does not queue", fact)
                 law(ask.terms is not None and not ask.dry_run, "only asks for leases wait", fact)
-                law(deadline == at + ask.terms.wait_seconds, "it waits as long as it said", fact)
+                patience = ask.terms.wait_seconds or ROOM_SECONDS_MAX
+                law(deadline == at + patience, "it waits as long as it said", fact)
+                gives_way = ask.terms.wait_seconds > 0 or EVICTED in self.ending.values()
+                law(gives_way, "who would not wait does so for what is being evicted", fact)
                 self.waiting[ask.id] = fact
             case Dequeued(request):
                 law(request in self.waiting, "only a waiter leaves the queue", fact)
@@ -80,19 +87,28 @@ class Model:
             case Renewed(lease_id, expires_at):
                 law(lease_id in self.leases, "only what is held is renewed", fact)
                 law(lease_id not in self.ending, "what is ending is not renewed", fact)
+                law(lease_id not in self.warm, "what nobody owns is not renewed", fact)
                 self.expires[lease_id] = expires_at
             case Started(lease_id):
                 law(lease_id in self.leases, "only what is held starts", fact)
                 self.active.add(lease_id)
-            case Ending(lease_id):
+            case Ending(lease_id, _, reason):
                 law(self.leases[lease_id].provision is not None, "only engines take time", fact)
                 law(lease_id not in self.ending, "it ends once", fact)
-                self.ending.add(lease_id)
+                self.ending[lease_id] = reason
+                self.warm.discard(lease_id)
             case Finished(lease_id, outcome):
                 law(lease_id in self.leases, "only what is held finishes", fact)
-                law(lease_id not in self.ending | self.finished.keys(), "it ends once", fact)
+                law(lease_id not in self.ending.keys() | self.finished.keys(), "it ends once", fact)
                 law(outcome.attempt == self.leases[lease_id].attempt, "it says what ended", fact)
                 self.finished[lease_id] = outcome
+            case Warmed(lease_id, at, expires_at):
+                law(self.ending.pop(lease_id, "") == RELEASED, "only the released is kept", fact)
+                provision = self.leases[lease_id].provision
+                law(provision.keep_warm_seconds > 0, "only as asked", fact)  # type: ignore[union-attr]  # Only what has one is `Ending`.
+                law(expires_at == at + provision.keep_warm_seconds, "as long as asked", fact)  # type: ignore[union-attr]  # As above.
+                self.warm.add(lease_id)
+                self.expires[lease_id] = expires_at
             case Requeued():
                 self._requeued(fact, asks)
             case Ended(lease_id) if lease_id in self.requeued:
@@ -102,7 +118,8 @@ class Model:
                 law(lease_id in self.leases, "it ends once", fact)
                 lease = self.leases.pop(lease_id)
                 self._count(lease, -1)
-                self.ending.discard(lease_id)
+                self.ending.pop(lease_id, None)
+                self.warm.discard(lease_id)
                 self.finished.pop(lease_id, None)
                 self.active.discard(lease_id)
                 self.ended.add(lease_id)
@@ -199,6 +216,18 @@ class Model:
             if demand.topology == "rack" and len(shares) > 1:
                 racks = {(s.cluster_id, self.node(s).rack) for s in shares}  # type: ignore[union-attr]  # Plain values in tests.
                 law(len(racks) == 1 and all(name for _, name in racks), "one rack", racks)
+
+    def fits_without(
+        self, names: Iterable[str], demand: Demand, candidates: Any, shut: Iterable[tuple[str, str]]
+    ) -> bool:
+        """Whether a demand would fit now if these leases held nothing."""
+        leases = [self.leases[name] for name in names]
+        for lease in leases:
+            self._count(lease, -1)
+        fits = self.fits(demand, candidates, shut)
+        for lease in leases:
+            self._count(lease, 1)
+        return fits
 
     def fits(self, demand: Demand, candidates: Any, shut: Iterable[tuple[str, str]] = ()) -> bool:
         """Whether a demand fits now: nodes tried one by one, groups counted by hand."""

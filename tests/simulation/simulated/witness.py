@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from moorage.core.allocator import Allocator
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.state import State, apply, check, condense
+from moorage.core.warm import EVICTED
 from moorage.core.words import (
     Address,
     Advice,
@@ -21,6 +22,7 @@ from moorage.core.words import (
     Forget,
     Granted,
     Inquired,
+    Keep,
     LeaseNews,
     Recall,
     Refusal,
@@ -60,7 +62,7 @@ class Witness:
         self.let_go: set[tuple[str, int]] = set()
         self.released: dict[str, Lease] = {}
         self.stopped: set[tuple[str, int]] = set()
-        self.reserved: tuple[Any, int] = ((), 0)
+        self.reserved: tuple[Any, int, str] = ((), 0, "")
         self.turns = 0
 
     # Steps ---------------------------------------------------------------------------------
@@ -78,20 +80,24 @@ class Witness:
         if isinstance(event, EngineFailed | EngineStopped):
             self.let_go.add((event.lease, event.fencing))
         lines = self.world.allocator.queue.lines()
-        self.reserved = (lines[0].reservation, lines[0].priority) if lines else ((), 0)
+        self.reserved = ((), 0, "")
+        if lines:
+            self.reserved = (lines[0].reservation, lines[0].priority, next(iter(lines[0].waiters)))
 
     def after(self, event: Event, turn: Turn) -> None:
         world, model = self.world, self.model
-        for fact in turn.facts:
+        waited = set(model.waiting)
+        for number, fact in enumerate(turn.facts):
             if isinstance(fact, Granted):
                 law(fact.lease.id not in self.refused, "a no is a no", fact)
                 self._in_turn(fact.lease)
             if isinstance(fact, Ended | Requeued) and fact.lease in model.leases:
-                self._freed(fact, event)
+                self._freed(fact, event, turn.facts[number + 1 : number + 2])
             model.learn(fact, self.asks, world.now)
         for effect in turn.effects:
             if isinstance(effect, Tell | Recall):
                 self._answer(effect, event)
+                self._gave_way(effect, waited)
             if isinstance(effect, Consult) and len(turn.facts) < 2:  # As of the whole turn.
                 self._consulted(effect)
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
@@ -103,9 +109,10 @@ class Witness:
         due, true_due = world.allocator.next_deadline(), model.next_deadline()
         law(due == true_due, "the next deadline is the true one", due, true_due)
         if isinstance(event, Restarted):
-            orders = {e.lease.id for e in turn.effects if isinstance(e, Start | Stop)}
+            orders = {e.lease.id for e in turn.effects if isinstance(e, Start | Stop | Keep)}
             engaged = {name for name, lease in model.leases.items() if lease.provision}
-            law(orders == engaged, "engines get their orders again", orders, engaged)
+            over = {fact.lease for fact in turn.facts if isinstance(fact, Ended)}  # Taken over.
+            law(orders - over == engaged, "engines get their orders again", orders, engaged)
             grace = world.now + event.grace_seconds
             law(true_due is None or self._first_end() >= grace, "leases get their grace", grace)
         if isinstance(event, Tick):
@@ -116,9 +123,37 @@ class Witness:
             check(state)
             self._bounded()
 
-    def _freed(self, fact: Ended | Requeued, event: Event) -> None:
-        """Only an engine's word about this very grant frees what a workload had."""
+    def _gave_way(self, effect: Tell | Recall, waited: set[str]) -> None:
+        """Nobody is told that there is no room where a warm lease could have made some."""
+        message = self.messages[effect.to]
+        answer = effect.answer if isinstance(effect, Tell) else None
+        if not isinstance(message, Asked) or not isinstance(answer, Refusal):
+            return
+        ask, model = message.ask, self.model
+        holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
+        if not holds or answer.code is not Code.NO_CAPACITY or self.asks[ask.id] is not ask:
+            return
+        if ask.id not in waited:  # Whose time was up had what there was.
+            shut = self.world.allocator.queue.reserved_before(ask)
+            fits = model.fits(ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # `holds` says so.
+            could = model.fits_without(model.warm, ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # As above.
+            law(fits or not could, "no refusal that an eviction could avoid", ask, model.warm)
+
+    def _freed(self, fact: Ended | Requeued, event: Event, after: list[Fact]) -> None:
+        """Only an engine's word about this very grant frees what a workload had.
+
+        Or somebody got it in the same turn, place and workload, whose request is the same.
+        """
         lease = self.model.leases[fact.lease]
+        heir = after[0].lease if after and isinstance(after[0], Granted) else None
+        if heir is not None and heir.inherited:
+            law(lease.id in self.model.warm, "only what nobody owns is taken over", lease, heir)
+            had = (lease.workload, lease.placement, lease.tenant, lease.policy)
+            has = (heir.inherited, heir.placement, heir.tenant, heir.policy)
+            law(had == has, "what is taken over stays what it was", lease, heir)
+            one, other = self.asks[lease.id], self.asks[heir.id]
+            law((one.demand, one.inputs) == (other.demand, other.inputs), "for one like it", heir)
+            return
         if lease.provision is not None:
             said = (fact.lease, lease.fencing) in self.let_go
             law(said, "devices are freed on the engine's word", fact)
@@ -138,14 +173,15 @@ class Witness:
     def _first_end(self) -> float:
         model = self.model
         held = (*model.leases, *model.requeued)
-        ends = [model.expires[name] for name in held if name not in model.ending]
+        over = model.warm | model.ending.keys()
+        ends = [model.expires[name] for name in held if name not in over]
         return min(ends, default=float("inf"))
 
     def _in_turn(self, lease: Lease) -> None:
         """Nobody of lower priority is served while an identical waiter sleeps."""
-        kept, priority = self.reserved
+        kept, priority, head = self.reserved
         ask = self.asks[lease.id]
-        if lease.terms.priority < priority:
+        if lease.terms.priority < priority and head in self.model.waiting:
             touched = {(s.cluster_id, s.node_id) for s in lease.placement} & set(kept)
             law(not touched, "the head's nodes are left alone", lease, kept)
         if not self.world.honest or ask.demand is None:
@@ -222,7 +258,7 @@ class Witness:
             law(lease is None or lease.token != token, "the owner may release", lease)
             return
         law(answer.lease.token == token, "only the owner releases", answer)
-        law(answer.lease.state in {"ending", "ended"}, "released is over", answer)
+        law(answer.lease.state in {"ending", "warm", "ended"}, "released is over", answer)
 
     def _bounded(self) -> None:
         allocator = self.world.allocator
@@ -261,13 +297,14 @@ class Witness:
             self.known[lease.id] = lease
             if isinstance(self.messages[to], ReleaseAsked):
                 before = self.released.setdefault(lease.id, lease)
-                if before.state == lease.state:
+                if (before.state, before.reason) == (lease.state, lease.reason):
                     law(before == lease, "a second release answers the same", before, lease)
 
-    def ordered(self, lease: Lease, ledger: list[Fact], running: int | None) -> None:
+    def ordered(self, lease: Lease, ledger: list[Fact], running: tuple[str, int] | None) -> None:
         durable = (lease.id, lease.fencing) in self._granted(ledger)
         law(durable, "nothing starts before its grant is durable", lease)
-        law(running in {None, lease.fencing}, "nothing starts beside its earlier start", lease)
+        own = running in {None, (lease.id, lease.fencing)}
+        law(own or lease.inherited != "", "nothing starts beside its earlier start", lease)
         stopped = (lease.id, lease.fencing) in self.stopped
         law(not stopped, "what was stopped is not started again", lease)
 
@@ -302,6 +339,9 @@ class Witness:
                 need = line.demand or wanted(model.waiting[name].ask)
                 fits = model.fits(need, line.candidates, shut)
                 law(not fits, "nobody sleeps who could be served", name, line, shut)
+                could = model.fits_without(model.warm, need, line.candidates, shut)
+                coming = EVICTED in model.ending.values()
+                law(not could or coming, "nobody sleeps beside what could give way", name, shut)
             shut = shut or line.reservation
 
     def _waits(self, to: Address) -> bool:

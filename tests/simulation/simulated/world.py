@@ -9,7 +9,7 @@ yet delivered, every socket, every cell and all reports on their way; engines li
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from random import Random
-from typing import Any
+from typing import Literal
 
 from moorage.core.allocator import Allocator
 from moorage.core.state import condense
@@ -24,12 +24,15 @@ from moorage.core.words import (
     Effect,
     EngineEnded,
     EngineFailed,
+    EngineKept,
     EngineStarted,
     EngineStopped,
     Event,
     Fact,
+    FlushAsked,
     Forget,
     Inquired,
+    Keep,
     LeaseNews,
     Proposed,
     Recall,
@@ -51,6 +54,7 @@ from simulated.rules import DISHONEST, HONEST, SILENCE, Character
 from simulated.witness import Witness
 
 GRACE_SECONDS = 10.0
+Phase = Literal["succeeded", "failed"]
 
 
 @dataclass(frozen=True)
@@ -78,15 +82,16 @@ class World:
         self.demands = self._demands(rng.randint(1, 4))
         self.bare = rng.choice([0.05, 0.4])
         self.hear_weight = rng.choice([8, 12, 25, 40])  # How fast cells and engines are.
+        self.provisioned = rng.choice([0.3, 0.3, 0.95])  # How many asks start something.
         self.tenants = [Tenant(f"tenant-{n}") for n in range(rng.choice([1, 2, 3]))]
         self.sessions = {SessionId(f"s{n}"): rng.choice(self.tenants) for n in range(4)}
         self.numbers = 0
         self.requests = 0
         self.keyed: list[Ask] = []
+        self.usual: dict[Tenant, Ask] = {}
         self.held: dict[RequestId, tuple[Lease, str]] = {}
-        self.engines: dict[RequestId, int] = {}
-        # Ended by themselves; engines keep how until a stop.
-        self.over: dict[RequestId, EngineEnded] = {}
+        self.engines: dict[str, tuple[RequestId, int]] = {}
+        self.over: dict[str, Phase] = {}  # Ended by themselves; engines keep how until a stop.
         self.ledger: list[Fact] = []
         self.checkpoint: tuple[int, list[Fact]] | None = None
         self.trace: list[tuple[float, Event | Crashed]] = []
@@ -114,7 +119,7 @@ class World:
         self.writing: list[Turn] = []
         self.inbox: list[Event] = []
         self.consulting: dict[RequestId, Consult] = {}
-        self.ordered: set[RequestId] = set()  # Engines report what this life has ordered.
+        self.ordered: set[str] = set()  # Engines report what this life has ordered.
 
     # The crank -----------------------------------------------------------------------------
 
@@ -168,22 +173,32 @@ class World:
             case Recall(to):
                 self.witness.heard(to, None, self.ledger)
             case Start(lease):
-                self.witness.ordered(lease, self.ledger, self.engines.get(lease.id))
-                self.engines[lease.id] = lease.fencing
-                self.ordered.add(lease.id)
-                if lease.id in self.over:
-                    self.post(self.over[lease.id])
+                self.witness.ordered(lease, self.ledger, self.engines.get(lease.workload))
+                self.engines[lease.workload] = (lease.id, lease.fencing)
+                self.ordered.add(lease.workload)
+                if lease.inherited and lease.state == "starting":
+                    self.over.pop(lease.workload, None)  # It died before: it is started anew.
+                if lease.workload in self.over:
+                    self.post(self._over(lease.workload))
                 elif rng.random() < 0.7:
                     self.post(EngineStarted(lease.id, lease.fencing, "10.0.0.1:80"))
                 elif rng.random() < 0.9:
-                    del self.engines[lease.id]
+                    del self.engines[lease.workload]
                     tail = ("pulling", "no such image")
                     self.post(EngineFailed(lease.id, lease.fencing, "no image", 1, tail))
             case Stop(lease):
                 self.witness.put_away(lease)
-                self.over.pop(lease.id, None)
+                self.over.pop(lease.workload, None)
                 if rng.random() < 0.7:  # Otherwise late: `engine` gets round to it.
-                    self.engines.pop(lease.id, None)
+                    self.engines.pop(lease.workload, None)
+                    self.post(EngineStopped(lease.id, lease.fencing))
+            case Keep(lease):
+                self.ordered.add(lease.workload)
+                dead = self.over.pop(lease.workload, None)
+                if dead is None and rng.random() < 0.8:
+                    self.post(EngineKept(lease.id, lease.fencing))
+                elif dead or rng.random() < 0.8:
+                    self.engines.pop(lease.workload, None)
                     self.post(EngineStopped(lease.id, lease.fencing))
 
     def post(self, event: Event) -> None:
@@ -235,7 +250,14 @@ class World:
         taken = [*self.allocator.state.leases, *self.allocator.state.waiting, *self.consulting]
         if taken and self.rng.random() < 0.03:
             name = self.rng.choice(taken)
-        ask = fleets.ask(self.rng, name, tenant, self.demands, self.policies, self.bare)
+        ask = fleets.ask(
+            self.rng, name, tenant, self.demands, self.policies, self.bare, self.provisioned
+        )
+        usual = self.usual.get(tenant)
+        if usual is not None and ask.terms is not None and self.rng.random() < self.provisioned / 2:
+            ask = replace(usual, id=ask.id, token=ask.token, terms=ask.terms, dry_run=False)
+        elif ask.provision is not None:
+            self.usual[tenant] = ask
         mine = [old for old in self.keyed if old.tenant == tenant]
         if mine and self.rng.random() < 0.08:
             return self._repeat(to, self.rng.choice(mine[-10:]))
@@ -256,6 +278,11 @@ class World:
         return request, token if self.rng.random() < 0.9 else "stolen"
 
     def _release(self, to: Address) -> Event:
+        leases = self.allocator.state.leases.values()
+        used = [each for each in leases if each.state == "active" and each.likeness]
+        if used and self.rng.random() < 0.7:
+            lease = self.rng.choice(used)
+            return ReleaseAsked(to, lease.id, lease.token)
         return ReleaseAsked(to, *self._lease())
 
     def _renew(self, to: Address) -> Event:
@@ -264,6 +291,10 @@ class World:
     def _cancel(self, to: Address) -> Event:
         names = list(self.allocator.state.waiting) or [RequestId("r0")]
         return CancelAsked(to, self.rng.choice(names), self.sessions[to.session])
+
+    def _flush(self, to: Address) -> Event:
+        cluster = self.rng.choice([None, *self.allocator.state.clusters])
+        return FlushAsked(to, self.sessions[to.session], cluster)
 
     def _inquire(self, to: Address) -> Event:
         question = self.rng.choice(["status", "why", "queue", "leases", "fleet"])
@@ -309,16 +340,16 @@ class World:
     def engine(self) -> None:
         """A workload dies by itself, or a late stop comes through."""
         if running := sorted(self.engines.keys() & self.ordered):
-            lease = self.rng.choice(running)
-            fencing = self.engines[lease]
+            name = self.rng.choice(running)
             chance = self.rng.random()
             if chance < 0.5:
-                phase: Any = "failed" if chance < 0.4 else "succeeded"
-                self.over[lease] = EngineEnded(lease, fencing, phase, "it ended by itself", 7)
-                self.post(self.over[lease])
+                self.over[name] = "failed" if chance < 0.4 else "succeeded"
+                self.post(self._over(name))
             else:
-                del self.engines[lease]
-                self.post(EngineStopped(lease, fencing))
+                self.post(EngineStopped(*self.engines.pop(name)))
+
+    def _over(self, name: str) -> EngineEnded:
+        return EngineEnded(*self.engines[name], self.over[name], "it ended by itself", 7)
 
     def wait(self) -> None:
         due = self.allocator.next_deadline()
@@ -336,10 +367,11 @@ class World:
         choices: list[tuple[Callable[[], None], float]] = [
             (self.hear, self.hear_weight),
             (lambda: self.say(self._ask), 24),
-            (lambda: self.say(self._release), 5),
+            (lambda: self.say(self._release), 5 if self.provisioned < 0.5 else 15),
             (lambda: self.say(self._renew), 4),
             (lambda: self.say(self._cancel), 2),
             (lambda: self.say(self._inquire), 3),
+            (lambda: self.say(self._flush), 0.3),
             (self.wait, 10),
             (self.engine, 2),
             (self.lose_session, 1),
@@ -372,7 +404,7 @@ class World:
                 self.step(Tick())
             elif self.allocator.state.leases:
                 for lease in list(self.allocator.state.leases.values()):
-                    self.engines.pop(lease.id, None)
+                    self.engines.pop(lease.workload, None)
                     self.post(EngineStopped(lease.id, lease.fencing))
             else:
                 self.witness.end()

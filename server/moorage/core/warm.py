@@ -1,0 +1,253 @@
+"""What is kept after its release: who takes it over, and who it gives way to.
+
+A warm lease holds its place like any other, so no GPU is promised twice. It differs in that nobody
+owns it: the next request like its own takes its workload over without a start, and a request that
+does not fit otherwise has it ended first. The allocator is the only caller.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+
+from moorage.core.desk import Desk
+from moorage.core.judge import Candidates, Judge
+from moorage.core.leases import RELEASED, Leases, likeness
+from moorage.core.verify import verify
+from moorage.core.words import Address, Ended, EngineKept, Stop, Told, Warmed
+from moorage.model import Ask, ClusterId, Demand, Lease, Nodes, RequestId, Tenant
+from moorage.policy import Wish
+
+WARM_MAX: Final = 256
+"""Workloads kept warm for one tenant; one more ends the one that would end next anyway."""
+ROOM_SECONDS_MAX: Final = 60.0
+"""How long a request that would not wait is kept all the same while warm leases end for it."""
+EVICTED: Final = "evicted: another request needs its place"
+
+
+class Warm:
+    """The clerk for warm leases.
+
+    Args:
+        desk: What the turn is written on.
+        judge: Knows what fits.
+        leases: Ends leases.
+
+    """
+
+    def __init__(self, desk: Desk, judge: Judge, leases: Leases) -> None:
+        self._desk = desk
+        self._judge = judge
+        self._leases = leases
+        self._evicted: dict[RequestId, RequestId] = {}
+        self._hopeless: dict[tuple[Demand, Candidates, Nodes], int] = {}
+
+    def restore(self) -> None:
+        """Find what was being evicted when the daemon died; for whom, nobody knows any more."""
+        leases = self._desk.state.leases.values()
+        evicted = (each.id for each in leases if (each.state, each.reason) == ("ending", EVICTED))
+        self._evicted = dict.fromkeys(evicted, RequestId(""))
+
+    # Kept, and taken over ------------------------------------------------------------------
+
+    def kept(self, news: EngineKept) -> bool:
+        """Keep a released lease whose workload is fit for its next user; return whether it is."""
+        lease = self._leases.engaged(news.lease, news.fencing)
+        if lease is None or lease.provision is None:
+            return False
+        if (lease.state, lease.reason) != ("ending", RELEASED):
+            return False  # It is warm already, or was ended meanwhile.
+        if self._lost(lease):
+            self._desk.do(Stop(lease))
+            return False
+        until = self._desk.now + lease.provision.keep_warm_seconds
+        self._desk.be(Warmed(lease.id, self._desk.now, until))
+        own = [each for each in self._oldest() if each.tenant == lease.tenant]
+        for each in own[: max(0, len(own) - WARM_MAX)]:
+            self._leases.end(each, f"only {WARM_MAX} are kept warm")
+        return True
+
+    def like(self, ask: Ask, reserved: Nodes) -> Lease | None:
+        """Return the warm lease that `ask` may take over, the last one released first; or None.
+
+        The same rule was asked the same question and gave this place as its answer; so it is not
+        asked again. Whether the place still is what the request wants is verified as a proposal is.
+        """
+        if ask.terms is None or ask.dry_run or ask.provision is None or not self._desk.state.warm:
+            return None
+        wanted = likeness(ask)
+        for lease in reversed(list(self._oldest())):
+            shut = (*reserved, *ask.avoid)
+            if lease.likeness == wanted and self._verified(ask, lease, shut):
+                return lease
+        return None
+
+    def take_over(self, warm: Lease, by: RequestId) -> None:
+        """End a warm lease whose place and workload the lease `by` gets in the same turn."""
+        self._desk.be(Ended(warm.id, self._desk.now, f"lease {by} took its workload over"))
+
+    def _verified(self, ask: Ask, lease: Lease, reserved: Nodes) -> bool:
+        if any((share.cluster_id, share.node_id) in reserved for share in lease.placement):
+            return False
+        fleet = self._desk.state.fleet.imagined()
+        for share in lease.placement:
+            fleet.give(share)
+        wishes = tuple(
+            Wish(
+                cluster_id=share.cluster_id,
+                node_id=share.node_id,
+                gpus=share.gpus,
+                gpu_milli=share.gpu_milli,
+                cpu_milli=share.cpu_milli,
+                memory_mib=share.memory_mib,
+            )
+            for share in lease.placement
+        )
+        return verify(ask, wishes, fleet, self._desk.state.clusters) == lease.placement
+
+    # Giving way ----------------------------------------------------------------------------
+
+    def room(self, ask: Ask, reserved: Nodes) -> Nodes | None:
+        """Have warm leases ended so that `ask` fits: as few as will do, the oldest first.
+
+        Returns:
+            The nodes on which there will be room once they have ended (none where the request does
+            not say what it needs); None where ending them would not help, and nothing is ended.
+
+        """
+        state = self._desk.state
+        self._evicted = {name: by for name, by in self._evicted.items() if name in state.leases}
+        coming = [state.leases[name] for name in self._evicted if self._is_for(ask, name)]
+        if ask.terms is None or ask.dry_run or not (coming or state.warm):
+            return None
+        if ask.demand is None:
+            return self._room_unknown(ask, reserved, coming)
+        key = (ask.demand, ask.candidates, reserved)
+        if not coming and self._hopeless.get(key) == state.gains:
+            return None
+        trial = _Trial(self._desk, self._judge, ask.demand, ask.candidates, reserved)
+        chosen = trial.choose(coming, self._oldest())
+        if chosen is None:
+            if len(self._hopeless) >= WARM_MAX:
+                self._hopeless.clear()
+            self._hopeless[key] = state.gains
+            return None
+        self._evict(ask, chosen)
+        for lease in coming:
+            self._evicted[lease.id] = ask.id
+        return trial.nodes()
+
+    def _room_unknown(self, ask: Ask, reserved: Nodes, coming: list[Lease]) -> Nodes | None:
+        """Make room for a request without `resources`: one after the other, until its rule agrees.
+
+        Only the rule knows what it needs, and it has found nothing on what is free now.
+        """
+        if coming:
+            return ()
+        allowed = ask.candidates
+        for lease in self._oldest():
+            nodes = {(share.cluster_id, share.node_id) for share in lease.placement}
+            named = allowed is None or any(cluster_id in allowed for cluster_id, _ in nodes)
+            if named and nodes.isdisjoint(reserved):
+                self._evict(ask, [lease])
+                return ()
+        return None
+
+    def _evict(self, ask: Ask, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._leases.end(lease, EVICTED)
+            self._evicted[lease.id] = ask.id
+
+    def _is_for(self, ask: Ask, name: RequestId) -> bool:
+        """Return whether an evicted lease's place is for `ask`, or for nobody else any more."""
+        by = self._evicted[name]
+        return by == ask.id or by not in self._desk.state.waiting
+
+    # What else ends them -------------------------------------------------------------------
+
+    def inventory_changed(self) -> None:
+        """End what is kept on nodes or devices that are no longer there."""
+        for lease in [*self._oldest()]:
+            if self._lost(lease):
+                self._leases.end(lease, "its node or device left the inventory")
+
+    def flush(self, to: Address, tenant: Tenant, cluster: ClusterId | None) -> None:
+        """End all that is kept for a tenant, in one cluster or everywhere; say which."""
+        flushed = [
+            lease
+            for lease in self._oldest()
+            if lease.tenant == tenant
+            and (cluster is None or any(each.cluster_id == cluster for each in lease.placement))
+        ]
+        for lease in flushed:
+            self._leases.end(lease, "flushed")
+        self._desk.tell(to, Told({"flushed": [lease.id for lease in flushed]}))
+
+    def _lost(self, lease: Lease) -> bool:
+        fleet = self._desk.state.fleet
+        for share in lease.placement:
+            row = fleet.row(share.cluster_id, share.node_id)
+            if row is None or not set(share.gpus) <= set(fleet.gpu_ids[row]):
+                return True
+        return False
+
+    def _oldest(self) -> Iterator[Lease]:
+        """Yield the warm leases; those whose time is up first, first."""
+        leases = self._desk.state.leases
+        warm = [leases[name] for name in self._desk.state.warm]
+        yield from sorted(warm, key=lambda lease: (lease.expires_at, lease.fencing))
+
+
+class _Trial:
+    """A fleet on which leases are ended to see what fits then."""
+
+    def __init__(
+        self, desk: Desk, judge: Judge, demand: Demand, candidates: Candidates, reserved: Nodes
+    ) -> None:
+        self._judge = judge
+        self._demand = demand
+        self._candidates = candidates
+        self._fleet = desk.state.fleet.imagined()
+        self._allowed = judge.allowed(candidates, reserved)
+        self._fits = self._fleet.feasible(demand) & self._allowed
+
+    def choose(self, coming: Iterable[Lease], warm: Iterable[Lease]) -> list[Lease] | None:
+        """Return as few of `warm` as must end beside `coming`; None where all are too few."""
+        for lease in coming:
+            self._free(lease, 1)
+        chosen: list[Lease] = []
+        for lease in warm:
+            if self._enough():
+                break
+            if self._free(lease, 1):
+                chosen.append(lease)
+        if not self._enough():
+            return None
+        for lease in chosen[::-1]:  # Those that turned out not to be needed may stay.
+            self._free(lease, -1)
+            if self._enough():
+                chosen.remove(lease)
+            else:
+                self._free(lease, 1)
+        return chosen
+
+    def nodes(self) -> Nodes:
+        """Return the nodes that the demand would get."""
+        return self._judge.reservation(self._demand, self._candidates, self._fleet)
+
+    def _enough(self) -> bool:
+        return self._judge.enough_nodes(self._fits, self._demand)
+
+    def _free(self, lease: Lease, sign: int) -> bool:
+        """Count what a lease holds as free, or no longer; return whether that can matter."""
+        found = [self._fleet.row(share.cluster_id, share.node_id) for share in lease.placement]
+        rows = np.array([row for row in found if row is not None and self._allowed[row]], np.int64)
+        if not len(rows):
+            return False
+        for share in lease.placement:
+            if sign > 0:
+                self._fleet.give(share)
+            else:
+                self._fleet.take(share)
+        self._fits[rows] = self._fleet.feasible(self._demand, rows)
+        return True

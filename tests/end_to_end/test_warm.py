@@ -1,0 +1,364 @@
+"""What is kept warm after its release: taken over, evicted, found again after a crash."""
+
+import contextlib
+import json
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from served import Server, cluster, rule, until, wish
+from test_engines import dead, killed, marked, status
+
+from moorage.trials.process import daemon
+from moorage_client import BlockingClient
+from moorage_policies import catalog
+
+SLEEP = ["sleep", "100000"]
+STUBBORN = ["sh", "-c", "trap '' TERM; exec sleep 100000"]
+
+
+def here(gpus: int = 2) -> dict:
+    document = cluster("here", nodes=1, gpus=gpus)
+    document["nodes"]["nodeData"][0]["id"] = platform.node()
+    return document
+
+
+def fill(server: Server, gpus: int = 2) -> None:
+    server.register(here(gpus))
+    server.publish(catalog.document("first_fit"))
+
+
+def provision(command: list[str] = SLEEP, keep: float = 600, **spec) -> dict:
+    return {
+        "backend": "local",
+        "spec": {"command": command, **spec},
+        "keep_warm_seconds": keep,
+    }
+
+
+def run(server: Server, gpus: int = 1, ttl: float = 3_600, **more) -> dict:
+    reply = server.ask(
+        resources={"gpus": gpus}, lease={"ttl_seconds": ttl}, **{"provision": provision(), **more}
+    )
+    assert reply["success"], reply
+    server.started.append(reply["lease"])  # type: ignore[attr-defined]  # As in `data_of`.
+    return reply["lease"]
+
+
+def in_state(server: Server, lease: dict, state: str) -> dict:
+    until(lambda: status(server, lease)["state"] == state)
+    return status(server, lease)
+
+
+def release(server: Server, lease: dict) -> dict:
+    reply = server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})[0]
+    assert reply["success"], reply
+    return reply["lease"]
+
+
+def warm(server: Server, **more) -> tuple[dict, int]:
+    """Start something and release it; return its lease, warm, and its process."""
+    lease = run(server, **more)
+    in_state(server, lease, "active")
+    (pid,) = marked(data_of(server))[lease["id"]]
+    release(server, lease)
+    in_state(server, lease, "warm")
+    return lease, pid
+
+
+def data_of(server: Server) -> Path:
+    return server.data  # type: ignore[attr-defined]  # Set by `serving`.
+
+
+def kill(server: Server) -> None:
+    os.kill(server.running.pid, signal.SIGKILL)
+    dead(server.running.pid)
+    server.close()
+
+
+@contextlib.contextmanager
+def serving(data: Path, *, to_be_killed: bool = False, **settings) -> Iterator[Server]:
+    with (killed if to_be_killed else daemon)(data, **settings) as running:
+        server = Server(running)
+        server.data = data  # type: ignore[attr-defined]  # What `marked` looks for.
+        server.started = []  # type: ignore[attr-defined]  # What the next test must not find.
+        yield server
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Server]:
+    with serving(tmp_path_factory.mktemp("data")) as server:
+        fill(server)
+        yield server
+        assert server.running.log.read_text() == "", "the daemon had something to complain about"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_warm(request) -> Iterator[None]:
+    """End what a test leaves behind on the shared daemon."""
+    yield
+    if "server" in request.fixturenames:
+        server = request.getfixturevalue("server")
+        for lease in server.started:
+            release(server, lease)
+        server.started.clear()
+        until(lambda: not any(leases(server, state=each) for each in ("active", "ending")))
+        server.say({"op": "flush"})
+        until(lambda: not leases(server))
+
+
+def leases(server: Server, **filters) -> list[dict]:
+    return server.say({"op": "leases", **filters})[0]["data"]["leases"]
+
+
+def metric(server: Server, name: str) -> float:
+    lines = server.http.get("/metrics").text.splitlines()
+    return float(next(line.split()[1] for line in lines if line.startswith(f"{name} ")))
+
+
+def test_the_next_request_like_it_takes_the_same_process_over(server):
+    first, pid = warm(server)
+    assert metric(server, "moorage_leases_warm") == 1
+    assert metric(server, "moorage_gpu_milli_warm") == 1000
+    assert [each["id"] for each in leases(server, state="warm")] == [first["id"]]
+    second = run(server)
+    assert second["workload"]["warm"]
+    assert second["placement"] == first["placement"]
+    assert second["fencing"] > first["fencing"]
+    in_state(server, second, "active")
+    assert marked(server.data) == {first["id"]: {pid}}, "the same process, and no other"
+    ended = status(server, first)
+    assert (ended["state"], ended["reason"]) == (
+        "ended",
+        f"lease {second['id']} took its workload over",
+    )
+    for message in ({"op": "logs"}, {"op": "exec", "command": ["true"]}, {"op": "renew"}):
+        token = {"lease": first["id"], "token": first["token"]}
+        assert server.say({**message, **token})[0]["error"]["code"] == "lease_ended"
+    done = {"op": "exec", "lease": second["id"], "token": second["token"]}
+    reply = server.say({**done, "command": ["sh", "-c", "echo $MOORAGE_WORKLOAD"]})[0]
+    assert reply["data"]["output"].strip().endswith(first["id"]), "it is in the same workload"
+    release(server, second)
+    in_state(server, second, "warm")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"provision": provision(["sleep", "200000"])},
+        {"provision": provision(stop_seconds=1)},
+        {"parameters": {"x": 1}},
+        {"resources": {"gpus": 1, "cpu_milli": 1000}},
+    ],
+    ids=["command", "spec", "parameters", "resources"],
+)
+def test_what_is_not_like_it_starts_its_own(server, other):
+    first, pid = warm(server)
+    asked = {"resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}, "provision": provision()}
+    second = server.ask(**asked | other)["lease"]
+    server.started.append(second)
+    assert "warm" not in second["workload"]
+    in_state(server, second, "active")
+    assert marked(server.data)[first["id"]] == {pid}
+    assert second["id"] in marked(server.data)
+
+
+def test_more_demand_has_it_stopped_before_its_gpu_is_given(server):
+    first, pid = warm(server, provision=provision(STUBBORN, stop_seconds=1))
+    run(server, gpus=2, provision=None)
+    assert not Path(f"/proc/{pid}").exists(), "its process is gone when the GPU is granted"
+    assert status(server, first)["reason"].startswith("evicted")
+
+
+def test_only_as_many_as_needed_are_evicted_the_oldest_first(server):
+    first, _ = warm(server)
+    second, _ = warm(server, provision=provision(["sleep", "200000"]))
+    lease = run(server, provision=None)
+    assert lease["placement"][0]["gpus"] == first["placement"][0]["gpus"]
+    assert status(server, second)["state"] == "warm"
+
+
+def test_a_request_without_resources_has_them_stopped_one_by_one(server):
+    first, _ = warm(server)
+    second, _ = warm(server, provision=provision(["sleep", "200000"]))
+    body = """
+fleet = input_data["fleet"]
+if (fleet.gpu_free[0] < 1000).any():
+    return None
+cluster_id, node_id = fleet.node_ids[0]
+return {"cluster_id": cluster_id, "node_id": node_id, "gpus": fleet.gpu_ids[0]}
+"""
+    server.publish(rule(body, "pair:1-a"))
+    reply = server.ask("pair:1-a", lease={"ttl_seconds": 60})
+    assert reply["success"], reply
+    server.started.append(reply["lease"])
+    assert status(server, first)["state"] == status(server, second)["state"] == "ended"
+
+
+def test_its_time_runs_out(server):
+    lease, _ = warm(server, provision=provision(keep=1))
+    assert in_state(server, lease, "ended")["reason"] == "expired"
+    until(lambda: marked(server.data) == {})
+
+
+def test_a_workload_that_dies_while_it_is_warm_ends_its_lease(server):
+    lease, pid = warm(server)
+    os.kill(pid, signal.SIGKILL)
+    assert "signal 9" in in_state(server, lease, "ended")["reason"]
+    again = run(server)
+    assert "warm" not in again["workload"]
+    in_state(server, again, "active")
+
+
+def test_a_reset_that_fails_ends_it(server, tmp_path):
+    marker = tmp_path / "was reset"
+    good = provision(reset_command=["touch", str(marker)])
+    lease, _ = warm(server, provision=good)
+    assert marker.exists()
+    bad = run(server, provision=provision(reset_command=["false"]))
+    in_state(server, bad, "active")
+    release(server, bad)
+    assert in_state(server, bad, "ended")["reason"] == "released"
+    assert status(server, lease)["state"] == "warm"
+
+
+def test_flush_ends_what_is_warm(server):
+    lease, _ = warm(server)
+    held = run(server, provision=provision(["sleep", "200000"]))
+    in_state(server, held, "active")
+    assert server.say({"op": "flush", "cluster": "there"})[0]["data"] == {"flushed": []}
+    with BlockingClient(server.running.ws) as client:
+        assert client.flush("here") == [lease["id"]]
+    in_state(server, lease, "ended")
+    until(lambda: marked(server.data).keys() == {held["id"]})
+    command = [Path(sys.executable).with_name("moorage"), "--url", server.running.ws, "flush"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert "0 ended" in said.stdout + said.stderr
+
+
+def test_a_node_that_leaves_takes_what_is_warm_along(server):
+    lease, _ = warm(server)
+    server.http.delete("/clusters/here").raise_for_status()
+    assert "left the inventory" in in_state(server, lease, "ended")["reason"]
+    assert marked(server.data) == {}
+    server.register(here())
+
+
+def test_the_longest_time_is_a_setting_and_nothing_is_kept_by_default(server):
+    reply = server.ask(
+        resources={"gpus": 1}, lease={"ttl_seconds": 60}, provision=provision(keep=3_601)
+    )
+    assert reply["error"]["field"] == "provision.keep_warm_seconds"
+    assert reply["error"]["expected"] == "at most 3600"
+    plain = run(server, provision={"backend": "local", "spec": {"command": SLEEP}})
+    in_state(server, plain, "active")
+    release(server, plain)
+    in_state(server, plain, "ended")
+    assert marked(server.data) == {}
+
+
+def test_after_kill_9_what_is_warm_is_found_again_and_not_started_twice(tmp_path):
+    with serving(tmp_path, to_be_killed=True) as server:
+        fill(server)
+        lease, pid = warm(server)
+        kill(server)
+    with serving(tmp_path) as server:
+        assert status(server, lease)["state"] == "warm"
+        assert marked(tmp_path) == {lease["id"]: {pid}}
+        again = run(server)
+        assert again["workload"]["warm"]
+        in_state(server, again, "active")
+        assert marked(tmp_path) == {lease["id"]: {pid}}
+        release(server, again)
+        in_state(server, again, "warm")
+
+
+def test_after_kill_9_a_workload_that_was_taken_over_stays_with_its_new_lease(tmp_path):
+    with serving(tmp_path, to_be_killed=True) as server:
+        fill(server)
+        first, pid = warm(server)
+        second = run(server)
+        in_state(server, second, "active")
+        kill(server)
+    with serving(tmp_path) as server:
+        assert status(server, second)["state"] == "active"
+        assert marked(tmp_path) == {first["id"]: {pid}}
+        os.kill(pid, signal.SIGKILL)
+        assert "signal 9" in in_state(server, second, "ended")["reason"]
+
+
+def test_what_died_while_the_daemon_was_away_ends(tmp_path):
+    with serving(tmp_path, to_be_killed=True) as server:
+        fill(server)
+        lease, pid = warm(server)
+        kill(server)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: marked(tmp_path) == {})
+    with serving(tmp_path) as server:
+        in_state(server, lease, "ended")
+        assert marked(tmp_path) == {}, "it is not started again for nobody"
+
+
+def test_kill_9_in_the_middle_of_an_eviction(tmp_path):
+    with serving(tmp_path, to_be_killed=True) as server:
+        fill(server)
+        first, pid = warm(server, provision=provision(STUBBORN, stop_seconds=3))
+        second, _ = warm(server, provision=provision(["sleep", "200000"]))
+        patient = wish(resources={"gpus": 1}, lease={"ttl_seconds": 60, "wait_seconds": 60})
+        with server.socket() as socket:
+            socket.send(json.dumps({**patient, "id": 1}))
+            in_state(server, first, "ending")
+            assert Path(f"/proc/{pid}").exists()
+            kill(server)
+    with serving(tmp_path) as server:
+        in_state(server, first, "ended")
+        assert not Path(f"/proc/{pid}").exists()
+        until(lambda: leases(server, state="granted"))
+        (granted,) = leases(server, state="granted")
+        assert granted["placement"][0]["gpus"] == first["placement"][0]["gpus"]
+        assert status(server, second)["state"] == "warm", "one was enough, before and after"
+
+
+@pytest.mark.heavy
+def test_random_kills_with_warm_ones_leave_no_orphan_and_start_nothing_twice(tmp_path):
+
+    draw = random.Random(7)
+    held: dict[str, dict] = {}
+    for number in range(25):
+        with serving(tmp_path, to_be_killed=True) as server:
+            if not number:
+                fill(server, gpus=4)
+            stop_at = time.monotonic() + draw.random()
+            with contextlib.suppress(Exception):  # The daemon may be killed in any call.
+                while time.monotonic() < stop_at:
+                    chance = draw.random()
+                    if len(held) < 3 and chance < 0.6:
+                        lease = run(
+                            server, provision=provision(["sleep", f"{draw.randint(1, 2)}00000"])
+                        )
+                        held[lease["id"]] = lease
+                    elif held and chance < 0.9:
+                        release(server, held.pop(draw.choice(sorted(held))))
+                    else:
+                        reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 1})
+                        assert reply["success"] or reply["error"]["code"] == "no_capacity"
+            kill(server)
+    with serving(tmp_path) as server:
+        for lease in held.values():
+            in_state(server, lease, "active")
+        until(lambda: not leases(server, state="ending") and not leases(server, state="starting"))
+        server.say({"op": "flush"})
+        until(lambda: not leases(server, state="warm") and not leases(server, state="ending"))
+        for lease in leases(server):
+            if lease["id"] not in held and lease["state"] == "active":
+                held[lease["id"]] = lease  # Its answer was lost with the daemon.
+        until(lambda: len(marked(tmp_path)) == len(leases(server, state="active")))
+        assert all(len(pids) == 1 for pids in marked(tmp_path).values()), "nothing started twice"
