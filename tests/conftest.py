@@ -15,13 +15,13 @@ from typing import Any, Final
 
 import docker
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
 
 # No deadlines: how busy the machine is says nothing about a property.
-settings.register_profile("here", deadline=None)
+settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("here")
 
 
