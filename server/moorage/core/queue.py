@@ -104,6 +104,10 @@ class Queue:
         if not line.waiters:
             del self._lines[line.key]
 
+    def first_like(self, ask: Ask) -> RequestId:
+        """Return the oldest waiter of the line that `ask` stands in."""
+        return next(iter(self._line_of[ask.id].waiters))
+
     def refused(self, ask: Ask, as_of: tuple[int, Nodes], kept: Nodes) -> None:
         """Note a "no" for everybody in the line of `ask`.
 

@@ -81,7 +81,8 @@ class Waking:
             room: What `room` returned for it.
 
         """
-        self._queue.refused(ask, (gains, reserved), self._kept(ask, reserved, room))
+        first = self._state.waiting[self._queue.first_like(ask)].ask
+        self._queue.refused(ask, (gains, reserved), self._kept(first, reserved, room))
 
     def waited_enough(self, waiter: Waiter, now: float) -> Refusal:
         """Return why a waiter gets nothing: its time is up, and this is how things stand."""
