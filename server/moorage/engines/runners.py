@@ -5,16 +5,20 @@ starts ends with the process that started it; what must outlive a process belong
 """
 
 import asyncio
+import atexit
+import contextlib
+import fcntl
 import functools
 import importlib
 import importlib.util
 import inspect
 import os
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import httpx
 
@@ -40,6 +44,8 @@ __all__ = ["LazyRunner", "LocalRunner", "ModelResource", "default_runners"]
 
 API_PROBE_SECONDS: Final = 0.5
 """Between two looks at whether a model's service answers."""
+_HOMES: Final[list[IO[bytes]]] = []
+"""The locks of this process's folders."""
 _DOWN_FROM: Final = 500
 """HTTP statuses from this one on mean that a service is not up. 401 means that it is."""
 
@@ -273,18 +279,47 @@ class LazyRunner:
         return await self._make().get_status(resource)
 
 
-def _local() -> Engine:
+def _home() -> Path:
+    """Make a folder for this process alone, which is removed when it ends.
+
+    One that was killed leaves its own behind, which the next one removes: whose folder it is says
+    a lock, since the number of a process may come again, and in another container at once.
+    """
     base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    return LocalEngine(
-        base / f"moorage-{os.getuid()}-{os.getpid()}", gpus=gpus_here(), outlive=False
-    )
+    prefix = f"moorage-{os.getuid()}-"
+    for old in base.glob(f"{prefix}*/lock"):
+        with contextlib.suppress(OSError), old.open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(old.parent)
+    made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
+    lock = (made / "lock").open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _HOMES.append(lock)  # It is held as long as it is open.
+    home = made.rename(made.with_name(made.name[1:]))  # Seen by others only now that it is.
+    atexit.register(_leave, home, os.getpid())
+    return home
+
+
+def _leave(home: Path, owner: int) -> None:
+    if os.getpid() == owner:  # A fork of it has the same to do at its exit.
+        with contextlib.suppress(OSError):  # Somebody has tidied up.
+            _remove(home)
+
+
+def _remove(home: Path) -> None:
+    """Remove a folder; first its name, so that no supervisor on its way out writes into it."""
+    gone = home.rename(home.with_name(f".{home.name}"))
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _local() -> Engine:
+    return LocalEngine(_home(), gpus=gpus_here(), outlive=False)
 
 
 def _aws() -> Engine:
     from moorage.engines.aws.engine import AwsEngine  # noqa: PLC0415  # It needs an extra.
 
-    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
-    return AwsEngine(base / f"moorage-{os.getuid()}-{os.getpid()}-aws")
+    return AwsEngine(_home())
 
 
 def default_runners() -> Mapping[str, Runner]:
