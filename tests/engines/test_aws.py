@@ -233,7 +233,6 @@ async def test_without_a_region_it_says_who_can_name_one(aws, engine, monkeypatc
         ({"tags": {"aws:x": "1"}}, "tags"),
         ({"tags": {"moorage:server": "mine"}}, "tags"),
         ({"user_data": "x" * 20_000}, "user_data"),
-        ({"max_price_per_hour": 0.0}, "max_price_per_hour"),
     ],
 )
 def test_what_could_never_start_is_refused_before_anything_is_held(engine_less, spec, field):
