@@ -189,6 +189,7 @@ def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_told(
         fill(server)
         lives, ends = run(server, SLEEP), run(server, ["sleep", "0.5"])
         in_state(server, lives, "active")
+        until(lambda: len(marked(tmp_path).get(lives["id"], ())) == 2)
         before = marked(tmp_path)[lives["id"]]
         os.kill(running.pid, signal.SIGKILL)
         dead(running.pid)
