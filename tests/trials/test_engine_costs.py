@@ -4,8 +4,11 @@ import pytest
 
 from moorage.engines.specs import ContainerResourceSpec, ProcessResourceSpec
 from moorage.trials.engine_costs import cycles
+from moorage.trials.warm_costs import warm_leases
 
 COLD_TO_WARM_MIN = 20
+LEASE_COLD_TO_WARM_MIN = 3
+"""Beside the start a lease has its decision and its facts on the disk, cold and warm."""
 
 
 @pytest.mark.heavy
@@ -25,3 +28,10 @@ def test_a_warm_container_costs_little_against_a_cold_one(container_engine, cont
     costs = cycles(spec, 100)
     assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
     assert container_engine.containers(all=True) == []
+
+
+@pytest.mark.heavy
+def test_a_warm_lease_costs_little_against_a_cold_one():
+    costs = warm_leases()  # It raises where a warm one was started anew, or a cold one was not.
+    assert costs["process_cold_to_warm"] >= LEASE_COLD_TO_WARM_MIN
+    assert costs["service_cold_to_warm"] >= COLD_TO_WARM_MIN
