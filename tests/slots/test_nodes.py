@@ -275,6 +275,17 @@ def test_what_is_dumped_can_be_filled_in_again(form):
     assert NodeResourcePool(read_specification(file.getvalue())).getstate() == pool.getstate()
 
 
+def test_whoever_is_placed_first_makes_room_where_another_fits_nowhere_else():
+    pool = pool_of(full=1, none=0)
+    request = [NodeRequest(exclusive=True), NodeRequest().add("gpus")]
+    assert pool.accommodates(request)
+    idle = pool.getstate()
+    taken = pool.checkout(request)
+    assert nodes_of(taken) == ["none", "full"]
+    pool.checkin(taken)
+    assert pool.getstate() == idle
+
+
 SIZES = st.lists(st.integers(0, 4), min_size=1, max_size=4)
 REQUESTS = st.lists(
     st.tuples(st.integers(0, 4), st.integers(0, 3), st.booleans()), min_size=1, max_size=3

@@ -1,8 +1,10 @@
 """The pool that knows nodes: what is asked for together comes from one node.
 
 A request is a list of `NodeRequest`s. Each of them gets a node of its own, so two of them are two
-nodes; the largest is placed first, each on the node that has most left afterwards. An exclusive one
-gets a node that nobody else uses, and nobody else gets that node until it is checked in.
+nodes; the largest is placed first, each on the node that has most left afterwards. Where that
+leaves one of them without a node, they are spread so that all have one, if there is a way. An
+exclusive one gets a node that nobody else uses, and nobody else gets that node until it is checked
+in.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from typing import IO, Any, Final, NamedTuple, Self
 
@@ -24,6 +26,7 @@ from moorage.slots.errors import (
     UnknownResourceType,
 )
 from moorage.slots.inventory import Inventory, allocate, insufficient
+from moorage.slots.matching import matched
 from moorage.slots.outcome import Outcome
 from moorage.slots.outstanding import next_number
 from moorage.slots.requests import MEMBERS_MAX, Member, parse_request
@@ -333,6 +336,35 @@ class NodeResourcePool:
         order = sorted(
             range(len(wanted)), key=lambda n: (not wanted[n].exclusive, -wanted[n].total_slots())
         )
+        try:
+            return self._place_largest_first(wanted, order, idle=idle)
+        except ResourceUnavailable:
+            alike = {each.freeze(): each for each in wanted}
+            if len(alike) == 1:
+                raise  # Of several alike, no order finds more.
+            ids = matched(
+                [wanted[number].freeze() for number in order],
+                lambda kind: self._able(alike[kind], idle=idle),
+            )
+            if ids is None:
+                raise
+        chosen = dict(zip(order, ids, strict=True))
+        return [
+            _place_one(each, [self._nodes[chosen[number]]], idle=idle)
+            for number, each in enumerate(wanted)
+        ]
+
+    def _able(self, request: NodeRequest, *, idle: bool) -> Iterator[str]:
+        """Yield the ids of the nodes that could take a request, had they no other of its group."""
+        for node in self._nodes.values():
+            if idle or node.open_to(request):
+                with suppress(ResourceUnavailable):
+                    _place_one(request, [node], idle=idle).give_back()
+                    yield node.id
+
+    def _place_largest_first(
+        self, wanted: Sequence[NodeRequest], order: Sequence[int], *, idle: bool
+    ) -> list[_Placed]:
         placed: dict[int, _Placed] = {}
         with ExitStack() as undo:
             for number in order:

@@ -1,0 +1,36 @@
+"""Everybody gets something whenever there is a way, and never what another has."""
+
+from itertools import permutations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage.slots.matching import matched
+
+
+@given(
+    st.dictionaries(st.sampled_from("abc"), st.lists(st.sampled_from("1234"), unique=True)),
+    st.lists(st.sampled_from("abc"), max_size=4),
+)
+def test_it_finds_a_way_exactly_where_there_is_one(choices, wishes):
+    found = matched(wishes, lambda wish: choices.get(wish, []))
+    ways = permutations("1234", len(wishes))
+    fits = [
+        way
+        for way in ways
+        if all(each in choices.get(wish, []) for wish, each in zip(wishes, way, strict=True))
+    ]
+    assert (found is not None) == bool(fits)
+    if found is not None:
+        assert tuple(found) in fits
+
+
+@pytest.mark.parametrize("length", [2, 3, 500])
+def test_everybody_moves_on_for_the_last(length):
+    """Each holds what the next could have, and only the first has another choice."""
+    choices = {n: [str(n), str(n + 1)] for n in range(length)} | {length: ["0"]}
+    assert matched(range(length + 1), choices.__getitem__) == [
+        *(str(n + 1) for n in range(length)),
+        "0",
+    ]
