@@ -1,6 +1,8 @@
-"""What tests of several rooms need of the machine: a container engine, and Ctrl-C."""
+"""What tests of all rooms need: no test pays for another, a container engine, and Ctrl-C."""
 
+import gc
 import io
+import logging
 import os
 import resource
 import shutil
@@ -17,12 +19,58 @@ import docker
 import pytest
 from hypothesis import HealthCheck, settings
 
+# One commit draws the same examples wherever it is tested, and no clock decides. Other examples:
+# pytest --hypothesis-profile=wander
+_UNTIMED: Final = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("steady", _UNTIMED, derandomize=True, database=None)
+settings.register_profile("wander", _UNTIMED, print_blob=True)
+settings.load_profile("steady")
+
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
 
-# No deadlines: how busy the machine is says nothing about a property.
-settings.register_profile("here", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("here")
+
+class _Leftovers(logging.Handler):
+    """What asyncio says of tasks and futures when they are collected: nobody awaited them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        message = record.getMessage()
+        if "never retrieved" in message or "was destroyed but" in message:
+            self.found.append(message)
+
+    def refuse(self, place: str) -> None:
+        """Fail `place` if anything was found since this was last called."""
+        found, self.found = self.found, []
+        if found:
+            pytest.fail(f"{place} left behind:\n" + "\n".join(found), pytrace=False)
+
+
+_LEFTOVERS: Final = _Leftovers()
+logging.getLogger("asyncio").addHandler(_LEFTOVERS)
+
+
+def pytest_collection_finish() -> None:
+    """Have the garbage collector look at what tests make, and no more at what was imported."""
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Have the test fail that leaves something behind, where counting references shows it."""
+    _LEFTOVERS.refuse("This test")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left_for_the_next_file(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Collect garbage after each file, so that what is found then is not held against another."""
+    yield
+    gc.collect()
+    _LEFTOVERS.refuse(f"One of the tests of {request.node.name}")
 
 
 @pytest.fixture(scope="session", autouse=True)

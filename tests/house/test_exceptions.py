@@ -1,8 +1,9 @@
 """What a caller can catch: one tree per public package, drawn where its reader looks first."""
 
 import importlib
-import pkgutil
-import threading
+import re
+import subprocess
+import sys
 
 import pytest
 
@@ -47,12 +48,25 @@ def test_what_stands_apart_is_said_to(name: str) -> None:
     assert name in (importlib.import_module("moorage_client").__doc__ or "")
 
 
-def test_the_packages_import_without_starting_anything() -> None:
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, threading
+for package in ("moorage", "moorage_policies", "moorage_client"):
+    for found in pkgutil.walk_packages(importlib.import_module(package).__path__, f"{package}."):
+        if not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+print(*threading.enumerate())
+"""
+
+
+def test_the_packages_import_without_starting_anything(tmp_path) -> None:
     """Importing a module has no effects: no warning, no thread, no file."""
-    before = threading.active_count()
-    for package in ("moorage", "moorage_policies", "moorage_client"):
-        path = importlib.import_module(package).__path__
-        for found in pkgutil.walk_packages(path, f"{package}."):
-            if not found.name.endswith("__main__"):
-                importlib.import_module(found.name)
-    assert threading.active_count() <= before  # Those of other tests may end meanwhile.
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", IMPORT_EVERYTHING],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,  # What went wrong is in what it wrote.
+    )
+    assert done.stderr == ""
+    assert re.fullmatch(r"<_MainThread\(MainThread, started \d+\)>\n", done.stdout)
+    assert list(tmp_path.iterdir()) == []

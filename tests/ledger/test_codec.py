@@ -8,7 +8,7 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moorage.core.words import (
@@ -125,7 +125,7 @@ def test_every_fact_has_a_kind_and_a_strategy():
 @pytest.mark.parametrize("record", STRATEGIES, ids=lambda record: record.__name__)
 def test_facts_come_back_as_they_were(record: type[Any]):
     # No deadlines: how busy the machine is says nothing about the codec.
-    @settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=50)
     @given(STRATEGIES[record], st.integers(1, 2**62), times)
     def come_back(fact: Any, seq: int, at: float) -> None:
         row = seal(seq, at, fact)

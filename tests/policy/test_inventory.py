@@ -4,7 +4,7 @@ from random import Random
 
 import numpy as np
 from harbour import inventories, walks
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.model import Cluster, ClusterId, Gpu, Node, NodeId
@@ -39,7 +39,6 @@ def installed(clusters) -> Fleet:
 changes = st.lists(inventories(), min_size=1, max_size=6)
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # A busy machine draws slowly.
 @given(inventories(), changes, st.randoms(use_true_random=False))
 def test_cluster_by_cluster_is_all_at_once(before, later, rng):
     clusters = {each.id: each for each in before}
@@ -55,7 +54,6 @@ def test_cluster_by_cluster_is_all_at_once(before, later, rng):
             assert same(fleet, installed(clusters.values()))
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow])  # A busy machine draws slowly.
 @given(walks(), changes, st.randoms(use_true_random=False))
 def test_a_replica_that_is_told_parts_and_rows_is_the_same_fleet(walk, later, rng):
     fleet, replica = walk.fleet, Fleet()

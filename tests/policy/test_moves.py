@@ -101,7 +101,7 @@ def test_scores_that_are_none_are_refused_with_the_node():
     assert decline_because("no") == {"declined": "no"}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.integers(0, 8), st.sampled_from([250, 700, 1000]), st.integers(1, 4),
     st.sampled_from(["", "nvlink", "numa", "rack"]), st.booleans(),

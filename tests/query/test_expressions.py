@@ -31,7 +31,7 @@ def larger(inner):
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.recursive(ATOMS, larger, max_leaves=8),
     st.sampled_from(["", "i"]),

@@ -73,7 +73,7 @@ def agrees(index, documents, condition):
     assert index.matching(condition) == expected
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     st.lists(DOCUMENTS, min_size=1, max_size=5),
     st.lists(

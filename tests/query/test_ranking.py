@@ -87,7 +87,7 @@ FIELD = NUMBERS | st.sampled_from(["eu", "us", None, [], ["eu", 1], {"x": 1}, [1
 ANY = st.fixed_dictionaries({}, optional={"memory": FIELD, "tags": FIELD, "reputation": FIELD})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.dictionaries(st.text("abc", max_size=2), ANY, max_size=6), ANY)
 def test_every_distance_is_a_number_from_0_to_1_and_ties_go_by_id(documents, like):
     weights = {"memory": 1e308, "tags": 1e308, "reputation": 1e-300}

@@ -24,7 +24,7 @@ from moorage.model import (
 from moorage.policy import Fleet
 from moorage.sandbox.host import Document, Limits, PolicyCode, Sandbox, ServiceError
 
-ANSWER_SECONDS_MAX = 20.0
+ANSWER_SECONDS_MAX = 60.0
 
 
 def small_fleet(clusters: int = 2, nodes: int = 2, gpus: int = 4) -> Fleet:
@@ -90,7 +90,8 @@ class Bench:
         self.outcomes: dict[tuple[str, int], asyncio.Future[Proposed | ConsultFailed]] = {}
         self.order: list[str] = []
         self.twice: list[str] = []
-        options.setdefault("limits", Limits(evaluation_seconds=0.4))
+        # Rules that are to end by themselves do so on a busy machine, too.
+        options.setdefault("limits", Limits(evaluation_seconds=20.0))
         self.sandbox = Sandbox(
             fleet=self.fleet, services=self.registry, deliver=self._deliver, **options
         )
@@ -167,6 +168,12 @@ async def bench():
     yield made
     await made.sandbox.close()
     assert not made.twice
+
+
+@pytest_asyncio.fixture
+async def hasty(make_bench):
+    """A started sandbox for rules that never end; the others come to theirs beside them."""
+    return await make_bench(limits=Limits(evaluation_seconds=1.0))
 
 
 @pytest_asyncio.fixture

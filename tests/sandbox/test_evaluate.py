@@ -86,7 +86,8 @@ async def test_it_sees_no_fleet_and_leaves_the_next_consultation_true(bench):
         ("return bytearray(1 << 30)", Code.POLICY_MEMORY),
     ],
 )
-async def test_what_a_rule_does_wrong_is_refused_as_in_a_consultation(bench, body, code):
+async def test_what_a_rule_does_wrong_is_refused_as_in_a_consultation(hasty, body, code):
+    bench = hasty
     refusal = await refused(bench, bench.policy(body))
     assert refusal.code is code
     assert refusal.details["policy_rule_uri"] == "rule:1-test"
@@ -105,13 +106,13 @@ async def test_input_that_cannot_be_sent_is_refused_and_never_reaches_a_cell(ben
 
 
 async def test_the_largest_input_reaches_the_rule(make_bench):
-    bench = await make_bench(limits=Limits(evaluation_seconds=10))
+    bench = await make_bench(limits=Limits(evaluation_seconds=20))
     code = bench.policy("return len(input_data)")
     assert await evaluate(bench, code, ["x" * ((1 << 20) - 64)] * 16) == 16
 
 
 async def test_input_that_fills_the_cell_costs_only_that_evaluation(make_bench):
-    bench = await make_bench(limits=Limits(memory_mib=64, evaluation_seconds=10))
+    bench = await make_bench(limits=Limits(memory_mib=64, evaluation_seconds=20))
     code = bench.policy("return len(input_data)")
     # A list of a few bytes in the frame is dozens as an object.
     refusal = await refused(bench, code, [[[]]] * (4 << 20))

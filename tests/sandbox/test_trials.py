@@ -46,7 +46,7 @@ def plain(code, value, number=1):
 
 
 async def outcomes(bench, code, *trials):
-    checked = await asyncio.wait_for(bench.sandbox.check(code, trials), 30)
+    checked = await asyncio.wait_for(bench.sandbox.check(code, trials), 60)
     assert checked.ok
     return checked.outcomes
 
@@ -88,7 +88,8 @@ async def test_a_rule_that_raises_spoils_only_its_own_trial(bench):
         ("import os; os.write(3, b'x' * 100)", Code.POLICY_CRASHED),
     ],
 )
-async def test_after_the_death_of_the_cell_the_others_have_its_refusal(bench, body, code):
+async def test_after_the_death_of_the_cell_the_others_have_its_refusal(hasty, body, code):
+    bench = hasty
     policy = bench.policy(body)
     found = await outcomes(bench, policy, *(trial(policy, number) for number in range(3)))
     assert [each.refusal.code for each in found] == [code] * 3
@@ -100,9 +101,9 @@ async def test_trials_end_with_the_sandbox(make_bench):
     code = bench.policy("self.settings['cluster_client'].read_cluster('c0')\nwhile True: pass")
     tried = trial(code)
     checking = asyncio.ensure_future(bench.sandbox.check(code, [tried]))
-    await asyncio.wait_for(tried.services.called.wait(), 10)
+    await asyncio.wait_for(tried.services.called.wait(), 60)
     await bench.sandbox.close()
-    (found,) = (await asyncio.wait_for(checking, 10)).outcomes
+    (found,) = (await asyncio.wait_for(checking, 60)).outcomes
     assert found.refusal.code in {Code.SHUTTING_DOWN, Code.POLICY_CRASHED}
 
 

@@ -163,7 +163,7 @@ class Witness:
         return coroutine if name in self.kinds["async"] else plain
 
 
-@settings(deadline=None, max_examples=120)
+@settings(max_examples=120)
 @given(workflows())
 def test_any_graph_runs_in_order_within_capacity_and_both_executors_agree(workflow):
     dag, requirements, costs, kinds, fail_fast = workflow

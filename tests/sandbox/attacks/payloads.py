@@ -22,8 +22,8 @@ def attempt(note, name, function):
         return
     note(f"{name} -> {result!r}"[:200])
 
-def raw(number, *arguments):
-    """A system call as native code would make it, with ctypes dug out from under the cell."""
+def dug_out():
+    """Return what makes system calls as native code would: ctypes, from under the cell."""
     data = next(c for c in object.__subclasses__() if c.__name__ == "_CData")
     function = next(c for c in data.__subclasses__() if c.__name__ in ("CFuncPtr", "PyCFuncPtr"))
     simple = next(c for c in data.__subclasses__() if c.__name__ == "_SimpleCData")
@@ -34,11 +34,16 @@ def raw(number, *arguments):
         _flags_ = 1
         _restype_ = long
     found = Native(("syscall", Here()))
-    result = found(long(number), *[long(a) if isinstance(a, int) else a for a in arguments])
-    result = getattr(result, "value", result)
-    if result < 0:
-        raise OSError(-result, "refused")
-    return result
+    def raw(number, *arguments):
+        result = found(long(number), *[long(a) if isinstance(a, int) else a for a in arguments])
+        result = getattr(result, "value", result)
+        if result < 0:
+            raise OSError(-result, "refused")
+        return result
+    return raw
+
+def raw(number, *arguments):
+    return dug_out()(number, *arguments)
 
 def native(name, *arguments):
     return raw(NUMBERS[name], *arguments)

@@ -53,16 +53,16 @@ while True:
         "map_bomb",
         """
 total = 0
+call = dug_out()  # Once: digging takes longer than a mapping does.
 try:
     while total < 1 << 20:
-        raw(MACHINE.mapping, 0, 1 << 20, 3, 0x22, -1, 0)
+        call(MACHINE.mapping, 0, 1 << 20, 3, 0x22, -1, 0)
         total += 1
 except OSError:
     pass
 if total > 300:
     note(f"mapped {total} MiB")
 """,
-        ends=frozenset({"value", "policy_timeout"}),  # On a busy machine it runs out of time first.
     ),
     Payload(
         55, "int_to_text", "sys.set_int_max_str_digits(0); str(1 << (1 << 26)); return {}", FLOOD

@@ -46,7 +46,7 @@ async def arena(tmp_path_factory):
     folder.chmod(0o777)
     sentinel.chmod(0o666)
     os.environ["MOORAGE_TEST_SECRET"] = SECRET
-    limits = Limits(evaluation_seconds=0.3, load_seconds=1.0, memory_mib=128, spares=2)
+    limits = Limits(evaluation_seconds=1.0, load_seconds=2.0, memory_mib=128, spares=2)
     bench = bench_module.Bench(limits=limits)
     await bench.sandbox.start()
     bench.sentinel = sentinel
