@@ -4,6 +4,7 @@ It grants GPUs from a pile, keeps leases across its own restarts, and misbehaves
 """
 
 import asyncio
+import contextlib
 import io
 import itertools
 import json
@@ -21,6 +22,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.server import Server, ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
 
 from moorage_client.cli.program import run
 from moorage_client.loops import LoopThread
@@ -100,7 +102,7 @@ class Harbour:
 
         self._thread.run(break_them())
 
-    def wait_for(self, what: Any, seconds: float = 10.0) -> None:
+    def wait_for(self, what: Any, seconds: float = 60.0) -> None:
         """Return once `what()` holds; it is looked at whenever a message has been handled."""
         with self._changed:
             assert self._changed.wait_for(what, seconds), f"never came: {self.heard}"
@@ -126,7 +128,11 @@ class Harbour:
             with self._changed:
                 self.heard.append(message)
                 self._changed.notify_all()
-            tasks.add(asyncio.create_task(self._answer(connection, message)))
+            tasks.add(asyncio.create_task(self._answer_if_there(connection, message)))
+
+    async def _answer_if_there(self, connection: ServerConnection, message: dict[str, Any]) -> None:
+        with contextlib.suppress(ConnectionClosed):  # Who has left meanwhile hears nothing.
+            await self._answer(connection, message)
 
     async def _answer(self, connection: ServerConnection, message: dict[str, Any]) -> None:
         op = message.get("op", "ask")

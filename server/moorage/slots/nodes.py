@@ -1,10 +1,9 @@
 """The pool that knows nodes: what is asked for together comes from one node.
 
 A request is a list of `NodeRequest`s. Each of them gets a node of its own, so two of them are two
-nodes; the largest is placed first, each on the node that has most left afterwards. Where that
-leaves one of them without a node, they are spread so that all have one, if there is a way. An
-exclusive one gets a node that nobody else uses, and nobody else gets that node until it is checked
-in.
+nodes; the largest is placed first, each on the node that has most left afterwards, and where that
+leaves one without a node, they are spread so that all have one, if there is a way. Nobody else uses
+the node of an exclusive one until it is checked in.
 """
 
 from __future__ import annotations
@@ -333,26 +332,18 @@ class NodeResourcePool:
         allowed = self.allow_multinode if allow_multinode is None else allow_multinode
         if len(wanted) > 1 and not allowed:
             raise ResourceUnavailable(f"{len(wanted)} nodes are wanted, and only one is allowed")
-        order = sorted(
-            range(len(wanted)), key=lambda n: (not wanted[n].exclusive, -wanted[n].total_slots())
-        )
         try:
-            return self._place_largest_first(wanted, order, idle=idle)
+            return self._place_largest_first(wanted, idle=idle)
         except ResourceUnavailable:
             alike = {each.freeze(): each for each in wanted}
             if len(alike) == 1:
                 raise  # Of several alike, no order finds more.
-            ids = matched(
-                [wanted[number].freeze() for number in order],
-                lambda kind: self._able(alike[kind], idle=idle),
-            )
+            kinds = [each.freeze() for each in wanted]
+            ids = matched(kinds, lambda kind: self._able(alike[kind], idle=idle))
             if ids is None:
                 raise
-        chosen = dict(zip(order, ids, strict=True))
-        return [
-            _place_one(each, [self._nodes[chosen[number]]], idle=idle)
-            for number, each in enumerate(wanted)
-        ]
+        nodes = (self._nodes[each] for each in ids)
+        return [_place_one(r, [node], idle=idle) for r, node in zip(wanted, nodes, strict=True)]
 
     def _able(self, request: NodeRequest, *, idle: bool) -> Iterator[str]:
         """Yield the ids of the nodes that could take a request, had they no other of its group."""
@@ -362,9 +353,10 @@ class NodeResourcePool:
                     _place_one(request, [node], idle=idle).give_back()
                     yield node.id
 
-    def _place_largest_first(
-        self, wanted: Sequence[NodeRequest], order: Sequence[int], *, idle: bool
-    ) -> list[_Placed]:
+    def _place_largest_first(self, wanted: Sequence[NodeRequest], *, idle: bool) -> list[_Placed]:
+        order = sorted(
+            range(len(wanted)), key=lambda n: (not wanted[n].exclusive, -wanted[n].total_slots())
+        )
         placed: dict[int, _Placed] = {}
         with ExitStack() as undo:
             for number in order:
