@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 RULE = """
 from moorage.policy import best_rows, decline, propose, read_demand
 import numpy as np
@@ -80,6 +82,7 @@ def test_options_out_of_range_are_refused_before_anything_runs(tmp_path):
         assert words[0] in refused.stderr
 
 
+@pytest.mark.heavy
 def test_rules_are_played_side_by_side(tmp_path):
     nodes, pods, mine = tmp_path / "nodes.csv", tmp_path / "pods.csv", tmp_path / "mine.py"
     rows = "".join(f"n{n},64000,262144,4,A100\n" for n in range(3))

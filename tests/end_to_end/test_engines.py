@@ -183,6 +183,7 @@ def test_a_service_is_active_when_it_answers(server):
     in_state(server, lease, "ended")
 
 
+@pytest.mark.heavy
 def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_told(tmp_path):
     with killed(tmp_path) as running:
         server = Server(running)
@@ -206,6 +207,7 @@ def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_told(
             server.close()
 
 
+@pytest.mark.heavy
 def test_what_runs_for_no_lease_is_stopped(tmp_path):
     with killed(tmp_path) as running:
         server = Server(running)

@@ -95,6 +95,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 """
 
 
+@pytest.mark.heavy
 def test_a_clock_that_is_set_back_delays_nobody(tmp_path):
     (tmp_path / "clock.c").write_text(SET_CLOCK)
     command = ["cc", "-shared", "-fPIC", "-o", "clock.so", "clock.c"]
@@ -130,6 +131,7 @@ def test_a_damaged_catalog_is_named_and_nothing_is_served(tmp_path):
         pass
 
 
+@pytest.mark.heavy
 def test_a_ledger_that_fails_while_the_daemon_starts_ends_it(tmp_path):
     with daemon(tmp_path) as running:
         server = Server(running)
@@ -147,6 +149,7 @@ def test_a_ledger_that_fails_while_the_daemon_starts_ends_it(tmp_path):
     assert "moored: cannot start: the ledger" in done.stderr
 
 
+@pytest.mark.heavy
 def test_a_daemon_may_open_more_files_than_a_shell_allows(tmp_path):
     usual = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (usual[1] - 1, usual[1]))
@@ -160,6 +163,7 @@ def test_a_daemon_may_open_more_files_than_a_shell_allows(tmp_path):
 
 
 @pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.heavy
 def test_a_daemon_without_standard_streams_serves_and_stops(tmp_path, closed):
     command = f'"$@" {closed} & echo $! >"{tmp_path}/pid"; wait $!; echo $? >"{tmp_path}/code"'
     serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]

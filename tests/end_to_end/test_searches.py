@@ -161,6 +161,7 @@ def test_documents_of_blocks_are_kept_and_changed(server):
         assert http.delete(path).status_code == 404
 
 
+@pytest.mark.heavy
 def test_blocks_survive_a_restart(tmp_path):
     for first in (True, False):
         with daemon(tmp_path) as running, httpx.Client(base_url=running.http) as http:
@@ -171,6 +172,7 @@ def test_blocks_survive_a_restart(tmp_path):
             assert found["data"] == [{"id": "b", "metrics": {"blockId": "b", "instances": []}}]
 
 
+@pytest.mark.heavy
 def test_the_allocator_over_http_can_be_switched_off():
     with daemon(environment={"MOORAGE_ALLOCATE_OVER_HTTP": "false"}) as running:
         server = Server(running)
@@ -182,6 +184,7 @@ def test_the_allocator_over_http_can_be_switched_off():
         server.close()
 
 
+@pytest.mark.heavy
 def test_code_comes_only_from_the_hosts_that_are_configured():
     with daemon(environment={"MOORAGE_POLICY_CODE_HOSTS": "git.lan"}) as running:
         server = Server(running)

@@ -35,6 +35,7 @@ def test_demo_shows_placement_lease_and_reason():
     assert "It can never fit" in shown
 
 
+@pytest.mark.heavy
 def test_the_demo_does_not_follow_the_operators_own_settings():
     told = json.loads(
         moored(
@@ -50,6 +51,7 @@ def test_the_demo_does_not_follow_the_operators_own_settings():
     assert told["first_lease_seconds"] > 0
 
 
+@pytest.mark.heavy
 def test_a_trial_that_is_stopped_takes_its_daemon_along(tmp_path):
     nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
     nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,8,T4\n")

@@ -71,6 +71,7 @@ def test_the_contracts_are_kept(copy: Path) -> None:
     assert f"{FLOORS} KEPT" in " ".join(report.stdout.split())
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "line", "contract"), MUTANTS)
 def test_a_bad_import_breaks_its_contract(copy: Path, name: str, line: str, contract: str) -> None:
     path = copy / name

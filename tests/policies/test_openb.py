@@ -34,11 +34,13 @@ def one_run(trace, rule):
 
 
 @pytest.mark.parametrize("rule", ["fgd", "best_fit", "random"])
+@pytest.mark.heavy
 def test_one_run_is_near_the_published_mean(rule):
     found = one_run("default", rule)
     assert abs(found.difference) <= 4 * found.published_deviation
 
 
+@pytest.mark.heavy
 def test_fgd_that_learns_what_is_typical_packs_better_than_best_fit_ever_did():
     nodes, pods = read_nodes(NODES), read_pods(DATA / "pods_default.csv")
     order = arrivals(pods, capacity_milli(nodes), 1.3, 42)
@@ -54,6 +56,7 @@ def quarter(rule: str, parameters: dict[str, Any]) -> float:
     return pack(policy, openb(nodes, 42), order, parameters, 42).allocated_percent
 
 
+@pytest.mark.heavy
 def test_expected_fill_packs_more_than_fgd_whether_it_is_told_the_mix_or_learns_it():
     pods = read_pods(DATA / "pods_default.csv")
     published_best = quarter("fgd", typical_of("fgd", pods))

@@ -18,7 +18,13 @@ CHUNK = 20
 PLAY = Path(__file__).with_name("play.py")
 
 
-@pytest.mark.parametrize("first", range(0, SEEDS, CHUNK))
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(first, marks=() if first < SEEDS // 2 else pytest.mark.heavy)
+        for first in range(0, SEEDS, CHUNK)
+    ],
+)
 def test_the_laws_hold(first: int) -> None:
     for seed in range(first, min(first + CHUNK, SEEDS)):
         run(seed, EVENTS)

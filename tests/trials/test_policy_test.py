@@ -77,6 +77,7 @@ async def test_what_is_found(document, finding):
         assert report.findings[0].endswith("^")  # The line, and the caret under the place.
 
 
+@pytest.mark.heavy
 async def test_a_rule_that_never_returns_is_stopped_and_shown_line_by_line():
     report = await try_rule(Job(rule("while True:\n    rows = rows + 1"), [ONE] * 20))
     assert report.outcomes == {"policy_timeout": 3}  # It has shown what it does.
