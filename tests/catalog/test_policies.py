@@ -41,6 +41,17 @@ def test_identity(identity, uri, parts):
     assert (document["name"], document["version"], document["release_tag"]) == parts
 
 
+@pytest.mark.parametrize("kind", ["python_class_v1", "Python", "", None])
+def test_rules_are_written_in_python(kind):
+    assert complete_policy_document({**GIVEN, "type": kind})["type"] == kind
+
+
+@pytest.mark.parametrize("login", ["user:pw@", "user@", "a%40b:c@d@", ":@", ""])
+def test_a_url_loses_its_credentials(login):
+    given = {**GIVEN, "code": f"HTTPS://{login}code.example:1/a@b?c=@"}
+    assert complete_policy_document(given)["code"] == "HTTPS://code.example:1/a@b?c=@"
+
+
 @pytest.mark.parametrize(
     ("change", "code", "field"),
     [
@@ -53,6 +64,7 @@ def test_identity(identity, uri, parts):
         ({"version": "v2"}, Code.BAD_MESSAGE, "version"),
         ({"policy_rule_uri": None, "name": "a"}, Code.MISSING_FIELDS, "version"),
         ({"code": ""}, Code.BAD_MESSAGE, "code"),
+        ({"type": "javascript"}, Code.BAD_MESSAGE, "type"),
         ({"code": {"function.py": ""}}, Code.BAD_MESSAGE, "code"),
         ({"policy_parameters": []}, Code.BAD_MESSAGE, "policy_parameters"),
         ({"policy_input_schema": "x"}, Code.BAD_MESSAGE, "policy_input_schema"),

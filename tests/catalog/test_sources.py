@@ -107,9 +107,14 @@ def test_paths_out_of_the_folder_and_links_are_refused(tmp_path):
     assert "cannot be read" in refused(CodeSources(root=root).files, "missing.py", None).reason
 
 
+LOGIN = "Basic " + base64.b64encode(b"user:p@w").decode()
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         body = {"/rule.tar.gz": archive(), "/large": bytes(CODE_BYTES_MAX + 1)}.get(self.path)
+        if self.path == "/private" and self.headers["authorization"] == LOGIN:
+            body = archive()
         if self.path.startswith("/to/"):
             self.send_response(302)
             self.send_header("location", self.path.removeprefix("/to"))
@@ -147,6 +152,28 @@ async def test_code_behind_a_url(host):
         fetched = await fetcher.fetch(host + path)
         assert fetcher.files(host + path, fetched) == FILES
     assert await fetcher.fetch(RULE) is None
+
+
+async def test_credentials_are_sent_and_never_shown(host, caplog):
+    url = host.replace("://", "://user:p%40w@")
+    fetcher = CodeSources()
+    with caplog.at_level("DEBUG"):
+        for path in ("/private", "/to/private"):
+            assert fetcher.files("", await fetcher.fetch(url + path)) == FILES
+        for bad in (
+            url + "/nothing",
+            url + "/to/to/to/to/x",
+            "http://user:p%40w@127.0.0.1:1/x",
+            "http://user:p%40w@[::bad/x",
+            "http://user:p%40w@/x",
+        ):
+            fault = await fetch_refused(bad)
+            assert "p%40w" not in repr((fault.reason, fault.expected, fault.details))
+            assert "p@w" not in fault.reason
+    assert caplog.records
+    assert "p%40w" not in caplog.text
+    assert LOGIN.split()[1] not in caplog.text
+    assert "p@w" not in caplog.text
 
 
 async def test_urls_that_do_not_serve_code(host):

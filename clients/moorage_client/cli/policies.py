@@ -1,4 +1,4 @@
-"""The commands about policies: push, list, show."""
+"""The commands about policies: push, list, show, delete."""
 
 import base64
 import io
@@ -118,6 +118,19 @@ def show(
         ),
         empty="Nobody changed it.",
     )
+
+
+def delete(
+    session: Session,
+    uri: Annotated[str, typer.Argument(help="The version, name:version-tag")],
+) -> None:
+    """Remove a version. Its URI may be registered again with the same content only."""
+    with session.services() as services:
+        services.delete_policy(uri)
+    if session.json:
+        print_json({"deleted": uri})
+    else:
+        say(f"{uri} is removed")
 
 
 def document_of(path: Path) -> dict[str, Any]:

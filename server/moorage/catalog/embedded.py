@@ -32,7 +32,7 @@ from moorage.catalog.contexts import KeptContexts
 from moorage.catalog.documents import apply_change, decode, snapshot
 from moorage.catalog.executors import Executors
 from moorage.catalog.filters import compile_filter, parse_filter
-from moorage.catalog.history import history_of, note
+from moorage.catalog.history import history_of, note, refuse_another_content
 from moorage.catalog.metrics import read_metrics_document
 from moorage.catalog.policies import (
     complete_policy_document,
@@ -274,7 +274,7 @@ class EmbeddedCatalog:
     async def prepare_policy(self, document: Document) -> PreparedPolicy:
         """See `Catalog.prepare_policy`."""
         complete = complete_policy_document(document)
-        code: str = complete["code"]
+        code: str = document["code"]  # With the credentials that it may have.
         fetched = await self._sources.fetch(code)
         # Unpacking and reading patterns take a while, and need nothing of the store.
         return await asyncio.to_thread(
@@ -293,6 +293,7 @@ class EmbeddedCatalog:
                     uri, differing_fields(decode(row.document), record.document, rule_only=False)
                 )
                 return None
+            refuse_another_content(database, uri, record.ref.digest)
             note(database, uri, who, "registered", record.ref.digest)
             return write_policy(database, record)
 

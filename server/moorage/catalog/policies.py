@@ -16,6 +16,7 @@ from moorage.catalog.archives import bad_code
 from moorage.catalog.base import Document, PolicyRecord, PreparedPolicy
 from moorage.catalog.documents import PACKABLE, encode, is_packable
 from moorage.catalog.schemas import read_schemas
+from moorage.catalog.sources import without_credentials
 from moorage.model import Code, PolicyRef
 from moorage.policy.requirements import IMPORTABLE, LINES_MAX, REQUIREMENTS, unmet
 from moorage.protocol.faults import ServiceError
@@ -40,6 +41,8 @@ _URI: Final = re.compile(
 )
 _URI_EXPECTED: Final = "`<name>:<version>-<release tag>`, e.g. `ip_allowlist:1.0-beta`"
 
+_TYPE_EXPECTED: Final = "`python_class_v1`: rules are written in Python"
+
 _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "name": (str, "a text"),
     "version": (str, "a text"),
@@ -47,7 +50,7 @@ _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "metadata": (dict, "an object"),
     "tags": ((str, list), "a text with commas, or a list"),
     "code_type": (str, "a text"),
-    "type": (str, "a text, e.g. `python_class_v1`"),
+    "type": (str, _TYPE_EXPECTED),
     "policy_input_schema": (dict, "an object with one entry per field"),
     "policy_output_schema": (dict, "an object with one entry per field"),
     "policy_settings_schema": (dict, "an object with one entry per field"),
@@ -78,6 +81,8 @@ _DIGESTED: Final = tuple(field for field in _RULE_FIELDS if field.endswith("_sch
 def complete_policy_document(given: Any) -> Document:
     """Return a checked copy of a PolicyRule document with its identity filled in.
 
+    A URL in `code` loses its credentials: whoever may read documents would read them, too.
+
     Raises:
         ServiceError: `missing_fields` or `bad_message`, naming the field.
 
@@ -93,12 +98,14 @@ def complete_policy_document(given: Any) -> Document:
             raise ServiceError.wrong_field(
                 field, f"`{meant}`, or another name for a field of yours"
             )
+    if not (given.get("type") or "python").lower().startswith("python"):
+        raise ServiceError.wrong_field("type", _TYPE_EXPECTED)
     code = given.get("code")
     if not isinstance(code, str) or not code.strip():
         raise ServiceError.wrong_field(
             "code", "source text, an archive in base64, a data: or http(s) URL, or a path"
         )
-    return {**given, **_identity(given)}
+    return {**given, "code": without_credentials(code), **_identity(given)}
 
 
 def _meant(field: str, given: Document) -> str:

@@ -10,6 +10,7 @@ import base64
 import binascii
 import ipaddress
 import os
+import re
 import socket
 import urllib.parse
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ from moorage.catalog.archives import (
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["CODE_BYTES_MAX", "CodeSources", "Files"]
+__all__ = ["CODE_BYTES_MAX", "CodeSources", "Files", "without_credentials"]
 
 CODE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Source text or archive, as uploaded or fetched."""
@@ -40,6 +41,9 @@ FETCH_SECONDS_MAX: Final = 30.0
 REDIRECTS_MAX: Final = 3
 
 Files = dict[str, bytes]
+
+_CREDENTIALS: Final = re.compile(r"^(https?://)[^/?#]*@", re.IGNORECASE)
+"""Of a URL, up to where its host begins (RFC 3986, section 3.2.1)."""
 
 # The first bytes of .zip, .tar.gz and .tar.xz in base64.
 _ARCHIVE_IN_BASE64: Final = ("UEsDB", "H4sI", "/Td6WFoA")
@@ -79,11 +83,13 @@ class CodeSources:
             ):
                 return await self._follow(client, code)
         except UnicodeError as error:
-            raise bad_code(f"{code} has no host: {error}", "the name of a host") from error
+            shown = without_credentials(code)
+            raise bad_code(f"{shown} has no host: {error}", "the name of a host") from error
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise ServiceError(
                 Code.UNAVAILABLE,
-                f"code: {code} could not be fetched: {str(error) or type(error).__name__};"
+                f"code: {without_credentials(code)} could not be fetched:"
+                f" {str(error) or type(error).__name__};"
                 f" expected an answer within {FETCH_SECONDS_MAX:g} seconds",
                 field="code",
                 expected=f"an answer within {FETCH_SECONDS_MAX:g} seconds",
@@ -92,12 +98,15 @@ class CodeSources:
     async def _follow(self, client: httpx.AsyncClient, url: str) -> bytes:
         for _ in range(REDIRECTS_MAX + 1):
             await self._allow(url)
-            async with client.stream("GET", url, follow_redirects=False) as response:
+            given, shown = httpx.URL(url), without_credentials(url)
+            login = httpx.BasicAuth(given.username, given.password) if given.userinfo else None
+            # The client logs the URL that it is given.
+            async with client.stream("GET", shown, auth=login, follow_redirects=False) as response:
                 if response.has_redirect_location:
                     url = urllib.parse.urljoin(url, response.headers["location"])
                     continue
                 if not response.is_success:
-                    raise bad_code(f"{url} answered {response.status_code}", "200, with the code")
+                    raise bad_code(f"{shown} answered {response.status_code}", "200, with the code")
                 content = bytearray()
                 # Raw: a content-encoding must not unpack more than the archive's own caps allow.
                 async for chunk in response.aiter_raw():
@@ -106,13 +115,15 @@ class CodeSources:
                         raise _too_large()
                 return bytes(content)
         raise bad_code(
-            f"the last of the redirects leads to {url}", f"at most {REDIRECTS_MAX} redirects"
+            f"the last of the redirects leads to {without_credentials(url)}",
+            f"at most {REDIRECTS_MAX} redirects",
         )
 
     async def _allow(self, url: str) -> None:
         parsed = httpx.URL(url)
         if parsed.scheme not in {"http", "https"} or not parsed.host:
-            raise bad_code(f"{url} is no URL to fetch from", "http://… or https://…")
+            shown = without_credentials(url)
+            raise bad_code(f"{shown} is no URL to fetch from", "http://… or https://…")
         if self.hosts is not None:
             if parsed.host in self.hosts:
                 return
@@ -168,6 +179,11 @@ class CodeSources:
                 return _unpacked(file.read(CODE_BYTES_MAX + 1))
         except (OSError, ValueError) as error:
             raise bad_code(f"the path {code!r} cannot be read: {error}", _EXPECTED) from error
+
+
+def without_credentials(code: str) -> str:
+    """Return a URL without `user:password@`; anything else as it is."""
+    return _CREDENTIALS.sub(r"\1", code)
 
 
 def _is_link_local(address: str) -> bool:
