@@ -175,6 +175,16 @@ async def test_a_command_that_leaves_something_running_is_over_all_the_same(engi
     assert marked(tmp_path) == set(), "until the workload does"
 
 
+async def test_what_a_command_left_running_does_not_meet_the_next_user(engine, tmp_path):
+    await engine.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    before = marked(tmp_path)
+    await engine.execute("a", ("sh", "-c", "setsid sleep 1000 &"))
+    assert marked(tmp_path) > before
+    with pytest.raises(UnsupportedSpecError):  # It has no reset_command.
+        await engine.reset("a")
+    assert marked(tmp_path) == before
+
+
 async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(engine, tmp_path):
     await engine.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
     before = marked(tmp_path)

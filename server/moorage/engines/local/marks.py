@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -26,18 +26,19 @@ def all_pids() -> Iterator[int]:
     return (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())
 
 
-def kill_marked(mark: str) -> None:
+def kill_marked(mark: str, *also: str) -> None:
     """Kill every process of this user that has a variable of this value; return when none is left.
 
     Args:
         mark: `NAME=value`.
+        also: Names of variables that it must have beside that.
 
     Raises:
         EngineError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
 
     """
     deadline = time.monotonic() + KILL_SECONDS_MAX
-    while pids := list(_marked(mark.encode())):
+    while pids := list(_marked(mark.encode(), [f"{name}=".encode() for name in also])):
         if time.monotonic() > deadline:
             listed = ", ".join(map(str, pids))
             raise EngineError(f"killed {KILL_SECONDS_MAX:g} s ago and still there: {listed}")
@@ -47,8 +48,10 @@ def kill_marked(mark: str) -> None:
         time.sleep(LOOK_SECONDS)  # They are nobody's children here, so nobody is told.
 
 
-def _marked(mark: bytes) -> Iterator[int]:
+def _marked(mark: bytes, also: Sequence[bytes]) -> Iterator[int]:
     for pid in all_pids():
         with contextlib.suppress(OSError):  # It has ended, or is somebody else's.
-            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            named = all(any(each.startswith(name) for each in variables) for name in also)
+            if mark in variables and named:
                 yield pid

@@ -140,8 +140,13 @@ class Processes(Part):
         return noted if grant is None else {**noted, "cpus": grant.cpus, "devices": grant.rows}
 
     async def reset(self, workload: str) -> None:
-        """Run the spec's own reset command; see `Engine.reset`."""
+        """Run the spec's own reset command; see `Engine.reset`.
+
+        What commands beside it left running is killed in any case: the next user shall not meet it.
+        """
         order = self._order(workload)
+        mark = f"{marks.WORKLOAD}={self._mark(workload)}"
+        await finished(asyncio.to_thread(marks.kill_marked, mark, marks.EXECUTION))
         command = order["reset_command"]
         if not command:
             raise UnsupportedSpecError("a process without a reset_command cannot be reset")
