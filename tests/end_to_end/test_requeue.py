@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, until
+from served import Server, cluster, rule, until
 from test_engines import dead, in_state, killed, marked, release, status
 
 from moorage.model import LeaseTerms, Provision
@@ -265,6 +265,26 @@ def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_p
         assert marked(tmp_path).keys() == {lease["id"]}
         release(server, lease)
         in_state(server, lease, "ended")
+        server.close()
+
+
+def test_a_rule_is_asked_at_the_start_about_what_waited(tmp_path):
+    """There is room, and the rule declined: the daemon that comes back asks it anew."""
+    body = 'return {"declined": "not today"}'
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        fill(server)
+        server.publish(rule(body, "never:1-x"))
+        with server.socket() as waiting:
+            terms = {"ttl_seconds": 60, "wait_seconds": 3600}
+            wish = {"adhoc": True, "policy_rule_uri": "never:1-x", "inputs": {}, "lease": terms}
+            waiting.send(json.dumps(wish | {"resources": {"gpus": 1}}))
+            until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
+        server.close()
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        (row,) = server.say({"op": "queue"})[0]["data"]["waiting"]
+        assert row["policy_rule_uri"] == "never:1-x"
         server.close()
 
 

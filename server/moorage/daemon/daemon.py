@@ -184,9 +184,9 @@ class Daemon:
         self._closing.push_async_callback(self._engines.close)
         held = self._allocator.state.leases
         await self._engines.open([each.workload for each in held.values() if each.provision])
+        self._introduce()  # Before anything happens: rules are asked about what waited.
         self._reconcile()
         await self._settled()
-        self._introduce()
         self._measures.watch(self._gauges)
         # What was loaded stays. Without this, collections that look through ten thousand documents
         # in vain stop the server for a third of a second each (measured).
