@@ -32,7 +32,7 @@ async def test_every_change_is_noted_with_who_and_when(catalog):
     change = {"$set": {"description": "x", "tags": "y"}}
     await catalog.update_policy(URI, change, "cid")
     await catalog.delete_policy(URI, "dan")
-    again = await publish(catalog, "eve")
+    again = await publish(catalog, "eve", policy_parameters={"p": 1})
     changes = await catalog.policy_history(URI)
     assert [(each["who"], each["what"]) for each in changes] == [
         ("ann", "registered"),  # Bob registered what was there already.
@@ -53,19 +53,6 @@ async def test_what_is_refused_is_not_noted(catalog):
     with pytest.raises(ServiceError):
         await catalog.update_policy(URI, {"$set": {"code": "x\n"}}, "bob")
     assert len(await catalog.policy_history(URI)) == 1
-
-
-async def test_what_was_removed_comes_back_as_it_was_or_not_at_all(catalog):
-    await publish(catalog)
-    await catalog.delete_policy(URI, "dan")
-    for more in ({"policy_parameters": {"p": 1}}, {"code": RULE + "#"}):
-        with pytest.raises(ServiceError, match="was removed, and had another content") as caught:
-            await publish(catalog, **more)
-        assert caught.value.code is Code.ALREADY_EXISTS
-        assert caught.value.field == "policy_rule_uri"
-    assert catalog.policy(URI) is None
-    await publish(catalog, description="what it says of itself may differ")
-    assert catalog.policy(URI) is not None
 
 
 async def test_a_policy_that_never_was_has_none(catalog):

@@ -32,7 +32,7 @@ from moorage.catalog.contexts import KeptContexts
 from moorage.catalog.documents import apply_change, decode, snapshot
 from moorage.catalog.executors import Executors
 from moorage.catalog.filters import compile_filter, parse_filter
-from moorage.catalog.history import history_of, note, refuse_another_content
+from moorage.catalog.history import history_of, note
 from moorage.catalog.metrics import read_metrics_document
 from moorage.catalog.policies import (
     complete_policy_document,
@@ -293,7 +293,6 @@ class EmbeddedCatalog:
                     uri, differing_fields(decode(row.document), record.document, rule_only=False)
                 )
                 return None
-            refuse_another_content(database, uri, record.ref.digest)
             note(database, uri, who, "registered", record.ref.digest)
             return write_policy(database, record)
 

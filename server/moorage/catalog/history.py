@@ -14,7 +14,7 @@ from moorage.catalog.store import Database, Row
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["PolicyChange", "history_of", "note", "refuse_another_content"]
+__all__ = ["PolicyChange", "history_of", "note"]
 
 CHANGES_MAX: Final = 1000
 """Changes of one URI that are remembered; of more, the second oldest is forgotten first."""
@@ -62,30 +62,6 @@ def note(
     database.put("history", Row(uri, msgspec.json.encode(changes)))
     if row is None and database.count("history") > HISTORIES_MAX:
         database.remove_oldest_without("history", "policy")
-
-
-def refuse_another_content(database: Database, uri: str, digest: str) -> None:
-    """Keep a URI for what it once meant: leases, contexts and reports name rules by it.
-
-    Args:
-        database: Holds the history.
-        uri: Of a policy that is not registered, and may have been removed.
-        digest: Of the content that is offered under it.
-
-    Raises:
-        ServiceError: `already_exists`: it had another content before it was removed.
-
-    """
-    row = database.get("history", uri)
-    if row is None or _changes(row.document)[-1].digest == digest:
-        return
-    raise ServiceError(
-        Code.ALREADY_EXISTS,
-        f"policy_rule_uri: {uri} was removed, and had another content before; a version is"
-        " immutable: register this under another version, or what it had",
-        field="policy_rule_uri",
-        expected="a version that was never registered, or its former content",
-    )
 
 
 def history_of(database: Database, uri: str) -> list[dict[str, Any]]:
