@@ -1,5 +1,6 @@
 """What tests of all rooms need: no test pays for another, a container engine, and Ctrl-C."""
 
+import contextlib
 import gc
 import io
 import logging
@@ -78,6 +79,17 @@ def _ctrl_c_is_heard() -> None:
     """Undo what a shell does to what it runs in the background; children would inherit it."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_workload_outlives_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """End what daemons that a test killed left running: workloads outlive those by design."""
+    yield
+    mark = f"MOORAGE_WORKLOAD={tmp_path_factory.getbasetemp()}".encode()
+    for environment in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):  # It has ended meanwhile.
+            if any(each.startswith(mark) for each in environment.read_bytes().split(b"\0")):
+                os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 @pytest.fixture(scope="session")
