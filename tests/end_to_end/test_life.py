@@ -294,7 +294,8 @@ def test_a_killed_zygote_costs_no_answer(tmp_path):
         (zygote,) = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
         os.kill(int(zygote), signal.SIGKILL)
         assert server.ask(resources={"gpus": 1})["success"]
-        assert server.http.get("/readyz").status_code == 200
+        # A warm cell may have answered while the next zygote still starts.
+        until(lambda: server.http.get("/readyz").status_code == 200)
         server.close()
 
 
