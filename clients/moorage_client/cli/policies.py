@@ -124,7 +124,7 @@ def delete(
     session: Session,
     uri: Annotated[str, typer.Argument(help="The version, name:version-tag")],
 ) -> None:
-    """Remove a version. Its URI may be registered again with the same content only."""
+    """Remove a version. What an alias sends requests to cannot be removed."""
     with session.services() as services:
         services.delete_policy(uri)
     if session.json:
