@@ -12,7 +12,6 @@ import subprocess
 import tarfile
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -71,10 +70,7 @@ def pytest_runtest_teardown(item: pytest.Item) -> None:
 def _nothing_is_left_for_the_next_file(request: pytest.FixtureRequest) -> Iterator[None]:
     """Collect garbage after each file, so that what is found then is not held against another."""
     yield
-    with warnings.catch_warnings():
-        # A socket or file that nobody closed is shown. Who it was cannot be told from here.
-        warnings.simplefilter("default", ResourceWarning)
-        gc.collect()
+    gc.collect()
     _LEFTOVERS.refuse(f"One of the tests of {request.node.name}")
 
 
