@@ -160,11 +160,11 @@ def test_an_executor_costs_at_most_three_times_what_futures_cost_and_grows_as_n_
     for shape in ("chain", "layered"):
         assert told[f"sync_{shape}_to_futures"] <= 3, shape
         assert told[f"async_{shape}_to_futures"] <= 3, shape
-    for figure in ("sync_chain", "async_chain", "sync_wide", "async_wide"):
-        # 1, and what noise adds on a machine that runs other tests meanwhile; quadratic would be 8.
-        # All tasks of async_wide live at once, and the garbage collector goes over them again and
-        # again: for 100,000 bare tasks asyncio itself takes twice as long per task as for 10,000.
-        assert told[f"{figure}_growth"] <= 2, figure
+    for figure in ("sync_chain", "async_chain", "sync_wide"):
+        assert told[f"{figure}_growth"] <= 1.3, figure  # 1, and what noise adds.
+    # All tasks of the loop live at once, and the garbage collector goes over them again and
+    # again: for 100,000 bare tasks asyncio itself takes twice as long per task as for 10,000.
+    assert told["async_wide_growth"] <= 2
 
 
 @pytest.mark.heavy
