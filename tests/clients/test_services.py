@@ -1,4 +1,5 @@
 import base64
+import contextlib
 import io
 import json
 import tarfile
@@ -48,10 +49,11 @@ class Handler(BaseHTTPRequestHandler):
         missing = (404, {"error": "Cluster not found"})
         status, document = self.server.answers.get(f"{self.command} {path}", missing)
         text = document if isinstance(document, bytes) else json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
+        with contextlib.suppress(ConnectionError):  # Who waited may have left meanwhile.
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
 
     do_GET = do_POST = do_PUT = do_DELETE = answer  # noqa: N815  # The names http.server looks for.
 
