@@ -8,6 +8,7 @@ from moorage.model import Code, PolicyRef
 from moorage.sandbox.contract import PolicyCode
 from moorage.sandbox.limits import Limits
 from moorage.sandbox.rests import (
+    ANSWERS_PER_OVERRUN,
     FORGIVEN_SECONDS,
     REST_SECONDS_MAX,
     REST_SECONDS_MIN,
@@ -65,7 +66,7 @@ def test_the_refusal_says_what_happened_and_when_to_come_back(rests):
         rests.overran(work(), 5.0)
     refusal = rests.refusal(work(), 5.25)
     assert refusal.code is Code.BUSY
-    assert "loop:1-x rests for another 0.8 s: the last 3 of its evaluations" in refusal.reason
+    assert "loop:1-x rests for another 0.8 s: 3 of its latest evaluations" in refusal.reason
     assert refusal.details == {
         "policy_rule_uri": "loop:1-x",
         "overruns": LIMIT,
@@ -91,19 +92,62 @@ def test_who_stands_for_many_is_served_whatever_some_of_them_ask(rests):
     assert rests.refusal(work(), 5.0) is not None
 
 
-def test_one_answer_starts_the_count_afresh_and_nobody_elses(rests):
-    for _ in range(LIMIT - 1):
-        rests.overran(work(), 5.0)
-        rests.overran(work("b"), 5.0)
-    rests.answered(work())
+@pytest.mark.parametrize("apart", [0.0, 1.0, 20.0])
+@pytest.mark.parametrize("answers", [1, 2, 10])
+def test_what_hangs_at_every_other_request_rests_too(rests, apart, answers):
+    now = 5.0
+    overruns = 1
+    while not rests.overran(work(), now) and overruns < 2 * LIMIT:
+        overruns += 1
+        for _ in range(answers):
+            rests.answered(work())
+        now += apart
+    assert rests.refusal(work(), now) is not None
+    assert LIMIT <= overruns <= LIMIT + 1
+    assert rests.current(work().code.ref, "a", now).overruns == overruns
+
+
+def test_a_rare_hang_never_makes_it_rest_however_fast_it_is_asked(rests):
+    for _ in range(100):
+        assert not rests.overran(work(), 5.0)
+        for _ in range(ANSWERS_PER_OVERRUN):
+            rests.answered(work())
+
+
+def test_a_hang_now_and_then_never_makes_it_rest_however_seldom_it_is_asked(rests):
+    now = 5.0
+    for _ in range(100):
+        assert not rests.overran(work(), now)
+        now += FORGIVEN_SECONDS / LIMIT + 1.0  # It hung for a second, which forgives nothing.
+
+
+def test_the_time_that_it_hangs_forgives_nothing():
+    limits = Limits(rest_overruns=LIMIT, evaluation_seconds=FORGIVEN_SECONDS)
+    rests = Rests(limits, Counter(), lambda _rest: None)
+    stopped = [rests.overran(work(), times * FORGIVEN_SECONDS) for times in range(1, LIMIT + 1)]
+    assert stopped == [False] * (LIMIT - 1) + [True]
+
+
+def test_an_answer_ends_no_rest_and_forgives_one_tenant_only(rests):
+    for tenant in ("a", "b"):
+        for _ in range(LIMIT - 1):
+            rests.overran(work(tenant), 5.0)
+    for _ in range(LIMIT * ANSWERS_PER_OVERRUN):
+        rests.answered(work())
     assert not rests.overran(work(), 5.0)
     assert rests.overran(work("b"), 5.0)
+    rests.answered(work("b"))  # It was in another cell's pipe when the rest began.
+    assert rests.refusal(work("b"), 5.0) is not None
 
 
-def test_what_is_long_ago_counts_no_more(rests):
+def test_what_was_forgiven_counts_no_more(rests):
     for _ in range(LIMIT - 1):
         rests.overran(work(), 5.0)
-    assert not rests.overran(work(), 5.1 + FORGIVEN_SECONDS)
+    now = 7.0 + FORGIVEN_SECONDS
+    assert not rests.overran(work(), now)
+    assert not rests.overran(work(), now)
+    assert rests.overran(work(), now)
+    assert rests.current(work().code.ref, "a", now).overruns == LIMIT
 
 
 def test_activating_it_ends_the_rest_for_everybody(rests):

@@ -125,8 +125,8 @@ def logs(
         return
     if rest := found["rests"]:
         note(
-            f"{found['policy_rule_uri']} rests for another {rest['retry_after_seconds']:g} s: the"
-            f" last {rest['overruns']} of its evaluations for you were stopped at their deadline."
+            f"{found['policy_rule_uri']} rests for another {rest['retry_after_seconds']:g} s:"
+            f" {rest['overruns']} of its latest evaluations for you were stopped at their deadline."
         )
     if not found["printed"]:
         note(f"{found['policy_rule_uri']} has printed nothing lately.")

@@ -236,7 +236,7 @@ class Rest:
     Args:
         ref: The policy version.
         tenant: Whose requests are refused meanwhile.
-        overruns: Its evaluations for that tenant that were stopped at their deadline in a row.
+        overruns: Its latest evaluations for that tenant that were stopped at their deadline.
         seconds: How long it still rests.
 
     """

@@ -68,9 +68,10 @@ class Limits:
         queue_seconds: How long a consultation may wait there; then the answer is BUSY too.
         demote_seconds: CPU time of one evaluation after which its cell runs at idle priority. On a
             saturated machine it then gets next to nothing, so honest rules must stay below it.
-        rest_overruns: Evaluations of a policy that were stopped at their deadline in a row, all at
-            requests of one tenant, after which it rests for that tenant; 0: it never does. By
-            default as many as the failures after which an alias falls back: refusals are none.
+        rest_overruns: Evaluations of a policy that were stopped at their deadline, all at requests
+            of one tenant and not forgiven yet, after which it rests for that tenant; 0: it never
+            does. By default as many as the failures after which an alias falls back: refusals are
+            none.
         evaluations_per_cell_max: After so many a cell is replaced (RLIMIT_CPU is cumulative).
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
         hash_seed: Of the hashes of texts in all cells, 1 to 4294967295, where a run shall be

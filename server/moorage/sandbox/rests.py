@@ -1,10 +1,14 @@
 """Which policies rest, and for whom. Used by `pool`.
 
 To stop a rule that never returns costs its neighbours a kill, a fork and a jail, every time anew.
-So a policy whose evaluations were stopped at their deadline several times in a row, at the requests
-of one tenant, rests: what that tenant asks of it is refused at once, for longer each time. Another
-tenant is served as before, since it may be the first one's input at which the rule hangs; and so is
-one that stands for many.
+So a policy whose evaluations are stopped at their deadline again and again, at the requests of one
+tenant, rests: what that tenant asks of it is refused at once, for longer each time. Another tenant
+is served as before, since it may be the first one's input at which the rule hangs; and so is one
+that stands for many.
+
+What counts is a leaky bucket for each version and tenant. An overrun adds one; answers and time
+take from it, so that a rule that hangs at every other request rests nearly as soon as one that
+always does, and one that hangs at one in a hundred, or once a minute, never.
 """
 
 import math
@@ -24,28 +28,34 @@ REST_SECONDS_MIN: Final = 1.0
 REST_SECONDS_MAX: Final = 30.0
 """No rest takes longer: then the policy is asked again, once it is asked for."""
 FORGIVEN_SECONDS: Final = 300.0
-"""After so long without a further overrun the former ones count no more."""
+"""As many overruns as lead to a rest are forgiven in this time, evenly; rests do not count."""
+ANSWERS_PER_OVERRUN: Final = 100
+"""So many answers make up for one overrun, however fast they come."""
 RUNS_MAX: Final = 4096
 """Policies and tenants whose overruns are counted; the one that overran the longest ago goes."""
+_DOUBLINGS_MAX: Final = math.log2(REST_SECONDS_MAX / REST_SECONDS_MIN)
 Key = tuple[str, str, str]
 """URI, digest, tenant."""
 
 
 @dataclass(slots=True)
 class _Run:
-    """Overruns in a row."""
+    """What is not forgiven yet."""
 
     overruns: int = 0
+    """Since nothing was left to forgive."""
+    level: float = 0.0
+    """Of them, what answers and time did not make up for."""
     at: float = 0.0
-    """Of the latest one, in monotonic seconds, as all times here."""
+    """When time was counted last, in monotonic seconds, as all times here."""
     until: float = 0.0
 
 
 class Rests:
-    """Counts overruns in a row, by policy version and tenant.
+    """Counts overruns by policy version and tenant, and forgives them little by little.
 
     Args:
-        limits: Has `rest_overruns`.
+        limits: Has `rest_overruns`, and how long one evaluation takes that is stopped.
         counters: Counted here: `rests` that began, `rested`: what was refused meanwhile.
         began: Told when a policy begins to rest.
 
@@ -55,6 +65,7 @@ class Rests:
         self, limits: Limits, counters: Counter[str], began: Callable[[Rest], None]
     ) -> None:
         self._overruns_min = limits.rest_overruns
+        self._evaluation_seconds = limits.evaluation_seconds
         self._counters = counters
         self._began = began
         self._runs: OrderedDict[Key, _Run] = OrderedDict()
@@ -65,27 +76,41 @@ class Rests:
             return False
         key = _key(work)
         run = self._runs.pop(key, None)
-        if run is None or now - run.at > FORGIVEN_SECONDS:
+        # The time that it hung forgives nothing, or one with a long deadline might hang for ever.
+        if run is None or self._forgive(run, now - self._evaluation_seconds) <= 0:
             run = _Run()
         self._runs[key] = run
         if len(self._runs) > RUNS_MAX:
             self._runs.popitem(last=False)
         run.overruns += 1
+        run.level = min(run.level + 1, self._overruns_min + _DOUBLINGS_MAX)
         run.at = now
-        beyond = run.overruns - self._overruns_min
+        # The little that is forgiven between overruns in a row must not cost one of them more.
+        beyond = run.level - self._overruns_min + 0.5
         if beyond < 0:
             return False
-        longest = math.log2(REST_SECONDS_MAX / REST_SECONDS_MIN)
-        seconds = REST_SECONDS_MIN * 2.0 ** min(beyond, longest)
-        run.until = now + seconds
+        seconds = REST_SECONDS_MIN * 2.0 ** min(math.floor(beyond), _DOUBLINGS_MAX)
+        run.at = run.until = now + seconds
         self._counters["rests"] += 1
         self._began(Rest(work.code.ref, Tenant(work.tenant), run.overruns, seconds))
         return True
 
     def answered(self, work: Work) -> None:
-        """The rule came to an end by itself: it has to overrun anew before it rests."""
-        if self._runs:
-            self._runs.pop(_key(work), None)
+        """The rule came to an end by itself, which makes up for a part of an overrun."""
+        if not self._runs:
+            return
+        key = _key(work)
+        run = self._runs.get(key)
+        if run is not None:
+            run.level -= 1 / ANSWERS_PER_OVERRUN
+            if run.level <= 0:
+                del self._runs[key]
+
+    def _forgive(self, run: _Run, now: float) -> float:
+        """Count the time since it was counted last, and return what is left."""
+        seconds = max(0.0, now - run.at)
+        run.level -= seconds * self._overruns_min / FORGIVEN_SECONDS
+        return run.level
 
     def refusal(self, work: Work, now: float) -> Refusal | None:
         """Return why this is not asked now, if the policy rests."""
@@ -97,8 +122,8 @@ class Rests:
         self._counters["rested"] += 1
         return Refusal(
             Code.BUSY,
-            f"{rest.ref.uri} rests for another {rest.seconds:.1f} s: the last {rest.overruns} of"
-            " its evaluations for you were stopped at their deadline",
+            f"{rest.ref.uri} rests for another {rest.seconds:.1f} s: {rest.overruns} of its latest"
+            " evaluations for you were stopped at their deadline",
             expected="requests that it answers in time, after that; activating it ends its rest",
             details={
                 "policy_rule_uri": rest.ref.uri,
