@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
 
-from moorage.core.allocator import CONSULTS_MAX, Allocator
+from moorage.core.allocator import Allocator
+from moorage.core.asks import CONSULTS_MAX
 from moorage.core.desk import DECISIONS_MAX
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX
 from moorage.core.queue import CONSULTED_MAX

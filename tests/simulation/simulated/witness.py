@@ -194,7 +194,7 @@ class Witness:
                 continue
             if other.terms.priority > lease.terms.priority:
                 key = (other.tenant, other.policy, other.terms.priority)
-                busy = self.world.allocator._pending.get(name) is not None  # type: ignore[arg-type]  # Plain values in tests.
+                busy = self.world.allocator._asks.undecided.get(name) is not None  # type: ignore[arg-type]  # Plain values in tests.
                 asleep[key] += -CONSULTED_MAX if busy else 1
         law(all(n <= 0 for n in asleep.values()), "priority goes first", lease, asleep)
 
@@ -264,9 +264,9 @@ class Witness:
         allocator = self.world.allocator
         things = len(allocator.state.leases) + len(allocator.state.waiting)
         law(len(allocator.state.deadlines) <= 1_001 + 2 * things, "deadlines are swept")
-        strangers = allocator._listeners.keys() - allocator.state.waiting.keys()
+        strangers = allocator._asks.listeners.keys() - allocator.state.waiting.keys()
         law(not strangers, "only waiters have listeners", strangers)
-        law(len(allocator._pending._keys) <= allocator.undecided, "keys are forgotten")
+        law(len(allocator._asks.undecided._keys) <= allocator.undecided, "keys are forgotten")
 
     # Deliveries ----------------------------------------------------------------------------
 
@@ -326,7 +326,7 @@ class Witness:
         """Nothing is under way: who could be served now, was."""
         allocator, model = self.world.allocator, self.model
         law(allocator.undecided == 0, "nobody is decided for ever", allocator.undecided)
-        keys = allocator._pending._keys
+        keys = allocator._asks.undecided._keys
         law(not keys, "keys are forgotten", keys)
         late = [to for to in self.unanswered if not self._waits(to)]
         if not self.world.turns and not self.world.writing:
@@ -402,7 +402,7 @@ class Witness:
         law((state.fleet.gpu_free == state.fleet.gpu_total).all(), "everything is free again")
         law((state.fleet.cpu_free == state.fleet.cpu_total).all(), "every core, too")
         law(not +self.model.devices, "everything is free again", self.model.devices)
-        law(not world.allocator._listeners, "nobody listens any more")
+        law(not world.allocator._asks.listeners, "nobody listens any more")
         same_state(state, replayed(world.ledger))
         fencing = [fact.lease.fencing for fact in world.ledger if isinstance(fact, Granted)]
         law(fencing == sorted(set(fencing)), "fencing numbers grow", fencing)
