@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
@@ -80,6 +80,7 @@ def test_after_so_many_failures_in_a_row_the_last_good_version_answers(steady, b
     assert (change["what"], change["who"]) == ("fell_back", "moored")
     assert change["former_standing"] == "failing"
     assert f"{FAILURES} requests in a row failed with {bad}" in change["reason"]
+    assert "of the only tenant that used it" in change["reason"]
     rolled_back = steady.http.post("/policy-alias/steady/rollback")
     assert rolled_back.status_code == 409
     assert f"fell back from {bad}" in rolled_back.json()["message"]
@@ -96,6 +97,50 @@ def test_one_good_answer_starts_the_count_afresh(steady):
         replies = steady.say(*[wish("steady", **bad)] * (FAILURES - 1), wish("steady", **good))
         assert [reply["success"] for reply in replies] == [False] * (FAILURES - 1) + [True]
     assert active(steady) == sometimes
+
+
+def test_the_inputs_of_one_tenant_move_nobody_else(tmp_path):
+    """On a quiet server the other tenant asks for nothing while this one fails."""
+    tokens = {"MOORAGE_TOKENS": "one:alpha,two:beta"}
+    picky = "picky:2-b"
+    fails = "if input_data['inputs'].get('fail'): raise ValueError('asked to')"
+    with daemon(tmp_path, environment=SETTINGS | tokens) as running:
+        server = Server(running)
+        server.http.headers["Authorization"] = "Bearer alpha"
+        server.register(cluster("east"))
+        server.publish(rule(PLACES, "picky:1-a"), rule(f"{fails}\n{PLACES}", picky))
+        activate(server, "picky:1-a", "picky")
+
+        async def played() -> list:
+            seen: list = []
+
+            async def ask(client: Client, *, fail: bool, times: int = 1) -> None:
+                for _ in range(times):
+                    with suppress(RequestRefused):
+                        await client.ask("picky", inputs={"fail": fail})
+
+            alpha, beta = (Client(running.ws, token) for token in ("alpha", "beta"))
+            async with alpha, beta, aclosing(beta.watch("policies")) as news:
+                await ask(alpha, fail=False)
+                first = asyncio.ensure_future(anext(news))
+                await asyncio.sleep(0.2)  # As below: until the watch has begun.
+                activate(server, picky, "picky")
+                seen.append(await first)
+                await ask(beta, fail=False)
+                await ask(alpha, fail=True, times=2 * FAILURES)
+                seen.append(await asyncio.wait_for(anext(news), 10))
+                assert active(server, "picky") == picky
+                await ask(beta, fail=True)
+                seen.append(await asyncio.wait_for(anext(news), 10))
+            return seen
+
+        _, stays, falls = asyncio.run(played())
+        assert (stays.event, falls.event) == ("no_fallback", "fell_back")
+        assert stays.data["finding"] == "it fails, but not for all who use it"
+        assert "of 1 of the 2 tenants that used it" in stays.data["reason"]
+        assert "of all 2 tenants that used it" in falls.data["reason"]
+        assert active(server, "picky") == "picky:1-a"
+        server.close()
 
 
 def test_it_never_falls_back_to_what_is_broken_itself(steady):

@@ -34,10 +34,9 @@ from moorage.core.words import (
     Told,
 )
 from moorage.daemon.answers import MessageId, encode, refusal_of, refuse
-from moorage.daemon.arms import Arm
 from moorage.daemon.engine_room import EngineRoom
 from moorage.daemon.finding import Finder
-from moorage.daemon.publishing import Publishing
+from moorage.daemon.publishing import Noting, Publishing
 from moorage.daemon.watching import Watchers
 from moorage.gateway.deliver import Request
 from moorage.model import Ask, ClusterId, Code, RequestId, SessionId, Tenant
@@ -62,8 +61,8 @@ class Context:
         shown: The reply names the ask.
         warnings: For the reply.
         version: The version that was chosen; empty where the message named it itself.
-        arm: Where the outcome is noted, where an alias was named.
-        admitted_at: By the monotonic clock; for the arm.
+        note: Takes the outcome, where an alias was named.
+        admitted_at: By the monotonic clock; for `note`.
 
     """
 
@@ -72,7 +71,7 @@ class Context:
     shown: bool = False
     warnings: list[str] = field(default_factory=list[str])
     version: str = ""
-    arm: Arm | None = None
+    note: Noting | None = None
     admitted_at: float = 0.0
 
 
@@ -211,8 +210,8 @@ class Admission:
         shown = message.id is not None or message.explain or message.lease is not None
         context = Context(message.id, verdict.id, shown, warnings)
         if alias:
-            arm = self._publishing.arm(alias, version)
-            context = replace(context, version=version, arm=arm, admitted_at=time.monotonic())
+            note = self._publishing.arm(alias, version, tenant)
+            context = replace(context, version=version, note=note, admitted_at=time.monotonic())
         self._remember(to, context)
         self._post(Asked(to, verdict))
 
@@ -256,10 +255,9 @@ class Admission:
         if context is None:
             return None
         self.forget(to)
-        if context.arm is not None:
-            waited = context.admitted_at == 0.0
-            seconds = None if waited else time.monotonic() - context.admitted_at
-            context.arm.note(answer, seconds)
+        if context.note is not None:
+            now, waited = time.monotonic(), context.admitted_at == 0.0
+            context.note(answer, None if waited else now - context.admitted_at, now)
         told = answer.lease if isinstance(answer, LeaseNews) else None
         return encode(
             answer,
@@ -273,7 +271,7 @@ class Admission:
     def parked(self, to: Address) -> None:
         """Note that an ask waits in the queue: how long it takes says nothing of its rule."""
         context = self._open.get(to)
-        if context is not None and context.arm is not None:
+        if context is not None and context.note is not None:
             self._open[to] = replace(context, admitted_at=0.0)
 
     def forget(self, to: Address) -> None:

@@ -4,16 +4,22 @@
 fall back from a version that fails again and again.
 """
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
 from statistics import quantiles
 from typing import Any, Final
 
 from moorage.core.words import Advice, Answer, LeaseNews, Refusal, Told
-from moorage.model import Code
+from moorage.model import Code, Tenant
 
 LATENCIES_MAX: Final = 1024
 """Latest latencies that percentiles are taken of."""
+LATELY_SECONDS: Final = 3600.0
+"""Whoever a version answered, or failed, within this time has used it lately."""
+TENANTS_MAX: Final = 1024
+"""Tenants remembered to have used a version lately; the one that did the longest ago goes."""
+TENANTS_SUFFICIENT: Final = 3
+"""So many failing tenants, without a good answer in between, speak for all that use a version."""
 FAULTS: Final = frozenset(
     {
         Code.BAD_POLICY,
@@ -33,13 +39,13 @@ class Arm:
 
     Args:
         version: Its URI.
-        failing: Called with this arm after each fault.
+        failed: Called with this arm after each fault.
 
     """
 
-    def __init__(self, version: str, failing: Callable[["Arm"], None]) -> None:
+    def __init__(self, version: str, failed: Callable[["Arm"], None]) -> None:
         self.version = version
-        self._failing = failing
+        self._failed = failed
         self.reset()
 
     def reset(self) -> None:
@@ -50,6 +56,10 @@ class Arm:
         """Faults since the last answer that was none."""
         self.bearable = 0
         """Faults in a row that are borne since nothing could be done about fewer."""
+        self.failing: set[Tenant] = set()
+        """Whose requests failed since the last answer that was none."""
+        self._used: OrderedDict[Tenant, float] = OrderedDict()
+        """When it answered or failed each tenant last, the latest last."""
         self._latencies: deque[float] = deque(maxlen=LATENCIES_MAX)
 
     @property
@@ -62,31 +72,71 @@ class Arm:
         """Requests that it failed at."""
         return sum(self.refused[code] for code in FAULTS)
 
-    def note(self, answer: Answer, seconds: float | None) -> None:
+    def note(self, tenant: Tenant, answer: Answer, seconds: float | None, now: float) -> None:
         """Take note of an answer.
 
         Args:
+            tenant: Who gets it.
             answer: As it goes to the client.
             seconds: From admission to this answer; None where it waited in the queue.
+            now: By the monotonic clock.
 
         """
+        fault = False
         match answer:
             case LeaseNews(data=None) | Told():
                 return  # A repeated request: the rule was not asked.
             case LeaseNews():
                 self.granted += 1
-                self.consecutive = self.bearable = 0
+                self._well(tenant, now)
             case Advice():
                 self.advised += 1
-                self.consecutive = self.bearable = 0
+                self._well(tenant, now)
             case Refusal(code=code):
                 self.refused[code] += 1
-                if code in FAULTS:
-                    self.consecutive += 1
+                fault = code in FAULTS
         if seconds is not None:
             self._latencies.append(seconds)
-        if self.consecutive:
-            self._failing(self)
+        if fault:
+            self.consecutive += 1
+            self.failing.add(tenant)
+            self._seen(tenant, now)
+            self._failed(self)
+
+    def _well(self, tenant: Tenant, now: float) -> None:
+        self.consecutive = self.bearable = 0
+        self.failing.clear()
+        self._seen(tenant, now)
+
+    def _seen(self, tenant: Tenant, now: float) -> None:
+        self._used[tenant] = now
+        self._used.move_to_end(tenant)
+        oldest = next(iter(self._used))
+        while len(self._used) > TENANTS_MAX or self._used[oldest] < now - LATELY_SECONDS:
+            del self._used[oldest]
+            oldest = next(iter(self._used))
+
+    @property
+    def fails_all(self) -> bool:
+        """Whether it fails not just at one tenant's inputs.
+
+        Where several use it, one alone may be asking what no rule could answer. So each of them
+        must have been failed, or enough of them: then those that ask seldom are not waited for.
+        """
+        return len(self.failing) >= min(TENANTS_SUFFICIENT, len(self._used))
+
+    @property
+    def failure(self) -> str:
+        """What its latest faults were, and whose, in a sentence."""
+        codes = ", ".join(
+            f"{count} {code}" for code, count in self.refused.items() if code in FAULTS
+        )
+        failing, used = len(self.failing), max(len(self.failing), len(self._used))
+        whose = f"all {used} tenants" if failing == used else f"{failing} of the {used} tenants"
+        return (
+            f"{self.consecutive} requests in a row failed with {self.version} ({codes}), of"
+            f" {'the only tenant' if used == 1 else whose} that used it within the last hour"
+        )
 
     def report(self) -> dict[str, Any]:
         """Return all of it as plain JSON values."""
@@ -98,6 +148,8 @@ class Arm:
             "refused": dict(self.refused),
             "faults": self.faults,
             "consecutive_faults": self.consecutive,
+            "tenants": len(self._used),
+            "failing_tenants": len(self.failing),
             "latency_ms": percentiles(self._latencies),
         }
 

@@ -8,6 +8,7 @@ before it finish with the version that they were given.
 import asyncio
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -26,7 +27,8 @@ from moorage.catalog.aliases import (
 )
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.base import Catalog, PolicyRecord
-from moorage.daemon.arms import FAULTS, Arm
+from moorage.core.words import Answer
+from moorage.daemon.arms import Arm
 from moorage.daemon.finding import code_of
 from moorage.daemon.measures import gauges_of
 from moorage.daemon.shadows import Shadows
@@ -38,6 +40,8 @@ from moorage.sandbox.host import PolicyFault, Sandbox
 SELF: Final = "moored"
 """Who changed an alias, where the server did it itself."""
 _SHARE_BYTES: Final = 8
+Noting = Callable[[Answer, float | None, float], None]
+"""Takes an answer, how long it took where that says anything, and the monotonic time now."""
 
 log = structlog.get_logger("moored")
 
@@ -114,14 +118,14 @@ class Publishing:
         drawn = int.from_bytes(blake2b(text, digest_size=_SHARE_BYTES).digest())
         return drawn < canary.percent / 100 * (1 << 8 * _SHARE_BYTES)
 
-    def arm(self, given: str, version: str) -> Arm | None:
+    def arm(self, given: str, version: str, tenant: Tenant) -> Noting | None:
         """Return where the outcome of a request under an alias is noted, if anywhere."""
         alias = self.aliases.find(given)
         if alias is None or version not in alias.versions:
             return None
         arm = self._arm(alias.name, version)
         arm.asked += 1
-        return arm
+        return partial(arm.note, tenant)
 
     def _arm(self, name: str, version: str) -> Arm:
         arm = self._arms.get((name, version))
@@ -298,18 +302,23 @@ class Publishing:
         arm = self._arms.get((name, version))
         if arm is None:
             return "untried"
-        if arm.consecutive and arm.consecutive >= self._failures_max:
+        if arm.consecutive and arm.consecutive >= self._failures_max and arm.fails_all:
             return "failing"
         if arm.faults and not arm.answered_well:
             return "failing"
         return "good" if arm.answered_well else "untried"
 
     def _failed(self, name: str, arm: Arm) -> None:
-        """Fall back once a version has failed too often in a row."""
-        if not self._failures_max or arm.consecutive < self._failures_max + arm.bearable:
+        """Fall back once a version has failed too often in a row, for all who use it."""
+        bearable = self._failures_max + arm.bearable
+        if not self._failures_max or arm.consecutive < bearable:
             return
         alias = self.aliases.find(name)
         if alias is None or name in self._falling:
+            return
+        if not arm.fails_all:
+            if arm.consecutive == bearable:
+                self._stays(name, arm, "it fails, but not for all who use it")
             return
         self._falling.add(name)
         if alias.canary is not None and alias.canary.version == arm.version:
@@ -321,7 +330,7 @@ class Publishing:
 
     async def _end_canary(self, name: str, arm: Arm) -> None:
         try:
-            await self._change(name, SELF, "canary_ended", arm.version, _reason(arm), canary=None)
+            await self._change(name, SELF, "canary_ended", arm.version, arm.failure, canary=None)
         except ServiceError as error:
             log.warning("policy", alias=name, finding=f"the canary could not be ended: {error}")
         finally:
@@ -334,18 +343,21 @@ class Publishing:
             for uri in alias.fallbacks() if alias else ():
                 try:
                     await self._loadable(name, uri)
-                    await self._activate(name, uri, SELF, "fell_back", _reason(arm), arm.version)
+                    await self._activate(name, uri, SELF, "fell_back", arm.failure, arm.version)
                 except ServiceError as error:
                     log.warning("policy", alias=name, finding=f"{uri} cannot take over: {error}")
                 else:
                     return
             # Tried again only after as many faults more, or each of them would try it.
             arm.bearable = arm.consecutive
-            data = {"alias": name, "policy_rule_uri": arm.version, "reason": _reason(arm)}
-            log.warning("policy", finding="it fails, and there is nothing to fall back to", **data)
-            self._tell("no_fallback", data)
+            self._stays(name, arm, "it fails, and there is nothing to fall back to")
         finally:
             self._falling.discard(name)
+
+    def _stays(self, name: str, arm: Arm, finding: str) -> None:
+        data = {"alias": name, "policy_rule_uri": arm.version, "reason": arm.failure}
+        log.warning("policy", finding=finding, **data)
+        self._tell("no_fallback", {**data, "finding": finding})
 
     # Looking -------------------------------------------------------------------------------
 
@@ -450,11 +462,6 @@ class Publishing:
             field="policy_rule_uri",
             expected="the URI of a registered version",
         )
-
-
-def _reason(arm: Arm) -> str:
-    codes = ", ".join(f"{count} {code}" for code, count in arm.refused.items() if code in FAULTS)
-    return f"{arm.consecutive} requests in a row failed with {arm.version} ({codes})"
 
 
 def _plain(change: Change) -> dict[str, Any]:
