@@ -139,6 +139,92 @@ def test_blocks_and_rankings_keep_to_them_too(server):
     assert "parameters.score: expected a number" in error["reason"]
 
 
+def test_what_a_block_brings_is_held_against_the_input_schema(server):
+    needs = {"type": "object", "required": True, "properties": {"gpus": {**COUNT, "default": 2}}}
+    block_schema = {"type": "object", "properties": {"needs": needs}}
+    region = {"type": "object", "properties": {"regionId": {"type": "string"}}}
+    score = "input_data['block']['needs']['gpus'] / 8"
+    server.publish(
+        rule(
+            f"return {{'selection_score_data': {{'score': {score}, 'node_info': {{}}}}}}",
+            "schemas.needs:1-t",
+            policy_input_schema={"block": block_schema, "cluster": region},
+        ),
+        rule(
+            "if input_data['action'] == 'selection':\n"
+            "    return {'clusters': input_data['filter_result']}\n"
+            "return input_data['clusters'][0]",
+            "schemas.chooses:1-t",
+            policy_input_schema={
+                "filter_result": {"type": "array", "items": region},
+                "block_data": block_schema,
+            },
+        ),
+    )
+    policies = {
+        "resourceAllocator": {"policyRuleURI": "schemas.needs:1-t"},
+        "clusterAllocator": {"policyRuleURI": "schemas.chooses:1-t"},
+    }
+    block = {"policies": policies, "needs": {}}
+    reply = server.say({"input": block, "id": 1})[0]
+    assert reply["success"], reply
+    assert reply["data"]["score_data"]["score"] == 0.25, "its default"
+    del policies["clusterAllocator"]
+    for needs_given, field in (({"gpus": 9}, ".gpus"), (None, "")):
+        error = server.say({"input": {**block, "needs": needs_given}, "id": 1})[0]["error"]
+        assert error["code"] == "bad_message"
+        left_out = error["left_out"][0]
+        assert f"input_data.block.needs{field}: expected" in left_out["reason"]
+    policies["clusterAllocator"] = {"policyRuleURI": "schemas.chooses:1-t"}
+    error = server.say({"input": {**block, "needs": {"gpus": 9}}, "id": 1})[0]["error"]
+    assert (error["code"], error["field"]) == ("bad_message", "input_data.block_data.needs.gpus")
+    assert error["expected"].startswith("a number from 1 to 4")
+
+
+def test_what_is_ranked_is_held_against_the_input_schema(server):
+    server.publish(
+        rule(
+            "return sorted(input_data, key=lambda each: (each['rank'], each['id']))",
+            "schemas.ranks:1-t",
+            policy_input_schema={"rank": {"type": "number", "max": 4, "default": 3}},
+        ),
+        rule(
+            "return input_data",
+            "schemas.picky:1-t",
+            policy_input_schema={"id": {"type": "number"}},
+            policy_parameters_schema={"return": {"type": "number", "max": 1}},
+        ),
+    )
+    ranking = {
+        "matchType": "cluster",
+        "rankingPolicyRule": {"policyRuleURI": "schemas.ranks:1-t", "parameters": {"return": 1}},
+    }
+    found = server.http.post("/api/no-ir/similarity-search", json=ranking).json()
+    assert found, "its default is there"
+    ranking["rankingPolicyRule"]["policyRuleURI"] = "schemas.picky:1-t"
+    error = server.ask(search=ranking)["error"]
+    assert (error["code"], error["field"]) == ("bad_message", "input_data[0].id")
+    assert error["expected"].startswith("a number")
+    assert "the schema of schemas.picky:1-t" in error["reason"]
+    ranking["rankingPolicyRule"]["parameters"]["return"] = 2
+    error = server.ask(search=ranking)["error"]
+    assert error["field"] == "search.rankingPolicyRule.parameters.return"
+
+
+def test_what_another_server_has_executed_is_held_against_the_input_schema(server):
+    server.http.post("/executor", json={"executor_id": "mine"}).raise_for_status()
+    body = {
+        "policy_rule_uri": "schemas.echo:1-t",
+        "input_data": {"cluster_data": {}, "inputs": {"jobs": [1]}},
+        "parameters": {"zone": "z1"},
+    }
+    answer = server.http.post("/executor/mine/execute_policy", json=body).json()
+    assert answer["data"]["inputs"] == {"jobs": [1], "size": 2}
+    body["input_data"]["inputs"]["jobs"] = [0]
+    error = server.http.post("/executor/mine/execute_policy", json=body).json()["error"]
+    assert (error["code"], error["field"]) == ("bad_message", "input_data.inputs.jobs[0]")
+
+
 def test_management_commands_are_those_declared(server):
     code = (
         "class AIOSv1PolicyRule:\n"

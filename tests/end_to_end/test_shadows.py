@@ -98,6 +98,26 @@ def test_where_two_versions_differ_is_shown_with_request_and_both_placements(sid
     assert found["active"]["latency_ms"]["p50"] > 0 < found["candidate"]["latency_ms"]["p50"]
 
 
+def test_a_candidate_is_asked_by_its_own_schemas(side):
+    takes = "gpus = gpus[:int(input_data['inputs']['take'])]"
+    body = PICKS.format(0).replace('gpus[:input_data["resources"]["gpus"]]', "gpus")
+    side.publish(
+        rule(
+            body.replace("\nreturn", f"\n{takes}\nreturn"),
+            "side:6-schemas",
+            policy_input_schema={"take": {"type": "number", "max": 2, "default": 1}},
+        )
+    )
+    begin(side, "side:6-schemas")
+    for inputs in ({}, {"take": 3}):
+        assert side.ask("side", inputs=inputs, resources={"gpus": 1})["success"]
+    found = compared(side, 2)
+    assert (found["asked"], found["same"], found["differ"]) == (2, 1, 1)
+    (sample,) = found["samples"]
+    assert sample["candidate"]["error"]["code"] == "bad_message"
+    assert "inputs.take" in sample["candidate"]["error"]["reason"]
+
+
 def test_cost_counts_what_the_candidate_would_have_opened(side):
     """Second lease: the active one stays on the node in use, the candidate opens an idle one."""
     lease(side)

@@ -115,6 +115,11 @@ class Strict:
             raise PolicyFault(Refusal(Code.BAD_MESSAGE, "not that", "parameters.no"))
         return {"filled": True, **parameters}, settings
 
+    async def given(self, input_data):
+        if input_data == "never":
+            raise PolicyFault(Refusal(Code.BAD_MESSAGE, "not that", "input_data"))
+        return "completed" if input_data == "part" else input_data
+
     def command(self, action, data):
         if action != "yes":
             raise PolicyFault(Refusal(Code.BAD_MESSAGE, "not that", "action"))
@@ -148,7 +153,8 @@ async def test_plain_calls_and_commands_are_guarded(bench):
         )
 
     assert await evaluate(None, p=1) == {"filled": True, "p": 1}
-    for wrong in (evaluate("wrong"), evaluate(None, no=1)):
+    assert await evaluate("part") == "completed"
+    for wrong in (evaluate("wrong"), evaluate(None, no=1), evaluate("never")):
         with pytest.raises(PolicyFault, match="not that"):
             await wrong
     assert await bench.sandbox.manage(code, Tenant("t"), "yes", 1) == ["yes", {"data": 1}]

@@ -5,7 +5,8 @@ the sandbox's host what the rule is told and what it answers. The mini-language 
 `policy.schema`. What a rule returned is hostile, so it is checked here, outside its cell.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -19,6 +20,8 @@ __all__ = ["PolicySchemas", "read_schemas"]
 
 COMMANDS_MAX: Final = 100
 """Management commands of one policy."""
+PART_MAX: Final = 256
+"""Documents that are held against an input schema in one check: some milliseconds."""
 NO_ANSWER: Final = frozenset({"error", "declined"})
 """With one of these fields, and no cluster, a rule says no: such an answer is no placement, and so
 not what the output schema is about (allocation-server.md, section 13)."""
@@ -32,7 +35,8 @@ class PolicySchemas:
 
     Args:
         uri: The policy, for refusals.
-        inputs: `policy_input_schema`: the `inputs` of a request.
+        inputs: `policy_input_schema`: the `inputs` of a request; else what `eval` is given, of a
+            list each element.
         output: `policy_output_schema`: what `eval` returns; of a list, each element.
         settings: `policy_settings_schema`.
         parameters: `policy_parameters_schema`.
@@ -54,6 +58,34 @@ class PolicySchemas:
     def given(self, inputs: Any) -> Any:
         """Return the inputs of a request with their defaults, or raise `bad_message`."""
         return self._checked(self.inputs, inputs, "inputs")
+
+    def asked(self, input_data: Any) -> Any:
+        """Return what `eval` is given other than by a request here, with the defaults.
+
+        What another server has executed brings the `inputs` of its request. What a block or a
+        ranking brings is held against the schema itself; a ranking's list, each of its elements.
+
+        Raises:
+            ServiceError: `bad_message`.
+
+        """
+        if self.inputs is None:
+            return input_data
+        if isinstance(input_data, list):
+            return [each for part in self.asked_parts(input_data) for each in part]
+        if isinstance(input_data, dict) and "inputs" in input_data:
+            given = self._checked(self.inputs, input_data["inputs"], "input_data.inputs")
+            return {**input_data, "inputs": given}
+        return self._checked(self.inputs, input_data, "input_data")
+
+    def asked_parts(self, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Do the same for a list, some elements at a time: each part is a check of its own."""
+        for first in range(0, len(values), PART_MAX):
+            part = values[first : first + PART_MAX]
+            if self.inputs is not None:
+                with self._told():
+                    part = self.inputs.check_each(part, "input_data", first)
+            yield part
 
     def overrides(
         self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
@@ -111,8 +143,14 @@ class PolicySchemas:
     ) -> Any:
         if schema is None:
             return value
-        try:
+        with self._told():
             return schema.check(value, path, known=known)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say whose schema it is that a value does not keep to."""
+        try:
+            yield
         except SchemaError as error:
             reason = f"{error} (the schema of {self.uri})"
             raise ServiceError(

@@ -5,7 +5,7 @@ return goes through `block_answers`. Documents stay packed from the catalog to t
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -14,7 +14,7 @@ import msgspec
 from moorage.catalog.base import PolicyRecord
 from moorage.daemon import block_answers, block_defaults
 from moorage.daemon.block_spec import BlockSpec, PolicySpec
-from moorage.daemon.finding import code_of
+from moorage.daemon.finding import code_of, place_of
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
@@ -253,9 +253,12 @@ class BlockRun:
         """
         if size > INPUT_BYTES_MAX:  # Before they are copied, which `evaluate` does first.
             raise _too_large(spec.at)
+        record = self._records[spec.role]
+        if record.schemas is not None and record.schemas.inputs is not None:
+            given = await _opened(given, record.schemas.inputs.names)
         try:
             return await self._rules.evaluate(
-                code_of(self._records[spec.role]),
+                code_of(record),
                 self._tenant,
                 given,
                 parameters=spec.parameters,
@@ -266,8 +269,31 @@ class BlockRun:
             refusal = fault.refusal
             reason = f"{spec.role} {spec.uri}: {refusal.reason}"
             raise ServiceError(
-                refusal.code, reason, field=spec.at, details=refusal.details
+                refusal.code,
+                reason,
+                field=place_of(refusal, spec.at) or spec.at,
+                expected=refusal.expected,
+                details=refusal.details,
             ) from fault
+
+
+async def _opened(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Unpack the documents in some fields, for a schema that says something of these."""
+    return {name: await _plain(each) if name in names else each for name, each in given.items()}
+
+
+async def _plain(value: Any) -> Any:
+    """Return a value with what is packed in it unpacked; others have their turn in between."""
+    match value:
+        case msgspec.Raw():
+            await asyncio.sleep(0)
+            return msgspec.msgpack.decode(value)
+        case dict():
+            return {name: await _plain(each) for name, each in value.items()}
+        case list():
+            return [await _plain(each) for each in value]
+        case _:
+            return value
 
 
 def _too_large(at: str) -> ServiceError:

@@ -101,11 +101,11 @@ class Rehearsal:
         request = example.request
         if request is None:
             parameters, settings = example.parameters, example.settings
+            given = example.input_data
             if schemas is not None:
                 parameters, settings = schemas.overrides(parameters, settings)
-            return sandbox.Trial(
-                tenant, fleet, services, None, example.input_data, parameters, settings
-            )
+                given = schemas.asked(given)
+            return sandbox.Trial(tenant, fleet, services, None, given, parameters, settings)
         inputs = request.inputs
         parameters, settings = request.parameters or {}, request.settings or {}
         if schemas is not None:

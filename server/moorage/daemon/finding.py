@@ -17,6 +17,7 @@ from moorage.catalog.base import (
     SearchAction,
 )
 from moorage.catalog.search import refusal_of
+from moorage.core.words import Refusal
 from moorage.daemon.guard import SchemaGuard
 from moorage.daemon.searched import Searched, searched
 from moorage.model import Code, Tenant
@@ -152,7 +153,7 @@ class Finder:
             raise ServiceError(
                 no.code,
                 f"Ranking {len(ids)} documents by {uri}: {no.reason}{hint}",
-                field=field,
+                field=place_of(no, field.removesuffix(".policyRuleURI")) or field,
                 expected=no.expected,
                 details=no.details,
             ) from fault
@@ -172,6 +173,18 @@ def code_of(record: PolicyRecord) -> sandbox.PolicyCode:
     """Return a registered rule as the sandbox loads it."""
     guard = None if record.schemas is None else SchemaGuard(record.schemas)
     return sandbox.PolicyCode(record.ref, record.files, record.settings, record.parameters, guard)
+
+
+def place_of(no: Refusal, at: str) -> str:
+    """Return the field that the schemas of a named policy refuse, "" where they refuse none.
+
+    Args:
+        no: Why it was not asked.
+        at: Where the request names the policy, beside its parameters and settings.
+
+    """
+    overrides = no.field.partition(".")[0] in {"parameters", "settings"}
+    return f"{at}.{no.field}" if overrides else no.field
 
 
 async def _parsed(parse: Callable[[Any, str], T], body: Document, at: str) -> T:

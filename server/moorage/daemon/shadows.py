@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -19,14 +19,17 @@ from prometheus_client.metrics_core import Metric
 
 from moorage.catalog.aliases import Alias
 from moorage.catalog.base import Catalog
+from moorage.catalog.schemas import PolicySchemas
 from moorage.core.state import State
 from moorage.core.verify import Unsound, verify
 from moorage.core.words import Consult, ConsultFailed, Dequeued, Proposed, Refusal, Tell, Turn
+from moorage.daemon.answers import refusal_of
 from moorage.daemon.arms import FAULTS, percentiles
 from moorage.daemon.finding import code_of
 from moorage.daemon.measures import gauges_of
 from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share
 from moorage.policy import ProposalError, parse_proposal
+from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host import PolicyFault, Sandbox
 
 IN_FLIGHT_MAX: Final = 64
@@ -258,7 +261,12 @@ class Shadows:
             shadow.asked += 1
             key = (ask.id, consult.consultation)
             pair = shadow.pairs[key] = Pair(ask, time.monotonic(), self._undecided() <= 1)
-            future = self._rules.ask_aside(consult, code_of(record))
+            try:
+                asked = _by_schemas(consult, record.schemas)
+            except ServiceError as error:
+                pair.candidate = Side(0.0, refusal=refusal_of(error))
+                continue
+            future = self._rules.ask_aside(asked, code_of(record))
             future.add_done_callback(partial(self._heard, shadow, key, pair))
 
     def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
@@ -315,6 +323,22 @@ class Shadows:
             rows += [((shadow.alias, shadow.candidate, w), float(n)) for w, n in counts.items()]
         labels = ("alias", "policy", "what")
         yield gauges_of("moorage_shadow", "What a shadow was asked and answered", labels, rows)
+
+
+def _by_schemas(consult: Consult, schemas: PolicySchemas | None) -> Consult:
+    """Return a question as a candidate gets it, whose schemas may be others.
+
+    Raises:
+        ServiceError: They do not allow it.
+
+    """
+    if schemas is None:
+        return consult
+    ask = consult.ask
+    parameters, settings = schemas.overrides(ask.parameters, ask.settings)
+    inputs = schemas.given(ask.inputs)
+    asked = replace(ask, inputs=inputs, parameters=parameters, settings=settings)
+    return replace(consult, ask=asked)
 
 
 def _rules_fault(turn: Turn) -> Refusal | None:

@@ -21,7 +21,6 @@ host check values with them. Everything is bounded: no value can hold up the loo
 """
 
 import math
-from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
@@ -167,6 +166,11 @@ class Schema:
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     @property
+    def names(self) -> Collection[str]:
+        """The fields that it says something of."""
+        return self._entries.keys()
+
+    @property
     def required(self) -> tuple[str, ...]:
         """The fields that may not be left out."""
         return self._required
@@ -192,10 +196,23 @@ class Schema:
         except SchemaError as error:
             raise error.within(path) from None
 
-    def check_each(self, values: Sequence[Any], path: str) -> None:
-        """Check several objects, within the bounds of one check; errors as `check`."""
+    def check_each(self, values: Sequence[Any], path: str, first: int = 0) -> list[Any]:
+        """Check several objects, within the bounds of one check.
+
+        Args:
+            values: JSON data.
+            path: Their place.
+            first: The number of the first one there.
+
+        Returns:
+            The objects, or copies, as `check` does.
+
+        Raises:
+            SchemaError: As `check`.
+
+        """
         try:
-            deque(_each(values, self.checked, Budget()), maxlen=0)
+            return list(_each(values, self.checked, Budget(), first))
         except SchemaError as error:
             raise error.within(path) from None
 
@@ -237,10 +254,10 @@ class Schema:
 
 
 def _each(
-    values: Sequence[Any], check: Callable[[Any, Budget], Any], budget: Budget
+    values: Sequence[Any], check: Callable[[Any, Budget], Any], budget: Budget, first: int = 0
 ) -> Iterator[Any]:
     """Check the elements of a list and yield them, completed; places are worked out on errors."""
-    done = 0
+    done = first
     try:
         for each in values:
             yield check(each, budget)

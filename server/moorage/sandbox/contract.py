@@ -78,6 +78,9 @@ class Guard(Protocol):
     ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
         """Return what a caller sets in the place of defaults, completed, or raise `PolicyFault`."""
 
+    async def given(self, input_data: Any) -> Any:
+        """Return what a plain call of `eval` is given, completed, or raise `PolicyFault`."""
+
     def command(self, action: str, data: Any) -> Any:
         """Return the data of a management command, completed, or raise `PolicyFault`."""
 

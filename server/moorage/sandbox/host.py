@@ -408,11 +408,12 @@ class Sandbox:
 
         Raises:
             PolicyFault: The rule failed as a consultation can, or the input cannot be sent; or
-                parameters, settings or answer are not what its schemas say.
+                input, parameters, settings or answer are not what its schemas say.
 
         """
         if code.guard is not None:
             parameters, settings = code.guard.overrides(parameters, settings)
+            input_data = await code.guard.given(input_data)
         try:
             packed = msgspec.msgpack.encode(input_data)
             overriding = overrides(settings, parameters)

@@ -181,7 +181,9 @@ async def _one(
         try:
             value = await rehearsal.evaluate(record.ref.uri, TENANT, request["input_data"])
         except PolicyFault as fault:
-            return Tried(request, fault.refusal.code.value, fault.refusal.reason, (), 0.0)
+            code = fault.refusal.code
+            outcome = "not asked" if code is Code.BAD_MESSAGE else code.value
+            return Tried(request, outcome, fault.refusal.reason, (), 0.0)
         return Tried(request, "answered", "", (value,), 0.0)
     try:
         decision = await rehearsal.ask(_ask(record, request, number, seed))
