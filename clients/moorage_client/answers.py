@@ -64,6 +64,8 @@ class Lease:
         ttl_seconds: It ends this long after its grant or last renewal.
         policy_rule_uri: The rule that placed it.
         reason: Why it is queued, ending or ended; empty in the other states.
+        retry_at: While it is `queued` and pauses after a failure: when it is tried again, in
+            seconds since the epoch; 0 where it does not pause.
         workload: What runs on it; None where nothing was asked for.
 
     """
@@ -79,6 +81,7 @@ class Lease:
     ttl_seconds: float = 0.0
     policy_rule_uri: str = ""
     reason: str = ""
+    retry_at: float = 0.0
     workload: Workload | None = None
 
     def document(self) -> dict[str, Any]:
@@ -169,6 +172,7 @@ def read_lease(document: Any) -> Lease:
         ttl_seconds=found.ttl_seconds,
         policy_rule_uri=found.policy_rule_uri,
         reason=found.reason,
+        retry_at=found.retry_at,
         workload=None if found.workload is None else _workload(found.workload),
     )
 

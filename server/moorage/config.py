@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
+from moorage.core.leases import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
 from moorage.protocol.fields import TTL_SECONDS_MAX
 from moorage.setting_kinds import (
     FOLDER,
@@ -223,6 +224,14 @@ class Config:
             "After a restart, leases that ran out meanwhile get this long to be renewed.",
         ),
     ] = 30.0
+    requeue_pause_seconds: Annotated[
+        float,
+        Setting(
+            seconds(0, REQUEUE_PAUSE_SECONDS_MAX),
+            "Pause before a workload that failed is started for the second time; twice as long "
+            f"before each start after that, {REQUEUE_PAUSE_SECONDS_MAX:g} s at most. 0: none.",
+        ),
+    ] = REQUEUE_PAUSE_SECONDS
     checkpoint_every_facts: Annotated[
         int, Setting(whole(100, 100_000_000), "Facts after which the ledger writes a checkpoint.")
     ] = 20_000

@@ -278,6 +278,8 @@ class Lease:
             empty where its own was started, under the lease's id.
         likeness: Digest of what was asked (see `core.leases.likeness`), where the workload may be
             kept warm; empty where it ends with its lease.
+        retry_at: While it is queued and pauses: when it may be tried again, in seconds since the
+            epoch; 0 where it does not pause.
 
     """
 
@@ -300,6 +302,7 @@ class Lease:
     ask: Ask | None = None
     inherited: str = ""
     likeness: str = ""
+    retry_at: float = 0.0
 
     @property
     def may_start_again(self) -> bool:

@@ -5,19 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moorage.core.allocator import Allocator
-from moorage.core.words import (
-    Address,
-    Asked,
-    ClusterSeen,
-    Consult,
-    Event,
-    Fact,
-    Inquired,
-    Proposed,
-    Tell,
-    Told,
-    Turn,
-)
+from moorage.core.events import Asked, ClusterSeen, Event, Inquired, Proposed
+from moorage.core.words import Address, Consult, Fact, Tell, Told, Turn
 from moorage.model import (
     Ask,
     Cluster,

@@ -8,23 +8,19 @@ from by_hand import Hand, answers, ask, consults, nodes, place
 from moorage.core.allocator import Allocator
 from moorage.core.asks import CONSULTS_MAX
 from moorage.core.desk import DECISIONS_MAX
-from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX
-from moorage.core.queue import CONSULTED_MAX
-from moorage.core.state import DEADLINES_SPARE, ENDED_MAX, check, condense
-from moorage.core.words import (
-    Advice,
+from moorage.core.events import (
     CancelAsked,
     ClusterGone,
-    Granted,
-    LeaseNews,
     Proposed,
-    Recall,
-    Refusal,
     ReleaseAsked,
     RenewAsked,
     SessionLost,
     Tick,
 )
+from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX
+from moorage.core.queue import CONSULTED_MAX
+from moorage.core.state import DEADLINES_SPARE, ENDED_MAX, check, condense
+from moorage.core.words import Advice, Granted, LeaseNews, Recall, Refusal
 from moorage.model import ClusterId, Code, Demand, Provision, RequestId, SessionId, Tenant
 
 ONE = Demand(gpus=1)

@@ -3,19 +3,21 @@
 from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
-from moorage.core.state import check, condense
-from moorage.core.words import (
+from moorage.core.events import (
     Asked,
-    Consult,
+    CancelAsked,
     ConsultFailed,
     EngineFailed,
     EngineStarted,
-    LeaseNews,
-    Refusal,
     ReleaseAsked,
-    Requeued,
+    RenewAsked,
+    Restarted,
+    Tick,
 )
-from moorage.model import Code, Demand, Provision, RequestId
+from moorage.core.leases import REQUEUE_PAUSE_SECONDS_MAX
+from moorage.core.state import check, condense
+from moorage.core.words import Consult, LeaseNews, Refusal, Requeued
+from moorage.model import Code, Demand, Provision, RequestId, Tenant
 
 ONE = Demand(gpus=1)
 AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
@@ -30,9 +32,14 @@ def release(hand: Hand, name: str):
     return hand.step(ReleaseAsked(hand.to(), RequestId(name), f"token of {name}"))
 
 
+def at_once() -> Hand:
+    """Leases that do not pause before they are tried again."""
+    return Hand(Allocator(requeue_pause_seconds=0.0))
+
+
 def crowded(*names: str) -> Hand:
     """Leases on one node of as many devices, in the order in which they were asked for."""
-    hand = Hand()
+    hand = at_once()
     hand.see(nodes(1, len(names)))
     for number, name in enumerate(names):
         hand.now += 1.0
@@ -57,7 +64,7 @@ def test_among_leases_that_failed_in_the_same_place_the_oldest_goes_first() -> N
 
 
 def test_what_a_lease_in_the_queue_brought_along_counts_until_it_leaves() -> None:
-    hand = Hand()
+    hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN, size=1_000), place("n000", "0"))
     state = hand.allocator.state
@@ -73,7 +80,7 @@ def test_what_a_lease_in_the_queue_brought_along_counts_until_it_leaves() -> Non
 
 
 def test_a_rule_that_fails_among_the_other_nodes_is_asked_about_all() -> None:
-    hand = Hand()
+    hand = at_once()
     hand.see(nodes(2, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
@@ -89,7 +96,7 @@ def test_a_rule_that_fails_among_the_other_nodes_is_asked_about_all() -> None:
 
 
 def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
-    hand = Hand()
+    hand = at_once()
     hand.see(nodes(2, 1))
     hand.grant(ask("r", None, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
@@ -100,7 +107,7 @@ def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
 
 
 def test_a_key_finds_its_lease_in_the_queue_and_after_it() -> None:
-    hand = Hand()
+    hand = at_once()
     hand.see(nodes(1, 1))
     keyed = ask("r", ONE, provision=AGAIN, terms={"idempotency_key": "key"})
     hand.grant(keyed, place("n000", "0"))
@@ -138,3 +145,97 @@ def test_what_started_says_where_it_is_reached_as_long_as_it_runs() -> None:
     hand.propose(fail(hand, "a"), {"declined": "not today"})
     (row,) = hand.inquire("leases")["leases"]
     assert row["workload"]["endpoint"] == ""
+
+
+def pausing(attempts: int = 3) -> Hand:
+    """A lease whose workload failed, on a node where there is room."""
+    hand = Hand(Allocator(requeue_pause_seconds=2.0))
+    hand.see(nodes(1, 1))
+    again = Provision("memory", on_failure="requeue", attempts_max=attempts)
+    hand.grant(ask("r", ONE, provision=again, terms={"ttl_seconds": 1e6}), place("n000", "0"))
+    return hand
+
+
+def test_each_pause_is_twice_as_long_as_the_one_before_up_to_a_bound() -> None:
+    hand, pauses = pausing(attempts=100), []
+    for _ in range(99):
+        assert consults(fail(hand, "r")) == []
+        due = hand.allocator.next_deadline()
+        assert due is not None
+        pauses.append(due - hand.now)
+        hand.now = due
+        hand.propose(hand.step(Tick()), place("n000", "0"))
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, *[REQUEUE_PAUSE_SECONDS_MAX] * 94]
+    check(hand.allocator.state)
+
+
+def test_who_pauses_is_not_tried_whatever_becomes_free_and_says_until_when() -> None:
+    hand = pausing()
+    fail(hand, "r")
+    assert consults(hand.see(nodes(2, 4))) == []
+    (row,) = hand.inquire("queue")["waiting"]
+    assert row["lease"]["retry_at"] == hand.now + 2.0
+    told = hand.inquire("why", subject="r")
+    assert told["lease"]["retry_at"] == hand.now + 2.0
+    assert "it is tried again at retry_at, not before" in told["reason"]
+    hand.now += 2.0
+    assert consults(hand.step(Tick())) == ["r"]
+    (row,) = hand.inquire("queue")["waiting"]
+    assert "retry_at" not in row["lease"]
+
+
+def test_others_get_the_place_of_one_who_pauses() -> None:
+    hand = pausing()
+    fail(hand, "r")
+    hand.grant(ask("other", ONE), place("n000", "0"))
+    hand.now += 2.0
+    assert consults(hand.step(Tick())) == []
+    assert consults(release(hand, "other")) == ["r"]
+
+
+def test_a_pause_survives_a_restart_and_no_longer_than_it_was_to_be() -> None:
+    hand = pausing()
+    fail(hand, "r")
+    for facts in (hand.facts, list(condense(hand.allocator.state))):
+        again = Hand(Allocator(requeue_pause_seconds=2.0), hand.now + 1.0)
+        again.allocator.replay(facts)
+        assert again.allocator.state == hand.allocator.state
+        assert consults(again.step(Restarted(0.0))) == []
+        assert again.allocator.next_deadline() == hand.now + 2.0
+        again.now = hand.now + 2.0
+        assert consults(again.step(Tick())) == ["r"]
+        check(again.allocator.state)
+
+
+def test_a_lease_that_pauses_ends_like_any_other() -> None:
+    def released(hand: Hand):
+        return release(hand, "r")
+
+    def cancelled(hand: Hand):
+        return hand.step(CancelAsked(hand.to(), RequestId("r"), Tenant("ann")))
+
+    def over(hand: Hand):
+        hand.step(RenewAsked(hand.to(), RequestId("r"), "token of r", 1.0))
+        hand.now += 1.0
+        return hand.step(Tick())
+
+    for end, reason in ((released, "released"), (cancelled, "cancelled"), (over, "expired")):
+        hand = pausing()
+        fail(hand, "r")
+        end(hand)
+        lease = hand.allocator.state.ended[RequestId("r")]
+        assert (lease.reason, lease.retry_at) == (reason, 0.0)
+        assert hand.allocator.next_deadline() is None
+        check(hand.allocator.state)
+
+
+def test_a_lease_that_pauses_is_renewed_like_any_other() -> None:
+    hand = pausing()
+    fail(hand, "r")
+    retry_at = hand.now + 2.0
+    for ttl in (100.0, 1.0, 50.0):
+        hand.step(RenewAsked(hand.to(), RequestId("r"), "token of r", ttl))
+        assert hand.allocator.next_deadline() == min(retry_at, hand.now + ttl)
+    hand.now = retry_at
+    hand.propose(hand.step(Tick()), place("n000", "0"))
+    assert hand.allocator.next_deadline() == 50.0 + retry_at - 2.0

@@ -7,6 +7,7 @@ import platform
 import random
 import signal
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from moorage_policies import catalog
 
 ONCE = 'test -e "$0" && exec sleep 1000; touch "$0"; echo no such model; exit 7'
 """Fails the first time, and works the second; it is told where to remember that."""
+PAUSE = "MOORAGE_REQUEUE_PAUSE_SECONDS"
 
 
 def fill(server: Server, gpus: int = 2) -> None:
@@ -45,6 +47,14 @@ def run(server: Server, command: list[str], attempts: int = 3, ttl: float = 3600
 def renew(server: Server, lease: dict) -> dict:
     message = {"op": "renew", "lease": lease["id"], "token": lease["token"]}
     return server.say(message)[0]["lease"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_pauses() -> Iterator[None]:
+    """Every daemon here tries again after hundredths of a second, unless a test says otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(PAUSE, "0.02")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +84,8 @@ def test_what_fails_the_first_time_is_started_again_and_those_who_watch_see_it(s
             news.append(json.loads(watching.recv(30)))
     mine = [each for each in news if each["data"]["id"] == lease["id"]]
     names = [each["event"] for each in mine if each["event"] != "workload"]
-    assert names == ["granted", "started", "finished", "requeued", "granted", "started"]
+    tried_again = ["finished", "requeued", "paused", "resumed", "granted", "started"]
+    assert names == ["granted", "started", *tried_again]
     finished = next(each["data"]["outcome"] for each in mine if each["event"] == "finished")
     requeued = next(each["data"] for each in mine if each["event"] == "requeued")
     assert requeued["state"] == "queued"
@@ -263,6 +274,32 @@ def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_p
         assert again["workload"]["attempt"] == 2
         assert len(again["placement"]) == 1
         assert marked(tmp_path).keys() == {lease["id"]}
+        release(server, lease)
+        in_state(server, lease, "ended")
+        server.close()
+
+
+def test_what_failed_is_tried_again_after_a_pause_that_outlasts_kill_9(tmp_path, monkeypatch):
+    """Its GPU is free, and stays so until then; a lease says until when it pauses."""
+    monkeypatch.setenv(PAUSE, "1.5")
+    with killed(tmp_path) as running:
+        server = Server(running)
+        fill(server, gpus=1)
+        lease = run(server, ["sh", "-c", ONCE, str(tmp_path / "once")])
+        queued = in_state(server, lease, "queued")
+        failed_at = queued["workload"]["outcome"]["at"]
+        assert 1.5 <= queued["retry_at"] - failed_at < 3.5
+        with BlockingClient(running.ws) as client:
+            (same,) = client.leases(state="queued")
+            assert same.retry_at == queued["retry_at"]
+        os.kill(running.pid, signal.SIGKILL)
+        dead(running.pid)
+        server.close()
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        again = in_state(server, lease, "active")
+        assert again["granted_at"] >= queued["retry_at"]
+        assert "retry_at" not in again
         release(server, lease)
         in_state(server, lease, "ended")
         server.close()

@@ -19,7 +19,8 @@ MOORAGE = str(Path(sys.executable).parent / "moorage")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    with daemon(tmp_path_factory.mktemp("data")) as running:
+    short = {"MOORAGE_REQUEUE_PAUSE_SECONDS": "0.02"}
+    with daemon(tmp_path_factory.mktemp("data"), environment=short) as running:
         server = Server(running)
         document = cluster("here", nodes=1, gpus=8)
         document["nodes"]["nodeData"][0]["id"] = platform.node()

@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 import pytest_asyncio
 
-from moorage.core.words import Consult, ConsultFailed, Proposed
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.words import Consult
 from moorage.model import (
     Ask,
     Cluster,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.words import ConsultFailed, Proposed
+from moorage.core.events import ConsultFailed, Proposed
 from moorage.model import Code, Demand, LeaseTerms, Tenant
 from moorage.sandbox.host import CHECKS_MAX, CHECKS_WAITING_MAX, Limits, PolicyFault
 from moorage.sandbox.nursery import RESTARTS_MAX

@@ -133,8 +133,8 @@ MUTANTS = [
     Mutant(
         "forgets the new deadline of a renewed lease",
         "core/state.py",
-        "state._due(expires_at, request)",
-        "str(request)",
+        "lease=lease)\n    state._due(request)",
+        "lease=lease)",
         "the next deadline is the true one",
     ),
     Mutant(
@@ -346,6 +346,42 @@ MUTANTS = [
         "or lease.fencing != fencing",
         "or lease.fencing < 0",
         "devices are freed on the engine's word",
+    ),
+    Mutant(
+        "starts again at once",
+        "core/leases.py",
+        "if seconds > 0:",
+        "if False:",
+        "what failed is not tried again at once",
+    ),
+    Mutant(
+        "pauses as long each time",
+        "core/leases.py",
+        "self._pause_seconds * 2.0 ** (lease.attempt - 1)",
+        "self._pause_seconds",
+        "twice as long each time",
+    ),
+    Mutant(
+        "puts what pauses into the line",
+        "core/leases.py",
+        "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds))",
+        "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds))\n"
+        "            self._enter(self._desk.state.waiting[request].ask)",
+        "stands in line, and nobody else",
+    ),
+    Mutant(
+        "forgets after a restart who pauses",
+        "core/queue.py",
+        "if not waiter.pauses:",
+        "if True:",
+        "stands in line, and nobody else",
+    ),
+    Mutant(
+        "never ends a pause",
+        "core/state.py",
+        "return min(self.deadline, self.lease.retry_at)",
+        "return self.deadline",
+        "the next deadline is the true one",
     ),
     Mutant(
         "goes back to where it failed",

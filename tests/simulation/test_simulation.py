@@ -35,6 +35,7 @@ def test_the_world_is_as_bad_as_it_claims() -> None:
     worlds = [run(seed, EVENTS) for seed in range(12)]
     kinds = {type(event).__name__ for world in worlds for _, event in world.trace}
     facts = {type(fact).__name__ for world in worlds for fact in world.ledger}
+    assert facts >= {"Paused", "Resumed"}
     assert sum(isinstance(e, Crashed) for world in worlds for _, e in world.trace) > 10
     assert kinds >= {"Proposed", "ConsultFailed", "SessionLost", "EngineFailed", "ClusterGone"}
     assert facts >= {"Granted", "Queued", "Dequeued", "Renewed", "Started", "Ending", "Ended"}

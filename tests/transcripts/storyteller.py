@@ -14,6 +14,7 @@ Commands, each optionally after `@SECONDS`, which moves the clock:
     flush s1 [CLUSTER]     lose s1     tick
     engine-started|engine-stopped|engine-kept r1[#FENCING]
     engine-failed|engine-finished r1[#FENCING] REASON
+    pause SECONDS     before the second start of a workload; 1 where nothing is said
     restart [lost=FACTS]      the process died; so many of its last facts were not durable
     event KIND JSON           anything at all, as the simulation dumps it
 
@@ -29,15 +30,11 @@ import msgspec
 
 from moorage.core import words
 from moorage.core.allocator import Allocator
-from moorage.core.state import check
-from moorage.core.words import (
-    Address,
-    Advice,
+from moorage.core.events import (
     Asked,
     CancelAsked,
     ClusterGone,
     ClusterSeen,
-    Consult,
     ConsultFailed,
     EngineEnded,
     EngineFailed,
@@ -45,19 +42,18 @@ from moorage.core.words import (
     EngineStarted,
     EngineStopped,
     Event,
-    Fact,
     FlushAsked,
     Inquired,
-    LeaseNews,
     Proposed,
-    Refusal,
     ReleaseAsked,
     RenewAsked,
     Restarted,
     SessionLost,
-    Told,
-    Turn,
+    Tick,
 )
+from moorage.core.leases import REQUEUE_PAUSE_SECONDS
+from moorage.core.state import check
+from moorage.core.words import Address, Advice, Consult, Fact, LeaseNews, Refusal, Told, Turn
 from moorage.model import (
     Ask,
     Cluster,
@@ -76,7 +72,7 @@ from moorage.model import (
     Tenant,
 )
 
-EVENTS: dict[str, Any] = {kind.__name__: kind for kind in words.Event.__args__}
+EVENTS: dict[str, Any] = {kind.__name__: kind for kind in Event.__args__}
 GRACE_SECONDS = 10.0
 
 
@@ -84,6 +80,7 @@ class Story:
     """An allocator that is told a story line by line."""
 
     def __init__(self) -> None:
+        self.pause = REQUEUE_PAUSE_SECONDS
         self.allocator = Allocator()
         self.now = 100.0
         self.ledger: list[Fact] = []
@@ -96,10 +93,15 @@ class Story:
             clock, _, command = command.partition(" ")
             assert float(clock[1:]) >= self.now, "the clock never goes back"
             self.now = float(clock[1:])
+        if command.split()[0] == "pause":
+            assert not self.ledger, "it is a setting"
+            self.pause = float(command.split()[1])
+            self.allocator = Allocator(self.pause)
+            return []
         if command.split()[0] == "restart":
             lost = int(dict(_pairs(command.split()[1:])).get("lost", 0))
             del self.ledger[len(self.ledger) - lost :]
-            self.allocator = Allocator()
+            self.allocator = Allocator(self.pause)
             self.allocator.replay(self.ledger)
             event: Event = Restarted(GRACE_SECONDS)
         else:
@@ -144,7 +146,7 @@ class Story:
             case ["lose", session]:
                 return SessionLost(SessionId(session))
             case ["tick"]:
-                return words.Tick()
+                return Tick()
             case ["engine-started", lease]:
                 return EngineStarted(*self._engaged(lease), "10.0.0.1:80")
             case ["engine-failed", lease, *reason]:
@@ -291,6 +293,10 @@ def _fact(fact: Fact) -> str:
             return f"{lease_id} at {endpoint}"
         case words.Finished(lease_id, outcome):
             return f"{lease_id} {outcome.phase}: {outcome.detail}"
+        case words.Paused(lease_id, _, retry_at):
+            return f"{lease_id} until={retry_at:g}"
+        case words.Resumed(lease_id):
+            return lease_id
         case words.Requeued(lease_id, _, reason):
             return f"{lease_id} {reason}"
         case words.Ending(lease_id, _, reason) | words.Ended(lease_id, _, reason):

@@ -6,7 +6,8 @@ import msgspec
 import pytest
 
 from moorage.core.allocator import Allocator
-from moorage.core.words import Address, Asked, Consult, Granted, Proposed, Tick
+from moorage.core.events import Asked, Proposed, Tick
+from moorage.core.words import Address, Consult, Granted
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.policy import Fleet

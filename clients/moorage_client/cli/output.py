@@ -23,7 +23,7 @@ from moorage_client.errors import (
     Timeout,
 )
 
-_TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at"})
+_TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at", "retry_at"})
 """Fields that are seconds since the epoch, shown as local time."""
 
 _PIPE_COLUMNS: Final = 160

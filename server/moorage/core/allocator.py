@@ -10,18 +10,11 @@ from typing import assert_never
 from moorage.core import questions
 from moorage.core.asks import Asks
 from moorage.core.desk import Desk
-from moorage.core.judge import Judge
-from moorage.core.leases import Leases
-from moorage.core.queue import Queue
-from moorage.core.state import apply, check
-from moorage.core.warm import Warm
-from moorage.core.words import (
+from moorage.core.events import (
     Asked,
     CancelAsked,
     ClusterGone,
-    ClusterRemoved,
     ClusterSeen,
-    ClusterSet,
     ConsultFailed,
     EngineEnded,
     EngineFailed,
@@ -29,35 +22,44 @@ from moorage.core.words import (
     EngineStarted,
     EngineStopped,
     Event,
-    Fact,
     FlushAsked,
     Inquired,
     Proposed,
-    Recall,
     ReleaseAsked,
     RenewAsked,
     Restarted,
     SessionLost,
     Tick,
-    Turn,
 )
+from moorage.core.judge import Judge
+from moorage.core.leases import REQUEUE_PAUSE_SECONDS, Leases
+from moorage.core.queue import Queue
+from moorage.core.state import apply, check
+from moorage.core.warm import Warm
+from moorage.core.words import ClusterRemoved, ClusterSet, Fact, Recall, Turn
 from moorage.model import Ask, Tenant
 
 
 class Allocator:
     """Owns the state of all asks and leases.
 
+    Args:
+        requeue_pause_seconds: How long a lease whose workload failed waits before that is started
+            for the second time; twice as long before each start after that.
+
     Attributes:
         state: What the facts say. Read it; only `step` and `replay` change it.
 
     """
 
-    def __init__(self) -> None:
+    def __init__(self, requeue_pause_seconds: float = REQUEUE_PAUSE_SECONDS) -> None:
         self._desk = Desk()
         self.state = self._desk.state
         self.judge = Judge(self.state)
         self.queue = Queue(self.state)
-        self._leases = Leases(self._desk, self._wake, self.queue.add, self._leave)
+        self._leases = Leases(
+            self._desk, self._wake, self.queue.add, self._leave, requeue_pause_seconds
+        )
         self._warm = Warm(self._desk, self.judge, self._leases)
         self._asks = Asks(self._desk, self.judge, self.queue, self._leases, self._warm)
         self._waking = self._asks.waking
@@ -150,7 +152,7 @@ class Allocator:
             request = self.state.deadlines[0][1]
             lease = self.state.lease(request)
             if lease is not None:
-                self._leases.end(lease, "expired")
+                self._leases.due(lease)
             else:
                 waiter = self.state.waiting[request]
                 refusal = self._waking.waited_enough(waiter, self._desk.now)

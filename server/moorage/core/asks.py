@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from moorage.core import questions
 from moorage.core.desk import Desk
+from moorage.core.events import ConsultFailed, Proposed
 from moorage.core.judge import Judge
 from moorage.core.leases import Leases
 from moorage.core.pending import ASKS_BYTES_MAX, Pending, Undecided
@@ -21,11 +22,9 @@ from moorage.core.words import (
     Advice,
     Answer,
     Consult,
-    ConsultFailed,
     Dequeued,
     Forget,
     LeaseNews,
-    Proposed,
     Queued,
     Refusal,
     Start,
@@ -346,7 +345,8 @@ class Asks:
             self._desk.do(Forget(ask.id, pending.consultation))
             self._pending.settle(ask)
         self.listeners.pop(ask.id, None)
-        self._queue.remove(ask)
+        if not self._state.waiting[ask.id].pauses:
+            self._queue.remove(ask)
 
     def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
         """Give up an undecided ask, named by its id or by its idempotency key."""

@@ -14,21 +14,20 @@ from hashlib import sha256
 from typing import Final, Literal
 
 from moorage.core.desk import Desk
+from moorage.core.events import EngineEnded, EngineFailed, EngineStarted, EngineStopped
 from moorage.core.words import (
     Address,
     Ended,
     Ending,
-    EngineEnded,
-    EngineFailed,
-    EngineStarted,
-    EngineStopped,
     Finished,
     Granted,
     Keep,
     LeaseNews,
+    Paused,
     Refusal,
     Renewed,
     Requeued,
+    Resumed,
     Start,
     Started,
     Stop,
@@ -36,6 +35,10 @@ from moorage.core.words import (
 from moorage.model import Ask, Code, Lease, Outcome, Placement, RequestId
 
 RELEASED: Final = "released"
+REQUEUE_PAUSE_SECONDS: Final = 1.0
+"""Before the second start of a workload, where nobody says otherwise."""
+REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
+"""Each pause is twice as long as the one before, and none is longer than this."""
 
 
 def likeness(ask: Ask) -> str:
@@ -62,6 +65,8 @@ class Leases:
         wake: Called when capacity was freed.
         enter: Called when a lease has gone back into the queue.
         leave: Called before a lease is taken out of the queue without a grant.
+        pause_seconds: How long a lease waits before its second start; twice as long before each
+            one after that. 0: not at all.
 
     """
 
@@ -71,11 +76,13 @@ class Leases:
         wake: Callable[[], None],
         enter: Callable[[Ask], None],
         leave: Callable[[Ask], None],
+        pause_seconds: float,
     ) -> None:
         self._desk = desk
         self._wake = wake
         self._enter = enter
         self._leave = leave
+        self._pause_seconds = pause_seconds
 
     def grant(self, ask: Ask, placement: Placement, asked_at: float, inherited: str = "") -> Lease:
         """Grant a placement to an ask, or to the lease that waits for another one.
@@ -204,10 +211,27 @@ class Leases:
         """End a lease, or queue it: nothing of its workload is left."""
         if lease.state == "failing" and lease.may_start_again:
             self._desk.be(Requeued(lease.id, self._desk.now, _failure(lease)))
-            self._enter(self._desk.state.waiting[lease.id].ask)
+            self._pause(lease.id, self._pause_seconds * 2.0 ** (lease.attempt - 1))
         else:
             self._desk.be(Ended(lease.id, self._desk.now, lease.reason or reason))
         self._wake()
+
+    def _pause(self, request: RequestId, seconds: float) -> None:
+        """Have a lease in the queue tried again, after a while: what failed may need the time."""
+        seconds = min(seconds, REQUEUE_PAUSE_SECONDS_MAX)
+        if seconds > 0:
+            self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds))
+        else:
+            self._enter(self._desk.state.waiting[request].ask)
+
+    def due(self, lease: Lease) -> None:
+        """End a lease whose time is up, or the pause of one that has time left."""
+        if lease.retry_at and lease.expires_at > self._desk.now:
+            self._desk.be(Resumed(lease.id, self._desk.now))
+            self._enter(self._desk.state.waiting[lease.id].ask)
+            self._wake()
+        else:
+            self.end(lease, "expired")
 
     def _finished(
         self, lease: Lease, phase: Literal["succeeded", "failed"], news: EngineFailed | EngineEnded

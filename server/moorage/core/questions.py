@@ -10,9 +10,10 @@ from typing import Any, assert_never
 import numpy as np
 import numpy.typing as npt
 
+from moorage.core.events import Inquired
 from moorage.core.queue import Queue
 from moorage.core.state import State, Waiter
-from moorage.core.words import Advice, Answer, Inquired, LeaseNews, Refusal, Told
+from moorage.core.words import Advice, Answer, LeaseNews, Refusal, Told
 from moorage.model import Code, Demand, Lease, Outcome, Provision, RequestId, Share
 
 
@@ -82,6 +83,8 @@ def _why(inquiry: Inquired, state: State, decisions: Mapping[str, dict[str, Any]
     if lease is not None:
         record |= {"state": lease.state, "lease": lease_row(lease)}
         record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
+        if lease.retry_at:
+            record["reason"] += "; it is tried again at retry_at, not before"
     return Told({"request": request, **record})
 
 
@@ -146,6 +149,8 @@ def lease_row(lease: Lease) -> dict[str, Any]:
     }
     if lease.reason:
         row["reason"] = lease.reason
+    if lease.retry_at:
+        row["retry_at"] = lease.retry_at
     if lease.provision is not None:
         row["workload"] = _workload_row(lease, lease.provision)
     return row

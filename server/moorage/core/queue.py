@@ -1,7 +1,7 @@
 """The order of the queue: priority, then fair share, then age; identical waiters judged once.
 
-An index over `State.waiting`, rebuilt from it at start. The allocator asks it whose turn it is
-when capacity grew; nothing is ever polled.
+An index over `State.waiting`, less those that pause, rebuilt from it at start. The allocator asks
+it whose turn it is when capacity grew; nothing is ever polled.
 """
 
 import math
@@ -79,10 +79,11 @@ class Queue:
         self._lines.clear()
         self._line_of.clear()
         for waiter in self._state.waiting.values():
-            self.add(waiter.ask)
+            if not waiter.pauses:
+                self.add(waiter.ask)
 
     def __bool__(self) -> bool:
-        """Return whether anybody waits."""
+        """Return whether anybody waits for a place."""
         return bool(self._lines)
 
     def add(self, ask: Ask) -> None:
@@ -161,7 +162,8 @@ class Queue:
         return held
 
     def waiters(self) -> Iterator[Waiter]:
-        """Yield the waiters, line by line in order (for the `queue` listing)."""
+        """Yield the waiters, line by line in order; then those that pause (for `queue`)."""
         for line in self.lines():
             for request in line.waiters:
                 yield self._state.waiting[request]
+        yield from (waiter for waiter in self._state.waiting.values() if waiter.pauses)

@@ -21,9 +21,11 @@ from moorage.core.words import (
     Fact,
     Finished,
     Granted,
+    Paused,
     Queued,
     Renewed,
     Requeued,
+    Resumed,
     Started,
     Warmed,
 )
@@ -55,6 +57,18 @@ class Waiter:
     at: float
     deadline: float
     lease: Lease | None = None
+
+    @property
+    def pauses(self) -> bool:
+        """Whether it is not tried now, whatever is free."""
+        return self.lease is not None and self.lease.retry_at > 0
+
+    @property
+    def due(self) -> float:
+        """When something happens to it unless something else does before."""
+        if self.lease is None or not self.pauses:
+            return self.deadline
+        return min(self.deadline, self.lease.retry_at)
 
 
 @dataclass(slots=True)
@@ -128,7 +142,7 @@ class State:
         return self.leases.get(request) or self.ended.get(request)
 
     def next_deadline(self) -> float | None:
-        """Return when the next lease or waiter runs out, or None."""
+        """Return when the next lease or waiter runs out, or ends its pause, or None."""
         while self.deadlines:
             at, request = self.deadlines[0]
             if at == self.deadline_of(request):
@@ -137,15 +151,17 @@ class State:
         return None
 
     def deadline_of(self, request: RequestId) -> float | None:
-        """Return when this lease or waiter runs out, or None where nothing bounds it."""
+        """Return when this lease or waiter runs out or ends its pause, or None: nothing is due."""
         lease = self.leases.get(request)
         if lease is not None:
             return None if lease.state == "ending" else lease.expires_at
         waiter = self.waiting.get(request)
-        return None if waiter is None else waiter.deadline
+        return None if waiter is None else waiter.due
 
-    def _due(self, at: float, request: RequestId) -> None:
+    def _due(self, request: RequestId) -> None:
         """Note a deadline. A lease renewed every second leaves many behind; they are swept."""
+        at = self.deadline_of(request)
+        assert at is not None
         heapq.heappush(self.deadlines, (at, request))
         if len(self.deadlines) > DEADLINES_SPARE + 2 * (len(self.leases) + len(self.waiting)):
             live = {(at, name) for at, name in self.deadlines if at == self.deadline_of(name)}
@@ -202,6 +218,10 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case 
             state.leases[request] = replace(lease, state="failing", outcome=outcome)
         case Requeued(request, _, reason):
             _requeue(state, request, reason)
+        case Paused(request, _, retry_at):
+            _pause(state, request, retry_at)
+        case Resumed(request):
+            _pause(state, request, 0.0)
         case Ending(request, _, reason):
             assert state.leases[request].state != "ending"
             state.leases[request] = replace(state.leases[request], state="ending", reason=reason)
@@ -224,7 +244,7 @@ def _wait(state: State, waiter: Waiter) -> None:
     assert request not in state.waiting
     state.waiting[request] = waiter
     state.waiting_bytes += waiter.ask.size
-    state._due(waiter.deadline, request)  # noqa: SLF001  # Called by apply().
+    state._due(request)  # noqa: SLF001  # Called by apply().
 
 
 def _waits_no_longer(state: State, request: RequestId) -> Waiter:
@@ -243,7 +263,7 @@ def _grant(state: State, lease: Lease) -> None:
     state.fencing = lease.fencing
     state.leases[lease.id] = lease
     state._hold(lease)  # noqa: SLF001  # Called by apply().
-    state._due(lease.expires_at, lease.id)  # noqa: SLF001  # Called by apply().
+    state._due(lease.id)  # noqa: SLF001  # Called by apply().
 
 
 def _renew(state: State, request: RequestId, expires_at: float) -> None:
@@ -254,7 +274,7 @@ def _renew(state: State, request: RequestId, expires_at: float) -> None:
         assert waiter.lease is not None
         lease = replace(waiter.lease, expires_at=expires_at)
         state.waiting[request] = replace(waiter, deadline=expires_at, lease=lease)
-    state._due(expires_at, request)  # noqa: SLF001  # Called by apply().
+    state._due(request)  # noqa: SLF001  # Called by apply().
 
 
 def _requeue(state: State, request: RequestId, reason: str) -> None:
@@ -271,6 +291,14 @@ def _requeue(state: State, request: RequestId, reason: str) -> None:
     _wait(state, Waiter(ask, lease.asked_at, lease.expires_at, lease))
 
 
+def _pause(state: State, request: RequestId, retry_at: float) -> None:
+    waiter = state.waiting[request]
+    assert waiter.lease is not None, "only a lease pauses"
+    assert waiter.pauses != (retry_at > 0), "a pause begins, and then ends"
+    state.waiting[request] = replace(waiter, lease=replace(waiter.lease, retry_at=retry_at))
+    state._due(request)  # noqa: SLF001  # Called by apply().
+
+
 def _carry(state: State, lease: Lease) -> None:
     assert state.lease(lease.id) is None
     _own_key(state, lease)
@@ -285,7 +313,8 @@ def _carry(state: State, lease: Lease) -> None:
     if lease.state == "warm":
         state.warm[lease.id] = None
     state._hold(lease)  # noqa: SLF001  # Called by apply().
-    state._due(lease.expires_at, lease.id)  # noqa: SLF001  # Called by apply().
+    if lease.state != "ending":  # Nothing is due of that: its engine has the word.
+        state._due(lease.id)  # noqa: SLF001  # Called by apply().
 
 
 def _warm(state: State, request: RequestId, expires_at: float) -> None:
@@ -295,7 +324,7 @@ def _warm(state: State, request: RequestId, expires_at: float) -> None:
     state.leases[request] = replace(lease, state="warm", expires_at=expires_at, ask=None)
     state.warm[request] = None
     state.gains += 1
-    state._due(expires_at, lease.id)  # noqa: SLF001  # Called by apply().
+    state._due(lease.id)  # noqa: SLF001  # Called by apply().
 
 
 def _end(state: State, request: RequestId, at: float, reason: str) -> None:
@@ -306,7 +335,7 @@ def _end(state: State, request: RequestId, at: float, reason: str) -> None:
         lease = state.leases.pop(request)
         state.warm.pop(request, None)
         state._free(lease)  # noqa: SLF001  # Called by apply().
-    lease = replace(lease, state="ended", reason=reason, expires_at=at, ask=None)
+    lease = replace(lease, state="ended", reason=reason, expires_at=at, ask=None, retry_at=0.0)
     state.ended[request] = lease
     while len(state.ended) > ENDED_MAX:
         oldest = state.ended.pop(next(iter(state.ended)))
@@ -347,6 +376,7 @@ def check(state: State) -> None:
     held: Counter[tuple[str, str, str]] = Counter()
     for lease in state.leases.values():
         assert lease.state not in {"queued", "ended"}
+        assert not lease.retry_at, "what holds something pauses"
         assert lease.fencing <= state.fencing
         for share in lease.placement:
             for gpu in share.gpus:

@@ -11,10 +11,11 @@ from typing import Final
 import numpy as np
 
 from moorage.core.desk import Desk
+from moorage.core.events import EngineKept
 from moorage.core.judge import Candidates, Judge
 from moorage.core.leases import RELEASED, Leases, likeness
 from moorage.core.verify import verify
-from moorage.core.words import Address, Ended, EngineKept, Stop, Told, Warmed
+from moorage.core.words import Address, Ended, Stop, Told, Warmed
 from moorage.model import Ask, ClusterId, Demand, Lease, Nodes, RequestId, Tenant
 from moorage.policy import Wish
 
@@ -161,7 +162,8 @@ class Warm:
     def _is_for(self, ask: Ask, name: RequestId) -> bool:
         """Return whether an evicted lease's place is for `ask`, or for nobody else any more."""
         by = self._evicted[name]
-        return by == ask.id or by not in self._desk.state.waiting
+        waiter = self._desk.state.waiting.get(by)
+        return by == ask.id or waiter is None or waiter.pauses
 
     # What else ends them -------------------------------------------------------------------
 

@@ -1,13 +1,13 @@
-"""The three vocabularies of the core: events come in, facts stay, effects go out.
+"""What the core says: facts stay, effects go out. What it is told is in `events`.
 
-Each is a closed union of frozen records. A new behaviour is a new member; `assert_never` then
-points at every place that must learn it. Time is never read here: `step` is given `now`.
+Each vocabulary is a closed union of frozen records. A new behaviour is a new member;
+`assert_never` then points at every place that must learn it.
 """
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from moorage.model import (
     Ask,
@@ -48,212 +48,6 @@ class Refusal:
     expected: str = ""
     details: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
 
-
-# Events: what happened outside. They are never stored. -------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A session asks for a placement."""
-
-    to: Address
-    ask: Ask
-
-
-@dataclass(frozen=True, slots=True)
-class Proposed:
-    """A rule answered a consultation with plain JSON values; answers to earlier ones are stale."""
-
-    request: RequestId
-    consultation: int
-    value: Any
-
-
-@dataclass(frozen=True, slots=True)
-class ConsultFailed:
-    """A consultation ended without a value: the rule raised, overran, died or lied."""
-
-    request: RequestId
-    consultation: int
-    refusal: Refusal
-
-
-@dataclass(frozen=True, slots=True)
-class ReleaseAsked:
-    """Somebody wants a lease ended."""
-
-    to: Address
-    lease: RequestId
-    token: str
-
-
-@dataclass(frozen=True, slots=True)
-class RenewAsked:
-    """Somebody wants a lease to last longer. `ttl_seconds` None keeps the lease's own."""
-
-    to: Address
-    lease: RequestId
-    token: str
-    ttl_seconds: float | None
-
-
-@dataclass(frozen=True, slots=True)
-class CancelAsked:
-    """Somebody gives up waiting."""
-
-    to: Address
-    request: RequestId
-    tenant: Tenant
-
-
-@dataclass(frozen=True, slots=True)
-class Inquired:
-    """Somebody wants to know. Questions are steps too, so no answer overtakes its facts.
-
-    Args:
-        tenant: Whose leases and waiters may be shown.
-        subject: Id of a lease or request, for `status` and `why`.
-        filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
-        after: Id of the last object of the page before; empty for the first page.
-        limit: Objects on a page.
-
-    """
-
-    to: Address
-    question: Literal["status", "why", "queue", "leases", "fleet"]
-    tenant: Tenant
-    subject: str = ""
-    filters: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    after: str = ""
-    limit: int = 100
-
-
-@dataclass(frozen=True, slots=True)
-class SessionLost:
-    """A socket closed. Its undecided asks without a place in the queue are dropped."""
-
-    session: SessionId
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStarted:
-    """An engine reports that a lease's workload runs.
-
-    What engines report names the grant it is about by its fencing number: a lease whose workload
-    failed may have been granted anew before the last word about the first start came.
-    """
-
-    lease: RequestId
-    fencing: int
-    endpoint: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class EngineFailed:
-    """An engine reports that a lease's workload did not start; nothing of it is left.
-
-    Args:
-        fencing: As in `EngineStarted`.
-        reason: One sentence for a person.
-        exit_code: Of a process; None where it is not known.
-        log_tail: The last lines it wrote.
-
-    """
-
-    lease: RequestId
-    fencing: int
-    reason: str
-    exit_code: int | None = None
-    log_tail: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineEnded:
-    """An engine reports that a lease's workload ended by itself, and how: as `EngineFailed`.
-
-    The engine keeps its end until it is stopped. That is ordered once the end is durable:
-    forgotten before, it would be started again after a crash.
-    """
-
-    lease: RequestId
-    fencing: int
-    phase: Literal["succeeded", "failed"]
-    reason: str
-    exit_code: int | None = None
-    log_tail: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EngineStopped:
-    """An engine reports that nothing of a lease's workload is left: it was stopped from here."""
-
-    lease: RequestId
-    fencing: int
-
-
-@dataclass(frozen=True, slots=True)
-class EngineKept:
-    """An engine reports that the workload of a released lease is fit for its next user."""
-
-    lease: RequestId
-    fencing: int
-
-
-@dataclass(frozen=True, slots=True)
-class FlushAsked:
-    """Somebody wants what is kept warm for a tenant ended, in all clusters or in one."""
-
-    to: Address
-    tenant: Tenant
-    cluster: ClusterId | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterSeen:
-    """The registry has this cluster, as it is now."""
-
-    cluster: Cluster
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterGone:
-    """The registry no longer has this cluster."""
-
-    cluster: ClusterId
-
-
-@dataclass(frozen=True, slots=True)
-class Restarted:
-    """The daemon came back. Nobody could renew meanwhile: leases get `grace_seconds` for that."""
-
-    grace_seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A deadline may have passed."""
-
-
-Event = (
-    Asked
-    | Proposed
-    | ConsultFailed
-    | ReleaseAsked
-    | RenewAsked
-    | CancelAsked
-    | Inquired
-    | SessionLost
-    | EngineStarted
-    | EngineFailed
-    | EngineEnded
-    | EngineStopped
-    | EngineKept
-    | FlushAsked
-    | ClusterSeen
-    | ClusterGone
-    | Restarted
-    | Tick
-)
 
 # Facts: what is true from now on. They are all that the ledger stores. ---------------------
 
@@ -336,6 +130,23 @@ class Requeued:
 
 
 @dataclass(frozen=True, slots=True)
+class Paused:
+    """A lease in the queue is not tried again before `retry_at`."""
+
+    lease: RequestId
+    at: float
+    retry_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The pause of a lease in the queue is over: it stands in line again."""
+
+    lease: RequestId
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
 class Ending:
     """A lease is over, but its engine has not let go: what it holds is not free yet."""
 
@@ -386,6 +197,8 @@ Fact = (
     | Started
     | Finished
     | Requeued
+    | Paused
+    | Resumed
     | Ending
     | Warmed
     | Ended

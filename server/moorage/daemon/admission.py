@@ -18,21 +18,17 @@ from msgspec import structs
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.base import Catalog, SearchAction
 from moorage.config import Config
-from moorage.core.words import (
-    Address,
-    Answer,
+from moorage.core.events import (
     Asked,
     CancelAsked,
     Event,
     FlushAsked,
     Inquired,
-    LeaseNews,
-    Refusal,
     ReleaseAsked,
     RenewAsked,
     SessionLost,
-    Told,
 )
+from moorage.core.words import Address, Answer, LeaseNews, Refusal, Told
 from moorage.daemon.answers import MessageId, encode, refusal_of, refuse
 from moorage.daemon.engine_room import EngineRoom
 from moorage.daemon.finding import Finder

@@ -7,16 +7,8 @@ from collections.abc import Callable
 from typing import Final
 
 from moorage.catalog.base import Catalog, PolicyRecord
-from moorage.core.words import (
-    Consult,
-    ConsultFailed,
-    Event,
-    Forget,
-    Granted,
-    Proposed,
-    Refusal,
-    Turn,
-)
+from moorage.core.events import ConsultFailed, Event, Proposed
+from moorage.core.words import Consult, Forget, Granted, Refusal, Turn
 from moorage.daemon.finding import code_of
 from moorage.daemon.remote_rules import RemoteRules
 from moorage.daemon.shadows import Shadows

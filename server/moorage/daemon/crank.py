@@ -11,8 +11,9 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from moorage.core.allocator import Allocator
+from moorage.core.events import Event, Tick
 from moorage.core.state import condense
-from moorage.core.words import Consult, Effect, Event, Fact, Forget, Tick, Turn
+from moorage.core.words import Consult, Effect, Fact, Forget, Turn
 from moorage.ledger.base import Ledger
 
 BATCH_MAX: Final = 256

@@ -19,20 +19,15 @@ from moorage.catalog.mixed import MixedCatalog
 from moorage.catalog.prometheus import PrometheusPoller
 from moorage.config import Config
 from moorage.core.allocator import Allocator
+from moorage.core.events import ClusterGone, ClusterSeen, ConsultFailed, Event, Proposed, Restarted
 from moorage.core.words import (
     Address,
-    ClusterGone,
-    ClusterSeen,
     Consult,
-    ConsultFailed,
     Effect,
-    Event,
     Forget,
     Keep,
-    Proposed,
     Queued,
     Recall,
-    Restarted,
     Start,
     Stop,
     Tell,
@@ -101,7 +96,7 @@ class Daemon:
 
     def __init__(self, config: Config) -> None:
         self._config = config
-        self._allocator = Allocator()
+        self._allocator = Allocator(config.requeue_pause_seconds)
         self._measures = Measures()
         self._calls = HttpCalls()
         self._watchers = Watchers(self._push, self._owner)

@@ -17,15 +17,15 @@ from typing import Final
 
 import structlog
 
-from moorage.core.words import (
+from moorage.core.events import (
     EngineEnded,
     EngineFailed,
     EngineKept,
     EngineStarted,
     EngineStopped,
     Event,
-    Refusal,
 )
+from moorage.core.words import Refusal
 from moorage.engines.base import (
     LOG_TAIL_LINES,
     Engine,

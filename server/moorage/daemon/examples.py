@@ -15,7 +15,8 @@ from moorage.catalog.base import PolicyRecord
 from moorage.catalog.examples import NO_OUTPUT, Example, unlike
 from moorage.catalog.filters import compile_filter
 from moorage.core.allocator import Allocator
-from moorage.core.words import Address, Asked, ClusterSeen, Consult, Proposed, Refusal, Tell, Turn
+from moorage.core.events import Asked, ClusterSeen, Proposed
+from moorage.core.words import Address, Consult, Refusal, Tell, Turn
 from moorage.model import Ask, Code, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox import contract as sandbox

@@ -6,12 +6,11 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from moorage.core.events import Asked, Event
 from moorage.core.words import (
-    Asked,
     Dequeued,
     Effect,
     Ended,
-    Event,
     Granted,
     Refusal,
     Renewed,

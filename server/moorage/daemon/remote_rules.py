@@ -14,7 +14,8 @@ import msgspec
 from moorage.catalog.base import Catalog, PolicyRecord
 from moorage.catalog.http import Question, Reply, Service, WrongAnswer, said
 from moorage.config import Config
-from moorage.core.words import Consult, ConsultFailed, Proposed
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.words import Consult
 from moorage.daemon.answers import refusal_of
 from moorage.daemon.arms import FAULTS
 from moorage.model import Ask, ClusterId, Code, RequestId

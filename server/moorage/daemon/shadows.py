@@ -20,9 +20,10 @@ from prometheus_client.metrics_core import Metric
 from moorage.catalog.aliases import Alias
 from moorage.catalog.base import Catalog
 from moorage.catalog.schemas import PolicySchemas
+from moorage.core.events import ConsultFailed, Proposed
 from moorage.core.state import State
 from moorage.core.verify import Unsound, verify
-from moorage.core.words import Consult, ConsultFailed, Dequeued, Proposed, Refusal, Tell, Turn
+from moorage.core.words import Consult, Dequeued, Refusal, Tell, Turn
 from moorage.daemon.answers import refusal_of
 from moorage.daemon.arms import FAULTS, percentiles
 from moorage.daemon.finding import code_of

@@ -20,8 +20,10 @@ from moorage.core.words import (
     Fact,
     Finished,
     Granted,
+    Paused,
     Renewed,
     Requeued,
+    Resumed,
     Started,
     Warmed,
 )
@@ -36,7 +38,7 @@ TOPICS: Final = ("policies", "leases", "fleet")
 """`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
 `fleet`: clusters that come and go."""
 
-_AboutLease = Renewed | Started | Finished | Requeued | Ending | Warmed | Ended
+_AboutLease = Renewed | Started | Finished | Requeued | Paused | Resumed | Ending | Warmed | Ended
 
 
 class Watchers:
@@ -171,6 +173,10 @@ def _about_lease(fact: _AboutLease) -> tuple[str, dict[str, Any]]:
             return "finished", {"id": lease, "at": outcome.at, "outcome": outcome_row(outcome)}
         case Requeued(lease, at, reason):
             return "requeued", {"id": lease, "at": at, "state": "queued", "reason": reason}
+        case Paused(lease, at, retry_at):
+            return "paused", {"id": lease, "at": at, "state": "queued", "retry_at": retry_at}
+        case Resumed(lease, at):
+            return "resumed", {"id": lease, "at": at, "state": "queued"}
         case Ending(lease, at, reason):
             return "ending", {"id": lease, "at": at, "state": "ending", "reason": reason}
         case Warmed(lease, at, expires_at):

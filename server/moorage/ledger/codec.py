@@ -24,9 +24,11 @@ from moorage.core.words import (
     Fact,
     Finished,
     Granted,
+    Paused,
     Queued,
     Renewed,
     Requeued,
+    Resumed,
     Started,
     Warmed,
 )
@@ -57,15 +59,17 @@ KINDS: Final = (
     Kind("cluster_removed", 1, ClusterRemoved),
     Kind("queued", 2, Queued),
     Kind("dequeued", 1, Dequeued),
-    Kind("granted", 2, Granted),
+    Kind("granted", 3, Granted),
     Kind("renewed", 1, Renewed),
     Kind("started", 1, Started),
     Kind("finished", 1, Finished),
     Kind("requeued", 1, Requeued),
+    Kind("paused", 1, Paused),
+    Kind("resumed", 1, Resumed),
     Kind("ending", 1, Ending),
     Kind("warmed", 1, Warmed),
     Kind("ended", 1, Ended),
-    Kind("carried", 2, Carried),
+    Kind("carried", 3, Carried),
     Kind("counted", 1, Counted),
 )
 
@@ -80,6 +84,9 @@ UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
     ("queued", 1): _as_it_is,
     ("granted", 1): _as_it_is,
     ("carried", 1): _as_it_is,
+    # A lease in the queue may pause.
+    ("granted", 2): _as_it_is,
+    ("carried", 2): _as_it_is,
 }
 """By kind and old version: the step to the version after it. Steps are chained, and stay."""
 
@@ -245,6 +252,8 @@ def subject_of(fact: Fact) -> str:
         case Granted(lease=lease) | Carried(lease=lease):
             return lease.id
         case Renewed() | Started() | Finished() | Requeued() | Ending() | Warmed() | Ended():
+            return fact.lease
+        case Paused() | Resumed():
             return fact.lease
         case Queued(ask=ask):
             return ask.id

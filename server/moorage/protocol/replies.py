@@ -250,6 +250,7 @@ class LeaseObject(Struct, frozen=True):
     policy_rule_uri: str = ""
     token: str = ""
     reason: str = ""
+    retry_at: float = 0.0
     workload: WorkloadObject | None = None
 
 

@@ -17,7 +17,8 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.core.words import Consult, ConsultFailed, Proposed, Refusal
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.words import Consult, Refusal
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.sandbox import frames, self_test

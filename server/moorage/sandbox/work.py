@@ -7,7 +7,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from moorage.core.words import Consult, ConsultFailed, Proposed, Refusal
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.words import Consult, Refusal
 from moorage.model import Code, Demand, PolicyRef
 from moorage.sandbox import frames
 from moorage.sandbox.contexts import Chain

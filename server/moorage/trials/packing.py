@@ -16,16 +16,8 @@ import msgspec
 
 from moorage.catalog.clusters import read_cluster_document
 from moorage.core.allocator import Allocator
-from moorage.core.words import (
-    Address,
-    Asked,
-    ClusterSeen,
-    Consult,
-    LeaseNews,
-    Proposed,
-    Refusal,
-    Tell,
-)
+from moorage.core.events import Asked, ClusterSeen, Proposed
+from moorage.core.words import Address, Consult, LeaseNews, Refusal, Tell
 from moorage.model import (
     Ask,
     Code,

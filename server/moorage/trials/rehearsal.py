@@ -20,22 +20,16 @@ from moorage.catalog.base import PolicyRecord
 from moorage.catalog.clusters import read_cluster_document
 from moorage.catalog.embedded import EmbeddedCatalog
 from moorage.core.allocator import Allocator
-from moorage.core.words import (
-    Address,
-    Answer,
+from moorage.core.events import (
     Asked,
     ClusterSeen,
-    Consult,
     ConsultFailed,
     Event,
-    Forget,
-    Granted,
     Proposed,
     ReleaseAsked,
-    Tell,
     Tick,
-    Turn,
 )
+from moorage.core.words import Address, Answer, Consult, Forget, Granted, Tell, Turn
 from moorage.daemon.finding import code_of
 from moorage.daemon.services import RuleServices
 from moorage.daemon.vetting import vet

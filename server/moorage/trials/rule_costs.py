@@ -15,17 +15,8 @@ from typing import Any, Final
 
 import uvloop
 
-from moorage.core.words import (
-    Address,
-    Asked,
-    Consult,
-    ConsultFailed,
-    LeaseNews,
-    Proposed,
-    Refusal,
-    Tell,
-    Turn,
-)
+from moorage.core.events import Asked, ConsultFailed, Proposed
+from moorage.core.words import Address, Consult, LeaseNews, Refusal, Tell, Turn
 from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.sandbox.control import cpu_seconds
 from moorage.sandbox.host import Document, PolicyCode, Sandbox

@@ -22,7 +22,8 @@ from typing import Any, Final, Self
 import msgspec
 import uvloop
 
-from moorage.core.words import Consult, ConsultFailed, Proposed
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.words import Consult
 from moorage.model import (
     Ask,
     Cluster,

@@ -20,16 +20,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.catalog.clusters import read_cluster_document
-from moorage.core.words import (
-    ClusterGone,
-    ClusterRemoved,
-    ClusterSeen,
-    ClusterSet,
-    Ended,
-    Event,
-    Granted,
-    Queued,
-)
+from moorage.core.events import ClusterGone, ClusterSeen, Event
+from moorage.core.words import ClusterRemoved, ClusterSet, Ended, Granted, Queued
 from moorage.ledger.base import Entry, LedgerError
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from moorage.core.words import ConsultFailed, Proposed
+from moorage.core.events import ConsultFailed, Proposed
 from moorage.model import PolicyRef
 from moorage.sandbox.host import Limits, PolicyCode
 

@@ -21,9 +21,11 @@ from moorage.core.words import (
     Fact,
     Finished,
     Granted,
+    Paused,
     Queued,
     Renewed,
     Requeued,
+    Resumed,
     Started,
     Warmed,
 )
@@ -52,6 +54,7 @@ class Model:
     ended: set[str] = field(default_factory=set)
     waiting: dict[str, Queued] = field(default_factory=dict)
     requeued: dict[str, Lease] = field(default_factory=dict)
+    paused: dict[str, float] = field(default_factory=dict)
     finished: dict[str, Outcome] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
     devices: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -111,8 +114,17 @@ class Model:
                 self.expires[lease_id] = expires_at
             case Requeued():
                 self._requeued(fact, asks)
+            case Paused(lease_id, at, retry_at):
+                law(lease_id in self.requeued, "only a lease in the queue pauses", fact)
+                pause = pause_before(self.requeued[lease_id].attempt + 1)
+                law(retry_at == at + pause, "it pauses twice as long each time", fact, pause)
+                self.paused[lease_id] = retry_at
+            case Resumed(lease_id, at):
+                retry_at = self.paused.pop(lease_id, at + 1)
+                law(at >= retry_at, "it pauses as long as it was told to", fact, retry_at)
             case Ended(lease_id) if lease_id in self.requeued:
                 del self.requeued[lease_id], self.waiting[lease_id]
+                self.paused.pop(lease_id, None)
                 self.ended.add(lease_id)
             case Ended(lease_id):
                 law(lease_id in self.leases, "it ends once", fact)
@@ -154,6 +166,7 @@ class Model:
 
     def _granted(self, lease: Lease, asks: dict[str, Ask], now: float) -> None:
         law(lease.fencing > self.fencing, "fencing numbers grow", lease.fencing, self.fencing)
+        law(lease.id not in self.paused, "nothing starts while it pauses", lease)
         law(lease.id not in self.leases and lease.id not in self.ended, "granted once", lease.id)
         self.fencing = lease.fencing
         ask = asks[lease.id]
@@ -272,7 +285,13 @@ class Model:
     def next_deadline(self) -> float | None:
         """The first moment at which something runs out."""
         due = [self.expires[name] for name in self.leases if name not in self.ending]
+        due += self.paused.values()
         return min([*due, *(waiter.deadline for waiter in self.waiting.values())], default=None)
+
+
+def pause_before(attempt: int) -> float:
+    """Return how long a lease pauses before this start of its workload."""
+    return min(60.0, 2.0 ** (attempt - 2))
 
 
 def _serves(node: Node, share: Share, demand: Demand) -> bool:

@@ -6,35 +6,38 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from moorage.core.allocator import Allocator
+from moorage.core.events import (
+    Asked,
+    EngineFailed,
+    EngineStopped,
+    Event,
+    Inquired,
+    ReleaseAsked,
+    RenewAsked,
+    Restarted,
+    SessionLost,
+    Tick,
+)
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.state import State, apply, check, condense
 from moorage.core.warm import EVICTED
 from moorage.core.words import (
     Address,
     Advice,
-    Asked,
     Consult,
     Ended,
-    EngineFailed,
-    EngineStopped,
-    Event,
     Fact,
     Forget,
     Granted,
-    Inquired,
     Keep,
     LeaseNews,
+    Paused,
     Recall,
     Refusal,
-    ReleaseAsked,
-    RenewAsked,
     Requeued,
-    Restarted,
-    SessionLost,
     Start,
     Stop,
     Tell,
-    Tick,
     Told,
     Turn,
 )
@@ -93,6 +96,9 @@ class Witness:
                 self._in_turn(fact.lease)
             if isinstance(fact, Ended | Requeued) and fact.lease in model.leases:
                 self._freed(fact, event, turn.facts[number + 1 : number + 2])
+            if isinstance(fact, Requeued):
+                pauses = any(isinstance(after, Paused) for after in turn.facts[number + 1 :])
+                law(pauses, "what failed is not tried again at once", fact)
             model.learn(fact, self.asks, world.now)
         for effect in turn.effects:
             if isinstance(effect, Tell | Recall):
@@ -106,6 +112,9 @@ class Witness:
         state = world.allocator.state
         law(state.leases.keys() == model.leases.keys(), "the state is what the facts say")
         law(state.waiting.keys() == model.waiting.keys(), "the queue is what the facts say")
+        in_line = {name for line in world.allocator.queue.lines() for name in line.waiters}
+        ready = model.waiting.keys() - model.paused.keys()
+        law(in_line == ready, "who may be served stands in line, and nobody else", in_line, ready)
         due, true_due = world.allocator.next_deadline(), model.next_deadline()
         law(due == true_due, "the next deadline is the true one", due, true_due)
         if isinstance(event, Restarted):
@@ -188,6 +197,8 @@ class Witness:
             return
         asleep = Counter[Any]()
         for name, waiter in self.model.waiting.items():
+            if name in self.model.paused:
+                continue
             other = waiter.ask
             alike = (other.demand, other.candidates) == (ask.demand, ask.candidates)
             if name == lease.id or not alike or other.terms is None:

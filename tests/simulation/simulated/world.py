@@ -12,39 +12,41 @@ from random import Random
 from typing import Literal
 
 from moorage.core.allocator import Allocator
-from moorage.core.state import condense
-from moorage.core.words import (
-    Address,
+from moorage.core.events import (
     Asked,
     CancelAsked,
     ClusterGone,
     ClusterSeen,
-    Consult,
     ConsultFailed,
-    Effect,
     EngineEnded,
     EngineFailed,
     EngineKept,
     EngineStarted,
     EngineStopped,
     Event,
-    Fact,
     FlushAsked,
-    Forget,
     Inquired,
-    Keep,
-    LeaseNews,
     Proposed,
-    Recall,
-    Refusal,
     ReleaseAsked,
     RenewAsked,
     Restarted,
     SessionLost,
+    Tick,
+)
+from moorage.core.state import condense
+from moorage.core.words import (
+    Address,
+    Consult,
+    Effect,
+    Fact,
+    Forget,
+    Keep,
+    LeaseNews,
+    Recall,
+    Refusal,
     Start,
     Stop,
     Tell,
-    Tick,
     Turn,
 )
 from moorage.model import Ask, Code, Demand, Lease, PolicyRef, RequestId, SessionId, Tenant
