@@ -22,6 +22,10 @@ async def liar():
     await liar.stop()
 
 
+async def trust(record):
+    return ""
+
+
 @pytest.fixture
 async def opened(tmp_path, liar):
     """Open catalogs that have the same two blocks, each with other bounds of age."""
@@ -32,7 +36,9 @@ async def opened(tmp_path, liar):
             block_metrics=liar.url, timeout_seconds=0.5, metrics_fresh_seconds=fresh_seconds
         )
         path = tmp_path / f"{len(catalogs)}.db"
-        catalog = await MixedCatalog.open_mixed(path, lambda _: None, external=external)
+        catalog = await MixedCatalog.open_mixed(
+            path, lambda _: None, external=external, examine=trust
+        )
         catalogs.append(catalog)
         for name in ("busy", "idle"):
             await catalog.blocks.create({"id": name})

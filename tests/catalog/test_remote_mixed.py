@@ -91,6 +91,16 @@ class Opened:
         self.heard = asyncio.Event()
         self.catalogs = []
         self.tasks = []
+        self.examined = []
+        self.says = ""
+        self.cells = asyncio.Semaphore(9)
+
+    async def examine(self, record):
+        await self.cells.acquire()
+        self.examined.append(record)
+        if isinstance(self.says, ServiceError):
+            raise self.says
+        return self.says
 
     def hear(self, change):
         self.changes.append(change)
@@ -110,7 +120,9 @@ class Opened:
             **{"timeout_seconds": 1.0, "cluster_refresh_seconds": 3600.0, **more},
         )
         path = self.path / f"{len(self.catalogs)}.db"
-        catalog = await MixedCatalog.open_mixed(path, self.hear, external=external)
+        catalog = await MixedCatalog.open_mixed(
+            path, self.hear, external=external, examine=self.examine
+        )
         self.catalogs.append(catalog)
         if follow:
             self.tasks.append(asyncio.create_task(catalog.keep_fresh()))
@@ -138,6 +150,15 @@ async def refused(code):
         async with asyncio.timeout(20):
             yield caught
     assert caught.value.code is code
+
+
+async def told(catalog):
+    """Return the warnings of a rule's requests as soon as there are some, which must be in time."""
+    for _ in range(2_000):
+        if warnings := await have(catalog, ()):
+            return warnings
+        await asyncio.sleep(0.01)  # As below.
+    raise AssertionError("it was never told")
 
 
 async def until(check):
@@ -454,6 +475,34 @@ async def test_rules_are_read_again_and_changed_ones_taken_over(site, opened):
     assert "no such policy" in caught.value.reason
     assert catalog.policy(URI) is None
     assert [type(each) for each in opened.changes] == [PolicyPut, PolicyPut, PolicyDeleted]
+
+
+async def test_the_examples_of_a_rule_that_is_new_here_are_run_and_doubts_told(site, opened):
+    opened.says, opened.cells = "its first example fails", asyncio.Semaphore(0)
+    catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
+    assert await have(catalog, ()) == [], "no request waits for them"
+    opened.cells.release()
+    warnings = await told(catalog)
+    place = f"The policy store at {site.url} has “{URI}”"
+    assert warnings == [f"{place}, which fails its own examples: its first example fails"]
+    assert await have(catalog, ()) == warnings, "read again, and as before"
+    site.behave = hang_up
+    (old, doubt) = await have(catalog, ())
+    assert ("The rule is as of" in old, doubt) == (True, warnings[0])
+    assert [each.ref.uri for each in opened.examined] == [URI], "once"
+    site.behave, opened.says = site.answer_policy, ""
+    site.policies[URI] = {"policy_rule_uri": URI, "code": RULE + "# mended\n"}
+    assert await have(catalog, ()) == []
+    assert catalog.policy(URI).ref.digest != opened.examined[0].ref.digest
+    # Where no cell is to be had, they are run later.
+    opened.says = ServiceError(Code.BUSY, "no cell")
+    for _ in range(9):
+        opened.cells.release()
+    site.policies[URI] = {"policy_rule_uri": URI, "code": RULE + "# again\n"}
+    await have(catalog, ())
+    await until(lambda: len(opened.examined) > 3)
+    opened.says = "now it is known"
+    assert "now it is known" in (await told(catalog))[0]
 
 
 async def test_a_known_rule_outlives_its_store_for_a_while(site, opened):

@@ -21,6 +21,11 @@ from liar import LiarInThread, answer, drip, flood, hang_up, nonsense, silence, 
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
+FIRST_NODE = """
+name, cluster = min(input_data["cluster_data"].items())
+node, free = min(cluster["capacity"].items())
+return {"cluster_id": name, "node_id": node, "gpus": sorted(free["gpus"])[:1]}
+"""
 LEASE = {"ttl_seconds": 600}
 READS_METRICS = rule(
     "return {name: each['cluster_metrics'] and each['cluster_metrics']['cluster']"
@@ -265,6 +270,43 @@ def test_two_requests_for_any_number_of_candidates_and_none_for_the_next(tmp_pat
                 "/api/no-ir/filter",
                 "/api/no-ir/similarity-search",
             ]
+
+
+def test_the_examples_of_a_mirrored_policy_run_and_what_fails_is_said_with_each_answer(tmp_path):
+    examples = [
+        {"name": "one", "request": {"resources": {"gpus": 1}}},
+        {"name": "the second node", "request": {}, "output": {"node_id": "node-2"}},
+    ]
+    documents = {
+        "fails:1-x": rule(FIRST_NODE, "fails:1-x", metadata={"examples": examples}),
+        "passes:1-x": rule(FIRST_NODE, "passes:1-x", metadata={"examples": examples[:1]}),
+        "other:1-x": rule(FIRST_NODE, "other:1-x", metadata={"examples": "see the wiki"}),
+    }
+
+    async def store(asked, writer):
+        found = documents[asked.path.removeprefix("/policy/")]
+        await answer({"success": True, "data": found})(asked, writer)
+
+    with LiarInThread() as liar:
+        liar.behave = store
+        with serving(POLICY_DB_URL=liar.url) as here, here.socket() as socket:
+            here.register(cluster("east"))
+            socket.send(json.dumps({"op": "watch", "topics": ["policies"]}))
+            assert json.loads(socket.recv(30))["success"]
+            for uri in documents:
+                assert here.ask(uri, clusters=["east"])["data"]["cluster_id"] == "east"
+            news = json.loads(socket.recv(30))
+            assert (news["event"], news["data"]["policy_rule_uri"]) == (
+                "examples_failed",
+                "fails:1-x",
+            )
+            assert "metadata.examples[1] “the second node” fails" in news["data"]["reason"]
+            reply = here.ask("fails:1-x", clusters=["east"])
+            assert reply["success"], "other servers rely on it"
+            (warning,) = reply["warnings"]
+            assert "which fails its own examples: metadata.examples[1]" in warning
+            for uri in ("passes:1-x", "other:1-x"):
+                assert "warnings" not in here.ask(uri, clusters=["east"])
 
 
 NEVER_OLD = {

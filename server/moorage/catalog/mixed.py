@@ -8,7 +8,7 @@ mirrored part is written to where it is kept, not here.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -115,23 +115,26 @@ class MixedCatalog(EmbeddedCatalog):
         on_change: Callable[[Change], None],
         *,
         external: External,
+        examine: Callable[[PolicyRecord], Awaitable[str]],
         code_root: Path | None = None,
         code_hosts: frozenset[str] | None = None,
     ) -> Self:
         """Open as `EmbeddedCatalog.open` does, and read the external registry for the first time.
 
         Where the registry does not answer, the catalog opens all the same: asks are refused with
-        `unavailable` until it does.
+        `unavailable` until it does. `examine` is as `PolicyMirror` takes it.
         """
         catalog = await cls.open(path, on_change, code_root, code_hosts)
         try:
-            await catalog.connect(external)
+            await catalog.connect(external, examine)
         except BaseException:
             await catalog.close()
             raise
         return catalog
 
-    async def connect(self, external: External) -> None:
+    async def connect(
+        self, external: External, examine: Callable[[PolicyRecord], Awaitable[str]]
+    ) -> None:
         """Put mirrors in the place of the parts that are external; once, right after opening."""
         self._external = external
         if service := external.service("search"):
@@ -143,6 +146,7 @@ class MixedCatalog(EmbeddedCatalog):
                 prepare=self._prepared,
                 keep=self._keep_policy,
                 drop=self._drop_policy,
+                examine=examine,
                 fresh_seconds=external.policy_fresh_seconds,
                 stale_seconds_max=external.stale_seconds_max,
             )
@@ -232,6 +236,7 @@ class MixedCatalog(EmbeddedCatalog):
                 group.create_task(self._mirrored_clusters.run())
             if self._mirrored_policies is not None:
                 group.create_task(self._mirrored_policies.run())
+                group.create_task(self._mirrored_policies.examine())
 
     @property
     def registry_known(self) -> bool:

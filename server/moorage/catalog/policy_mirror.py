@@ -2,6 +2,10 @@
 
 `catalog.mixed.MixedCatalog` owns one where `POLICY_DB_URL` names such a store. A rule that comes
 from there is prepared as an upload is: read on paper here, compiled and run in a jail only.
+
+Its own examples run here too, but no request waits for them, and where they fail the rule is used
+all the same: it was published at its store, by whoever may do that, and other servers rely on it.
+What is found is told with every answer.
 """
 
 import asyncio
@@ -30,6 +34,8 @@ ROUNDS: Final = 10
 """Looks for rules that are getting too old, within the time in which they do."""
 ROUND_SECONDS_MIN: Final = 0.05
 """Shortest pause between two looks."""
+EXAMINED_AGAIN_SECONDS: Final = 1.0
+"""Pause after a rule whose examples could not be run, as no cell was to be had."""
 
 
 def _now() -> float:
@@ -40,9 +46,11 @@ def _now() -> float:
 class _Kept:
     """A rule in memory: as what it was read, when it was last asked for, when last answered.
 
-    `wanted` says whether an ask has used it since it was last asked for.
+    `wanted` says whether an ask has used it since it was last asked for, `doubt` why its examples
+    fail.
     """
 
+    record: PolicyRecord
     document: Document
     etag: str
     size: int
@@ -50,6 +58,7 @@ class _Kept:
     read_at: float
     wanted: bool = False
     failure: ServiceError | None = None
+    doubt: str = ""
 
 
 class PolicyMirror:
@@ -60,6 +69,7 @@ class PolicyMirror:
         prepare: Turns a PolicyRule document into a record, as for an upload.
         keep: Puts a record into memory, in the place of the one before.
         drop: Takes a rule out of memory.
+        examine: Runs the examples of a rule; returns why they fail, or "".
         fresh_seconds: What was read longer ago is asked for again. What is in use is asked for
             again before that, by `run`, so that no ask has to.
         stale_seconds_max: Where the store does not answer, a rule that is known is used that
@@ -74,6 +84,7 @@ class PolicyMirror:
         prepare: Callable[[Document], Awaitable[PolicyRecord]],
         keep: Callable[[PolicyRecord], None],
         drop: Callable[[str], None],
+        examine: Callable[[PolicyRecord], Awaitable[str]],
         fresh_seconds: float,
         stale_seconds_max: float,
     ) -> None:
@@ -81,6 +92,9 @@ class PolicyMirror:
         self._prepare = prepare
         self._keep = keep
         self._drop = drop
+        self._examine = examine
+        self._unexamined: dict[str, None] = {}
+        self._new = asyncio.Event()
         self._fresh_seconds = fresh_seconds
         self._stale_seconds_max = stale_seconds_max
         self._kept: dict[str, _Kept] = {}
@@ -101,6 +115,28 @@ class PolicyMirror:
             for uri in [u for u, kept in self._kept.items() if kept.wanted and kept.asked_at < due]:
                 with contextlib.suppress(ServiceError):  # What fails is told by the next ask.
                     await self._read(uri)
+
+    async def examine(self) -> None:
+        """Run the examples of rules that are new here, one after the other, until cancelled."""
+        while True:
+            await self._new.wait()
+            uri = next(iter(self._unexamined))
+            del self._unexamined[uri]
+            if not self._unexamined:
+                self._new.clear()
+            before = self._kept.get(uri)
+            if before is None:
+                continue
+            try:
+                doubt = await self._examine(before.record)
+            except ServiceError:  # No cell was to be had.
+                await asyncio.sleep(EXAMINED_AGAIN_SECONDS)
+                self._unexamined[uri] = None
+                self._new.set()
+                continue
+            kept = self._kept.get(uri)  # It may have been read again meanwhile.
+            if doubt and kept is not None and kept.record is before.record:
+                kept.doubt = f"{self._place} has “{uri}”, which fails its own examples: {doubt}"
 
     def at_hand(self, uri: str) -> list[str] | None:
         """Return warnings where the rule is known and fresh, else None."""
@@ -177,17 +213,21 @@ class PolicyMirror:
             raise ServiceError(Code.UNAVAILABLE, text)
         if kept is None or document != kept.document:
             # The code behind a URL is read again only when the document that names it changes.
-            size = await self._take(uri, document)
+            record, size = await self._take(uri, document)
+            doubt = ""
+            self._unexamined[uri] = None
+            self._new.set()
         else:
-            size = kept.size
+            record, size, doubt = kept.record, kept.size, kept.doubt
         self._bytes += size - (kept.size if kept else 0)
         self._kept.pop(uri, None)
-        self._kept[uri] = _Kept(document, etag, size, asked_at=_now(), read_at=_now())
+        now = _now()
+        self._kept[uri] = _Kept(record, document, etag, size, now, now, doubt=doubt)
         while len(self._kept) > POLICIES_KEPT_MAX or self._bytes > POLICIES_BYTES_MAX:
             self._let_go(next(iter(self._kept)))
 
-    async def _take(self, uri: str, document: Document) -> int:
-        """Prepare a rule and keep it; return how much memory it needs, in bytes."""
+    async def _take(self, uri: str, document: Document) -> tuple[PolicyRecord, int]:
+        """Prepare a rule and keep it; return it, and how much memory it needs, in bytes."""
         try:
             record = await self._prepare({**document, "policy_rule_uri": uri})
         except ServiceError as error:
@@ -200,7 +240,7 @@ class PolicyMirror:
             ) from error
         self._keep(record)
         content = sum(len(data) for data in record.files.values())
-        return content + len(msgspec.json.encode(record.document))
+        return record, content + len(msgspec.json.encode(record.document))
 
     @property
     def _place(self) -> str:
@@ -223,7 +263,8 @@ class PolicyMirror:
 
 def _warnings(kept: _Kept, why: str = "") -> list[str]:
     why = kept.failure.reason if kept.failure is not None else why
+    doubts = [kept.doubt] if kept.doubt else []
     if not why:
-        return []
+        return doubts
     age = _now() - kept.read_at
-    return [f"{why} The rule is as of {age:.0f} seconds ago."]
+    return [f"{why} The rule is as of {age:.0f} seconds ago.", *doubts]

@@ -14,8 +14,6 @@ import structlog
 from prometheus_client.metrics_core import Metric
 
 from moorage.catalog import base as catalog
-from moorage.catalog.embedded import EmbeddedCatalog
-from moorage.catalog.mixed import MixedCatalog
 from moorage.catalog.prometheus import PrometheusPoller
 from moorage.config import Config
 from moorage.core.allocator import Allocator
@@ -61,10 +59,11 @@ from moorage.daemon.services import (
     STOPPING,
     HttpServices,
     RuleServices,
-    external_services,
+    open_catalog,
     prometheus_source,
 )
 from moorage.daemon.shadows import Shadows
+from moorage.daemon.vetting import examine
 from moorage.daemon.watching import Watchers, about_workload
 from moorage.daemon.workloads import Workloads
 from moorage.engines.base import Workload
@@ -142,7 +141,7 @@ class Daemon:
         for warning in recovery.warnings:
             log.warning("ledger", finding=warning)
         self._allocator.replay(recovery.facts)
-        self._catalog = await self._open_catalog()
+        self._catalog = await open_catalog(config, self._changed, self._examine)
         self._closing.push_async_callback(self._catalog.close)
         self._rules = Sandbox(
             fleet=self._allocator.state.fleet,
@@ -234,17 +233,10 @@ class Daemon:
             failed=self._fail,
         )
 
-    async def _open_catalog(self) -> catalog.Catalog:
-        """Open the embedded catalog, or the one that mirrors the services named in its place."""
-        config = self._config
-        path, root = config.data_dir / "catalog.db", config.policy_code_root
-        hosts = frozenset(config.policy_code_hosts) or None
-        external = external_services(config)
-        if not external:
-            return await EmbeddedCatalog.open(path, self._changed, root, hosts)
-        return await MixedCatalog.open_mixed(
-            path, self._changed, external=external, code_root=root, code_hosts=hosts
-        )
+    async def _examine(self, record: catalog.PolicyRecord) -> str:
+        if doubt := await examine(self._rules, record):
+            self._watchers.examples_failed(record.ref, doubt)
+        return doubt
 
     def _reconcile(self) -> None:
         """Bring the core up to date with the world before anybody may ask."""

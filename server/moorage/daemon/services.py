@@ -4,16 +4,17 @@ Implements `web.services.WebServices` and `sandbox`'s `Services`. Siblings do no
 here.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from moorage.catalog.aliases import Canary
 from moorage.catalog.allowances import Allowance
-from moorage.catalog.base import Catalog, SearchAction
+from moorage.catalog.base import Catalog, Change, PolicyRecord, SearchAction
 from moorage.catalog.base import Document as JsonDocument
-from moorage.catalog.mixed import External
+from moorage.catalog.embedded import EmbeddedCatalog
+from moorage.catalog.mixed import External, MixedCatalog
 from moorage.catalog.prometheus import PrometheusSource
 from moorage.catalog.samples import Labels
 from moorage.config import Config
@@ -44,9 +45,22 @@ _CANARY_FIELDS: Final = {
 STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
 
 
-def external_services(config: Config) -> External:
-    """Return what the configuration says of external services, as the catalog takes it."""
-    return External(
+async def open_catalog(
+    config: Config,
+    changed: Callable[[Change], None],
+    examine: Callable[[PolicyRecord], Awaitable[str]],
+) -> Catalog:
+    """Open the embedded catalog, or the one that mirrors the services named in its place.
+
+    Args:
+        config: Says which, and where.
+        changed: Told what changes.
+        examine: Runs the examples of mirrored policies, as `policy_mirror` takes it.
+
+    """
+    path, root = config.data_dir / "catalog.db", config.policy_code_root
+    hosts = frozenset(config.policy_code_hosts) or None
+    external = External(
         clusters=config.cluster_service_url,
         metrics=config.global_cluster_metrics_url,
         block_metrics=config.global_block_metrics_url,
@@ -57,6 +71,11 @@ def external_services(config: Config) -> External:
         metrics_fresh_seconds=config.metrics_fresh_seconds,
         policy_fresh_seconds=config.policy_fresh_seconds,
         stale_seconds_max=config.external_stale_seconds_max,
+    )
+    if not external:
+        return await EmbeddedCatalog.open(path, changed, root, hosts)
+    return await MixedCatalog.open_mixed(
+        path, changed, external=external, examine=examine, code_root=root, code_hosts=hosts
     )
 
 

@@ -1,10 +1,12 @@
 """What a policy must pass before it is registered: read on paper, loaded and rehearsed in a cell.
 
-`services` calls it for uploads. Nothing of a policy is compiled or run outside its cell, and what
-is wrong is said with its place: the field, the line and the caret, or the example.
+`services` calls it for uploads, the daemon for the examples of what other stores have published.
+Nothing of a policy is compiled or run outside its cell, and what is wrong is said with its place:
+the field, the line and the caret, or the example.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,7 +22,7 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host import CheckResult, PolicyFault, Sandbox
 
-__all__ = ["vet", "vet_change"]
+__all__ = ["examine", "vet", "vet_change"]
 
 
 async def vet(catalog: Catalog, rules: Sandbox, document: Document) -> PreparedPolicy:
@@ -61,15 +63,46 @@ async def vet_change(catalog: Catalog, rules: Sandbox, uri: str, change: Documen
         await _rehearse(rules, replace(record, document=new))
 
 
+async def examine(rules: Sandbox, record: PolicyRecord) -> str:
+    """Run the examples of a policy that another store has published; return why they fail, or "".
+
+    Raises:
+        ServiceError: `busy` or `unavailable`: they could not be run.
+
+    """
+    try:
+        rehearsals = await asyncio.to_thread(_rehearsals, record)
+    except ServiceError:
+        return ""  # What is called examples there may be something else.
+    if not rehearsals:
+        return ""
+    try:
+        await _run(rules, record, rehearsals, registered=True)
+    except ServiceError as error:
+        if error.code is not Code.BAD_POLICY:
+            raise
+        return error.reason
+    return ""
+
+
 async def _rehearse(rules: Sandbox, record: PolicyRecord) -> None:
     # Documents of whole fleets: reading them may take a while.
-    rehearsals = await asyncio.to_thread(_rehearsals, record)
+    await _run(rules, record, await asyncio.to_thread(_rehearsals, record))
+
+
+async def _run(
+    rules: Sandbox,
+    record: PolicyRecord,
+    rehearsals: Sequence[Rehearsal],
+    *,
+    registered: bool = False,
+) -> None:
     for each in rehearsals:
         if each.refusal is not None:
             raise _failed(each, each.refusal)
     trials = [each.trial for each in rehearsals if each.trial is not None]
     try:
-        result = await rules.check(code_of(record), trials)
+        result = await rules.check(code_of(record), trials, registered=registered)
     except PolicyFault as fault:
         raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
     if not result.ok:

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
+import structlog
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 
 from moorage.core.questions import lease_row, outcome_row
@@ -29,7 +30,7 @@ from moorage.core.words import (
 )
 from moorage.daemon.measures import gauges
 from moorage.engines.base import Phase, Workload
-from moorage.model import Code, RequestId, SessionId, Tenant
+from moorage.model import Code, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event
 from moorage.sandbox.host import Rest
@@ -37,6 +38,8 @@ from moorage.sandbox.host import Rest
 TOPICS: Final = ("policies", "leases", "fleet")
 """`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
 `fleet`: clusters that come and go."""
+
+log = structlog.get_logger("moored")
 
 _AboutLease = Renewed | Started | Finished | Requeued | Paused | Resumed | Ending | Warmed | Ended
 
@@ -131,6 +134,11 @@ class Watchers:
             "seconds": round(rest.seconds, 1),
         }
         self.tell("policies", "rests", data, rest.tenant)
+
+    def examples_failed(self, ref: PolicyRef, reason: str) -> None:
+        """Tell everybody that a policy of a mirrored store fails its own examples."""
+        log.warning("policy", policy_rule_uri=ref.uri, finding=f"its examples fail: {reason}")
+        self.tell("policies", "examples_failed", {"policy_rule_uri": ref.uri, "reason": reason})
 
     def metrics(self) -> Iterable[Metric]:
         """Yield how many watch, and how much happened, by topic."""
