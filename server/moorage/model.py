@@ -280,6 +280,7 @@ class Lease:
             kept warm; empty where it ends with its lease.
         retry_at: While it is queued and pauses: when it may be tried again, in seconds since the
             epoch; 0 where it does not pause.
+        faults: While it is queued: how often in a row its rule did not get to answer.
 
     """
 
@@ -303,6 +304,7 @@ class Lease:
     inherited: str = ""
     likeness: str = ""
     retry_at: float = 0.0
+    faults: int = 0
 
     @property
     def may_start_again(self) -> bool:

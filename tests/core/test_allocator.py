@@ -105,6 +105,47 @@ def test_a_rule_is_asked_again_about_what_came_free_while_it_thought() -> None:
     assert consults(hand.see(nodes(1, 2, name="d"))) == ["picky"]
 
 
+def test_a_new_request_gets_what_came_free_while_its_rule_thought() -> None:
+    for demand in (ONE, None):
+        hand = Hand()
+        hand.see(nodes(1, 2))
+        hand.grant(ask("holder", ONE), place("n000", "0"))
+        thinking = hand.ask(ask("picky", demand))
+        release(hand, "holder")
+        turn = hand.propose(thinking, {"declined": "I wanted device 0"})
+        assert consults(turn) == ["picky"]
+        assert isinstance(answers(hand.propose(turn, place("n000", "0")))[0], LeaseNews)
+
+
+def test_a_new_request_gets_what_another_proposal_was_for_that_came_to_nothing() -> None:
+    """Its rule's cell took that proposal for granted: it comes from the same replica."""
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    first, second = hand.ask(ask("first", None)), hand.ask(ask("second", None))
+    assert answers(hand.propose(first, place("n000", "7")))[0].code is Code.POLICY_UNSOUND
+    turn = hand.propose(second, {"declined": "it is taken"})
+    assert consults(turn) == ["second"]
+    assert isinstance(answers(hand.propose(turn, place("n000", "0")))[0], LeaseNews)
+
+
+def test_a_rule_that_declines_whatever_comes_back_is_believed() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 2))
+    turn = hand.ask(ask("never", ONE))
+    for number in range(CONSULTS_MAX):
+        hand.grant(ask(f"other{number}", ONE), place("n000", "0"))
+        release(hand, f"other{number}")
+        turn = hand.propose(turn, {"declined": "not today"})
+        assert len(consults(turn)) == (number < CONSULTS_MAX - 1)
+    (answer,) = answers(turn)
+    assert (answer.code, answer.details) == (
+        Code.POLICY_DECLINED,
+        {"data": {"declined": "not today"}},
+    )
+    turn = hand.propose(hand.ask(ask("again", ONE)), {"declined": "not today"})
+    assert answers(turn)[0].code is Code.POLICY_DECLINED, "nothing came back meanwhile"
+
+
 def test_a_line_is_asked_about_a_few_at_a_time() -> None:
     hand = full(gpus=1)
     for number in range(CONSULTED_MAX + 5):

@@ -1,8 +1,10 @@
 """Leases that go back into the queue: corners beside the stories and the simulation."""
 
+import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
+from moorage.core.asks import FAULT_PAUSE_SECONDS, FAULTS_MAX, PASSING
 from moorage.core.events import (
     Asked,
     CancelAsked,
@@ -16,8 +18,9 @@ from moorage.core.events import (
 )
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS_MAX
 from moorage.core.state import check, condense
-from moorage.core.words import Consult, LeaseNews, Refusal, Requeued
+from moorage.core.words import Consult, LeaseNews, Refusal, Requeued, Turn
 from moorage.model import Code, Demand, Provision, RequestId, Tenant
+from moorage.sandbox.rests import REST_SECONDS_MAX
 
 ONE = Demand(gpus=1)
 AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
@@ -239,3 +242,66 @@ def test_a_lease_that_pauses_is_renewed_like_any_other() -> None:
     hand.now = retry_at
     hand.propose(hand.step(Tick()), place("n000", "0"))
     assert hand.allocator.next_deadline() == 50.0 + retry_at - 2.0
+
+
+def unanswered(hand: Hand, turn: Turn, code: Code = Code.POLICY_TIMEOUT) -> Turn:
+    (consult,) = [effect for effect in turn.effects if isinstance(effect, Consult)]
+    refusal = Refusal(code, "its cell was stopped")
+    return hand.step(ConsultFailed(consult.ask.id, consult.consultation, refusal))
+
+
+@pytest.mark.parametrize("code", sorted(PASSING))
+def test_a_fault_of_the_sandbox_ends_no_lease(code: Code) -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
+    assert consults(unanswered(hand, fail(hand, "r"), code)) == []
+    told = hand.inquire("why", subject="r")
+    assert told["lease"]["retry_at"] == hand.now + FAULT_PAUSE_SECONDS
+    assert told["last"]["code"] == code
+    assert "attempt 1 of 3 failed: no image; it is tried again at" in told["reason"]
+    hand.now += FAULT_PAUSE_SECONDS
+    hand.propose(hand.step(Tick()), place("n000", "0"))
+    lease = hand.allocator.state.leases[RequestId("r")]
+    assert (lease.attempt, lease.faults) == (2, 0)
+    check(hand.allocator.state)
+
+
+def test_a_rule_that_never_answers_ends_a_lease_after_a_while_also_over_restarts() -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    terms = {"ttl_seconds": 1e6}
+    hand.grant(ask("r", ONE, provision=AGAIN, terms=terms), place("n000", "0"))
+    turn, began = fail(hand, "r"), hand.now
+    for _ in range(FAULTS_MAX):
+        assert consults(turn) == ["r"]
+        unanswered(hand, turn)
+        facts = list(condense(hand.allocator.state))
+        hand.allocator = Allocator(requeue_pause_seconds=0.0)
+        hand.allocator.replay(facts)
+        hand.now = hand.allocator.next_deadline() or 0.0
+        turn = hand.step(Tick())
+    assert hand.now - began > 2 * REST_SECONDS_MAX, "a rule that rests is asked again after it"
+    unanswered(hand, turn)
+    ended = hand.allocator.state.ended[RequestId("r")]
+    assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"
+
+
+def test_faults_count_anew_for_each_start() -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
+    for _ in range(2):
+        unanswered(hand, fail(hand, "r"))
+        assert hand.allocator.next_deadline() == hand.now + FAULT_PAUSE_SECONDS
+        hand.now += FAULT_PAUSE_SECONDS
+        hand.propose(hand.step(Tick()), place("n000", "0"))
+
+
+def test_others_are_served_while_a_lease_pauses_whose_rule_did_not_answer() -> None:
+    hand = at_once()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
+    turn = fail(hand, "r")
+    hand.ask(ask("waiter", ONE, wait=60.0))
+    assert consults(unanswered(hand, turn)) == ["waiter"]

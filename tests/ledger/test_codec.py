@@ -94,6 +94,7 @@ leases = st.builds(
     ),
     reason=st.text(),
     retry_at=times,
+    faults=st.integers(0, 9),
     outcome=st.none() | outcomes,
     asked_at=times,
     ask=st.none() | asks,

@@ -93,7 +93,7 @@ MUTANTS = [
         "core/allocator.py",
         "        check(self.state)\n        self.queue.restore()",
         "        check(self.state)",
-        "KeyError",
+        "KeyError|stands in line",
     ),
     Mutant(
         "gives engines no orders after a restart",
@@ -352,7 +352,7 @@ MUTANTS = [
         "core/leases.py",
         "if seconds > 0:",
         "if False:",
-        "what failed is not tried again at once",
+        "what failed needs time",
     ),
     Mutant(
         "pauses as long each time",
@@ -364,8 +364,8 @@ MUTANTS = [
     Mutant(
         "puts what pauses into the line",
         "core/leases.py",
-        "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds))",
-        "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds))\n"
+        "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds, faults))",
+        "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds, faults))\n"
         "            self._enter(self._desk.state.waiting[request].ask)",
         "stands in line, and nobody else",
     ),
@@ -375,6 +375,27 @@ MUTANTS = [
         "if not waiter.pauses:",
         "if True:",
         "stands in line, and nobody else",
+    ),
+    Mutant(
+        "ends a lease because its rule did not get to answer",
+        "core/asks.py",
+        "elif not self._comes_back(pending, news.refusal):",
+        "else:",
+        "a fault that passes ends no lease",
+    ),
+    Mutant(
+        "asks about a lease for ever",
+        "core/asks.py",
+        "or lease.faults >= FAULTS_MAX:",
+        "or lease.faults < 0:",
+        "the world comes to rest|no more faults than that",
+    ),
+    Mutant(
+        "believes who declined, whatever came back meanwhile",
+        "core/asks.py",
+        "if self._missed_something(pending):",
+        "if False:",
+        "room that came back is seen",
     ),
     Mutant(
         "never ends a pause",

@@ -31,13 +31,28 @@ from moorage.core.words import (
     Told,
 )
 from moorage.model import Ask, Code, Nodes, Placement, RequestId, Tenant
-from moorage.policy import ProposalError, parse_proposal
+from moorage.policy import ProposalError, Wish, parse_proposal
 
 WAITING_MAX: Final = 100_000
 """Asks in the queue; the next one is answered `busy`."""
 CONSULTS_MAX: Final = 8
 """Consultations for one ask before it is answered `conflict`, or takes a place in the queue if it
 may wait. A waiter is asked about again until its deadline: each conflict was another's grant."""
+FAULTS_MAX: Final = 6
+"""Times in a row that a rule may fail to answer about a lease in the queue, for reasons that say
+nothing about the lease, before that ends. With the pauses between them it is a minute."""
+FAULT_PAUSE_SECONDS: Final = 1.0
+"""Before such a rule is asked again; twice as long each time, and longer than any rest in all."""
+PASSING: Final = frozenset(
+    {
+        Code.BUSY,
+        Code.POLICY_CRASHED,
+        Code.POLICY_TIMEOUT,
+        Code.SHUTTING_DOWN,
+        Code.UNAVAILABLE,
+    }
+)
+"""What may be over when the rule is asked again."""
 
 
 class Asks:
@@ -76,6 +91,7 @@ class Asks:
         )
         self.listeners: dict[RequestId, list[Address]] = {}
         self._number = 0
+        self._turned_down = 0
 
     def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the rule that the first request with this key went to, or ""."""
@@ -144,7 +160,7 @@ class Asks:
         pending.consultation = self._number
         pending.consultations += 1
         pending.version, pending.layout = self._state.fleet.version, self._state.fleet.layout
-        pending.gains = self._state.gains
+        pending.gains, pending.turned_down = self._state.gains, self._turned_down
         pending.reserved = reserved
         pending.avoided = () if pending.insisted else self._judge.avoided(pending.ask, reserved)
         self._pending.add(pending)
@@ -165,8 +181,25 @@ class Asks:
             return
         if isinstance(news, Proposed):
             self._proposed(pending, news.value)
-        else:
+        elif not self._comes_back(pending, news.refusal):
             self._refuse(pending, news.refusal)
+
+    def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
+        """Have a lease in the queue pause whose rule did not get to answer; return whether it does.
+
+        Its workload has nothing to do with that, and it has been granted once.
+        """
+        ask = pending.ask
+        waiter = self._state.waiting.get(ask.id)
+        lease = waiter.lease if waiter is not None else None
+        if lease is None or refusal.code not in PASSING or lease.faults >= FAULTS_MAX:
+            return False
+        self._desk.record(ask.id, {"last": questions.refusal_object(refusal)})
+        self._pending.settle(ask)
+        self._queue.remove(ask)
+        self._leases.pause(ask.id, FAULT_PAUSE_SECONDS * 2.0**lease.faults, lease.faults + 1)
+        self.waking.wake()  # What was kept for it is for the others now.
+        return True
 
     def _proposed(self, pending: Pending, value: Any) -> None:
         ask = pending.ask
@@ -180,6 +213,13 @@ class Asks:
         if not wishes:
             self._declined(pending, value)
             return
+        self._judged(pending, wishes, value)
+        if ask.terms is not None and ask.id not in self._state.leases:
+            self._turned_down += 1
+
+    def _judged(self, pending: Pending, wishes: tuple[Wish, ...], value: Any) -> None:
+        """Grant what a rule proposed, or ask it again, or say why not."""
+        ask = pending.ask
         reserved = self._queue.reserved_before(ask)
         shut = (*reserved, *pending.avoided)
         verdict = verify(ask, wishes, self._state.fleet, self._state.clusters, shut)
@@ -228,6 +268,9 @@ class Asks:
             explain = ask.explain and ask.demand is not None
             self._answer(pending, Advice(value, self._reasons(pending) if explain else None))
             return
+        if self._missed_something(pending):
+            self._consult(pending, self._queue.reserved_before(ask))
+            return
         details = {"data": value}
         if ask.demand is not None and not self._judge.fits(
             ask.demand, ask.candidates, pending.reserved
@@ -238,6 +281,22 @@ class Asks:
                 Code.POLICY_DECLINED, "The rule proposed no placement.", "", "", details
             )
         self._wait_or_refuse(pending, refusal, pending.reserved, pending.gains)
+
+    def _missed_something(self, pending: Pending) -> bool:
+        """Return whether there may be room for a new ask that its rule did not see.
+
+        Capacity came back while it thought; or its cell held something free of another proposal
+        that came to nothing; or something is no longer kept for somebody else. Who waits already
+        is woken by all of these.
+        """
+        ask = pending.ask
+        if ask.id in self._state.waiting or pending.consultations >= CONSULTS_MAX:
+            return False
+        reserved = self._queue.reserved_before(ask)
+        seen = pending.gains, pending.turned_down, pending.reserved
+        if seen == (self._state.gains, self._turned_down, reserved):
+            return False
+        return ask.demand is None or self._judge.fits(ask.demand, ask.candidates, reserved)
 
     def _touches(self, placement: Placement, reserved: Nodes) -> bool:
         return bool(reserved) and any((s.cluster_id, s.node_id) in reserved for s in placement)

@@ -124,6 +124,7 @@ class Leases:
                 granted_at=now,
                 state="starting",
                 reason="",
+                faults=0,
                 attempt=waiting.attempt + 1,
                 inherited=inherited,
             )
@@ -211,16 +212,23 @@ class Leases:
         """End a lease, or queue it: nothing of its workload is left."""
         if lease.state == "failing" and lease.may_start_again:
             self._desk.be(Requeued(lease.id, self._desk.now, _failure(lease)))
-            self._pause(lease.id, self._pause_seconds * 2.0 ** (lease.attempt - 1))
+            self.pause(lease.id, self._pause_seconds * 2.0 ** (lease.attempt - 1))
         else:
             self._desk.be(Ended(lease.id, self._desk.now, lease.reason or reason))
         self._wake()
 
-    def _pause(self, request: RequestId, seconds: float) -> None:
-        """Have a lease in the queue tried again, after a while: what failed may need the time."""
+    def pause(self, request: RequestId, seconds: float, faults: int = 0) -> None:
+        """Have a lease in the queue tried again, after a while: what failed may need the time.
+
+        Args:
+            request: The lease. It stands in no line.
+            seconds: How long, up to a bound.
+            faults: How often in a row its rule did not get to answer.
+
+        """
         seconds = min(seconds, REQUEUE_PAUSE_SECONDS_MAX)
         if seconds > 0:
-            self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds))
+            self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds, faults))
         else:
             self._enter(self._desk.state.waiting[request].ask)
 

@@ -28,6 +28,8 @@ class Pending:
     """`Fleet.layout` then: what it names may have existed."""
     gains: int = 0
     """`State.gains` when the rule was asked: what it declines, it declines as of then."""
+    turned_down: int = 0
+    """How many proposals had been turned down then: what they were for, a rule may have missed."""
     reserved: Nodes = field(default=())
     """Nodes that were kept for a waiter ahead of it."""
     avoided: Nodes = field(default=())

@@ -8,7 +8,7 @@ import heapq
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Final, assert_never
+from typing import Any, Final, assert_never
 
 from moorage.core.words import (
     Carried,
@@ -218,10 +218,10 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case 
             state.leases[request] = replace(lease, state="failing", outcome=outcome)
         case Requeued(request, _, reason):
             _requeue(state, request, reason)
-        case Paused(request, _, retry_at):
-            _pause(state, request, retry_at)
+        case Paused(request, _, retry_at, faults):
+            _pause(state, request, retry_at=retry_at, faults=faults)
         case Resumed(request):
-            _pause(state, request, 0.0)
+            _pause(state, request, retry_at=0.0)
         case Ending(request, _, reason):
             assert state.leases[request].state != "ending"
             state.leases[request] = replace(state.leases[request], state="ending", reason=reason)
@@ -291,11 +291,11 @@ def _requeue(state: State, request: RequestId, reason: str) -> None:
     _wait(state, Waiter(ask, lease.asked_at, lease.expires_at, lease))
 
 
-def _pause(state: State, request: RequestId, retry_at: float) -> None:
+def _pause(state: State, request: RequestId, **changed: Any) -> None:
     waiter = state.waiting[request]
     assert waiter.lease is not None, "only a lease pauses"
-    assert waiter.pauses != (retry_at > 0), "a pause begins, and then ends"
-    state.waiting[request] = replace(waiter, lease=replace(waiter.lease, retry_at=retry_at))
+    assert waiter.pauses != (changed["retry_at"] > 0), "a pause begins, and then ends"
+    state.waiting[request] = replace(waiter, lease=replace(waiter.lease, **changed))
     state._due(request)  # noqa: SLF001  # Called by apply().
 
 

@@ -131,11 +131,17 @@ class Requeued:
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """A lease in the queue is not tried again before `retry_at`."""
+    """A lease in the queue is not tried again before `retry_at`.
+
+    Args:
+        faults: How often in a row its rule did not get to answer; 0: its workload failed.
+
+    """
 
     lease: RequestId
     at: float
     retry_at: float
+    faults: int = 0
 
 
 @dataclass(frozen=True, slots=True)

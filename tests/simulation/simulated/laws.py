@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from moorage.core.asks import FAULT_PAUSE_SECONDS, FAULTS_MAX
 from moorage.core.leases import RELEASED
 from moorage.core.warm import EVICTED, ROOM_SECONDS_MAX
 from moorage.core.words import (
@@ -55,6 +56,8 @@ class Model:
     waiting: dict[str, Queued] = field(default_factory=dict)
     requeued: dict[str, Lease] = field(default_factory=dict)
     paused: dict[str, float] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+    pause_seconds: float = 0.0
     finished: dict[str, Outcome] = field(default_factory=dict)
     keys: dict[tuple[str, str], str] = field(default_factory=dict)
     devices: Counter[tuple[str, str, str]] = field(default_factory=Counter)
@@ -114,11 +117,8 @@ class Model:
                 self.expires[lease_id] = expires_at
             case Requeued():
                 self._requeued(fact, asks)
-            case Paused(lease_id, at, retry_at):
-                law(lease_id in self.requeued, "only a lease in the queue pauses", fact)
-                pause = pause_before(self.requeued[lease_id].attempt + 1)
-                law(retry_at == at + pause, "it pauses twice as long each time", fact, pause)
-                self.paused[lease_id] = retry_at
+            case Paused():
+                self._paused(fact)
             case Resumed(lease_id, at):
                 retry_at = self.paused.pop(lease_id, at + 1)
                 law(at >= retry_at, "it pauses as long as it was told to", fact, retry_at)
@@ -155,6 +155,20 @@ class Model:
         due = self.expires[fact.lease]
         self.waiting[fact.lease] = Queued(asks[fact.lease], lease.asked_at, due)
 
+    def _paused(self, fact: Paused) -> None:
+        law(fact.lease in self.requeued, "only a lease in the queue pauses", fact)
+        law(fact.lease not in self.paused, "it pauses once at a time", fact)
+        if fact.faults:
+            self.faults[fact.lease] += 1
+            law(fact.faults == self.faults[fact.lease], "faults are counted", fact)
+            law(fact.faults <= FAULTS_MAX, "no more faults than that", fact)
+            pause = FAULT_PAUSE_SECONDS * 2.0 ** (fact.faults - 1)
+        else:
+            pause = self.pause_seconds * 2.0 ** (self.requeued[fact.lease].attempt - 1)
+        pause = min(60.0, pause)
+        law(fact.retry_at == fact.at + pause, "it pauses twice as long each time", fact, pause)
+        self.paused[fact.lease] = fact.retry_at
+
     def _count(self, lease: Lease, sign: int) -> None:
         for share in lease.placement:
             pair = (share.cluster_id, share.node_id)
@@ -167,6 +181,7 @@ class Model:
     def _granted(self, lease: Lease, asks: dict[str, Ask], now: float) -> None:
         law(lease.fencing > self.fencing, "fencing numbers grow", lease.fencing, self.fencing)
         law(lease.id not in self.paused, "nothing starts while it pauses", lease)
+        self.faults.pop(lease.id, None)
         law(lease.id not in self.leases and lease.id not in self.ended, "granted once", lease.id)
         self.fencing = lease.fencing
         ask = asks[lease.id]
@@ -287,11 +302,6 @@ class Model:
         due = [self.expires[name] for name in self.leases if name not in self.ending]
         due += self.paused.values()
         return min([*due, *(waiter.deadline for waiter in self.waiting.values())], default=None)
-
-
-def pause_before(attempt: int) -> float:
-    """Return how long a lease pauses before this start of its workload."""
-    return min(60.0, 2.0 ** (attempt - 2))
 
 
 def _serves(node: Node, share: Share, demand: Demand) -> bool:

@@ -6,8 +6,10 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from moorage.core.allocator import Allocator
+from moorage.core.asks import FAULTS_MAX, PASSING
 from moorage.core.events import (
     Asked,
+    ConsultFailed,
     EngineFailed,
     EngineStopped,
     Event,
@@ -54,7 +56,7 @@ class Witness:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.model = Model()
+        self.model = Model(pause_seconds=world.pause_seconds)
         self.asks: dict[str, Ask] = {}
         self.messages: dict[Address, Event] = {}
         self.unanswered: dict[Address, Event] = {}
@@ -98,7 +100,9 @@ class Witness:
                 self._freed(fact, event, turn.facts[number + 1 : number + 2])
             if isinstance(fact, Requeued):
                 pauses = any(isinstance(after, Paused) for after in turn.facts[number + 1 :])
-                law(pauses, "what failed is not tried again at once", fact)
+                law(pauses == (world.pause_seconds > 0), "what failed needs time", fact)
+            if isinstance(fact, Ended) and isinstance(event, ConsultFailed):
+                self._blameless(fact, event)
             model.learn(fact, self.asks, world.now)
         for effect in turn.effects:
             if isinstance(effect, Tell | Recall):
@@ -132,13 +136,23 @@ class Witness:
             check(state)
             self._bounded()
 
+    def _blameless(self, fact: Ended, event: ConsultFailed) -> None:
+        """A rule that does not get to answer says nothing about the lease it is asked about."""
+        if fact.lease in self.model.requeued and event.refusal.code in PASSING:
+            enough = self.model.faults[fact.lease] == FAULTS_MAX
+            law(enough, "a fault that passes ends no lease", fact, event)
+
     def _gave_way(self, effect: Tell | Recall, waited: set[str]) -> None:
-        """Nobody is told that there is no room where a warm lease could have made some."""
+        """Nobody is told that there is no room where there is, or a warm lease could make some."""
         message = self.messages[effect.to]
         answer = effect.answer if isinstance(effect, Tell) else None
         if not isinstance(message, Asked) or not isinstance(answer, Refusal):
             return
         ask, model = message.ask, self.model
+        if self.world.honest and answer.code is Code.POLICY_DECLINED and ask.terms is not None:
+            shut = self.world.allocator.queue.reserved_before(ask)
+            need = ask.demand or wanted(ask)
+            law(not model.fits(need, ask.candidates, shut), "room that came back is seen", ask)
         holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
         if not holds or answer.code is not Code.NO_CAPACITY or self.asks[ask.id] is not ask:
             return
@@ -380,7 +394,7 @@ class Witness:
         ]
         self.unanswered.clear()
         self.gone |= set(self.world.sessions)
-        self.model = Model()
+        self.model = Model(pause_seconds=self.world.pause_seconds)
         for fact in ledger:
             now = fact.lease.granted_at if isinstance(fact, Granted) else 0.0
             self.model.learn(fact, self.asks, now)

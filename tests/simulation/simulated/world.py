@@ -74,6 +74,7 @@ class World:
         self.now = 1_000.0
         self.honest = rng.random() < 0.4
         self.orderly = rng.random() < 0.3
+        self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
         characters: tuple[Character, ...] = HONEST if self.honest else DISHONEST
         refs = [PolicyRef(f"rule-{n}", f"digest-{n}") for n in range(3)]
@@ -116,7 +117,7 @@ class World:
         ] or drawn
 
     def _be_born(self) -> None:
-        self.allocator = Allocator()
+        self.allocator = Allocator(self.pause_seconds)
         self.turns: list[Turn] = []
         self.writing: list[Turn] = []
         self.inbox: list[Event] = []
