@@ -5,7 +5,7 @@ import textwrap
 import pytest
 
 from moorage.trials.examples import clusters, metrics, requests
-from moorage.trials.policy_test import Job, try_rule
+from moorage.trials.policy_test import HASH_SEEDS, QUICK_SECONDS, Job, try_rule
 from moorage.trials.process import TrialError
 from moorage_policies import catalog
 
@@ -75,6 +75,32 @@ async def test_what_is_found(document, finding):
     assert len(numbered) <= 2  # What is wrong with many requests is said once.
     if "SyntaxError" in finding:
         assert report.findings[0].endswith("^")  # The line, and the caret under the place.
+
+
+async def test_a_choice_from_a_set_of_two_that_two_seeds_agree_about_is_found():
+    """Of this one, hash seeds 1, 2 and 3 yield the same element first."""
+    choice = "return {'cluster_id': 'alpha', 'x': next(iter({'e', 'g'}))}"
+    report = await try_rule(Job(rule(choice), [{"inputs": {}}]))
+    assert not report.passed
+    assert report.hash_seeds == [1, 2, 3, 4]
+    assert "hash seeds 1 and 4)" in report.findings[0]
+
+
+async def test_what_is_sound_was_asked_under_all_seeds_and_what_is_slow_under_two():
+    row = "return fleet.placement(int(rows[0]))"
+    report = await try_rule(Job(rule(row), [ONE]))
+    assert (report.passed, report.hash_seeds) == (True, list(HASH_SEEDS))
+    slow = f"import time\ntime.sleep({0.4 * QUICK_SECONDS})\n{row}"
+    report = await try_rule(Job(rule(slow), [ONE] * 3))
+    assert (report.passed, report.hash_seeds) == (True, [1, 2])
+
+
+async def test_a_rule_that_loads_under_some_seeds_only_is_told_so():
+    head = "if next(iter({'e', 'g'})) == 'e':\n    raise ValueError('bad luck')\n"
+    report = await try_rule(Job(rule("return {}", head), [ONE]))
+    assert not report.passed
+    assert report.findings[0].startswith("under hash seed 4, and not under all: ")
+    assert "bad luck" in report.findings[0]
 
 
 @pytest.mark.heavy
