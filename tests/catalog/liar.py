@@ -26,14 +26,15 @@ Behaviour = Callable[[Asked, Writer], Awaitable[None]]
 
 
 def answer(body: Any, status: int = 200, **headers: str) -> Behaviour:
-    """Answer with JSON, or with text as it is."""
+    """Answer with JSON, or with text as it is; `\\udce9` in it stands for the byte E9."""
     text = body if isinstance(body, str) else json.dumps(body)
+    content = text.encode(errors="surrogateescape")
 
     async def behave(asked: Asked, writer: Writer) -> None:
-        said = {"content_length": str(len(text.encode())), **headers}
+        said = {"content_length": str(len(content)), **headers}
         lines = [f"HTTP/1.1 {status} Whatever"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in said.items()]
-        writer.write(("\r\n".join(lines) + "\r\n\r\n" + text).encode())
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + content)
 
     return behave
 

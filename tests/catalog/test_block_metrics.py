@@ -105,11 +105,20 @@ async def test_one_bad_document_costs_only_itself(liar, opened):
     nested = 1
     for _ in range(70):
         nested = [nested]
-    liar.behave = answer([IDLE, {"instances": []}, 7, {**BUSY, "deep": nested}, IDLE])
+    liar.behave = answer(
+        [
+            IDLE,
+            {"instances": []},
+            7,
+            {**BUSY, "deep": nested},
+            {"blockId": "vast", "n": 10**30},
+            IDLE,
+        ]
+    )
     blocks = await opened()
     found, [warning] = await slow_blocks(blocks)
     assert found == []
-    assert warning.startswith("4 documents of block metrics cannot be used and count as none (")
+    assert warning.startswith("5 documents of block metrics cannot be used and count as none (")
     assert await blocks.query("block_metrics", {}) == [IDLE]
 
 

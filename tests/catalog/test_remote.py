@@ -90,6 +90,7 @@ FAILURES = {
     "empty": (answer(""), "no JSON document", 1),
     "a number": (answer("7"), "no JSON document", 1),
     "success without data": (answer({"success": True}), "`success` without `data`", 1),
+    "Latin-1": (answer('{"\udce9":true,"data":[]}'), "no JSON of the expected form", 1),
     "success false": (answer({"success": False, "message": "no"}), "failed: no", 1),
     "error text": (answer({"error": "db down"}), "failed: db down", 1),
     "success with an error in it": (
@@ -114,6 +115,14 @@ async def test_every_failure_is_one_bounded_refusal(liar, service, behave, what,
     assert reason.startswith(f"The cluster registry at {liar.url} ")
     assert what in reason
     assert len(liar.asked) == requests == service.requests
+
+
+async def test_a_reader_that_meets_what_it_cannot_decode_fails_as_any_wrong_answer(liar, service):
+    liar.behave = answer('{"e":"\udce9"}')
+    question = Question("GET", "/")
+    for _ in range(2):
+        reason = await unavailable(service.ask(question, lambda reply: reply.body.decode()))
+        assert "answered 200 with what cannot be read" in reason
 
 
 async def test_a_flood_is_not_read_to_its_end(liar):

@@ -212,10 +212,12 @@ def test_an_executor_that_lies_breaks_or_is_gone_grants_nothing(tmp_path):
             (200, '{"success": false, "message": "no"}', "policy_error"),
             (200, json.dumps({"success": True, "data": "x" * 2_000_000}), "policy_bad_output"),
             (200, "<html>", "unavailable"),
+            (200, '{"success": true, "data": {"e": "\udce9"}}', "unavailable"),  # Not UTF-8.
+            (200, '{"success": true, "data": {"n": %s}}' % ("9" * 500), "policy_bad_output"),
             (500, '{"success": false, "message": "down"}', "unavailable"),
         ]
         for status, says, code in cases:
-            Liar.status, Liar.says = status, says.encode()
+            Liar.status, Liar.says = status, says.encode(errors="surrogateescape")
             reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 5})
             assert reply["error"]["code"] == code, (says, reply)
         assert set(Liar.asked[0]) == {"policy_rule_uri", "input_data", "parameters"}

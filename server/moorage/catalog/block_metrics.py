@@ -129,6 +129,7 @@ class BlockMetricsMirror:
                 document = document_of(bytes(raw))
                 check_depth(document)
                 block_id = self._checked(document)
+                packed = pack(document)
             except (ServiceError, WrongAnswer) as error:
                 leave_out(left_out, document, "blockId", number, str(error))
                 continue
@@ -138,6 +139,5 @@ class BlockMetricsMirror:
                 what = f"at most {BLOCKS_MAX} blocks are held"
                 leave_out(left_out, document, "blockId", number, what)
             else:
-                packed = pack(document)
                 entries[block_id] = DocumentEntry(block_id, document, packed, len(bytes(raw)))
         return entries, left_out

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 import httpx
+import msgspec
 
 from moorage.catalog.base import RESULT_BYTES_MAX
 from moorage.model import Code
@@ -190,8 +191,9 @@ class Service:
 
         Args:
             question: What is asked.
-            read: Turns an answer below 500 into a value, or raises `WrongAnswer`. It may run in a
-                thread, so it touches nothing but its argument.
+            read: Turns an answer below 500 into a value, or raises `WrongAnswer`. What it finds
+                undecodable is a wrong answer, too. It may run in a thread, so it touches nothing
+                but its argument.
             seconds: Time for all of it, where the service's own is not meant.
 
         Raises:
@@ -246,9 +248,14 @@ class Service:
             raise
         if reply.status >= 500 or reply.status in _REPEAT_STATUSES:  # noqa: PLR2004  # Server errors.
             raise WrongAnswer(f"answered {reply.status}{said(reply.body)}", again=True)
-        if len(reply.body) <= READ_HERE_BYTES_MAX:
-            return read(reply)
-        return await asyncio.to_thread(read, reply)
+        try:
+            if len(reply.body) <= READ_HERE_BYTES_MAX:
+                return read(reply)
+            return await asyncio.to_thread(read, reply)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+            # Text that is not UTF-8 is no `DecodeError` of msgspec's.
+            what = f"answered {reply.status} with what cannot be read ({error}){said(reply.body)}"
+            raise WrongAnswer(what) from error
 
     async def _exchange(self, question: Question) -> Reply:
         url = httpx.URL(self.url + question.path)

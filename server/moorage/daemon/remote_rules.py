@@ -184,9 +184,14 @@ def _read(reply: Reply) -> Any:
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason)
     try:
         answer = msgspec.json.decode(reply.body, type=_Said)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise WrongAnswer(f"answered {reply.status}, not a result{said(reply.body)}") from error
     if answer.success:
+        try:
+            msgspec.msgpack.encode(answer.data)  # What no cell could answer is no answer here.
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            reason = f"the executor's rule returned what cannot be sent: {error}"
+            raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
         return answer.data
     details = answer.error if isinstance(answer.error, dict) else {}
     reason = str(details.get("reason") or answer.message or answer.error or "it gave no reason")
