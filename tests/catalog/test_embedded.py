@@ -283,16 +283,16 @@ async def test_document_blobs_carry_documents_metrics_and_versions(catalog):
 
 
 async def test_packed_documents_are_what_their_readers_answer(catalog):
-    assert catalog.packed("cluster", "c1") is None
+    assert catalog.packed("cluster", ["c1"]) == {}
     await catalog.create_cluster(cluster("c1"))
     await catalog.put_metrics(metrics("c1"))
     for _ in range(2):
-        packed = catalog.packed("cluster", "c1"), catalog.packed("metrics", "c1")
+        packed = [catalog.packed(kind, ["c2", "c1"])["c1"] for kind in ("cluster", "metrics")]
         read = await catalog.get_cluster("c1"), await catalog.get_metrics("c1")
         assert tuple(map(msgspec.msgpack.decode, packed)) == read
         await catalog.update_cluster("c1", {"$set": {"tags": ["new"]}})
     await catalog.delete_metrics("c1")
-    assert catalog.packed("metrics", "c1") is None
+    assert catalog.packed("metrics", ["c1"]) == {}
 
 
 async def test_a_cluster_that_comes_back_has_a_new_version(catalog):

@@ -262,8 +262,8 @@ async def test_any_mix_of_external_and_embedded_parts(site, opened, parts):
     assert catalog.policy(URI).ref.uri == URI
     assert (await catalog.get_cluster("a"))["id"] == "a"
     # Whether what is mirrored is current is to be asked at its source.
-    assert (catalog.packed("cluster", "a") is None) is ("clusters" in parts)
-    assert (catalog.packed("metrics", "a") is None) is ("metrics" in parts)
+    assert (not catalog.packed("cluster", ["a"])) is ("clusters" in parts)
+    assert (not catalog.packed("metrics", ["a"])) is ("metrics" in parts)
     assert (await catalog.get_metrics("a"))["clusterId"] == "a"
     assert (await catalog.get_policy(URI))["policy_rule_uri"] == URI
     assert [each["id"] for each in await catalog.query_clusters({"id": "a"})] == ["a"]

@@ -52,21 +52,24 @@ class Registry:
         self.versions: dict[str, int] = {}
         self.hold: asyncio.Event | None = None
         self.packed: dict[str, bytes] = {}
+        self.gone: list[Any] = []
+        self.called = asyncio.Event()
 
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
         self.calls.append((client, method, arguments))
+        self.called.set()
         if self.hold is not None:
             await self.hold.wait()
-        if arguments == ("missing",):
+        if arguments == ("missing",) or arguments[0] in self.gone:
             raise ServiceError("404 Not Found", 404)
         if arguments == ("broken",):
             raise RuntimeError("BREACH-SECRET-VALUE")
         return {"client": client, "arguments": list(arguments)}
 
-    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> bytes | None:
-        return self.packed.get(arguments[0]) if isinstance(arguments[0], str) else None
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> dict[str, bytes]:
+        return {name: self.packed[name] for name in ids if name in self.packed}
 
-    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
+    def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
         self.fetched += cluster_ids
         return [
             Document(name, version, msgspec.msgpack.encode(self.document(name, version)))
@@ -86,7 +89,7 @@ class Bench:
     """A sandbox whose outcomes are awaited one by one."""
 
     def __init__(self, **options: Any) -> None:
-        self.fleet = small_fleet()
+        self.fleet = small_fleet(options.pop("clusters", 2))
         self.registry = Registry()
         self.outcomes: dict[tuple[str, int], asyncio.Future[Proposed | ConsultFailed]] = {}
         self.order: list[str] = []

@@ -21,10 +21,11 @@ class World:
         self.called.set()
         return {}
 
-    def at_hand(self, client, method, arguments):
-        del client, method, arguments
+    def at_hand(self, client, method, ids):
+        del client, method, ids
+        return {}
 
-    async def documents(self, cluster_ids):
+    def documents(self, cluster_ids):
         return [Document(name, 1, b"\x81\xa4data\x80") for name in cluster_ids]
 
 

@@ -460,10 +460,10 @@ class Catalog(Protocol):
     def known(self, cluster_id: str) -> bool:
         """Return whether there is such a cluster, live or not."""
 
-    def packed(self, kind: DocumentKind, cluster_id: str) -> bytes | None:
+    def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
         """Return what `get_cluster` or `get_metrics` would answer, as msgpack, if it is in memory.
 
-        None says nothing: there may be no such document, or it is not known whether it is current.
+        What is left out may not exist, or it is not known whether it is current.
         """
 
     def document_blobs(self, cluster_ids: Iterable[str]) -> list[tuple[ClusterId, int, bytes]]:

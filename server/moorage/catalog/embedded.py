@@ -427,10 +427,10 @@ class EmbeddedCatalog:
         """See `Catalog.known`."""
         return cluster_id in self._clusters
 
-    def packed(self, kind: DocumentKind, cluster_id: str) -> bytes | None:
+    def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
         """See `Catalog.packed`."""
-        entry = (self._clusters if kind == "cluster" else self._metrics).get(cluster_id)
-        return None if entry is None else entry.packed
+        entries = self._clusters if kind == "cluster" else self._metrics
+        return {name: entries[name].packed for name in cluster_ids if name in entries}
 
     def document_blobs(self, cluster_ids: Iterable[str]) -> list[tuple[ClusterId, int, bytes]]:
         """See `Catalog.document_blobs`."""

@@ -8,7 +8,7 @@ mirrored part is written to where it is kept, not here.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
@@ -319,10 +319,10 @@ class MixedCatalog(EmbeddedCatalog):
             await self._mirrored_clusters.fetch([cluster_id_of(cluster_id, "id")], Allowance())
         return await super().get_cluster(cluster_id)
 
-    def packed(self, kind: DocumentKind, cluster_id: str) -> bytes | None:
+    def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
         """See `Catalog.packed`. What is mirrored may be older than an answer may be."""
         mirrored = self._mirrored_clusters if kind == "cluster" else self._mirrored_metrics
-        return super().packed(kind, cluster_id) if mirrored is None else None
+        return super().packed(kind, cluster_ids) if mirrored is None else {}
 
     async def query_clusters(self, query: Document) -> list[Document]:
         """See `Catalog.query_clusters`."""

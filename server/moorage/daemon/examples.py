@@ -5,7 +5,7 @@ that knows the example's fleet and nothing else; a cell answers its consultation
 the allocator verifies what the rule proposed. So what passes here passes on the server.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -49,10 +49,12 @@ class _Services:
                     raise sandbox.ServiceError(error.reason, error.status) from error
                 return [each for each in known.values() if matches(each)]
 
-    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> None:
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
         """See `sandbox.contract.Services`: nothing is packed beforehand."""
+        del client, method, ids
+        return {}
 
-    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[sandbox.Document]:
+    def documents(self, cluster_ids: Sequence[str]) -> Sequence[sandbox.Document]:
         """See `sandbox.contract.Services`."""
         clusters = {str(each.id): each.document for each in self.example.fleet}
         return [

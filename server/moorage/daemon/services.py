@@ -4,7 +4,7 @@ Implements `web.services.WebServices` and `sandbox`'s `Services`. Siblings do no
 here.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -120,17 +120,17 @@ class RuleServices:
         except ServiceError as error:
             raise sandbox.ServiceError(error.reason, error.status) from error
 
-    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> bytes | None:
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
         """Return what `call` would answer where the catalog has it in memory."""
-        match client, method, arguments:
-            case "cluster_client", "read_cluster", (str(cluster_id),):
-                return self._catalog.packed("cluster", cluster_id)
-            case "cluster_metrics_client", "get_cluster", (str(cluster_id),):
-                return self._catalog.packed("metrics", cluster_id)
+        match client, method:
+            case "cluster_client", "read_cluster":
+                return self._catalog.packed("cluster", ids)
+            case "cluster_metrics_client", "get_cluster":
+                return self._catalog.packed("metrics", ids)
             case _:
-                return None
+                return {}
 
-    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[sandbox.Document]:
+    def documents(self, cluster_ids: Sequence[str]) -> Sequence[sandbox.Document]:
         """Return the packed documents of clusters."""
         blobs = self._catalog.document_blobs(cluster_ids)
         return [sandbox.Document(name, version, blob) for name, version, blob in blobs]

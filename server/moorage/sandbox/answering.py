@@ -4,8 +4,9 @@ Used by `channel`. The cell is not believed: a name that is not on the list mean
 speaks on the channel itself, and its cell is killed.
 """
 
+import contextlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -14,6 +15,8 @@ from moorage.policy import Fleet
 from moorage.sandbox import frames
 from moorage.sandbox.contract import ServiceError, Services
 from moorage.sandbox.limits import (
+    AHEAD_BYTES_MAX,
+    AHEAD_MAX,
     CALL_ANSWER_BYTES_MAX,
     DOCUMENTS_BYTES_MAX,
     FETCH_BYTES_MAX,
@@ -32,6 +35,7 @@ _METHODS: Final = {
     ("block_metrics_client", "get_block"): "id",
     ("block_metrics_client", "query_blocks"): "query or None",
 }
+_CLIENTS: Final = {method: client for client, method in _METHODS}
 _encoder: Final = msgspec.msgpack.Encoder()
 _decode_arguments: Final = msgspec.msgpack.Decoder(tuple[Any]).decode
 
@@ -81,21 +85,30 @@ def answer_at_once(
     services: Services, frame: frames.Call, arguments: tuple[Any, ...]
 ) -> frames.Answer | None:
     """Return the frame that answers a call, if the services need not wait for what it says."""
-    packed = services.at_hand(frame.client, frame.method, arguments)
+    (name,) = arguments
+    if not isinstance(name, str):
+        return None
+    packed = services.at_hand(frame.client, frame.method, arguments).get(name)
     return None if packed is None else _answer(frame.nonce, packed)
 
 
 async def answer_call(
     services: Services, frame: frames.Call, arguments: tuple[Any, ...]
-) -> list[frames.Answer]:
+) -> frames.Answer:
     """Let the services answer a call and return the frame for the cell."""
     try:
         value = _encoder.encode(await services.call(frame.client, frame.method, arguments))
-    except ServiceError as error:
-        return [frames.Answer(frame.nonce, b"", error.message or "unknown error", error.status)]
-    except (msgspec.MsgspecError, TypeError, OverflowError):
-        return [frames.Answer(frame.nonce, b"", "the service's answer is not plain JSON", 0)]
-    return [_answer(frame.nonce, value)]
+    except Exception as error:  # noqa: BLE001  # A foreign failure becomes the client's answer.
+        return _refused(frame, error)
+    return _answer(frame.nonce, value)
+
+
+def _refused(frame: frames.Call | frames.Want, error: Exception) -> frames.Answer:
+    if isinstance(error, ServiceError):
+        return frames.Answer(frame.nonce, b"", error.message or "unknown error", error.status)
+    if isinstance(error, msgspec.MsgspecError | TypeError | OverflowError):
+        return frames.Answer(frame.nonce, b"", "the service's answer is not plain JSON", 0)
+    return frames.Answer(frame.nonce, b"", f"the service failed ({type(error).__name__})", 0)
 
 
 def _answer(nonce: int, packed: bytes) -> frames.Answer:
@@ -120,26 +133,49 @@ def read_want(
     return tuple(name for name in dict.fromkeys(frame.ids) if name in known)
 
 
-async def answer_want(
+def answer_want(
     services: Services, frame: frames.Want, wanted: Sequence[str]
 ) -> list[frames.Answer | frames.Documents]:
     """Return the frames with the wanted documents."""
     try:
-        documents = await services.documents(wanted)
-    except ServiceError as error:
-        return [frames.Answer(frame.nonce, b"", error.message or "unknown error", error.status)]
+        documents = services.documents(wanted)
+    except Exception as error:  # noqa: BLE001  # As in `answer_call`.
+        return [_refused(frame, error)]
     total = sum(len(document.blob) for document in documents)
     if total > FETCH_BYTES_MAX:
         message = f"{total} bytes at once; at most {FETCH_BYTES_MAX}: touch fewer clusters"
         return [frames.Answer(frame.nonce, b"", message, 0)]
     answers: list[frames.Answer | frames.Documents] = []
-    items: list[tuple[str, bytes]] = []
+    items: frames.Items = {}
     size = 0
     for document in documents:
         if items and size + len(document.blob) > DOCUMENTS_BYTES_MAX:
-            answers.append(frames.Documents(frame.nonce, tuple(items), more=True))
-            items, size = [], 0
-        items.append((document.id, document.blob))
+            answers.append(frames.Documents(frame.nonce, items, more=True))
+            items, size = {}, 0
+        items[document.id] = document.blob
         size += len(document.blob)
-    answers.append(frames.Documents(frame.nonce, tuple(items), more=False))
+    answers.append(frames.Documents(frame.nonce, items, more=False))
     return answers
+
+
+def at_hand(services: Services, kind: str, cluster_ids: Sequence[str]) -> frames.Items:
+    """Return what would be answered about these clusters, as far as it is at hand and small."""
+    items: frames.Items = {}
+    left = AHEAD_BYTES_MAX
+    with contextlib.suppress(ServiceError):  # Who asks for it is told.
+        for name, packed in _found(services, kind, cluster_ids[:AHEAD_MAX]):
+            left -= len(packed)
+            if left < 0:
+                break
+            items[name] = packed
+    return items
+
+
+def _found(
+    services: Services, kind: str, cluster_ids: Sequence[str]
+) -> Iterable[tuple[str, bytes]]:
+    client = _CLIENTS.get(kind)
+    if client is not None:
+        return services.at_hand(client, kind, cluster_ids).items()
+    # One after the other: documents may be large, and then these are not even packed.
+    return ((each.id, each.blob) for name in cluster_ids for each in services.documents((name,)))

@@ -28,6 +28,7 @@ from moorage.sandbox.clients import (
     GlobalClusterMetricsClient,
 )
 from moorage.sandbox.cluster_data import LATER, ClusterData, InputData
+from moorage.sandbox.kept import Kept
 from moorage.sandbox.plain import NotPlainError, plain_and_packed, to_plain
 from moorage.sandbox.replica import Replica
 from moorage.sandbox.rule import Policy, describe, name_of
@@ -36,7 +37,6 @@ from moorage.sandbox.syscalls import CHANNEL_FD
 _READ_BYTES: Final = 1 << 14
 _READ_LONG_BYTES: Final = 1 << 20
 _DEMANDS_MAX: Final = 256
-_DOCUMENTS_BYTES_MAX: Final = 64 << 20
 _ANSWERS: Final = (frames.Answer, frames.Documents)
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder().decode
@@ -52,29 +52,54 @@ class _Unanswerable(Exception):  # noqa: N818  # A verdict on a value, not an er
 
 
 class Channel:
-    """Blocking frames over descriptor 3."""
+    """Blocking frames over descriptor 3.
 
-    def __init__(self) -> None:
+    Args:
+        kept: What is said of documents is true from the moment it is read, whoever's turn it is.
+
+    """
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
         self._reader = frames.FrameReader(limits.HOST_FRAME_BYTES_MAX)
-        self._waiting: deque[bytes] = deque()
+        self._unread: deque[bytes] = deque()
+        self._early: deque[frames.ToCell] = deque()
+        """Questions that arrived before the answer to a call, all of them before `_unread`."""
 
     def receive(self) -> frames.ToCell:
-        """Return the next frame; end the process when the host is gone."""
-        body = self._waiting.popleft() if self._waiting else self._read()
-        frame: frames.ToCell = frames.decode_to_cell(body)
-        return frame
+        """Return the next question; end the process when the host is gone."""
+        if self._early:
+            return self._early.popleft()
+        while True:
+            frame: frames.ToCell = frames.decode_to_cell(self._next())
+            if not isinstance(frame, frames.Keep):
+                return frame
+            self._kept.obey(frame)
 
     def receive_answer(self) -> frames.Answer | frames.Documents:
-        """Return the answer to a question just asked; what else arrives waits its turn."""
-        early: list[bytes] = []
+        """Return the answer to a call just made; what else arrives waits its turn."""
         while True:
-            body = self._waiting.popleft() if self._waiting else self._read()
-            frame = frames.decode_to_cell(body)
+            frame = frames.decode_to_cell(self._next())
             if isinstance(frame, _ANSWERS):
-                if early:
-                    self._waiting.extendleft(reversed(early))
                 return frame
-            early.append(body)
+            self._take_in(frame)
+
+    def take_in(self) -> bool:
+        """Take in what came with the last answer; return whether anything did."""
+        if not self._unread:
+            return False
+        while self._unread:
+            self._take_in(frames.decode_to_cell(self._unread.popleft()))
+        return True
+
+    def _take_in(self, frame: frames.ToCell) -> None:
+        if isinstance(frame, frames.Keep):
+            self._kept.obey(frame)
+        else:
+            self._early.append(frame)
+
+    def _next(self) -> bytes:
+        return self._unread.popleft() if self._unread else self._read()
 
     def _read(self) -> bytes:
         """Wait for the next frame; those that come with it wait their turn.
@@ -89,7 +114,7 @@ class Channel:
                 os._exit(0)
             bodies = self._reader.feed(data)
             if bodies:
-                self._waiting.extend(bodies[1:])
+                self._unread.extend(bodies[1:])
                 return bodies[0]
 
     def send(self, frame: frames.FromCell) -> None:
@@ -105,21 +130,18 @@ class Worker:
 
     Args:
         channel: To the host.
+        kept: What the host keeps true.
         load: The policy.
 
     """
 
-    def __init__(self, channel: Channel, load: frames.Load) -> None:
+    def __init__(self, channel: Channel, kept: Kept, load: frames.Load) -> None:
         self._channel = channel
         self._output = Capture(load.output_bytes_max)
         self._output.install()
         self._replica = Replica()
         self._contexts: dict[str, bytes] = {}
-        self._blobs: dict[str, bytes] = {}
-        self._answers: dict[str, dict[str, bytes]] = {}
-        """By method and cluster id, what the host's services said and would say again."""
-        self._kept_bytes = 0
-        """Of documents and answers."""
+        self._kept = kept
         self._keeping = False
         """Whether what is kept is true now: the host says so with evaluations alone."""
         self._demands: dict[frames.DemandFields, Demand] = {}
@@ -145,8 +167,6 @@ class Worker:
         replica = self._replica
         replica.update(frame.snapshot, frame.parts, frame.rows, frame.settled)
         replica.reconsider(frame.request)
-        for name in frame.stale:
-            self._forget(name)
         if frame.forget_contexts:
             self._contexts.clear()
         if frame.context is not None:
@@ -252,10 +272,14 @@ class Worker:
 
     def _fetch(self, ids: Sequence[str]) -> Mapping[str, bytes]:
         """Return packed documents, from here or from the host."""
-        missing = [name for name in ids if name not in self._blobs]
+        kept = self._kept.of(frames.DOCUMENTS)
+        missing = [name for name in ids if name not in kept]
+        if missing and self._channel.take_in():
+            kept = self._kept.of(frames.DOCUMENTS)
+            missing = [name for name in ids if name not in kept]
         if not missing:
-            return self._blobs
-        found = {name: self._blobs[name] for name in ids if name in self._blobs}
+            return kept
+        found = {name: kept[name] for name in ids if name in kept}
         self._channel.send(frames.Want(self._nonce, tuple(missing)))
         more = True
         while more:
@@ -263,27 +287,26 @@ class Worker:
             if not isinstance(frame, frames.Documents):
                 raise OSError(f"cluster documents could not be read: {frame.message}")
             found.update(frame.items)
+            self._kept.keep(frames.DOCUMENTS, frame.items)
             more = frame.more
-        for name in missing:
-            blob = found.get(name, b"")
-            if blob and self._kept_bytes + len(blob) <= _DOCUMENTS_BYTES_MAX:
-                self._blobs[name] = blob
-                self._kept_bytes += len(blob)
         return found
 
-    def _forget(self, cluster_id: str) -> None:
-        """What is kept of a cluster is not true any more."""
-        self._kept_bytes -= len(self._blobs.pop(cluster_id, b""))
-        for kept in self._answers.values():
-            self._kept_bytes -= len(kept.pop(cluster_id, b""))
+    def _kept_answer(self, method: str, name: str) -> bytes | None:
+        if not self._keeping:
+            return None
+        found = self._kept.of(method).get(name)
+        if found is None and self._channel.take_in():
+            found = self._kept.of(method).get(name)
+        return found
 
     def _ask(self, client: str, method: str, arguments: list[Any]) -> tuple[Any, str, int]:
         """Answer an injected client: from what is kept, or let the host do it."""
         argument = arguments[0]
         try:
             if type(argument) is str:  # An id is the usual argument, and as plain as can be.
-                if self._keeping and (kept := self._answers.get(method)) and argument in kept:
-                    return _decode(kept[argument]), "", 0
+                kept = self._kept_answer(method, argument)
+                if kept is not None:
+                    return _decode(kept), "", 0
                 packed = _encode(arguments)
             else:
                 packed = _encode(to_plain(arguments))
@@ -293,9 +316,8 @@ class Worker:
         frame = self._channel.receive_answer()
         if not isinstance(frame, frames.Answer):
             return None, "the host answered another question", 0
-        if frame.lasts and self._kept_bytes + len(frame.value) <= _DOCUMENTS_BYTES_MAX:
-            self._answers.setdefault(method, {})[argument] = frame.value
-            self._kept_bytes += len(frame.value)
+        if frame.lasts:
+            self._kept.keep(method, {argument: frame.value})
         return (None if frame.message else _decode(frame.value)), frame.message, frame.status
 
     def _ask_context(self, method: str, arguments: list[Any]) -> tuple[int, bytes]:
@@ -431,7 +453,8 @@ def live(plan: jail.Plan) -> NoReturn:
         plan: What the zygote decided.
 
     """
-    channel = Channel()
+    kept = Kept()
+    channel = Channel(kept)
     random.seed()
     np.random.seed(int.from_bytes(os.urandom(4), "little"))  # noqa: NPY002  # What old rules call.
     try:
@@ -448,7 +471,7 @@ def live(plan: jail.Plan) -> NoReturn:
         os._exit(1)
     jail.forget_tools()
     gc.enable()
-    worker = Worker(channel, frame)
+    worker = Worker(channel, kept, frame)
     while True:
         frame = channel.receive()
         if isinstance(frame, frames.Evaluate):

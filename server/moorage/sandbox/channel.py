@@ -8,9 +8,7 @@ shape. Nothing here trusts the other end: the first byte that does not fit kills
 import asyncio
 import os
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
+from collections import Counter, deque
 from typing import Any, Final, Protocol, cast
 
 import msgspec
@@ -37,9 +35,7 @@ LOAD_UNDISTURBED: Final = 0.1
 """Share of its time that a load may take before its cell counts as a hog."""
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
-_Question = frames.Call | frames.Want
-_AboutTheHead = frames.Result | frames.Failed | _Question
-_Answering = Callable[[], Awaitable[Sequence[frames.Answer | frames.Documents]]]
+_AboutTheHead = frames.Result | frames.Failed | frames.Call | frames.Want
 
 
 class Owner(Protocol):
@@ -49,6 +45,7 @@ class Owner(Protocol):
     services: Services
     limits: Limits
     contexts: Contexts
+    counters: Counter[str]
 
     def jailed(self, cell: "Cell", frame: frames.Jailed) -> None:
         """The wall around a fresh cell stands, or does not."""
@@ -103,6 +100,7 @@ class Cell(asyncio.Protocol):
         self._niceness = 0
         self._cpu_mark = -1.0
         self._told: Told | None = None
+        self._ahead_bytes = 0
 
     # What the pool asks for ----------------------------------------------------------------
 
@@ -144,6 +142,7 @@ class Cell(asyncio.Protocol):
         """
         assert self._told is not None  # `load` came first.
         work.nonce = nonces.draw()
+        services = self._services(work)
         try:
             data = frames.pack(self._told.frame(work))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -151,7 +150,8 @@ class Cell(asyncio.Protocol):
         if len(data) > HOST_FRAME_BYTES_MAX:
             return Refusal(Code.TOO_LARGE, f"{len(data)} bytes for one evaluation")
         self._told.sent(work)
-        self._push(work, data)
+        news = self._told.news(services)
+        self._push(work, news + data if news else data)
         return None
 
     def settle(self, request: str) -> None:
@@ -344,8 +344,9 @@ class Cell(asyncio.Protocol):
     def _call(self, head: Work, frame: frames.Call) -> None:
         """Answer an injected client; what is in memory at once, a task costs as much again."""
         refused = self._admit(head)
-        services = self._owner.services if head.trial is None else head.trial.services
+        services = self._services(head)
         answer: frames.Answer | None = None
+        more: bytes = b""
         if frame.client == "context_client":
             assert self._told is not None  # `load` came first.
             if not refused:
@@ -357,39 +358,59 @@ class Cell(asyncio.Protocol):
             elif not refused:
                 answer = answering.answer_at_once(services, frame, arguments)
                 if answer is None:
-                    self._answer_later(
-                        head, frame, partial(answering.answer_call, services, frame, arguments)
-                    )
+                    self._answer_later(head, services, frame, arguments)
                     return
-                if head.consult is not None:  # The frames of nothing else say what is stale.
-                    assert self._told is not None  # As above.
-                    self._told.keeps(arguments)
-                    answer.lasts = not answer.message
-        self._reply(answer or frames.Answer(frame.nonce, b"", refused, 0))
+                if head.consult is not None and not answer.message:
+                    # The frames of nothing else say what is stale.
+                    answer.lasts = True
+                    more = self._ahead(head, services, frame.method, arguments[0])
+        self._reply(head, answer or frames.Answer(frame.nonce, b"", refused, 0), more)
 
     def _want(self, head: Work, frame: frames.Want) -> None:
-        """Begin to answer what a rule touches for the first time."""
+        """Answer what a rule touches for the first time; its clock stands still meanwhile."""
+        began = time.monotonic()
         refused = self._admit(head)
         candidates = head.consult.ask.candidates if head.consult else None
         fleet = self._owner.world.fleet if head.trial is None else head.trial.fleet
-        services = self._owner.services if head.trial is None else head.trial.services
+        services = self._services(head)
         wanted = answering.read_want(frame, candidates, fleet)
         if refused:
-            self._reply(frames.Answer(frame.nonce, b"", refused, 0))
+            self._reply(head, frames.Answer(frame.nonce, b"", refused, 0))
             return
         assert self._told is not None  # `load` came first.
-        self._told.keeps(wanted)
-        self._answer_later(head, frame, partial(answering.answer_want, services, frame, wanted))
+        self._told.keeps(frames.DOCUMENTS, wanted)
+        *before, last = answering.answer_want(services, frame, wanted)
+        one = len(wanted) == 1  # As in a loop over them.
+        more = self._ahead(head, services, frames.DOCUMENTS, wanted[0]) if one else b""
+        for answer in before:
+            self._reply(head, answer)
+        self._reply(head, last, more)
+        elapsed = time.monotonic() - began
+        head.calls_seconds += elapsed
+        self.head_since += elapsed
+
+    def _services(self, head: Work) -> Services:
+        return self._owner.services if head.trial is None else head.trial.services
+
+    def _ahead(self, head: Work, services: Services, kind: str, cluster_id: str) -> bytes:
+        """Return what goes behind the answer to a call that lasts."""
+        assert self._told is not None  # `load` came first.
+        self._told.keeps(kind, (cluster_id,))
+        if head.consult is None or head.trial is not None:
+            return b""
+        return self._told.ahead(services, kind, cluster_id, head.consult.ask.candidates)
 
     def _admit(self, head: Work) -> str:
         """Count one more call, and return why it is not answered."""
         if head.call is not None:
             raise answering.BreachError("it asked again before it was answered")
         assert self._transport is not None  # It has just been read from.
-        # What an honest cell has yet to read are frames of the pipe, and those are counted.
-        if self._transport.get_write_buffer_size() > self._sent_bytes:
+        # What an honest cell has yet to read are frames of the pipe, and what came behind the last
+        # answer, and those are counted.
+        if self._transport.get_write_buffer_size() > self._sent_bytes + self._ahead_bytes:
             raise answering.BreachError("it asked again before it read the answer")
         head.calls += 1
+        self._owner.counters["calls"] += 1
         limits = self._owner.limits
         if head.calls > limits.calls_max:
             if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
@@ -399,32 +420,39 @@ class Cell(asyncio.Protocol):
             return f"the calls of one evaluation may take {limits.calls_seconds:g} s together"
         return ""
 
-    def _answer_later(self, head: Work, frame: _Question, make: _Answering) -> None:
+    def _answer_later(
+        self, head: Work, services: Services, frame: frames.Call, arguments: tuple[Any, ...]
+    ) -> None:
         head.called_at = time.monotonic()
-        head.call = asyncio.get_running_loop().create_task(self._serve(head, frame, make))
+        head.call = asyncio.get_running_loop().create_task(
+            self._serve(head, services, frame, arguments)
+        )
 
-    async def _serve(self, head: Work, frame: _Question, make: _Answering) -> None:
+    async def _serve(
+        self, head: Work, services: Services, frame: frames.Call, arguments: tuple[Any, ...]
+    ) -> None:
         """Answer one call. The head's clock stands still meanwhile."""
-        answers: Sequence[frames.Answer | frames.Documents]
         try:
-            answers = await make()
+            answer = await answering.answer_call(services, frame, arguments)
         except asyncio.CancelledError:
             if head.call is None or not self.alive:
                 raise  # Nobody waits for the answer any more.
-            answers = [frames.Answer(frame.nonce, b"", "the service took too long", 0)]
-        except Exception as error:  # noqa: BLE001  # A foreign failure becomes the client's answer.
-            message = f"the service failed ({type(error).__name__})"
-            answers = [frames.Answer(frame.nonce, b"", message, 0)]
+            answer = frames.Answer(frame.nonce, b"", "the service took too long", 0)
         elapsed = time.monotonic() - head.called_at
         head.calls_seconds += elapsed
         self.head_since += elapsed
         head.call = None
         if self.alive:
-            for answer in answers:
-                self._reply(answer)
+            self._reply(head, answer)
 
-    def _reply(self, answer: frames.Answer | frames.Documents) -> None:
-        self._outgoing.append(frames.pack(answer))
+    def _reply(
+        self, head: Work, answer: frames.Answer | frames.Documents, more: bytes = b""
+    ) -> None:
+        assert self._told is not None  # `load` came first.
+        data = frames.pack(answer) + more
+        news = self._told.news(self._services(head))
+        self._outgoing.append(news + data if news else data)
+        self._ahead_bytes = len(more)
         self.flush()
 
 

@@ -144,16 +144,16 @@ class Services(Protocol):
 
         """
 
-    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> bytes | None:
-        """Return what `call` would answer, as msgpack, if that needs no waiting; else None.
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
+        """Return what `call` would answer about these, as msgpack, where that needs no waiting.
 
         A rule that calls waits for the answer, and what is answered at once takes half the time.
-        Cells keep it: `Sandbox.documents_changed` must be called with the id, the only argument of
-        what is at hand, before `call` would answer anything else.
+        Cells keep it: `Sandbox.documents_changed` must be called with the id before `call` would
+        answer anything else. They are also sent what nobody asked for yet, so this asks nobody.
         """
 
-    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
-        """Return the documents of these clusters; unknown ids are left out."""
+    def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
+        """Return the documents of these clusters, from memory; unknown ids are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +260,10 @@ class Report:
             "landlock": "abi 7"}`. An absent layer is absent here.
         probes: Attacks of the start-up self-test and how each was stopped.
         cells: Living cells per policy URI.
-        counters: `evaluations`, `failures`, `timeouts`, `crashes`, `kills`,
-            `protocol_breaches`, `spawns`, `respawns`, `resent`, `demotions`, `recycled`,
-            `evicted`, `busy`, `zygote_restarts`, `granted`, `not_granted`; absent while 0.
+        counters: `evaluations`, `failures`, `calls` (that reached the host), `timeouts`,
+            `crashes`, `kills`, `protocol_breaches`, `spawns`, `respawns`, `resent`, `demotions`,
+            `recycled`, `evicted`, `busy`, `zygote_restarts`, `granted`, `not_granted`; absent
+            while 0.
             `context_conflicts`: changes of a context that were void. `rests`: rests begun;
             `rested`: what was refused since a policy rested.
         resting: Policies, counted for each tenant at whose requests they rest now.

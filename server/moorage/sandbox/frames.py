@@ -46,15 +46,16 @@ Row = tuple[int, int, int, tuple[int, ...]]
 """Row, then what is free on it as the host knows it: CPU milli, memory MiB, milli per device."""
 Part = tuple[str, bytes]
 """A cluster whose rows were replaced: its id, and its rows as a packed snapshot; empty: gone."""
+Items = dict[str, bytes]
+"""Documents, or other answers about clusters, packed, by cluster id."""
+DOCUMENTS: Final = "documents"
+"""Kind of what `cluster_data` is made of; other kinds are methods of injected clients."""
 DemandFields = tuple[int, int, tuple[str, ...], int, int, int, int, str]
 """The fields of `Demand` in their order."""
 
 
 class Evaluate(_Frame, tag=2):
-    """Evaluate the rule once. `replica.Replica` explains what it says of the fleet.
-
-    `stale` names clusters of which documents, or answers that last, have changed.
-    """
+    """Evaluate the rule once. `replica.Replica` explains what it says of the fleet."""
 
     nonce: int
     request: str
@@ -68,7 +69,6 @@ class Evaluate(_Frame, tag=2):
     overrides: bytes
     context: bytes | None
     forget_contexts: bool
-    stale: tuple[str, ...]
     rows: tuple[Row, ...]
     settled: tuple[str, ...]
     snapshot: bytes | None
@@ -103,7 +103,7 @@ class Apply(_Frame, tag=6):
 class Answer(_Frame, tag=4):
     """What a service said to a `Call`. `value` is msgpack; `message` is empty on success.
 
-    What `lasts` holds until an `Evaluate` says that the cluster is stale.
+    What `lasts` holds until the cell is told that the cluster is stale.
     """
 
     nonce: int
@@ -117,8 +117,20 @@ class Documents(_Frame, tag=5):
     """Documents that were wanted: (id, blob). `more`: further frames follow."""
 
     nonce: int
-    items: tuple[tuple[str, bytes], ...]
+    items: Items
     more: bool
+
+
+class Keep(_Frame, tag=7):
+    """What to forget, and then what to keep before it is asked for. It answers nothing.
+
+    `stale` names clusters of which documents, or answers that last, have changed; None: all that
+    is kept. `kind` is the method whose answers the items are, or `DOCUMENTS`.
+    """
+
+    stale: tuple[str, ...] | None
+    kind: str
+    items: Items
 
 
 # Cell to host ------------------------------------------------------------------------------
@@ -196,7 +208,7 @@ class Want(_Frame, tag=23):
     ids: tuple[str, ...]
 
 
-ToCell = Probe | Load | Evaluate | Manage | Apply | Answer | Documents
+ToCell = Probe | Load | Evaluate | Manage | Apply | Answer | Documents | Keep
 FromCell = Jailed | Probed | Loaded | Result | Failed | Call | Want
 
 _encoder: Final = msgspec.msgpack.Encoder()

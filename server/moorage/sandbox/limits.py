@@ -47,6 +47,20 @@ FETCH_BYTES_MAX: Final = 128 << 20
 """Packed documents fetched at once; beyond it the rule is told to touch fewer clusters."""
 PIPELINE_BYTES_MAX: Final = 16 << 20
 """Bytes sent to a cell and not yet answered, unless it is one single consultation."""
+KEPT_BYTES_MAX: Final = 64 << 20
+"""Documents and answers that a cell keeps, packed, with `KEPT_ENTRY_BYTES` for each."""
+KEPT_ENTRY_BYTES: Final = 200
+"""What keeping one takes beside its own bytes, in a dict under its id."""
+AHEAD_MAX: Final = 16
+"""Documents that follow one that was asked for, and are sent behind it before they are."""
+AHEAD_BYTES_MAX: Final = 16 << 10
+"""Their packed bytes together: they must not make the one that was asked for late."""
+AHEAD_KEPT_MAX: Final = 4096
+"""Documents of one kind that a cell was told of; at so many it is sent no more ahead."""
+AHEAD_KEPT_BYTES_MAX: Final = 4 << 20
+"""What a cell keeps, of `KEPT_BYTES_MAX`, beyond which it keeps nothing it did not ask for."""
+STALE_MAX: Final = 256
+"""Changed documents that a cell is told of one by one; of more, it forgets all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +72,8 @@ class Limits:
             host's own answer time; beyond it the cell is killed.
         load_seconds: Wall time to compile, import and construct a rule.
         calls_seconds: Total time the host spends answering the calls of one evaluation.
-        calls_max: Injected-client calls and document fetches of one evaluation.
+        calls_max: Injected-client calls and document fetches of one evaluation that the host has
+            to answer: what the cell was sent before costs none.
         memory_mib: Address space a cell may use on top of what it starts with.
         output_bytes_max: Printed and logged bytes kept of one evaluation.
         cells_max: Living cells; the least recently used idle one makes room.

@@ -2,18 +2,31 @@
 
 Used by `channel`. A frame says what changed since the frame before it: rows of the fleet, documents
 that the cell keeps, proposals that were settled, and the context where the cell has an older one.
+
+What a cell keeps of documents is true as of the last frame that it has read: whatever it is sent,
+question or answer, comes behind the news of what has changed since. So a rule that does not ask
+reads the state of one moment, and one that asks reads nothing afterwards that is older than the
+answer.
 """
 
-from collections.abc import Iterable
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
 
 from moorage.policy import Fleet
-from moorage.sandbox import frames
+from moorage.sandbox import answering, frames
 from moorage.sandbox.contexts import Contexts, ToldContexts
-from moorage.sandbox.contract import PolicyCode
-from moorage.sandbox.limits import CONTEXTS_PER_CELL_MAX, OUTSTANDING_MAX, PARTS_MAX
+from moorage.sandbox.contract import PolicyCode, Services
+from moorage.sandbox.limits import (
+    AHEAD_KEPT_MAX,
+    AHEAD_MAX,
+    CONTEXTS_PER_CELL_MAX,
+    OUTSTANDING_MAX,
+    PARTS_MAX,
+    STALE_MAX,
+)
 from moorage.sandbox.work import Work, demand_fields, overrides
 
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -67,8 +80,10 @@ class Told:
         self._world = world
         self._version = self._layout = -1
         self._settled: list[str] = []
-        self._stale: list[str] = []
-        self._documents: set[str] = set()
+        self._stale: dict[str, list[str]] | None = {}
+        """Changed clusters, each with the kinds that the cell kept; None: more than are counted."""
+        self._kept: dict[str, set[str]] = {}
+        """By kind, of which clusters the cell may keep something."""
 
     def frame(self, work: Work) -> frames.Evaluate | frames.Manage | frames.Apply:
         """Return the question that work is; what it says of the fleet is true at this moment."""
@@ -82,7 +97,6 @@ class Told:
         """Note that the frame of this work is on its way: the next one need not repeat it."""
         if work.consult is not None:
             self._settled.clear()
-            self._stale.clear()
             fleet = self._world.fleet
             self._version, self._layout = fleet.version, fleet.layout
 
@@ -92,17 +106,64 @@ class Told:
         return len(self._settled) <= OUTSTANDING_MAX * 2
 
     def document_changed(self, cluster_id: str) -> None:
-        """Note that the cell may keep an old document."""
-        if cluster_id in self._documents:
-            self._documents.discard(cluster_id)
-            self._stale.append(cluster_id)
+        """Note that the cell may keep old documents of this cluster."""
+        if self._stale is None:
+            return
+        for kind, kept in self._kept.items():
+            if cluster_id in kept:
+                kept.discard(cluster_id)
+                self._stale.setdefault(cluster_id, []).append(kind)
+        if len(self._stale) > STALE_MAX:
+            self._stale = None
+            self._kept.clear()
 
-    def keeps(self, cluster_ids: Iterable[str]) -> None:
-        """Note that the cell is about to get documents of these clusters, and may keep them.
+    def news(self, services: Services) -> bytes:
+        """Return frames that say what has changed of what the cell keeps: they go before the next.
 
-        Before they are fetched: a change meanwhile then makes them stale.
+        With them goes what holds now, as it does of the fleet's rows: as much as is sent ahead.
         """
-        self._documents.update(cluster_ids)
+        if self._stale == {}:
+            return b""
+        stale, self._stale = self._stale, {}
+        if stale is None:
+            return frames.pack(frames.Keep(None, "", {}))
+        said: list[bytes] = []
+        forget = tuple(stale)
+        for kind in self._kept:
+            names = [name for name, kinds in stale.items() if kind in kinds]
+            if names:
+                said.append(self._bring(services, kind, names, forget))
+                forget = ()
+        return b"".join(said)
+
+    def keeps(self, kind: str, cluster_ids: Iterable[str]) -> None:
+        """Note that the cell is sent something of these clusters now, and may keep it."""
+        self._kept.setdefault(kind, set()).update(cluster_ids)
+
+    def ahead(
+        self, services: Services, kind: str, cluster_id: str, candidates: tuple[str, ...] | None
+    ) -> bytes:
+        """Return a frame with what follows what a rule asks for, where the cell keeps it not yet.
+
+        Rules go through the clusters in their order; those that do not have them all before long,
+        too, and then wait for the host no more.
+        """
+        kept = self._kept.get(kind, ())
+        ids = self._world.fleet.cluster_ids if candidates is None else candidates
+        place = _place(ids, cluster_id, ordered=candidates is None)
+        if place is None or len(kept) >= AHEAD_KEPT_MAX:
+            return b""
+        following = ids[place + 1 : place + 1 + AHEAD_MAX]
+        return self._bring(services, kind, [name for name in following if name not in kept])
+
+    def _bring(
+        self, services: Services, kind: str, cluster_ids: Sequence[str], stale: tuple[str, ...] = ()
+    ) -> bytes:
+        items = answering.at_hand(services, kind, cluster_ids)
+        if not items and not stale:
+            return b""
+        self.keeps(kind, items)
+        return frames.pack(frames.Keep(stale, kind, items))
 
     def _apply(self, work: Work) -> frames.Apply:
         context, forget, work.chain = self.contexts.tell(work.tenant)
@@ -122,12 +183,11 @@ class Told:
         ask = work.consult.ask
         context, forget, work.chain = self.contexts.tell(ask.tenant)
         if work.trial is None:
-            stale = tuple(self._stale)
             snapshot, parts, rows = self._changes()
         else:
-            stale = tuple(self._documents)
+            self._stale = None  # Each trial has documents of its own under the same ids.
+            self._kept.clear()
             snapshot, parts, rows = _encoder.encode(work.trial.fleet.snapshot()), (), ()
-            self._documents.clear()  # The next trial may have others under the same ids.
         work.snapshot_bytes = 0 if snapshot is None else len(snapshot)
         return frames.Evaluate(
             work.nonce,
@@ -142,7 +202,6 @@ class Told:
             overrides(ask.settings, ask.parameters),
             context,
             forget,
-            stale,
             rows,
             tuple(self._settled),
             snapshot,
@@ -160,3 +219,10 @@ class Told:
         told = ((row, *fleet.capacity(row)) for row in changed)
         rows = tuple((row, cpu, memory, tuple(gpus)) for row, cpu, memory, gpus in told)
         return None, tuple(map(self._world.part, spliced)), rows
+
+
+def _place(ids: tuple[str, ...], cluster_id: str, *, ordered: bool) -> int | None:
+    if ordered:
+        place = bisect_left(ids, cluster_id)
+        return place if place < len(ids) and ids[place] == cluster_id else None
+    return ids.index(cluster_id) if cluster_id in ids else None

@@ -11,7 +11,7 @@ import platform
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -89,10 +89,12 @@ class _NoServices:
         """Refuse."""
         raise AssertionError((client, method, arguments))
 
-    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> None:
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
         """Leave it to `call`."""
+        del client, method, ids
+        return {}
 
-    async def documents(self, cluster_ids: Any) -> list[Any]:
+    def documents(self, cluster_ids: Any) -> list[Any]:
         """Return none."""
         del cluster_ids
         return []

@@ -134,10 +134,12 @@ class _Nobody:
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
         raise TrialError(f"a rule called {client}.{method}{arguments}")
 
-    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> None:
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
         """Leave it to `call`."""
+        del client, method, ids
+        return {}
 
-    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
+    def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
         raise TrialError(f"a rule read the documents of {list(cluster_ids)}")
 
 

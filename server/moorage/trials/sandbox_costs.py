@@ -4,17 +4,39 @@ Everything is taken in one run, jailed and in-process by turns. The latencies ar
 core: between two of them a wake-up costs tens of microseconds on a virtual machine, which says
 much about its host and nothing about the jail. `bare_*` is an echo over the same kind of socket,
 with and without that; what is left is ours.
+
+What two calls of an injected client add depends on what the cell has been sent (`sandbox.told`), so
+each case is measured by itself, on a cell of its own, in a fleet of `CLUSTERS`:
+
+* `known`: the same two clusters, which the cell has read before and which have not changed;
+* `changed`: two clusters that have both changed since the cell was last asked;
+* `in_order`: first reads: no cluster is read twice, and they are read in the fleet's order;
+* `in_random_order`: first reads too, of clusters drawn at random; what is kept by then was sent
+  behind earlier answers, and the cell starts with nothing;
+* `lone`: first reads of clusters outside the fleet, which nothing is sent ahead for: each call is a
+  round trip, and two of them have to take twice what a bare one takes.
+
+`asked` is the share of the calls that had to ask the host, and `asking_p50` the median of the
+evaluations with such a call.
 """
 
 import asyncio
-import itertools
 import os
+import random
 import socket
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Final, Self
@@ -65,6 +87,12 @@ HOGS_KNOWN_SECONDS: Final = 6.0
 """Until each of the hogs has been stopped at its deadline five times, and rests for a while."""
 PACE_SECONDS: Final = 0.001
 """Between two evaluations of the bystander."""
+CLUSTERS: Final = 4_000
+"""Of the fleet whose clusters are read: as many as a cell is sent before it asks, and no more."""
+CALLS: Final = ("known", "changed", "in_order", "in_random_order", "lone")
+ASKING_MIN: Final = 20
+"""Evaluations with such a call that a block needs for a median of its own."""
+FIRST_READS: Final = {"in_order", "in_random_order"}
 ANSWER_SECONDS_MAX: Final = 20.0
 _DEMAND: Final = Demand(gpus=1)
 _SOURCE: Final = """
@@ -73,9 +101,8 @@ class AIOSv1PolicyRule:
         self.client = settings["cluster_client"]
 
     def eval(self, parameters, input_data, context):
-        inputs = input_data["inputs"]
-        for number in range(inputs.get("calls", 0)):
-            self.client.read_cluster(f"cluster-{inputs.get('first', 0) + number}")
+        for cluster in input_data["inputs"].get("read", ()):
+            self.client.read_cluster(cluster)
         while input_data["inputs"].get("stuck"):
             pass
         return input_data["fleet"].placement(0, [0])
@@ -115,14 +142,10 @@ def one_core() -> Iterator[None]:
 async def _latencies() -> Figures:
     figures: Figures = {"bare_p50_microseconds": _microseconds(await _bare())}
     taken: dict[int, list[tuple[float, float]]] = {nodes: [] for nodes in FLEETS}
-    calls: list[Figures] = []
     for _ in range(PASSES):
         for nodes in FLEETS:
             async with Played(nodes) as played:
-                medians = await _quietest(partial_of(played, dict[str, Any]))
-                taken[nodes].append(medians)
-                if nodes == FLEETS[0]:
-                    calls.append(await _calls(played, medians[0] - medians[1]))
+                taken[nodes].append(await _quietest(partial_of(played, dict[str, Any])))
     extras: dict[int, float] = {}
     for nodes in FLEETS:
         jailed, in_process = min(taken[nodes], key=_extra)
@@ -132,28 +155,79 @@ async def _latencies() -> Figures:
             f"in_process_p50_microseconds_{nodes}_nodes": _microseconds(in_process),
             f"extra_p50_microseconds_{nodes}_nodes": _microseconds(extras[nodes]),
         }
-    figures |= min(calls, key=lambda each: each["two_calls_add_p50_microseconds"])
     figures[f"extra_{FLEETS[-1]}_to_{FLEETS[0]}_nodes"] = extras[FLEETS[-1]] / extras[FLEETS[0]]
+    for case in CALLS:
+        passes = [await _two_calls(case) for _ in range(PASSES)]
+        figures |= min(passes, key=lambda each: each[f"two_calls_{case}_add_p50_microseconds"])
     return figures
 
 
-async def _calls(played: "Played", extra: float) -> Figures:
-    """Measure what two calls of an injected client add, and those that the cell knows already."""
-    numbers = itertools.count(1, 2)
-
-    def unknown() -> dict[str, int]:
-        return {"calls": 2, "first": next(numbers)}
-
-    def known() -> dict[str, int]:
-        return {"calls": 2}
-
-    figures: Figures = {}
-    for name, inputs in (("two_calls", unknown), ("two_known_calls", known)):
-        calling, direct = await _quietest(partial_of(played, inputs))
-        added = calling - direct - extra
-        figures[f"{name}_add_p50_microseconds"] = _microseconds(added)
-        figures[f"{name}_to_extra"] = added / extra
+async def _two_calls(case: str) -> Figures:
+    """Measure what two calls of an injected client add to an evaluation of the same cell."""
+    async with Played(CLUSTERS, nodes_per_cluster=1) as played:
+        extra = _extra(await _quietest(partial_of(played, dict[str, Any])))
+        pairs = _pairs(case, played.clusters)
+        if case in {"known", "changed"}:
+            await played.ask({"read": pairs[0]})
+        blocks = [
+            await _calls_block(
+                played, pairs[start : start + EVALUATIONS], changed=case == "changed"
+            )
+            for start in range(0, len(pairs), EVALUATIONS)
+        ]
+    quietest = min(blocks, key=lambda block: statistics.median(block.added)).added
+    asking = min(
+        (statistics.median(b.asking) for b in blocks if len(b.asking) >= ASKING_MIN), default=None
+    )
+    name = f"two_calls_{case}"
+    figures = {
+        f"{name}_add_p50_microseconds": _microseconds(statistics.median(quietest) - extra),
+        f"{name}_to_extra": statistics.median(quietest) / extra - 1,
+        f"{name}_asked": sum(block.calls for block in blocks) / (2 * EVALUATIONS * len(blocks)),
+    }
+    if asking is not None and case in FIRST_READS:
+        figures[f"{name}_asking_p50_to_extra"] = asking / extra - 1
     return figures
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What evaluations with calls took more than the same ones in this process, in seconds."""
+
+    added: list[float]
+    asking: list[float]
+    """Of those of which a call reached the host."""
+    calls: int
+    """That reached it."""
+
+
+async def _calls_block(
+    played: "Played", pairs: Sequence[Sequence[str]], *, changed: bool
+) -> _Block:
+    added: list[float] = []
+    asking: list[float] = []
+    before = played.calls
+    for pair in pairs:
+        inputs = {"read": pair}
+        calls = played.calls
+        if changed:
+            played.change(pair)
+        jailed = await played.ask(inputs)
+        added.append(jailed - played.in_process(inputs))
+        if played.calls > calls:
+            asking.append(added[-1])
+    return _Block(added, asking, played.calls - before)
+
+
+def _pairs(case: str, clusters: Sequence[str]) -> list[Sequence[str]]:
+    """Return the two clusters that each evaluation reads."""
+    count = len(clusters) // 2
+    if case in {"known", "changed"}:
+        return [(clusters[0], clusters[-1])] * count
+    ids = [f"lone-{each}" for each in clusters] if case == "lone" else list(clusters)
+    if case != "in_order":
+        random.Random(1).shuffle(ids)  # noqa: S311  # The same order in each run.
+    return [ids[2 * number : 2 * number + 2] for number in range(count)]
 
 
 async def _two_cores() -> Figures:
@@ -295,28 +369,26 @@ class _Echo(asyncio.Protocol):
         self.answered.set_result(time.perf_counter())
 
 
-@dataclass(frozen=True, slots=True)
 class _Registry:
-    """The services of the sandbox, and the injected client in this process: one document."""
+    """The services of the sandbox, and the injected client in this process: small documents."""
 
-    document: Mapping[str, Any]
-    packed: bytes
+    def __init__(self, cluster_ids: Sequence[str], nodes: int) -> None:
+        names = [*cluster_ids, *(f"lone-{name}" for name in cluster_ids)]
+        self._documents = {name: {"id": name, "nodes": {"count": nodes}} for name in names}
+        self._packed = {n: msgspec.msgpack.encode(each) for n, each in self._documents.items()}
 
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
-        del client, method, arguments
-        return self.document
+        raise TrialError(f"a rule called {client}.{method}{arguments}")
 
-    def at_hand(self, client: str, method: str, arguments: tuple[Any, ...]) -> bytes:
-        del client, method, arguments
-        return self.packed
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
+        del client, method
+        return {name: self._packed[name] for name in ids if name in self._packed}
 
-    async def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
-        del cluster_ids
-        return []
+    def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
+        raise TrialError(f"a rule read the documents of {list(cluster_ids)}")
 
     def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
-        del cluster_id
-        return True, self.document
+        return True, self._documents[cluster_id]
 
 
 class Played:
@@ -325,13 +397,19 @@ class Played:
     Args:
         nodes: Of the fleet.
         limits: Of the sandbox.
+        nodes_per_cluster: Of the fleet.
+
+    Attributes:
+        clusters: Of the fleet, in its order.
 
     """
 
-    def __init__(self, nodes: int, limits: Limits | None = None) -> None:
-        self._fleet = fleet_of(nodes)
-        document = {"id": "cluster-0000", "nodes": {"count": nodes}}
-        registry = _Registry(document, msgspec.msgpack.encode(document))
+    def __init__(
+        self, nodes: int, limits: Limits | None = None, nodes_per_cluster: int = NODES_PER_CLUSTER
+    ) -> None:
+        self._fleet = fleet_of(nodes, nodes_per_cluster)
+        self.clusters = self._fleet.cluster_ids
+        registry = _Registry(self.clusters, nodes_per_cluster)
         self._sandbox = Sandbox(
             fleet=self._fleet, services=registry, deliver=self._deliver, limits=limits
         )
@@ -368,6 +446,16 @@ class Played:
         started, future = self._outcomes.pop(event.request)
         future.set_result((event, time.perf_counter() - started))
 
+    @property
+    def calls(self) -> int:
+        """Calls that reached the host."""
+        return self._sandbox.report().counters.get("calls", 0)
+
+    def change(self, cluster_ids: Iterable[str]) -> None:
+        """Tell the sandbox that these documents have changed."""
+        for cluster_id in cluster_ids:
+            self._sandbox.documents_changed(cluster_id)
+
     async def ask(self, inputs: Mapping[str, Any]) -> float:
         """Consult the rule and return the seconds from the consultation to its delivery."""
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
@@ -385,14 +473,14 @@ class Played:
         return time.perf_counter() - started
 
 
-def fleet_of(nodes: int) -> Fleet:
+def fleet_of(nodes: int, nodes_per_cluster: int = NODES_PER_CLUSTER) -> Fleet:
     """Return an empty fleet of so many nodes with eight GPUs."""
     gpus = tuple(Gpu(str(number), "A100", 81_920) for number in range(8))
     rows = [Node(NodeId(f"node-{row:05d}"), 128_000, 1_048_576, gpus) for row in range(nodes)]
     fleet = Fleet()
     fleet.install(
-        Cluster(ClusterId(f"cluster-{start:05d}"), tuple(rows[start : start + NODES_PER_CLUSTER]))
-        for start in range(0, nodes, NODES_PER_CLUSTER)
+        Cluster(ClusterId(f"cluster-{start:05d}"), tuple(rows[start : start + nodes_per_cluster]))
+        for start in range(0, nodes, nodes_per_cluster)
     )
     return fleet
 

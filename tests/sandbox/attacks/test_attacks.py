@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from moorage.core.events import ConsultFailed, Proposed
-from moorage.model import PolicyRef
+from moorage.model import PolicyRef, Tenant
 from moorage.sandbox.host import Limits, PolicyCode
 
 
@@ -153,14 +153,24 @@ def receive():
 async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
     code = arena.policy(
         SPEAK + "send(frames.Want(nonce, ('c0',) * 500 + tuple(f'no{n}' for n in range(500))))\n"
-        "return [item[0] for item in receive().items]",
+        "return list(receive().items)",
         "wants",
     )
     arena.registry.fetched.clear()
     assert await arena.value(code) == ["c0"]
-    assert arena.registry.fetched == ["c0"]
+    assert arena.registry.fetched == ["c0", "c1"]  # And the one that follows, sent along.
     (cell,) = [c for c in arena.sandbox._pool._group_of if c.code.ref == code.ref]
-    assert cell._told._documents == {"c0"}  # Names that nobody knows are not remembered.
+    # Names that nobody knows are not remembered.
+    assert cell._told._kept == {"documents": {"c0", "c1"}}
+
+
+async def test_what_is_wanted_beside_a_fleet_brings_nothing_along(arena):
+    wants = "send(frames.Want(nonce, ('c0',)))\nreturn list(receive().items)"
+    code = arena.policy(SPEAK + wants, "beside")
+    arena.registry.fetched.clear()
+    plain = arena.sandbox.evaluate(code, Tenant("t"), {}, parameters={}, settings={})
+    assert await plain == ["c0"]
+    assert arena.registry.fetched == ["c0"]
 
 
 async def test_more_wants_than_there_are_documents_are_a_breach(arena):
