@@ -16,6 +16,7 @@ from moorage_client.errors import MoorageError
 from moorage_client.guard import BlockingGuard
 from moorage_client.listing import Listing
 from moorage_client.loops import LoopThread
+from moorage_client.watching import News
 
 T = TypeVar("T")
 
@@ -52,6 +53,7 @@ class BlockingClient:
         self._client_options = (url, token, timeout, reconnect_seconds)
         self._thread: LoopThread | None = None
         self._client: Client | None = None
+        self._news: set[News] = set()
 
     def __enter__(self) -> Self:
         if self._thread is not None:
@@ -85,6 +87,8 @@ class BlockingClient:
         client, self._client = self._client, None
         if client is not None and self._thread is not None:
             try:
+                for news in tuple(self._news):
+                    news.close()
                 self._thread.run(client.close())
             finally:
                 self._thread.stop()
@@ -170,6 +174,21 @@ class BlockingClient:
     def fleet(self, cluster: str | None = None) -> list[dict[str, Any]]:
         """Return the clusters, or the nodes of one; see `Client.fleet`."""
         return self._list(self._open().fleet(cluster))
+
+    def watch(self, *topics: str, timeout: float | None = None) -> News:
+        """Return the news of topics from now on: `with client.watch("leases") as news: …`.
+
+            for event in news:
+                print(event.topic, event.event, event.data)
+
+        Topics and errors are those of `Client.watch`. The server tells what happens after this
+        call; a loop ends after `timeout` seconds without news, and may be begun again.
+        """
+        watch = self._run(self._open().begin_watch(*topics))
+        assert self._thread is not None
+        news = News(self._thread, watch, timeout, self._news.discard)
+        self._news.add(news)
+        return news
 
     def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
         """Call the `management` of a policy; see `Client.manage`."""

@@ -36,7 +36,7 @@ from moorage_client.holding import OVER, HeldLease, Keeper, Keeping
 from moorage_client.link import Link
 from moorage_client.listing import Listing
 from moorage_client.loops import LoopThread
-from moorage_client.watching import watch
+from moorage_client.watching import Watch, watch
 
 URL_DEFAULT: Final = "ws://127.0.0.1:8765"
 TIMEOUT_SECONDS: Final = 30.0
@@ -369,7 +369,8 @@ class Client:
         A socket of its own carries them. What a slow reader missed is told by an event `missed`.
 
         Args:
-            topics: `policies` (what aliases mean, what rests), `leases` (one's own) and `fleet`.
+            topics: `policies` (what aliases mean, what rests, or fails its own examples), `leases`
+                (one's own) and `fleet`.
 
         Raises:
             RequestRefused: There is no such topic.
@@ -378,6 +379,10 @@ class Client:
 
         """
         return watch(self.url, self._token, topics)
+
+    async def begin_watch(self, *topics: str) -> Watch:
+        """Begin to watch, for `BlockingClient`; arguments and errors as `watch`."""
+        return await Watch.begin(self.url, self._token, topics)
 
     async def manage(self, policy_rule_uri: str, action: str, data: Document | None = None) -> Any:
         """Call the `management` of a policy and return what it returned. Never repeated."""

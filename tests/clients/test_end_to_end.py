@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,11 @@ from moorage_client import (
     BlockingClient,
     Client,
     ClusterClient,
+    ConnectionFailed,
+    MoorageError,
     NeverFits,
     NoCapacity,
+    RequestRefused,
     Services,
 )
 
@@ -185,6 +189,30 @@ def test_a_waiter_gets_the_lease_that_another_lets_go(daemon):
         asyncio.run(wait_for_it())
 
 
+def test_a_thread_watches(daemon):
+    terms = {"ttl_seconds": 60}
+    with BlockingClient(daemon.url) as client, client.watch("leases", timeout=0.2) as news:
+        assert list(news) == [], "nothing happens, and the loop ends"
+        lease = client.ask("first:1-x", resources={"gpus": 1}, lease=terms).lease
+        client.release(lease.id, lease.token)
+        seen = [(event.event, event.data["id"]) for event in news]
+        assert seen == [("granted", lease.id), ("ended", lease.id)], "and the next one goes on"
+        assert news.next(0) is None
+        with pytest.raises(RequestRefused, match="there is no topic"):
+            client.watch("moon")
+        more = client.watch("leases", "fleet")
+        with ThreadPoolExecutor(2) as pool:
+            waiting = [pool.submit(list, more), pool.submit(more.next)]
+            assert not any(each.done() for each in waiting)
+            more.close()
+            assert [each.result(10) for each in waiting] == [[], None], "closed by another thread"
+        more.close()
+        left_open = client.watch("leases")
+    assert list(left_open) == list(news) == []
+    with pytest.raises(MoorageError, match="not open"):
+        client.watch("leases")
+
+
 async def test_whoever_stops_waiting_leaves_the_queue(daemon):
     both = {"resources": {"gpus": 2}}
     terms = {"ttl_seconds": 60, "wait_seconds": 60}
@@ -207,8 +235,11 @@ def test_a_held_lease_survives_the_death_of_its_server(daemon, how):
     with (
         BlockingClient(daemon.url) as client,
         client.lease("first:1-x", resources={"gpus": 1}, ttl_seconds=60) as held,
+        client.watch("leases") as news,
     ):
         daemon.kill(how)
+        with pytest.raises(ConnectionFailed):
+            list(news)
         daemon.start()
         assert [lease.id for lease in client.leases()] == [held.id]
         held.check()
