@@ -186,9 +186,10 @@ class Services:
         """Return the PolicyRule documents that match a Mongo-style filter; None: all."""
         return self._enveloped("POST", "/policy/query", query or {})
 
-    def delete_policy(self, uri: str) -> None:
-        """Delete a policy."""
-        self._enveloped("DELETE", f"/policy/{quote(uri, safe='')}")
+    def delete_policy(self, uri: str, *, force: bool = False) -> None:
+        """Delete a policy; by force, also one that an alias would fall back to."""
+        query = "?force=true" if force else ""
+        self._enveloped("DELETE", f"/policy/{quote(uri, safe='')}{query}")
 
     def manage_policy(self, uri: str, action: str, data: Document | None = None) -> Any:
         """Call the `management` of a policy and return what it returned."""

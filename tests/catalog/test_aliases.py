@@ -9,6 +9,7 @@ from moorage.catalog.aliases import (
     Aliases,
     Canary,
     Change,
+    Former,
     alias_name,
     name_of,
 )
@@ -17,9 +18,13 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
 
-def swapped(alias: Alias, version: str, standing: str) -> Alias:
-    change = Change(0.0, "me", "activated", version, alias.version, standing)
+def swapped(alias: Alias, version: str, standing: str, digest: str = "") -> Alias:
+    change = Change(0.0, "me", "activated", version, alias.version, standing, digest)
     return alias.changed(change, version=version)
+
+
+def ways(alias: Alias) -> list[str]:
+    return [former.version for former in alias.fallbacks()]
 
 
 @pytest.mark.parametrize(
@@ -47,14 +52,25 @@ def test_fallbacks_are_the_good_ones_latest_first_then_the_untried_never_the_fai
         ("r:6-x", "good"),
     ):
         alias = swapped(alias, version, standing)
-    assert alias.fallbacks() == ["r:5-x", "r:3-x", "r:1-x", "r:2-x"]
-    assert "r:4-x" not in alias.fallbacks(), "it was failing when it was left"
+    assert ways(alias) == ["r:5-x", "r:3-x", "r:1-x", "r:2-x"]
+    assert "r:4-x" not in ways(alias), "it was failing when it was left"
     assert alias.former == "r:5-x"
     once_more = swapped(swapped(alias, "r:4-x", "good"), "r:7-x", "good")
-    assert once_more.fallbacks()[:2] == ["r:4-x", "r:6-x"], "its last standing counts"
-    assert "r:7-x" not in once_more.fallbacks(), "not to itself"
+    assert ways(once_more)[:2] == ["r:4-x", "r:6-x"], "its last standing counts"
+    assert "r:7-x" not in ways(once_more), "not to itself"
     untried = swapped(swapped(once_more, "r:6-x", "good"), "r:7-x", "untried")
-    assert untried.fallbacks()[0] == "r:6-x", "it answered well when it was last asked"
+    assert ways(untried)[0] == "r:6-x", "it answered well when it was last asked"
+
+
+def test_a_version_did_well_with_the_content_that_it_had_then() -> None:
+    """What was not asked yet since its URI has other content has not answered well."""
+    alias = swapped(Alias("r:stable", "r:1-x"), "r:2-x", "good", "old")
+    assert (alias.former, alias.former_digest) == ("r:1-x", "old")
+    assert alias.fallbacks() == [Former("r:1-x", "old")]
+    assert not Former("r:1-x", "old").is_still("new")
+    assert Former("r:1-x", "").is_still("any"), "noted before digests were"
+    anew = swapped(swapped(alias, "r:1-x", "good", "b"), "r:3-x", "untried", "new")
+    assert anew.fallbacks() == [Former("r:2-x", "b"), Former("r:1-x", "new")]
 
 
 def test_the_history_is_bounded() -> None:

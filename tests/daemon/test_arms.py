@@ -35,6 +35,14 @@ def test_where_one_tenant_alone_uses_it_its_failures_speak_for_all(arm, failed):
     )
 
 
+def test_it_tells_of_the_faults_in_a_row_and_of_no_others(arm):
+    note(arm, Refusal(Code.POLICY_TIMEOUT, "the rule hung"), *["a"] * 3)
+    note(arm, GOOD, "a")
+    note(arm, FAULT, "a", "a")
+    assert arm.failure.startswith("2 requests in a row failed with rule:1-x (2 policy_error), of")
+    assert arm.faults == 5
+
+
 def test_one_tenant_among_several_does_not_however_often_it_fails(arm):
     note(arm, GOOD, "b")
     note(arm, FAULT, *["a"] * 100)

@@ -99,6 +99,22 @@ def test_one_good_answer_starts_the_count_afresh(steady):
     assert active(steady) == sometimes
 
 
+def test_a_good_answer_on_the_heels_of_the_last_fault_does_not_change_what_is_said(steady):
+    hasty = "steady:7-hasty"
+    fails = "if input_data['inputs'].get('fail'): raise ValueError('asked to')"
+    steady.publish(rule(f"{fails}\n{PLACES}", hasty))
+    activate(steady, hasty)
+    bad = wish("steady", inputs={"fail": True})
+    replies = steady.say(*[bad] * FAILURES, wish("steady"), wish("steady"))
+    assert [reply["success"] for reply in replies] == [False] * FAILURES + [True, True]
+    until(lambda: active(steady) == ALSO_GOOD)
+    reason = steady.http.get("/policy-alias/steady").json()["data"]["history"][-1]["reason"]
+    said = (
+        f"{FAILURES} requests in a row failed with {hasty} ({FAILURES} policy_error), of the only"
+    )
+    assert reason.startswith(said), reason
+
+
 def test_the_inputs_of_one_tenant_move_nobody_else(tmp_path):
     """On a quiet server the other tenant asks for nothing while this one fails."""
     tokens = {"MOORAGE_TOKENS": "one:alpha,two:beta"}
@@ -175,6 +191,42 @@ def test_with_nothing_to_fall_back_to_it_stays_and_says_so(harbour):
     assert (nothing.event, nothing.data["policy_rule_uri"]) == ("no_fallback", "lone:1-x")
     assert active(harbour, "lone") == "lone:1-x"
     harbour.http.delete("/policy-alias/lone")
+
+
+def test_other_code_under_the_uri_of_a_good_version_does_not_take_over(harbour):
+    first, second, bad = "urn:1-a", "urn:2-b", "urn:3-bad"
+    harbour.publish(rule(PLACES, first), rule(PLACES, second))
+    harbour.publish(rule("raise ValueError('no')", bad))
+    for uri in (first, second):
+        activate(harbour, uri, "urn")
+        assert harbour.ask("urn", resources={})["success"]
+    activate(harbour, bad, "urn")
+    harbour.http.delete(f"/policy/{second}", params={"force": "true"}).raise_for_status()
+    harbour.publish(rule(f"print('never tried')\n{PLACES}", second))
+    for _ in range(FAILURES):
+        harbour.ask("urn", resources={})
+    until(lambda: active(harbour, "urn") == first)
+
+    seen: list = []
+
+    async def watched() -> None:
+        async with Client(harbour.running.ws) as client, aclosing(client.watch("policies")) as news:
+            nothing = asyncio.ensure_future(anext(news))
+            await asyncio.sleep(0.2)  # As above.
+            for _ in range(FAILURES):
+                harbour.ask("urn", resources={})
+            seen.append(await asyncio.wait_for(nothing, 10))
+
+    harbour.http.delete("/policy-alias/urn")
+    activate(harbour, first, "urn")
+    assert harbour.ask("urn", resources={})["success"]
+    activate(harbour, bad, "urn")
+    harbour.http.delete(f"/policy/{first}", params={"force": "true"}).raise_for_status()
+    asyncio.run(watched())
+    assert seen[0].event == "no_fallback"
+    assert f"{first} cannot take over: policy_rule_uri: no policy" in seen[0].data["finding"]
+    assert active(harbour, "urn") == bad
+    harbour.http.delete("/policy-alias/urn")
 
 
 def test_a_failing_canary_is_ended(steady):

@@ -103,6 +103,30 @@ def test_a_version_that_an_alias_means_is_not_deleted(swap):
     assert swap.http.post("/policy-alias/none/rollback").status_code == 404
 
 
+def test_a_version_that_an_alias_would_fall_back_to_is_deleted_only_by_force(swap):
+    assert swap.ask("swap")["success"]
+    activate(swap, "swap", TWO)
+    path = f"/policy/{ONE}"
+    refused = swap.http.delete(path)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["aliases"]) == (409, ["swap:stable"])
+    assert "force" in error["expected"]
+    assert swap.http.delete(path, params={"force": "maybe"}).status_code == 400
+    assert swap.http.delete(f"/policy/{TWO}", params={"force": "true"}).status_code == 409
+    assert swap.http.delete(path, params={"force": "true"}).status_code == 200
+    # Under its URI other code may be registered, and a rollback must not activate that.
+    swap.publish(rule("return {'says': 'something else'}", ONE))
+    back = swap.http.post("/policy-alias/swap/rollback")
+    assert (back.status_code, back.json()["error"]["code"]) == (409, "conflict")
+    assert "registered with other content" in back.json()["message"]
+    assert swap.ask("swap")["data"]["says"] == TWO
+    run(swap, "policy", "delete", ONE)
+    swap.publish(version(ONE))  # What was there is the same again, and may take over again.
+    run(swap, "policy", "delete", ONE, code=3)
+    assert run(swap, "policy", "rollback", "swap") == f"swap:stable -> {ONE}\n"
+    run(swap, "policy", "delete", TWO, "--force")
+
+
 def test_a_version_that_is_deleted_while_it_is_activated_is_one_or_the_other(swap):
     """Whoever comes first wins; no alias is left with a version that is gone."""
     third = "swap:3-short"

@@ -34,6 +34,10 @@ class House:
         prepared = await self.catalog.prepare_policy(document)
         return (await self.catalog.register_policy(prepared, who)).ref.uri
 
+    async def delete_policy(self, uri, who, *, force):
+        assert not force  # There are no aliases here that could mean it.
+        return await self.catalog.delete_policy(uri, who)
+
     async def search(self, action, body, tenant):
         if "fault" in body:
             raise ServiceError(Code(body["fault"]), "no", field="fault")

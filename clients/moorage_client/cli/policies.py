@@ -123,10 +123,17 @@ def show(
 def delete(
     session: Session,
     uri: Annotated[str, typer.Argument(help="The version, name:version-tag")],
+    *,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also what an alias would fall back to")
+    ] = False,
 ) -> None:
-    """Remove a version. What an alias sends requests to cannot be removed."""
+    """Remove a version. What an alias sends requests to cannot be removed.
+
+    What it would fall back to, the last that answered well under it, is removed only with --force.
+    """
     with session.services() as services:
-        services.delete_policy(uri)
+        services.delete_policy(uri, force=force)
     if session.json:
         print_json({"deleted": uri})
     else:

@@ -6,7 +6,7 @@ at all. `EmbeddedCatalog` resolves with it, `daemon.publishing` changes it.
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
@@ -22,6 +22,7 @@ __all__ = [
     "Aliases",
     "Canary",
     "Change",
+    "Former",
     "Standing",
     "What",
     "alias_name",
@@ -64,6 +65,7 @@ class Change(Struct, frozen=True, omit_defaults=True):
         version: The version it was done with.
         former: The version that was active before, where that changed.
         former_standing: How that one did.
+        former_digest: Of that one's content: another may be registered under its URI later.
         reason: Why the server did it.
 
     """
@@ -74,7 +76,19 @@ class Change(Struct, frozen=True, omit_defaults=True):
     version: str
     former: str = ""
     former_standing: Standing | Literal[""] = ""
+    former_digest: str = ""
     reason: str = ""
+
+
+class Former(NamedTuple):
+    """A version that was active once, and the digest of its content then (empty: not noted)."""
+
+    version: str
+    digest: str
+
+    def is_still(self, digest: str) -> bool:
+        """Tell whether what is registered under its URI now, by its digest, is the same."""
+        return not self.digest or self.digest == digest
 
 
 class Canary(Struct, frozen=True):
@@ -115,7 +129,17 @@ class Alias(Struct, frozen=True, omit_defaults=True):
     @property
     def former(self) -> str:
         """The version that was active before this one; empty where there was none."""
-        return next((c.former for c in reversed(self.history) if c.former), "")
+        return self._former.version
+
+    @property
+    def former_digest(self) -> str:
+        """The digest of what `former` named when it was active."""
+        return self._former.digest
+
+    @property
+    def _former(self) -> "Former":
+        latest = next((change for change in reversed(self.history) if change.former), None)
+        return Former(latest.former, latest.former_digest) if latest else Former("", "")
 
     @property
     def versions(self) -> frozenset[str]:
@@ -123,22 +147,28 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         named = (self.version, self.canary.version if self.canary else "", self.shadow)
         return frozenset(each for each in named if each)
 
-    def fallbacks(self) -> list[str]:
+    def fallbacks(self) -> list["Former"]:
         """Return versions that were active before, the best to fall back to first.
 
         Those that last answered well come before those that were never asked, and the later ones
         before the earlier; what was failing when it was left is not among them.
         """
-        last: dict[str, str] = {}
+        last: dict[str, tuple[Former, Standing]] = {}
         for change in self.history:
             if change.former and change.former_standing:
-                known = last.pop(change.former, change.former_standing)
-                untried = change.former_standing == "untried"
-                last[change.former] = known if untried else change.former_standing
+                former = Former(change.former, change.former_digest)
+                standing = change.former_standing
+                known = last.pop(change.former, None)
+                if standing == "untried" and known is not None and known[0] == former:
+                    standing = known[1]
+                last[change.former] = former, standing
         last.pop(self.version, None)
-        latest = list(reversed(last.items()))
+        latest = list(reversed(last.values()))
         return [
-            uri for standing in ("good", "untried") for uri, found in latest if found == standing
+            former
+            for standing in ("good", "untried")
+            for former, found in latest
+            if found == standing
         ]
 
     def changed(self, change: Change, **fields: Any) -> "Alias":

@@ -54,6 +54,8 @@ class Arm:
         self.refused: Counter[str] = Counter()
         self.consecutive = 0
         """Faults since the last answer that was none."""
+        self._codes: Counter[str] = Counter()
+        """What they were."""
         self.bearable = 0
         """Faults in a row that are borne since nothing could be done about fewer."""
         self.failing: set[Tenant] = set()
@@ -82,7 +84,7 @@ class Arm:
             now: By the monotonic clock.
 
         """
-        fault = False
+        fault: Code | None = None
         match answer:
             case LeaseNews(data=None) | Told():
                 return  # A repeated request: the rule was not asked.
@@ -94,11 +96,12 @@ class Arm:
                 self._well(tenant, now)
             case Refusal(code=code):
                 self.refused[code] += 1
-                fault = code in FAULTS
+                fault = code if code in FAULTS else None
         if seconds is not None:
             self._latencies.append(seconds)
-        if fault:
+        if fault is not None:
             self.consecutive += 1
+            self._codes[fault] += 1
             self.failing.add(tenant)
             self._seen(tenant, now)
             self._failed(self)
@@ -106,6 +109,7 @@ class Arm:
     def _well(self, tenant: Tenant, now: float) -> None:
         self.consecutive = self.bearable = 0
         self.failing.clear()
+        self._codes.clear()
         self._seen(tenant, now)
 
     def _seen(self, tenant: Tenant, now: float) -> None:
@@ -128,9 +132,7 @@ class Arm:
     @property
     def failure(self) -> str:
         """What its latest faults were, and whose, in a sentence."""
-        codes = ", ".join(
-            f"{count} {code}" for code, count in self.refused.items() if code in FAULTS
-        )
+        codes = ", ".join(f"{count} {code}" for code, count in self._codes.items())
         failing, used = len(self.failing), max(len(self.failing), len(self._used))
         whose = f"all {used} tenants" if failing == used else f"{failing} of the {used} tenants"
         return (

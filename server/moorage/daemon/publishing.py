@@ -25,21 +25,21 @@ from moorage.catalog.aliases import (
     name_of,
     unknown_alias,
 )
-from moorage.catalog.allowances import Allowance
-from moorage.catalog.base import Catalog, PolicyRecord
+from moorage.catalog.base import Catalog
 from moorage.core.words import Answer
 from moorage.daemon.arms import Arm
-from moorage.daemon.finding import code_of
 from moorage.daemon.measures import gauges_of
 from moorage.daemon.shadows import Shadows
-from moorage.model import Code, Tenant
+from moorage.daemon.versions import Versions
+from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
-from moorage.sandbox.host import PolicyFault, Sandbox
+from moorage.sandbox.host import Sandbox
 
 SELF: Final = "moored"
 """Who changed an alias, where the server did it itself."""
 _SHARE_BYTES: Final = 8
+_FINDING_CHARS_MAX: Final = 300
 Noting = Callable[[Answer, float | None, float], None]
 """Takes an answer, how long it took where that says anything, and the monotonic time now."""
 
@@ -85,6 +85,7 @@ class Publishing:
         # No version is deleted between the look whether it is there and an alias meaning it.
         self._changing = asyncio.Lock()
         self.aliases = catalog.aliases
+        self._versions = Versions(catalog, rules)
         for alias in self.aliases.all():
             shadows.follow(alias.name, alias)
 
@@ -149,15 +150,16 @@ class Publishing:
 
         """
         name = alias_name(given)
-        await self._loadable(name, uri)
-        return await self._activate(name, uri, who, "activated")
+        ref = await self._versions.loadable(name, uri)
+        return await self._activate(name, ref, who, "activated")
 
     async def roll_back(self, given: str, who: str) -> dict[str, Any]:
         """Activate the version that was active before this one; twice leads back here.
 
         Raises:
             ServiceError: `not_found`: there is no such alias, or it had one version only.
-                `conflict`: the server fell back from the former version.
+                `conflict`: the server fell back from the former version, or its URI has other
+                content now.
 
         """
         alias = self._found(given)
@@ -169,15 +171,18 @@ class Publishing:
             reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
             expected = f"to activate {alias.former} by its name, if that is meant"
             raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
-        await self._loadable(alias.name, alias.former)
-        return await self._activate(alias.name, alias.former, who, "rolled_back")
+        ref = await self._versions.loadable(alias.name, alias.former, alias.former_digest)
+        return await self._activate(alias.name, ref, who, "rolled_back")
 
     async def _activate(
-        self, name: str, uri: str, who: str, what: What, reason: str = "", expected: str = ""
+        self, name: str, ref: PolicyRef, who: str, what: What, reason: str = "", expected: str = ""
     ) -> dict[str, Any]:
         """Make the change; only from the version `expected`, where that is given."""
+        uri = ref.uri
         self._rules.end_rests(uri)
         before = self.aliases.find(name)
+        left = self._catalog.policy(before.version) if before else None
+        digest = left.ref.digest if left else ""
         standing: Standing = self._standing(name, before.version) if before else "untried"
 
         def change(alias: Alias | None) -> Alias:
@@ -187,12 +192,12 @@ class Publishing:
                 return alias
             # What is fallen back from was failing, also where one answer came in between.
             stood: Standing = "failing" if what == "fell_back" else standing
-            said = Change(time.time(), who, what, uri, alias.version, stood, reason)
+            said = Change(time.time(), who, what, uri, alias.version, stood, digest, reason)
             canary = alias.canary if alias.canary and alias.canary.version != uri else None
             shadow = alias.shadow if alias.shadow != uri else ""
             return alias.changed(said, version=uri, canary=canary, shadow=shadow)
 
-        after = await self._put(name, change, uri)
+        after = await self._put(name, change, ref)
         if after.history[-1:] != (before.history[-1:] if before else ()):
             self._arm(name, uri).reset()
             self._said(after)
@@ -201,9 +206,9 @@ class Publishing:
     async def start_canary(self, given: str, canary: Canary, who: str) -> dict[str, Any]:
         """Send a share of an alias's requests to another version; the counts start afresh."""
         alias = self._found(given)
-        await self._loadable(alias.name, canary.version)
+        ref = await self._versions.loadable(alias.name, canary.version)
         self._refuse_active(alias, canary.version)
-        after = await self._change(alias.name, who, "canary_started", canary.version, canary=canary)
+        after = await self._change(alias.name, who, "canary_started", ref, canary=canary)
         for version in (after.version, canary.version):
             self._arm(alias.name, version).reset()
         return after.document()
@@ -221,10 +226,10 @@ class Publishing:
     async def start_shadow(self, given: str, uri: str, who: str) -> dict[str, Any]:
         """Ask a candidate what the active version is asked; its report starts afresh."""
         alias = self._found(given)
-        await self._loadable(alias.name, uri)
+        ref = await self._versions.loadable(alias.name, uri)
         self._refuse_active(alias, uri)
         self._shadows.follow(alias.name, None)
-        after = await self._change(alias.name, who, "shadow_started", uri, shadow=uri)
+        after = await self._change(alias.name, who, "shadow_started", ref, shadow=uri)
         return after.document()
 
     async def stop_shadow(self, given: str, who: str) -> dict[str, Any]:
@@ -251,35 +256,51 @@ class Publishing:
         self._shadows.follow(gone.name, None)
         return gone.document()
 
-    async def delete_version(self, uri: str, who: str) -> dict[str, Any]:
-        """Delete a version and return its document, or refuse where an alias sends requests to it.
+    async def delete_version(self, uri: str, who: str, *, force: bool = False) -> dict[str, Any]:
+        """Delete a version and return its document, or refuse where an alias needs it.
+
+        Args:
+            uri: The version.
+            who: Who wants it.
+            force: Also where an alias would fall back to it; never one that it sends requests to.
 
         Raises:
             ServiceError: `already_exists` naming the aliases; `unknown_policy`.
 
         """
         async with self._changing:
-            self._refuse_deletion(uri)
+            self._versions.refuse_deletion(uri, force=force)
             return await self._catalog.delete_policy(uri, who)
 
     async def _change(
-        self, name: str, who: str, what: What, version: str, reason: str = "", **fields: Any
+        self,
+        name: str,
+        who: str,
+        what: What,
+        named: PolicyRef | str,
+        reason: str = "",
+        **fields: Any,
     ) -> Alias:
+        """Make a change with a version that was loaded, or that is only named."""
+        ref = named if isinstance(named, PolicyRef) else None
+        version = ref.uri if ref else str(named)
+
         def change(alias: Alias | None) -> Alias:
             if alias is None:
                 raise unknown_alias(name)
             return alias.changed(Change(time.time(), who, what, version, reason=reason), **fields)
 
-        ends = what in {"canary_ended", "shadow_ended"}
-        after = await self._put(name, change, "" if ends else version)
+        after = await self._put(name, change, ref)
         self._said(after)
         return after
 
-    async def _put(self, name: str, change: Callable[[Alias | None], Alias], uri: str) -> Alias:
-        """Change an alias, given that the version that it comes to mean, if any, is registered."""
+    async def _put(
+        self, name: str, change: Callable[[Alias | None], Alias], ref: PolicyRef | None
+    ) -> Alias:
+        """Change an alias, given that what it comes to mean, if anything, is what was loaded."""
         async with self._changing:
-            if uri and self._catalog.policy(uri) is None:
-                raise self._unknown(uri)
+            if ref is not None:
+                self._versions.registered(ref.uri, ref.digest)
             return await self.aliases.change(name, change)
 
     def _said(self, alias: Alias) -> None:
@@ -318,44 +339,49 @@ class Publishing:
             return
         if not arm.fails_all:
             if arm.consecutive == bearable:
-                self._stays(name, arm, "it fails, but not for all who use it")
+                self._stays(name, arm.version, arm.failure, "it fails, but not for all who use it")
             return
         self._falling.add(name)
         if alias.canary is not None and alias.canary.version == arm.version:
-            self._spawn(self._end_canary(name, arm))
+            self._spawn(self._end_canary(name, arm.version, arm.failure))
         elif alias.version == arm.version:
-            self._spawn(self._fall_back(name, arm))
+            self._spawn(self._fall_back(name, arm, arm.failure))
         else:
             self._falling.discard(name)  # It is not asked any more.
 
-    async def _end_canary(self, name: str, arm: Arm) -> None:
+    async def _end_canary(self, name: str, version: str, failure: str) -> None:
         try:
-            await self._change(name, SELF, "canary_ended", arm.version, arm.failure, canary=None)
+            await self._change(name, SELF, "canary_ended", version, failure, canary=None)
         except ServiceError as error:
             log.warning("policy", alias=name, finding=f"the canary could not be ended: {error}")
         finally:
             self._falling.discard(name)
 
-    async def _fall_back(self, name: str, arm: Arm) -> None:
-        """Activate the last good version that still loads; stay where there is none."""
+    async def _fall_back(self, name: str, arm: Arm, failure: str) -> None:
+        """Activate the last good version that still loads; stay where there is none.
+
+        `failure` says why, as it was when this was decided: requests go on being answered.
+        """
         try:
             alias = self.aliases.find(name)
-            for uri in alias.fallbacks() if alias else ():
+            finding = "it fails, and there is nothing to fall back to"
+            for uri, digest in alias.fallbacks() if alias else ():
                 try:
-                    await self._loadable(name, uri)
-                    await self._activate(name, uri, SELF, "fell_back", arm.failure, arm.version)
+                    ref = await self._versions.loadable(name, uri, digest)
+                    await self._activate(name, ref, SELF, "fell_back", failure, arm.version)
                 except ServiceError as error:
                     log.warning("policy", alias=name, finding=f"{uri} cannot take over: {error}")
+                    finding += f"; {uri} cannot take over: {error.reason}"[:_FINDING_CHARS_MAX]
                 else:
                     return
             # Tried again only after as many faults more, or each of them would try it.
             arm.bearable = arm.consecutive
-            self._stays(name, arm, "it fails, and there is nothing to fall back to")
+            self._stays(name, arm.version, failure, finding[: 4 * _FINDING_CHARS_MAX])
         finally:
             self._falling.discard(name)
 
-    def _stays(self, name: str, arm: Arm, finding: str) -> None:
-        data = {"alias": name, "policy_rule_uri": arm.version, "reason": arm.failure}
+    def _stays(self, name: str, version: str, failure: str, finding: str) -> None:
+        data = {"alias": name, "policy_rule_uri": version, "reason": failure}
         log.warning("policy", finding=finding, **data)
         self._tell("no_fallback", {**data, "finding": finding})
 
@@ -406,19 +432,6 @@ class Publishing:
         labels = ("alias", "policy", "what")
         yield gauges_of("moorage_alias", "Requests under an alias, by version", labels, rows)
 
-    def _refuse_deletion(self, uri: str) -> None:
-        """Refuse to delete a version that an alias sends requests to."""
-        if names := self.aliases.using(uri):
-            listed = ", ".join(names)
-            raise ServiceError(
-                Code.ALREADY_EXISTS,
-                f"policy_rule_uri: {uri} serves the alias {listed}; activate another version, or"
-                " delete the alias, first",
-                field="policy_rule_uri",
-                expected="a version that no alias means",
-                details={"aliases": names},
-            )
-
     # Checks --------------------------------------------------------------------------------
 
     def _found(self, given: str) -> Alias:
@@ -433,35 +446,6 @@ class Publishing:
             reason = f"policy_rule_uri: {uri} is the active version of {alias.name} already"
             expected = "another version than the active one"
             raise ServiceError(Code.BAD_MESSAGE, reason, field="policy_rule_uri", expected=expected)
-
-    async def _loadable(self, name: str, uri: str) -> PolicyRecord:
-        """Return a version that an alias may mean: of its policy, registered, and it loads."""
-        if name_of(uri) != name_of(name):
-            raise ServiceError.wrong_field(
-                "policy_rule_uri", f"a version of {name_of(name)}, as `{name_of(name)}:1.0-beta`"
-            )
-        await self._catalog.fetch(uri, (), Allowance())
-        record = self._catalog.policy(uri)
-        if record is None or record.ref.uri != uri:
-            raise self._unknown(uri)
-        try:
-            found = await self._rules.check(code_of(record), registered=True)
-        except PolicyFault as fault:
-            raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
-        if not found.ok:
-            reason = f"policy_rule_uri: {uri} cannot be loaded: {found.findings[0].message}"
-            raise ServiceError(Code.BAD_POLICY, reason, field="policy_rule_uri")
-        return record
-
-    def _unknown(self, uri: str) -> ServiceError:
-        known = [each for each in self._catalog.policy_uris() if name_of(each) == name_of(uri)]
-        hint = f"; there are {', '.join(known[:5])}" if known else ""
-        return ServiceError(
-            Code.UNKNOWN_POLICY,
-            f"policy_rule_uri: no policy {uri[:300]!r} is registered{hint}",
-            field="policy_rule_uri",
-            expected="the URI of a registered version",
-        )
 
 
 def _plain(change: Change) -> dict[str, Any]:

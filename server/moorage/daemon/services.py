@@ -229,9 +229,9 @@ class HttpServices:
         await vet_change(self._catalog, self._rules, uri, change)
         return await self._catalog.update_policy(uri, change, who)
 
-    async def delete_policy(self, uri: str, who: str) -> JsonDocument:
-        """Delete a version that no alias means."""
-        return await self._publishing.delete_version(uri, who)
+    async def delete_policy(self, uri: str, who: str, *, force: bool) -> JsonDocument:
+        """Delete a version that no alias means, or (without `force`) would fall back to."""
+        return await self._publishing.delete_version(uri, who, force=force)
 
     async def policy_logs(self, uri: str, tenant: str) -> JsonDocument:
         """Return what a version printed lately, at requests of this tenant."""

@@ -287,9 +287,16 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
         return _success(await services.update_policy(uri, change, who))
 
     @router.delete("/policy/{uri}", summary="Remove a policy")
-    async def delete_policy(uri: str, request: Request) -> Response:
-        """Answer the PolicyRule document that was removed. Leases it proposed stand."""
-        return _success(await services.delete_policy(uri, getattr(request.state, TENANT)))
+    async def delete_policy(uri: str, request: Request, force: str = "") -> Response:
+        """Answer the PolicyRule document that was removed. Leases it proposed stand.
+
+        A version that an alias means is not removed; one that it would fall back to only with
+        `?force=true`.
+        """
+        if force not in {"", "true", "false"}:
+            raise ServiceError.wrong_field("force", "true or false")
+        who: str = getattr(request.state, TENANT)
+        return _success(await services.delete_policy(uri, who, force=force == "true"))
 
     @router.get("/policy/{uri}/history", summary="Who changed a policy, and when?")
     async def policy_history(uri: str) -> Response:

@@ -100,8 +100,8 @@ class WebServices(Protocol):
     async def update_policy(self, uri: str, change: Document, who: str) -> Document:
         """Change descriptive fields of a PolicyRule document and return the new one."""
 
-    async def delete_policy(self, uri: str, who: str) -> Document:
-        """Delete a policy and return its document."""
+    async def delete_policy(self, uri: str, who: str, *, force: bool) -> Document:
+        """Delete a policy and return its document; by force, also what an alias falls back to."""
 
     async def policy_history(self, uri: str) -> list[Document]:
         """Return who changed a policy and when, the first change first; also of a removed one."""
