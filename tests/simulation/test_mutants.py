@@ -384,13 +384,6 @@ MUTANTS = [
         "a fault that passes ends no lease",
     ),
     Mutant(
-        "asks about a lease for ever",
-        "core/asks.py",
-        "or lease.faults >= FAULTS_MAX:",
-        "or lease.faults < 0:",
-        "the world comes to rest|no more faults than that",
-    ),
-    Mutant(
         "believes who declined, whatever came back meanwhile",
         "core/asks.py",
         "if self._missed_something(pending):",

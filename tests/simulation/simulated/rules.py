@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from moorage.core.asks import PASSING
 from moorage.core.words import Consult, Refusal
 from moorage.model import Ask, Code, Demand
 from moorage.policy import Fleet, FleetView, best_rows, decline, propose
@@ -106,11 +105,7 @@ def moody(rng: Random, fleet: Fleet, consult: Consult) -> Any:
         return {"declined": "not today"}
     if mood < 0.25:
         return Refusal(Code.POLICY_ERROR, "ZeroDivisionError: division by zero")
-    if mood < 0.3:
-        return SILENCE
-    if mood < 0.4:
-        return Refusal(rng.choice(sorted(PASSING)), "Ask again.")
-    return honest(rng, fleet, consult)
+    return SILENCE if mood < 0.3 else honest(rng, fleet, consult)
 
 
 HONEST: tuple[Character, ...] = (honest,)

@@ -12,6 +12,7 @@ from random import Random
 from typing import Literal
 
 from moorage.core.allocator import Allocator
+from moorage.core.asks import PASSING
 from moorage.core.events import (
     Asked,
     CancelAsked,
@@ -74,6 +75,8 @@ class World:
         self.now = 1_000.0
         self.honest = rng.random() < 0.4
         self.orderly = rng.random() < 0.3
+        self.sandbox = Random(f"sandbox {seed}")
+        self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
         characters: tuple[Character, ...] = HONEST if self.honest else DISHONEST
@@ -163,6 +166,10 @@ class World:
                 self.consulting[ask.id] = effect
                 character = self.rules[ask.policy]
                 value = character(rng, self.allocator.state.fleet, effect)
+                again = ask.id in self.witness.model.requeued
+                if again and self.sandbox.random() < self.fault_rate:
+                    code = self.sandbox.choice(sorted(PASSING))
+                    value = Refusal(code, "The rule did not get to answer.")
                 if isinstance(value, Refusal):
                     self.post(ConsultFailed(ask.id, number, value))
                 elif value is not SILENCE:
