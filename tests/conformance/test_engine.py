@@ -220,6 +220,15 @@ async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothin
     assert list(await engine.discover()) == []
 
 
+async def test_a_glance_says_ready_only_of_what_is(bench, engine):
+    """And may say nothing at all: not every backend knows without asking."""
+    assert engine.glance("a") is None
+    ready = await engine.start(Order("a", bench.spec()))
+    assert engine.glance("a") in {None, ready}
+    await engine.stop("a")
+    assert engine.glance("a") is None
+
+
 async def test_a_second_start_finds_the_first(bench, engine):
     first = await engine.start(Order("a", bench.spec()))
     second = await engine.start(Order("a", bench.spec()))

@@ -150,6 +150,24 @@ def test_the_next_request_like_it_takes_the_same_process_over(server):
     in_state(server, second, "warm")
 
 
+def test_who_takes_it_over_is_answered_before_the_news_that_it_is_ready(server):
+    """Although both are one commit: the workload is looked at while that is written."""
+    warm(server)
+    with server.socket() as watching:
+        watching.send(json.dumps({"op": "watch", "topics": ["leases"], "id": "watch"}))
+        terms = {"lease": {"ttl_seconds": 60}, "resources": {"gpus": 1}, "provision": provision()}
+        watching.send(json.dumps({**wish(**terms), "id": "ask"}))
+        said = []
+        while not said or said[-1].get("event") != "started":
+            said.append(json.loads(watching.recv(30)))
+    lease = next(each["lease"] for each in said if each.get("id") == "ask")
+    server.started.append(lease)
+    assert lease["workload"]["warm"]
+    about = [each.get("event") or each["id"] for each in said]
+    assert about.index("ask") < about.index("granted") < about.index("started")
+    assert said[-1]["data"]["id"] == lease["id"]
+
+
 @pytest.mark.parametrize(
     "other",
     [

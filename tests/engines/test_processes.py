@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -70,6 +71,24 @@ async def over(engine: LocalEngine, workload: str) -> None:
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while not (await engine.status(workload)).phase.over:  # noqa: ASYNC110  # As above.
             await asyncio.sleep(0.02)  # A process tells nobody here that it has ended.
+
+
+async def test_a_glance_sees_at_once_that_a_process_is_gone(engine, tmp_path):
+    ready = await engine.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    assert engine.glance("a") == ready
+    before = LocalEngine(tmp_path)  # As after a crash of the daemon.
+    assert before.glance("a") is None
+    await before.discover()
+    assert before.glance("a") == ready
+    (process,) = (tmp_path / "running").glob("*/process.json")
+    supervisor_pid = json.loads(process.read_text())["supervisor"]
+    watched = os.pidfd_open(supervisor_pid)
+    os.kill(supervisor_pid, signal.SIGKILL)
+    select.select([watched], [], [], SEEN_SECONDS_MAX)
+    assert engine.glance("a") is None
+    assert before.glance("a") is None
+    os.close(watched)
+    await before.close()
 
 
 async def test_a_supervisor_that_comes_when_all_is_over_starts_nothing(engine, tmp_path):

@@ -457,8 +457,8 @@ MUTANTS = [
     Mutant(
         "hands the workload of one tenant to another",
         "core/leases.py",
-        "        ask.tenant,\n        dataclasses.astuple(ask.policy),",
-        "        dataclasses.astuple(ask.policy),",
+        "        ask.tenant,\n        (ask.policy.uri,",
+        "        (ask.policy.uri,",
         "what is taken over stays what it was",
     ),
     Mutant(

@@ -314,7 +314,7 @@ def _effect(effect: words.Effect) -> str:
             return f"{ask.id}#{number}{kept}"
         case words.Forget(request, number):
             return f"{request}#{number}"
-        case words.Start(lease) | words.Stop(lease) | words.Keep(lease):
+        case words.Look(lease) | words.Start(lease) | words.Stop(lease) | words.Keep(lease):
             return lease.id
         case words.Recall(to, tenant, subject):
             return f"{to.session}#{to.number} {tenant} {subject}"

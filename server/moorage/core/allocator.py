@@ -94,7 +94,7 @@ class Allocator:
 
         Returns:
             Facts that the caller makes durable, and effects that it carries out after that
-            (`Consult` may leave at once).
+            (those of `EARLY` may leave at once).
 
         """
         self._desk.turn = turn = Turn()

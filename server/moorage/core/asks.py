@@ -25,12 +25,13 @@ from moorage.core.words import (
     Dequeued,
     Forget,
     LeaseNews,
+    Look,
     Queued,
     Refusal,
     Start,
     Told,
 )
-from moorage.model import Ask, Code, Nodes, Placement, RequestId, Tenant
+from moorage.model import Ask, Code, Lease, Nodes, Placement, RequestId, Tenant
 from moorage.policy import ProposalError, Wish, parse_proposal
 
 WAITING_MAX: Final = 100_000
@@ -315,16 +316,18 @@ class Asks:
         warm = self._warm.like(ask, reserved)
         if warm is not None:
             self._warm.take_over(warm, ask.id)
-            self._grant(pending, warm.placement, None, warm.workload)
+            self._grant(pending, warm.placement, None, warm)
         return warm is not None
 
     def _grant(
-        self, pending: Pending, placement: Placement, value: Any = None, inherited: str = ""
+        self, pending: Pending, placement: Placement, value: Any = None, warm: Lease | None = None
     ) -> None:
         ask = pending.ask
         if ask.id in self._state.waiting:
             self._queue.remove(ask)
-        lease = self._leases.grant(ask, placement, pending.since, inherited)
+        lease = self._leases.grant(ask, placement, pending.since, warm)
+        if warm is not None:
+            self._desk.do(Look(lease))
         reasons = self._reasons(pending) if ask.explain else None
         self._answer(pending, LeaseNews(lease, value, reasons))
         if lease.provision is not None:

@@ -32,13 +32,16 @@ from moorage.core.words import (
     Started,
     Stop,
 )
-from moorage.model import Ask, Code, Lease, Outcome, Placement, RequestId
+from moorage.model import Ask, Code, Demand, Lease, Outcome, Placement, RequestId
 
 RELEASED: Final = "released"
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Before the second start of a workload, where nobody says otherwise."""
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
 """Each pause is twice as long as the one before, and none is longer than this."""
+
+
+_DEMANDED: Final = tuple(each.name for each in dataclasses.fields(Demand))
 
 
 def likeness(ask: Ask) -> str:
@@ -49,8 +52,8 @@ def likeness(ask: Ask) -> str:
     assert ask.provision is not None
     parts = (
         ask.tenant,
-        dataclasses.astuple(ask.policy),
-        None if ask.demand is None else dataclasses.astuple(ask.demand),
+        (ask.policy.uri, ask.policy.digest),
+        None if ask.demand is None else [getattr(ask.demand, name) for name in _DEMANDED],
         (ask.inputs, ask.parameters, ask.settings),
         (ask.provision.backend, ask.provision.spec),
     )
@@ -84,7 +87,9 @@ class Leases:
         self._leave = leave
         self._pause_seconds = pause_seconds
 
-    def grant(self, ask: Ask, placement: Placement, asked_at: float, inherited: str = "") -> Lease:
+    def grant(
+        self, ask: Ask, placement: Placement, asked_at: float, warm: Lease | None = None
+    ) -> Lease:
         """Grant a placement to an ask, or to the lease that waits for another one.
 
         A lease that waited ends when it would have ended: whoever holds it renews it meanwhile.
@@ -93,9 +98,11 @@ class Leases:
             ask: The request.
             placement: What it gets.
             asked_at: When it came, in seconds since the epoch.
-            inherited: Name of the workload that is there already; empty where one is started.
+            warm: The lease whose workload it takes over; None where one is started.
 
         """
+        inherited = "" if warm is None else warm.workload
+        like = "" if not _kept(ask) else likeness(ask) if warm is None else warm.likeness
         assert ask.terms is not None
         now, fencing = self._desk.now, self._desk.state.fencing + 1
         waiting = self._desk.state.lease(ask.id)
@@ -114,7 +121,7 @@ class Leases:
                 state="starting" if ask.provision else "granted",
                 asked_at=asked_at,
                 inherited=inherited,
-                likeness=likeness(ask) if _kept(ask) else "",
+                likeness=like,
             )
         else:
             lease = replace(

@@ -256,8 +256,8 @@ class Tell:
 class Consult:
     """Ask the rule of `ask` for a proposal.
 
-    The only effect that may leave before the facts of its turn are durable: a cell can tell
-    nobody what it was asked, and its answer comes back as an event.
+    It may leave before the facts of its turn are durable: a cell can tell nobody what it was
+    asked, and its answer comes back as an event.
 
     Args:
         reserved: Nodes kept for the head of the queue, which this proposal must leave alone.
@@ -275,6 +275,17 @@ class Forget:
 
     request: RequestId
     consultation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look whether the workload that a lease takes over is ready as it should be.
+
+    It may leave before the facts of its turn are durable: nobody sees a look, and the answer comes
+    back as an event. `Start` follows in any case, and says so again.
+    """
+
+    lease: Lease
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,12 +318,16 @@ class Recall:
     subject: str
 
 
-Effect = Tell | Consult | Forget | Start | Stop | Keep | Recall
+Effect = Tell | Consult | Forget | Look | Start | Stop | Keep | Recall
+
+
+EARLY = Consult | Forget | Look
+"""Effects that may leave before the facts of their turn are durable: nobody outside sees them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One turn of the crank: the facts must be durable before any effect but `Consult`."""
+    """One turn of the crank: the facts must be durable before any effect but those of `EARLY`."""
 
     facts: list[Fact] = field(default_factory=list[Fact])
     effects: list[Effect] = field(default_factory=list[Effect])

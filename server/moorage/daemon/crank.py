@@ -13,7 +13,7 @@ from typing import Final
 from moorage.core.allocator import Allocator
 from moorage.core.events import Event, Tick
 from moorage.core.state import condense
-from moorage.core.words import Consult, Effect, Fact, Forget, Turn
+from moorage.core.words import EARLY, Effect, Fact, Turn
 from moorage.ledger.base import Ledger
 
 BATCH_MAX: Final = 256
@@ -31,7 +31,7 @@ class Crank:
         last_seq: The ledger's last fact.
         carry_out: Called for each effect, in order, once its facts are durable.
         stepped: Called after each step, before anything of it leaves.
-        durable: Called with each group of facts once they are on the disk, before their effects.
+        durable: Called with the facts of each turn once they are on the disk, before its effects.
         failed: Called once, with what broke; the process must end.
         checkpoint_every_facts: Facts between checkpoints.
 
@@ -106,8 +106,8 @@ class Crank:
             body = list(condense(self._allocator.state)) if self._is_checkpoint_due() else None
             await self._ledger.append(facts, self._now)
             self._facts_waiting -= len(facts)
-            self._durable(facts)
-            for turn in turns:
+            for turn in turns:  # What a turn did is told before what the next one did.
+                self._durable(turn.facts)
                 self._let_go(turn)
             self._committing = False
             if body is not None:
@@ -158,7 +158,7 @@ class Crank:
         turn = self._allocator.step(event, self._now)
         self._stepped(event, turn)
         for effect in turn.effects:
-            if isinstance(effect, Consult | Forget):
+            if isinstance(effect, EARLY):
                 self._carry_out(effect)
         if turn.facts or self._turns or self._committing:
             self._turns.append(turn)
@@ -169,7 +169,7 @@ class Crank:
 
     def _let_go(self, turn: Turn) -> None:
         for effect in turn.effects:
-            if not isinstance(effect, Consult | Forget):
+            if not isinstance(effect, EARLY):
                 self._carry_out(effect)
 
     def _set_timer(self) -> None:

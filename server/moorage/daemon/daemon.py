@@ -24,6 +24,7 @@ from moorage.core.words import (
     Effect,
     Forget,
     Keep,
+    Look,
     Queued,
     Recall,
     Start,
@@ -381,6 +382,8 @@ class Daemon:
                 self._consulting.consult(effect)
             case Forget():
                 self._consulting.forget(effect)
+            case Look(lease):
+                self._engines.look(lease)
             case Start(lease):
                 self._engines.start(lease)
             case Stop(lease):

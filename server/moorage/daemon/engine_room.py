@@ -82,6 +82,7 @@ class EngineRoom:
         self._ends: dict[str, Workload] = {}
         self._seen: dict[str, Workload] = {}
         self._heirs: dict[str, RequestId] = {}
+        self._looked: set[tuple[RequestId, int]] = set()
         self._sweeps: list[asyncio.Future[None]] = []
 
     async def open(self, workloads: Collection[str]) -> None:
@@ -129,8 +130,25 @@ class EngineRoom:
             return Refusal(Code.UNSUPPORTED, f"provision.spec: {error}.", "provision.spec")
         return None
 
+    def look(self, lease: Lease) -> None:
+        """Say at once that the workload a lease takes over is ready, where that is known.
+
+        What becomes of it from now on is news of this lease; so its start has nothing left to do.
+        """
+        name, engine = lease.workload, self.engine(lease)
+        workload = engine.glance(name) if engine is not None and name not in self._orders else None
+        if workload is not None:
+            self._running[name], self._seen[name] = lease, workload
+            self._looked.add((lease.id, lease.fencing))
+            self._post(EngineStarted(lease.id, lease.fencing, workload.endpoint))
+
     def start(self, lease: Lease) -> None:
         """Have the workload of a lease started."""
+        if (lease.id, lease.fencing) in self._looked:
+            self._looked.discard((lease.id, lease.fencing))
+            if self._running.get(lease.workload) is lease:  # It has not ended since.
+                self._heirs[lease.workload] = lease.id
+            return
         self._order(lease, self._start)
 
     def stop(self, lease: Lease) -> None:

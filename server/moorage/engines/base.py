@@ -254,6 +254,12 @@ class Engine(Protocol):
 
         """
 
+    def glance(self, workload: str) -> Workload | None:
+        """Return a workload that is ready this moment, where that is known without waiting.
+
+        None says nothing: `status` finds out.
+        """
+
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
         """Change limits of a workload while it runs, all or none.
 

@@ -117,6 +117,13 @@ class MemoryEngine:
         """Look at a workload; see `Engine.status`."""
         return self._entry(workload).workload
 
+    def glance(self, workload: str) -> Workload | None:
+        """Look at a workload at once; see `Engine.glance`."""
+        with self._lock:
+            entry = self._machine.get(workload)
+        ready = entry is not None and entry.workload.phase is Phase.READY
+        return entry.workload if entry is not None and ready else None
+
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
         """Note new limits of a workload; see `Engine.control`."""
         entry = self._entry(workload)

@@ -36,6 +36,7 @@ from moorage.core.events import (
 )
 from moorage.core.state import condense
 from moorage.core.words import (
+    EARLY,
     Address,
     Consult,
     Effect,
@@ -43,6 +44,7 @@ from moorage.core.words import (
     Forget,
     Keep,
     LeaseNews,
+    Look,
     Recall,
     Refusal,
     Start,
@@ -135,7 +137,7 @@ class World:
         turn = self.allocator.step(event, self.now)
         self.witness.after(event, turn)
         for effect in turn.effects:
-            if isinstance(effect, Consult | Forget):
+            if isinstance(effect, EARLY):
                 self.deliver(effect)
         if turn.facts or self.turns or self.writing:
             self.turns.append(turn)
@@ -156,7 +158,7 @@ class World:
     def let_go(self, turns: list[Turn]) -> None:
         for turn in turns:
             for effect in turn.effects:
-                if not isinstance(effect, Consult | Forget):
+                if not isinstance(effect, EARLY):
                     self.deliver(effect)
 
     def deliver(self, effect: Effect) -> None:
@@ -182,6 +184,9 @@ class World:
                     self.held[answer.lease.id] = (answer.lease, answer.lease.token)
             case Recall(to):
                 self.witness.heard(to, None, self.ledger)
+            case Look(lease):
+                if lease.workload not in self.over and rng.random() < 0.7:
+                    self.post(EngineStarted(lease.id, lease.fencing, "10.0.0.1:80"))
             case Start(lease):
                 self.witness.ordered(lease, self.ledger, self.engines.get(lease.workload))
                 self.engines[lease.workload] = (lease.id, lease.fencing)

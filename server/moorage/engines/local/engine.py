@@ -121,6 +121,10 @@ class LocalEngine:
         """Look at a workload; see `Engine.status`."""
         return await self._part(workload).status(workload)
 
+    def glance(self, workload: str) -> Workload | None:
+        """Look at a process at once; see `Engine.glance`."""
+        return self._processes.glance(workload)
+
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
         """Change limits of a workload; see `Engine.control`."""
         with _plain():

@@ -77,6 +77,8 @@ class Processes(Part):
         super().__init__(folders, devices, tell, outlive=outlive)
         self._watcher = Watcher()
         self._ends: dict[str, Future[None]] = {}
+        self._watched: dict[str, tuple[int, int]] = {}
+        self._ready: dict[str, Workload] = {}
 
     async def discover(self) -> Collection[Workload]:
         """Return what is here, and watch it from now on."""
@@ -101,6 +103,8 @@ class Processes(Part):
         order = shelf.read(folder / "order.json")
         if order is None:
             return
+        with self._lock:
+            self._ready.pop(workload, None)
         # First the word, then the look: a supervisor that takes the lock later finds the word.
         self._shelf.forbid(workload)
         pid = shelf.holder(folder)
@@ -129,6 +133,12 @@ class Processes(Part):
         if found is None:
             raise UnknownWorkloadError(workload)
         return found
+
+    def glance(self, workload: str) -> Workload | None:
+        """Return a process that is ready, if its supervisor is watched and lives."""
+        with self._lock:
+            ready, watched = self._ready.get(workload), self._watched.get(workload)
+        return ready if ready and watched and self._watcher.lives(*watched) else None
 
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: Grant | None
@@ -291,7 +301,7 @@ class Processes(Part):
             if seen is None:
                 raise EngineError(f"{workload} was stopped while it started")
             if seen.phase is Phase.READY:
-                return seen
+                return self._noted(seen)
             if seen.phase.over:
                 if (folder / "ready.json").exists():  # It was ready, and has ended since.
                     return seen
@@ -317,7 +327,7 @@ class Processes(Part):
         shelf.write(folder / "ready.json", {"endpoint": endpoint})
         ready = Workload(workload, Phase.READY, endpoint=endpoint)
         self._tell(ready)
-        return ready
+        return self._noted(ready)
 
     # Ending ------------------------------------------------------------------------------------
 
@@ -333,12 +343,16 @@ class Processes(Part):
         except ProcessLookupError:
             self._ended(workload)
             return ended
+        with self._lock:
+            self._watched[workload] = (descriptor, pid)
         self._watcher.watch(descriptor, pid, lambda: self._ended(workload))
         return ended
 
     def _ended(self, workload: str) -> None:
         with self._lock:
             ended = self._ends.pop(workload)
+            self._watched.pop(workload, None)
+            self._ready.pop(workload, None)
         seen = self._shelf.look(workload)
         if seen is not None and seen.phase in {Phase.SUCCEEDED, Phase.FAILED}:
             self._tell(seen)
@@ -349,7 +363,15 @@ class Processes(Part):
         pid = shelf.holder(self._shelf.folder(workload))
         if pid is not None:
             self._watch(workload, pid)
-        return self._shelf.look(workload)
+        seen = self._shelf.look(workload)
+        return self._noted(seen) if seen is not None else None
+
+    def _noted(self, seen: Workload) -> Workload:
+        """Note for `glance` that a workload is ready, if it is; its end takes the note back."""
+        with self._lock:
+            if seen.phase is Phase.READY and seen.id in self._ends:
+                self._ready[seen.id] = seen
+        return seen
 
     def _tail(self, workload: str) -> tuple[str, ...]:
         """Return the last lines that a process wrote; see `Part`."""

@@ -35,6 +35,16 @@ class Watcher:
                 self._thread = threading.Thread(target=self._run, name="watcher", daemon=True)
                 self._thread.start()
 
+    def lives(self, descriptor: int, pid: int) -> bool:
+        """Return whether the process behind a watched pidfd has not ended."""
+        with self._lock:  # Or it may be closed, and another file's by then.
+            watch = self._watches.get(descriptor)
+            if self._closed or watch is None or watch.pid != pid:
+                return False
+            poll = select.poll()
+            poll.register(descriptor, select.POLLIN)
+            return not poll.poll(0)
+
     def close(self) -> None:
         """Watch no longer. The processes go on. A second time does nothing."""
         if self._closed:
