@@ -34,6 +34,10 @@ lint: $(VENV)/dev ## Check format, style, types and who imports whom.
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Tests start the product hundreds of times: without bytecode, as many images have it, each start
+# would compile it anew.
+test-fast test-heavy: export PYTHONDONTWRITEBYTECODE =
+
 .PHONY: test-fast
 test-fast: $(VENV)/dev ## Run the tests that take seconds.
 	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile

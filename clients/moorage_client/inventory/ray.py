@@ -14,8 +14,6 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import requests
-
 from moorage_client.inventory.documents import (
     MIB,
     Document,
@@ -56,14 +54,11 @@ def dashboard_inventory(source: str, url: str, cluster_id: str) -> Inventory:
 
     """
     url = (url or URL_DEFAULT).rstrip("/")
-    with requests.Session() as session:
-        if token := os.environ.get("RAY_AUTH_TOKEN"):  # As Ray's own tools do.
-            session.headers["Authorization"] = f"Bearer {token}"
-        answer = _get(session, source, f"{url}/api/v0/nodes?detail=1&limit={NODES_MAX}")
-        listed = answer.get("result")
-        if not isinstance(listed, dict) or not isinstance(listed.get("result"), list):
-            raise InventoryError(source, "data.result.result", "a list of nodes from Ray's API")
-        summary = _get(session, source, f"{url}/nodes?view=summary").get("summary")
+    answer = _get(source, f"{url}/api/v0/nodes?detail=1&limit={NODES_MAX}")
+    listed = answer.get("result")
+    if not isinstance(listed, dict) or not isinstance(listed.get("result"), list):
+        raise InventoryError(source, "data.result.result", "a list of nodes from Ray's API")
+    summary = _get(source, f"{url}/nodes?view=summary").get("summary")
     if (listed.get("total") or 0) > len(listed["result"]):
         expected = f"at most {NODES_MAX} nodes, which is all that Ray lists, not {listed['total']}"
         raise InventoryError(source, "", expected)
@@ -167,10 +162,14 @@ def _amount(source: str, place: str, value: Any) -> float:
     return value
 
 
-def _get(session: requests.Session, source: str, url: str) -> Mapping[str, Any]:
+def _get(source: str, url: str) -> Mapping[str, Any]:
     """Return the `data` of a reply of the dashboard."""
+    import requests  # noqa: PLC0415  # All who read any inventory would wait for it at their start.
+
+    token = os.environ.get("RAY_AUTH_TOKEN")  # As Ray's own tools do.
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
-        with session.get(url, timeout=SECONDS_MAX, stream=True) as response:
+        with requests.get(url, headers=headers, timeout=SECONDS_MAX, stream=True) as response:
             content = bytearray()
             for chunk in response.iter_content(1 << 20):
                 content += chunk

@@ -12,9 +12,8 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from moorage.config import Config
 from moorage.core.words import ClusterRemoved
@@ -27,6 +26,7 @@ from moorage.model import ClusterId
 from moorage.policy import Fleet
 from moorage.sandbox.host import JailError, Sandbox
 from moorage.sandbox.limits import Limits
+from moorage.trials.findings import Finding
 
 PARTS: Final = {
     "backend: local": "runs commands on this machine",
@@ -36,22 +36,6 @@ PARTS: Final = {
 """What every installation has."""
 NOT_YET: Final = {"backends: ray, kubernetes": "this release does not have them"}
 """What this release does not do, whatever is installed beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at.
-
-    Args:
-        name: What.
-        state: `ok`; `missing` for what `moored serve` does without; `broken` for what it needs.
-        detail: What was found, or what to do.
-
-    """
-
-    name: str
-    state: Literal["ok", "missing", "broken"]
-    detail: str
 
 
 def examine(config: Config) -> list[Finding]:

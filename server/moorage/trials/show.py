@@ -11,10 +11,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from moorage.trials import bench as benchmarks
 from moorage.trials import replay as replaying
 from moorage.trials.demo import Outcome
-from moorage.trials.doctor import Finding
+from moorage.trials.findings import Finding
 from moorage.trials.process import TrialError
 
 WITH_TRACE = frozenset({"grants", "placement", "rules"})
@@ -150,6 +149,8 @@ def bench(
         as_json: Print one JSON document.
 
     """
+    from moorage.trials import bench as benchmarks  # noqa: PLC0415  # The others start in half the time.
+
     known = {**benchmarks.BENCHMARKS, **benchmarks.ON_REQUEST}
     unknown = [name for name in names if name not in known]
     if unknown:
