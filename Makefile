@@ -40,7 +40,7 @@ test-fast test-heavy: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test-fast
 test-fast: $(VENV)/dev ## Run the tests that take seconds.
-	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile
+	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-heavy
 test-heavy: $(VENV)/dev ## Run the tests that take minutes.

@@ -29,6 +29,8 @@ settings.load_profile("steady")
 
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
+_HERE: Final = Path(__file__).parent
+_LONG_ROOMS: Final = ("end_to_end", "sandbox", "trials")
 
 
 class _Leftovers(logging.Handler):
@@ -54,6 +56,19 @@ _LEFTOVERS: Final = _Leftovers()
 logging.getLogger("asyncio").addHandler(_LEFTOVERS)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Use three workers for two cores: tests wait for a child, a deadline or a disk, too."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None  # Whoever sets it knows better.
+    return max(2, len(os.sched_getaffinity(0)) * 3 // 2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the rooms go first whose single files take long: no worker ends alone with one."""
+    items.sort(key=lambda item: Path(item.path).relative_to(_HERE).parts[0] not in _LONG_ROOMS)
+
+
 def pytest_collection_finish() -> None:
     """Have the garbage collector look at what tests make, and no more at what was imported."""
     gc.collect()
@@ -72,6 +87,7 @@ def _nothing_is_left_for_the_next_file(request: pytest.FixtureRequest) -> Iterat
     yield
     gc.collect()
     _LEFTOVERS.refuse(f"One of the tests of {request.node.name}")
+    gc.freeze()  # What libraries keep for ever, as FastAPI does every app, is looked at once.
 
 
 @pytest.fixture(scope="session", autouse=True)

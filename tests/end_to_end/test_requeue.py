@@ -305,6 +305,7 @@ def test_what_failed_is_tried_again_after_a_pause_that_outlasts_kill_9(tmp_path,
         server.close()
 
 
+@pytest.mark.heavy
 def test_a_rule_is_asked_at_the_start_about_what_waited(tmp_path):
     """There is room, and the rule declined: the daemon that comes back asks it anew."""
     body = 'return {"declined": "not today"}'

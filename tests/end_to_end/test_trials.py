@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 from served import until
 
+from moorage.trials import show
+from moorage.trials.findings import Finding
+
 FREE_PORTS = {"MOORAGE_PORT": "0", "MOORAGE_HTTP_PORT": "0"}
 OPENB = Path(__file__).parents[3] / "shared" / "data" / "openb"
 
@@ -82,27 +85,37 @@ def daemons_of(session: int) -> list[int]:
     return found
 
 
-def test_doctor_finds_this_machine_fit():
+def test_doctor_finds_this_machine_fit(capsys):
     told = json.loads(moored("doctor", "--json", **FREE_PORTS).stdout)
     assert told["ok"]
     assert {"seccomp", "self-test"} <= {
         finding["name"].removeprefix("sandbox: ") for finding in told["findings"]
     }
-    assert "self-test" in moored("doctor", **FREE_PORTS).stdout
+    show.doctor([Finding(**finding) for finding in told["findings"]], as_json=False)
+    assert "self-test" in capsys.readouterr().out
 
 
-def test_replay_answers_every_request_of_a_trace(tmp_path):
+@pytest.fixture
+def trace(tmp_path) -> tuple[str, ...]:
     nodes, pods = tmp_path / "nodes.csv", tmp_path / "pods.csv"
     nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\na,8000,8192,2,T4\nb,8000,8192,2,T4\n")
     rows = "".join(f"p{number},1000,1024,1,500\n" for number in range(9))
     pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows)
-    words = ("replay", "--nodes", str(nodes), "--pods", str(pods))
-    told = json.loads(moored(*words, "--policy", "best_fit", "--json").stdout)
+    return ("--nodes", str(nodes), "--pods", str(pods))
+
+
+def test_replay_answers_every_request_of_a_trace(trace):
+    told = json.loads(moored("replay", *trace, "--policy", "best_fit", "--json").stdout)
     (run,) = told["runs"]
     assert (run["requests"], run["answered"], run["granted"]) == (10, 10, 8)
     assert run["allocation_percent"] == 100
     assert run["refusals"] == {"no_capacity": 2}
-    shown = moored(*words, "--limit", "3", "--connections", "2", PYTHONIOENCODING="ascii")
+
+
+@pytest.mark.heavy
+def test_replay_shows_what_any_terminal_can_print(trace):
+    words = ("--limit", "3", "--connections", "2")
+    shown = moored("replay", *trace, *words, PYTHONIOENCODING="ascii")
     assert "expected_fill on pods.csv" in shown.stdout
 
 

@@ -299,6 +299,7 @@ def test_after_kill_9_what_is_warm_is_found_again_and_not_started_twice(tmp_path
         in_state(server, again, "warm")
 
 
+@pytest.mark.heavy
 def test_after_kill_9_a_workload_that_was_taken_over_stays_with_its_new_lease(tmp_path):
     with serving(tmp_path, to_be_killed=True) as server:
         fill(server)
@@ -313,6 +314,7 @@ def test_after_kill_9_a_workload_that_was_taken_over_stays_with_its_new_lease(tm
         assert "signal 9" in in_state(server, second, "ended")["reason"]
 
 
+@pytest.mark.heavy
 def test_what_died_while_the_daemon_was_away_ends(tmp_path):
     with serving(tmp_path, to_be_killed=True) as server:
         fill(server)
@@ -325,6 +327,7 @@ def test_what_died_while_the_daemon_was_away_ends(tmp_path):
         assert marked(tmp_path) == {}, "it is not started again for nobody"
 
 
+@pytest.mark.heavy
 def test_kill_9_in_the_middle_of_an_eviction(tmp_path):
     with serving(tmp_path, to_be_killed=True) as server:
         fill(server)
