@@ -205,6 +205,7 @@ def test_bench_of_the_sandbox():
         0 < told["in_process_p50_microseconds_10_nodes"] < told["jailed_p50_microseconds_10_nodes"]
     )
     assert told["with_hogs_to_alone_p99"] > 0
+    assert told["with_idle_burners_to_alone_p99"] > 0
     assert told["stuck_to_answer_p50_milliseconds"] > 0
 
 
