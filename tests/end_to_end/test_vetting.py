@@ -3,11 +3,16 @@
 import base64
 import io
 import json
+import os
+import signal
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
-from served import cluster, rule
+from served import cluster, rule, until
 
+from moorage.trials.process import daemon
 from moorage_policies import catalog
 
 ECHO = "return input_data['inputs']['answer']"
@@ -26,6 +31,31 @@ def publish(server, *examples, body=ECHO, **more):
 def _gone(server):
     yield
     server.http.delete("/policy/vetted:1-x")
+
+
+@pytest.mark.heavy
+def test_one_tenants_flood_of_uploads_holds_up_nobody_else(tmp_path):
+    tokens = {"MOORAGE_TOKENS": "flood:alpha,calm:beta"}
+    with daemon(tmp_path, environment=tokens) as running, ThreadPoolExecutor(48) as pool:
+        stuck = {"policy_rule_uri": "stuck:1-x", "code": "while True: pass\nAIOSv1PolicyRule = 1\n"}
+
+        def upload(document, token):
+            headers = {"Authorization": f"Bearer {token}"}
+            url = f"{running.http}/policy"
+            return httpx.post(url, json=document, headers=headers, timeout=300)
+
+        flood = [pool.submit(upload, stuck, "alpha") for _ in range(48)]
+        # Those that are too many are refused at once; the others take their five seconds each.
+        until(lambda: sum(each.done() for each in flood) >= 48 - (3 + 32))
+        for number in range(3):
+            answer = upload(rule(ECHO, f"calm:{number}-x"), "beta")
+            assert answer.status_code == 201, answer.text
+        assert sum(each.done() for each in flood) < 48 - 16, "the flood is still there"
+        codes = {each.result().json()["error"]["code"] for each in flood if each.done()}
+        assert codes <= {"busy", "bad_policy"}
+        os.kill(running.pid, signal.SIGTERM)  # Or the flood would go on for a minute.
+        for each in flood:
+            each.exception()
 
 
 def test_a_policy_whose_examples_pass_is_registered(server):

@@ -390,7 +390,12 @@ async def test_few_policies_are_checked_at_a_time_and_few_may_wait(make_bench):
     loop = bench.policy("return 1", "loop")
     loop = type(loop)(loop.ref, {"function.py": b"while True: pass\n"})
     number = CHECKS_MAX + CHECKS_WAITING_MAX + 3
-    checks = [asyncio.ensure_future(bench.sandbox.check(loop)) for _ in range(number)]
+
+    async def check(tenant):
+        async with bench.sandbox.uploads.turn(tenant):
+            return await bench.sandbox.check(loop)
+
+    checks = [asyncio.ensure_future(check(f"t{each % 2}")) for each in range(number)]
     done, _ = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
     living = len(bench.sandbox._pool.nursery.living)
     assert living <= CHECKS_MAX + bench.sandbox._limits.spares
@@ -407,9 +412,15 @@ async def test_a_registered_policy_does_not_wait_behind_uploads_to_be_checked_ag
     good = bench.policy("return 1")
     loop = type(good)(good.ref, {"function.py": b"while True: pass\n"})
     number = CHECKS_MAX + CHECKS_WAITING_MAX
-    uploads = [asyncio.ensure_future(bench.sandbox.check(loop)) for _ in range(number)]
+
+    async def check(turns, code):
+        async with turns.turn("t"):
+            return await bench.sandbox.check(code)
+
+    waiting = bench.sandbox.uploads
+    uploads = [asyncio.ensure_future(check(waiting, loop)) for _ in range(number)]
     await asyncio.sleep(0)  # Each of them is begun, or waits for its turn.
-    assert (await bench.sandbox.check(good, registered=True)).ok
+    assert (await check(bench.sandbox.rechecks, good)).ok
     assert not all(each.done() for each in uploads)
     for each in uploads:
         each.cancel()

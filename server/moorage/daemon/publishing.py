@@ -150,7 +150,7 @@ class Publishing:
 
         """
         name = alias_name(given)
-        ref = await self._versions.loadable(name, uri)
+        ref = await self._versions.loadable(name, uri, who)
         return await self._activate(name, ref, who, "activated")
 
     async def roll_back(self, given: str, who: str) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Publishing:
             reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
             expected = f"to activate {alias.former} by its name, if that is meant"
             raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
-        ref = await self._versions.loadable(alias.name, alias.former, alias.former_digest)
+        ref = await self._versions.loadable(alias.name, alias.former, who, alias.former_digest)
         return await self._activate(alias.name, ref, who, "rolled_back")
 
     async def _activate(
@@ -206,7 +206,7 @@ class Publishing:
     async def start_canary(self, given: str, canary: Canary, who: str) -> dict[str, Any]:
         """Send a share of an alias's requests to another version; the counts start afresh."""
         alias = self._found(given)
-        ref = await self._versions.loadable(alias.name, canary.version)
+        ref = await self._versions.loadable(alias.name, canary.version, who)
         self._refuse_active(alias, canary.version)
         after = await self._change(alias.name, who, "canary_started", ref, canary=canary)
         for version in (after.version, canary.version):
@@ -226,7 +226,7 @@ class Publishing:
     async def start_shadow(self, given: str, uri: str, who: str) -> dict[str, Any]:
         """Ask a candidate what the active version is asked; its report starts afresh."""
         alias = self._found(given)
-        ref = await self._versions.loadable(alias.name, uri)
+        ref = await self._versions.loadable(alias.name, uri, who)
         self._refuse_active(alias, uri)
         self._shadows.follow(alias.name, None)
         after = await self._change(alias.name, who, "shadow_started", ref, shadow=uri)
@@ -367,7 +367,7 @@ class Publishing:
             finding = "it fails, and there is nothing to fall back to"
             for uri, digest in alias.fallbacks() if alias else ():
                 try:
-                    ref = await self._versions.loadable(name, uri, digest)
+                    ref = await self._versions.loadable(name, uri, SELF, digest)
                     await self._activate(name, ref, SELF, "fell_back", failure, arm.version)
                 except ServiceError as error:
                     log.warning("policy", alias=name, finding=f"{uri} cannot take over: {error}")

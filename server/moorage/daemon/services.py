@@ -226,7 +226,7 @@ class HttpServices:
 
     async def update_policy(self, uri: str, change: JsonDocument, who: str) -> JsonDocument:
         """Describe a version anew; examples that come along must pass."""
-        await vet_change(self._catalog, self._rules, uri, change)
+        await vet_change(self._catalog, self._rules, uri, change, who)
         return await self._catalog.update_policy(uri, change, who)
 
     async def delete_policy(self, uri: str, who: str, *, force: bool) -> JsonDocument:
@@ -243,7 +243,7 @@ class HttpServices:
 
     async def publish_policy(self, document: JsonDocument, who: str) -> str:
         """Register a rule: read on paper, loaded and rehearsed in a cell, then stored."""
-        prepared = await vet(self._catalog, self._rules, document)
+        prepared = await vet(self._catalog, self._rules, document, who)
         record = await self._catalog.register_policy(prepared, who)
         return record.ref.uri
 

@@ -27,8 +27,11 @@ class Versions:
         self._catalog = catalog
         self._rules = rules
 
-    async def loadable(self, name: str, uri: str, digest: str = "") -> PolicyRef:
-        """Return a version that an alias may mean: of its policy, registered, and it loads."""
+    async def loadable(self, name: str, uri: str, who: str, digest: str = "") -> PolicyRef:
+        """Return a version that an alias may mean: of its policy, registered, and it loads.
+
+        `who` wants it, and waits for a turn to have it looked at.
+        """
         if name_of(uri) != name_of(name):
             raise ServiceError.wrong_field(
                 "policy_rule_uri", f"a version of {name_of(name)}, as `{name_of(name)}:1.0-beta`"
@@ -36,7 +39,8 @@ class Versions:
         await self._catalog.fetch(uri, (), Allowance())
         record = self.registered(uri, digest)
         try:
-            found = await self._rules.check(code_of(record), registered=True)
+            async with self._rules.rechecks.turn(who):
+                found = await self._rules.check(code_of(record))
         except PolicyFault as fault:
             raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
         if not found.ok:

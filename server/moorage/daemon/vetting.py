@@ -6,9 +6,10 @@ the field, the line and the caret, or the example.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -21,29 +22,37 @@ from moorage.daemon.finding import code_of
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host import CheckResult, PolicyFault, Sandbox
+from moorage.sandbox.turns import Turns
 
 __all__ = ["examine", "vet", "vet_change"]
 
+NOBODY: Final = ""
+"""In whose name what another store has published is looked at."""
 
-async def vet(catalog: Catalog, rules: Sandbox, document: Document) -> PreparedPolicy:
+
+async def vet(catalog: Catalog, rules: Sandbox, document: Document, tenant: str) -> PreparedPolicy:
     """Return a policy that may be registered.
 
     Args:
         catalog: Reads it.
         rules: Loads it, and runs its examples.
         document: A PolicyRule document.
+        tenant: Who uploads it, and waits for a turn.
 
     Raises:
         ServiceError: `bad_message` naming a field of the document; `bad_policy` with the place in
             the code, or the example that fails; `too_large`; `busy`, `unavailable`.
 
     """
-    prepared = await catalog.prepare_policy(document)
-    await _rehearse(rules, prepared.record)
+    async with _turn(rules.uploads, tenant):  # To unpack it takes a thread for a while, too.
+        prepared = await catalog.prepare_policy(document)
+        await _rehearse(rules, prepared.record)
     return prepared
 
 
-async def vet_change(catalog: Catalog, rules: Sandbox, uri: str, change: Document) -> None:
+async def vet_change(
+    catalog: Catalog, rules: Sandbox, uri: str, change: Document, tenant: str
+) -> None:
     """Run the examples that a change of a policy's document brings, before it is stored.
 
     Args:
@@ -51,6 +60,7 @@ async def vet_change(catalog: Catalog, rules: Sandbox, uri: str, change: Documen
         rules: Runs its examples.
         uri: Which policy.
         change: As `Catalog.update_policy` takes it.
+        tenant: Who changes it, and waits for a turn.
 
     Raises:
         ServiceError: As for `vet`; `not_found`.
@@ -60,7 +70,8 @@ async def vet_change(catalog: Catalog, rules: Sandbox, uri: str, change: Documen
     new = {**old, **apply_change(old, change)}
     record = catalog.policy(uri)
     if record is not None and new.get("metadata") != old.get("metadata"):
-        await _rehearse(rules, replace(record, document=new))
+        async with _turn(rules.uploads, tenant):
+            await _rehearse(rules, replace(record, document=new))
 
 
 async def examine(rules: Sandbox, record: PolicyRecord) -> str:
@@ -77,7 +88,8 @@ async def examine(rules: Sandbox, record: PolicyRecord) -> str:
     if not rehearsals:
         return ""
     try:
-        await _run(rules, record, rehearsals, registered=True)
+        async with _turn(rules.rechecks, NOBODY):
+            await _run(rules, record, rehearsals)
     except ServiceError as error:
         if error.code is not Code.BAD_POLICY:
             raise
@@ -85,26 +97,27 @@ async def examine(rules: Sandbox, record: PolicyRecord) -> str:
     return ""
 
 
+@asynccontextmanager
+async def _turn(turns: Turns, tenant: str) -> AsyncIterator[None]:
+    """Hold a turn; what the sandbox refuses in it is told as the services tell it."""
+    try:
+        async with turns.turn(tenant):
+            yield
+    except PolicyFault as fault:
+        raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
+
+
 async def _rehearse(rules: Sandbox, record: PolicyRecord) -> None:
     # Documents of whole fleets: reading them may take a while.
     await _run(rules, record, await asyncio.to_thread(_rehearsals, record))
 
 
-async def _run(
-    rules: Sandbox,
-    record: PolicyRecord,
-    rehearsals: Sequence[Rehearsal],
-    *,
-    registered: bool = False,
-) -> None:
+async def _run(rules: Sandbox, record: PolicyRecord, rehearsals: Sequence[Rehearsal]) -> None:
     for each in rehearsals:
         if each.refusal is not None:
             raise _failed(each, each.refusal)
     trials = [each.trial for each in rehearsals if each.trial is not None]
-    try:
-        result = await rules.check(code_of(record), trials, registered=registered)
-    except PolicyFault as fault:
-        raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
+    result = await rules.check(code_of(record), trials)
     if not result.ok:
         raise _unloadable(result)
     for rehearsal, outcome in zip(rehearsals, result.outcomes, strict=True):

@@ -51,7 +51,8 @@ from moorage.sandbox.limits import (
     Limits,
 )
 from moorage.sandbox.pool import Pool
-from moorage.sandbox.rehearsal import Turns, tried
+from moorage.sandbox.rehearsal import tried
+from moorage.sandbox.turns import Turns
 from moorage.sandbox.work import Work, overrides
 
 __all__ = [
@@ -79,7 +80,7 @@ PROPOSERS_MAX: Final = 65_536
 CHECKS_MAX: Final = 4
 """Policies looked at at one time: each may take a cell's memory, and a core until its deadline."""
 CHECKS_WAITING_MAX: Final = 32
-"""Policies waiting to be looked at; beyond it the answer is BUSY."""
+"""Policies waiting to be looked at; beyond it the latest of whoever has most there gets BUSY."""
 _UNSAFE_WARNING: Final = (
     "UNSAFE: policies run without seccomp and Landlock; whoever may register a policy owns this "
     "server. Start it with --sandbox jail."
@@ -98,6 +99,9 @@ class Sandbox:
         isolation: Who shares a cell: everybody who uses a policy version, the requests of one
             tenant, or nobody (a fresh cell per evaluation).
         rests: Told when a policy begins to rest; None where nobody is to know.
+
+    Attributes:
+        uploads: Turns to have new policies read and checked; `rechecks`: known ones.
 
     """
 
@@ -123,8 +127,8 @@ class Sandbox:
         self._probes: dict[str, str] = {}
         self._closed = False
         # An upload may take its deadline; what falls back or rolls back must not stand behind many.
-        self._uploads = Turns(CHECKS_MAX, CHECKS_WAITING_MAX)
-        self._rechecks = Turns(CHECKS_MAX, CHECKS_WAITING_MAX)
+        self.uploads = Turns(CHECKS_MAX, CHECKS_WAITING_MAX)
+        self.rechecks = Turns(CHECKS_MAX, CHECKS_WAITING_MAX)
         self._pool = Pool(
             fleet=fleet,
             services=services,
@@ -312,28 +316,22 @@ class Sandbox:
 
     # Everything else -----------------------------------------------------------------------
 
-    async def check(
-        self, code: PolicyCode, trials: Sequence[Trial] = (), *, registered: bool = False
-    ) -> CheckResult:
+    async def check(self, code: PolicyCode, trials: Sequence[Trial] = ()) -> CheckResult:
         """Compile, import and construct a policy in a fresh cell and say what is wrong with it.
+
+        Whoever calls this holds a turn.
 
         Args:
             code: The policy. Its digest need not be registered.
             trials: Evaluations to make there once it is loaded.
-            registered: It was checked before; it does not wait behind those that never were.
 
         Returns:
             The findings, none when it may be registered; and then the outcomes of the trials.
 
         Raises:
-            PolicyFault: No cell could be started to look at it (UNAVAILABLE), or too many others
-                are being looked at (BUSY).
+            PolicyFault: No cell could be started to look at it (UNAVAILABLE).
 
         """
-        async with (self._rechecks if registered else self._uploads).turn():
-            return await self._check(code, trials)
-
-    async def _check(self, code: PolicyCode, trials: Sequence[Trial]) -> CheckResult:
         try:
             cell = await self._pool.nursery.blank()
         except (SpawnError, JailError) as error:

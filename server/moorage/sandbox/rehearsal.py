@@ -1,50 +1,11 @@
 """Trials of a policy in the cell that looks at it; `host.Sandbox.check` calls this."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 
-from moorage.core.words import Refusal
-from moorage.model import Code
 from moorage.sandbox.channel import Cell
 from moorage.sandbox.contract import Outcome, PolicyCode, PolicyFault, Trial
 from moorage.sandbox.work import crashed, work_of
-
-
-class Turns:
-    """Lets some policies be looked at at one time, and some more wait for it.
-
-    Args:
-        at_once_max: How many are looked at.
-        waiting_max: How many wait; one more is refused.
-
-    """
-
-    def __init__(self, at_once_max: int, waiting_max: int) -> None:
-        self._free = asyncio.Semaphore(at_once_max)
-        self._waiting_max = waiting_max
-        self._waiting = 0
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
-        """Wait for a turn and hold it.
-
-        Raises:
-            PolicyFault: Too many wait already (BUSY).
-
-        """
-        if self._waiting >= self._waiting_max:
-            reason = f"{self._waiting_max} policies wait to be checked; try again in a moment"
-            raise PolicyFault(Refusal(Code.BUSY, reason))
-        self._waiting += 1
-        try:
-            await self._free.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._free.release()
 
 
 async def tried(

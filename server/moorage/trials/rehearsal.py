@@ -121,7 +121,7 @@ class Rehearsal:
 
         """
         record = await self._catalog.register_policy(
-            await vet(self._catalog, self._sandbox, document), "rehearsal"
+            await vet(self._catalog, self._sandbox, document, "rehearsal"), "rehearsal"
         )
         self._codes[record.ref.uri] = code_of(record)
         return record

@@ -5,6 +5,7 @@ no number of slow or large uploads can take the server's memory.
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -33,6 +34,8 @@ BODY_BYTES_MAX: Final = 24 * 1024 * 1024
 """One request body; larger ones are answered 413."""
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
 """All bodies being read at one time; whoever goes beyond that is answered 503."""
+TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
+"""Those of one tenant, which so leaves room for others, however slowly it sends; likewise 503."""
 BODY_SECONDS_MAX: Final = 60.0
 """How long a client may take to send a body; then 408."""
 
@@ -41,7 +44,7 @@ class BodyReader:
     """Reads bodies within the budget that all requests of one server share."""
 
     def __init__(self) -> None:
-        self._held = 0
+        self._held: Counter[str] = Counter()
         self._decoding = asyncio.Lock()
 
     async def read(self, request: Request) -> bytes:
@@ -54,15 +57,16 @@ class BodyReader:
         declared = request.headers.get("content-length", "")
         if declared.isdigit() and int(declared) > BODY_BYTES_MAX:
             raise _too_large()
+        tenant = getattr(request.state, TENANT, "")
         body = bytearray()
         try:
             async with asyncio.timeout(BODY_SECONDS_MAX):
                 async for chunk in request.stream():
-                    self._held += len(chunk)
+                    self._hold(tenant, len(chunk))
                     body += chunk
                     if len(body) > BODY_BYTES_MAX:
                         raise _too_large()
-                    if self._held > BODIES_BYTES_MAX:
+                    if not self._fits(tenant):
                         raise ServiceError(
                             Code.BUSY, "too many large requests at one time; send this one later"
                         )
@@ -73,8 +77,16 @@ class BodyReader:
                 status=408,
             ) from error
         finally:
-            self._held -= len(body)
+            self._hold(tenant, -len(body))
         return bytes(body)
+
+    def _hold(self, tenant: str, count: int) -> None:
+        self._held[tenant] += count
+        if not self._held[tenant]:
+            del self._held[tenant]
+
+    def _fits(self, tenant: str) -> bool:
+        return self._held[tenant] <= TENANT_BYTES_MAX and self._held.total() <= BODIES_BYTES_MAX
 
     async def read_json(self, request: Request) -> Any:
         """Return the JSON value of the body; large ones are decoded in a thread, one by one.
@@ -86,12 +98,13 @@ class BodyReader:
         body = await self.read(request)
         if len(body) <= PART_BYTES_MAX:
             return _decoded(body, msgspec.json.decode)
-        self._held += len(body)  # Still one of those that are held at one time.
+        tenant = getattr(request.state, TENANT, "")
+        self._hold(tenant, len(body))  # Still one of those that are held at one time.
         try:
             async with self._decoding:
                 return await asyncio.to_thread(_decoded, body, decode_in_parts)
         finally:
-            self._held -= len(body)
+            self._hold(tenant, -len(body))
 
 
 def _too_large() -> ServiceError:
