@@ -1,8 +1,10 @@
 """`moorage run`, `exec` and `logs` as a user types them, against a real daemon."""
 
+import base64
 import json
 import os
 import platform
+import random
 import signal
 import subprocess
 import sys
@@ -19,7 +21,7 @@ MOORAGE = str(Path(sys.executable).parent / "moorage")
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    short = {"MOORAGE_REQUEUE_PAUSE_SECONDS": "0.02"}
+    short = {"MOORAGE_REQUEUE_PAUSE_SECONDS": "0"}
     with daemon(tmp_path_factory.mktemp("data"), environment=short) as running:
         server = Server(running)
         document = cluster("here", nodes=1, gpus=8)
@@ -32,12 +34,12 @@ def server(tmp_path_factory):
 
 
 @pytest.fixture
-def environment(server, tmp_path) -> dict[str, str]:
+def environment(server, tmp_path_factory) -> dict[str, str]:
     return {
         "PATH": os.environ["PATH"],
         "MOORAGE_URL": server.running.ws,
         "MOORAGE_HTTP_URL": server.running.http,
-        "MOORAGE_STATE": str(tmp_path / "leases.json"),
+        "MOORAGE_STATE": str(tmp_path_factory.mktemp("state") / "leases.json"),
     }
 
 
@@ -135,6 +137,85 @@ def test_a_command_that_fails_is_started_again_as_often_as_asked(server, environ
     until(lambda: not held(server))
 
 
+def test_the_output_of_every_start_is_passed_on_and_kept_however_fast_they_follow(
+    server, environment
+):
+    script = "echo out $MOORAGE_FENCING; echo MESSAGE >&2; exit 5"
+    done = moorage(environment, "run", "--gpus", "1", "--requeue", "3", "--", "sh", "-c", script)
+    assert done.returncode == 5
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["out", "MESSAGE"] * 4
+    assert len(set(lines)) == 5, "each start has a fencing number of its own"
+    for attempt in (1, 2, 3):
+        assert f"attempt {attempt} failed; this is attempt {attempt + 1}" in done.stderr
+    lease = done.stderr.split()[1]
+    for words in (["logs", lease], ["logs", "-f", lease]):
+        again = moorage(environment, *words)
+        assert again.stdout == done.stdout
+        assert "attempt 1 failed; this is attempt 2" in again.stderr
+    for attempt in (1, 2, 3, 4):
+        one = moorage(environment, "logs", lease, "--attempt", str(attempt))
+        assert one.stdout.splitlines() == lines[2 * attempt - 2 : 2 * attempt]
+        assert one.stderr == ""
+    assert moorage(environment, "logs", lease, "--tail", "8").stdout == "MESSAGE\n"
+    never = moorage(environment, "logs", lease, "--attempt", "5")
+    assert never.returncode == 5
+    assert "has been started 4 times" in never.stderr
+    told = server.say({"op": "status", "lease": lease})[0]["lease"]
+    assert told["reason"].startswith("attempt 4 of 4 failed"), "not merely released"
+    assert told["workload"]["outcome"]["attempt"] == 4
+
+
+def test_what_a_start_wrote_is_told_under_its_own_number_or_not_at_all(server, environment):
+    done = moorage(environment, "run", "--requeue", "1", "--", "sh", "-c", "echo hello; exit 5")
+    lease = done.stderr.split()[1]
+    token = json.loads(Path(environment["MOORAGE_STATE"]).read_text())["leases"][lease]["token"]
+    ask = {"op": "logs", "lease": lease, "token": token}
+    for attempt in (1, 2):
+        told = server.say({**ask, "attempt": attempt, "offset": 2})[0]["data"]
+        assert (told["text"], told["attempt"], told["offset"]) == ("llo\n", attempt, 6)
+        told = server.say({**ask, "attempt": attempt, "encoding": "base64"})[0]["data"]
+        assert base64.b64decode(told["base64"]) == b"hello\n"
+        assert "text" not in told
+    on = server.say({**ask, "attempt": 1, "offset": 6})[0]["data"]
+    assert (on["text"], on["attempt"], on["offset"], on["over"]) == ("", 2, 0, False)
+    last = server.say({**ask, "attempt": 2, "offset": 6})[0]["data"]
+    assert (last["text"], last["over"], last["exit_code"]) == ("", True, 5)
+    error = server.say({**ask, "attempt": 3})[0]["error"]
+    assert (error["code"], error["field"]) == ("not_found", "attempt")
+
+
+def test_output_that_is_no_text_comes_out_as_it_was_written(server, environment, tmp_path):
+    data = random.Random(5).randbytes(300_000)
+    (tmp_path / "data").write_bytes(data)
+    for words in (["run", "--", "cat", str(tmp_path / "data")],):
+        done = subprocess.run(
+            [MOORAGE, *words], env=environment, check=True, capture_output=True, timeout=60
+        )
+        assert done.stdout == data
+
+
+def test_exec_logs_and_release_know_what_run_started(server, environment, tmp_path):
+    words = ["run", "--gpus", "1", "--", "sh", "-c", "echo hello; exec sleep 1000"]
+    process = subprocess.Popen(
+        [MOORAGE, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "hello\n"
+    (lease,) = [each["id"] for each in held(server)]
+    assert Path(environment["MOORAGE_STATE"]).stat().st_mode & 0o777 == 0o600
+    assert moorage(environment, "exec", lease, "--", "echo", "inside").stdout == "inside\n"
+    assert moorage(environment, "logs", lease).stdout == "hello\n"
+    assert moorage(environment, "release", lease).returncode == 0
+    process.communicate(timeout=30)
+    assert process.returncode != 0
+    until(lambda: not held(server))
+
+
 def test_a_command_that_fails_every_time_ends_as_it_did_last(server, environment):
     words = ["run", "--gpus", "1", "--requeue", "1", "--", "sh", "-c", "echo no; exit 7"]
     done = moorage(environment, *words)
@@ -159,16 +240,25 @@ def test_more_than_there_is_is_refused(server, environment):
     assert "too few GPUs" in done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_interrupted_leaves_nothing(server, environment, number, tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_that_is_ended_by_a_signal_leaves_nothing(server, environment, number, tmp_path):
+    """It has waited for that: when it has ended, the process is gone and the lease is over."""
     pid = tmp_path / "pid"
-    words = ["run", "--gpus", "1", "--", "sh", "-c", f"echo $$ > {pid}; exec sleep 1000"]
-    process = subprocess.Popen([MOORAGE, *words], env=environment)
+    script = f"trap 'sleep 0.5; exit' TERM; echo $$ > {pid}; while :; do sleep 0.05; done"
+    process = subprocess.Popen(
+        [MOORAGE, "run", "--gpus", "1", "--", "sh", "-c", script],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     until(lambda: pid.exists() and pid.read_text().strip())
     process.send_signal(number)
-    assert process.wait(30) != 0
-    until(lambda: not held(server))
-    until(lambda: not Path(f"/proc/{pid.read_text().strip()}").exists())
+    said = process.communicate(timeout=30)[1]
+    assert process.returncode == 128 + number
+    assert not held(server)
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+    assert "Traceback" not in said
+    assert f"ended by {number.name}" in said
 
 
 def test_exec_and_logs_reach_a_running_workload(server, environment):

@@ -8,14 +8,23 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
-from moorage.engines.base import EngineError, Order, Phase, UnsupportedSpecError
-from moorage.engines.local import supervisor
+from moorage.engines.base import (
+    EngineError,
+    Order,
+    Phase,
+    UnknownAttemptError,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+)
+from moorage.engines.local import shelf, supervisor
 from moorage.engines.local.engine import LocalEngine
+from moorage.engines.local.shelf import Shelf
 from moorage.engines.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
 from moorage.model import ClusterId, NodeId, Share
 
@@ -279,3 +288,53 @@ async def test_a_stop_that_was_cut_short_is_finished_before_the_next_start(engin
     with pytest.raises(ProcessLookupError):
         os.kill(int(first), 0)
     os.kill(int(second), 0)
+
+
+def exiting(text: str, code: int = 5) -> ProcessResourceSpec:
+    return ProcessResourceSpec(command=["sh", "-c", f"echo {text}; exit {code}"])
+
+
+async def test_every_start_under_a_name_has_output_of_its_own(engine):
+    for attempt in (1, 2, 3):
+        await engine.start(Order("a", exiting(f"start {attempt}"), attempt=attempt))
+        await over(engine, "a")
+        assert (await engine.logs("a")).text == f"start {attempt}\n"
+        await engine.stop("a")
+    for attempt in (1, 2, 3):
+        log = await engine.logs("a", 2, attempt)
+        assert (log.text, log.over, log.exit_code) == (f"art {attempt}\n", True, 5)
+    assert (await engine.logs("a")).text == "start 3\n"
+    with pytest.raises(UnknownAttemptError) as none:
+        await engine.logs("a", 0, 4)
+    assert none.value.kept == (1, 2, 3)
+    with pytest.raises(UnknownWorkloadError):
+        await engine.logs("b", 0, 1)
+
+
+async def test_output_is_neither_lost_nor_doubled_while_a_stop_puts_it_away(tmp_path):
+    """However a look at the folder falls: before, after and in the middle of its move."""
+    folders = Shelf(tmp_path)
+    text = "begin\nMESSAGE\n"
+    stop = threading.Event()
+    names = [str(number) for number in range(300)]
+    for name in names:
+        folder = folders.folder(name)
+        folder.mkdir()
+        shelf.write(folder / "order.json", {"id": name})
+        (folder / "output.log").write_text(text)
+        shelf.write(folder / "exit.json", {"code": 5, "detail": ""})
+    seen: dict[str, set[str]] = {name: set() for name in names}
+
+    def look() -> None:
+        while not stop.is_set():
+            for name in names[-100:]:
+                log = folders.log(name, 6)
+                seen[name].add("none" if log is None else f"{log.text}{log.offset}{log.over}")
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for name in names:
+        folders.archive(name)
+    stop.set()
+    looking.join()
+    assert set().union(*seen.values()) == {f"MESSAGE\n{len(text)}True"}

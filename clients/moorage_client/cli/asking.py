@@ -154,7 +154,7 @@ def ask(
         return await client.ask(policy, lease=terms, **request), client.url
 
     answer, url = session.run(work)
-    kept = _keep(answer.lease, url)
+    kept = keep(answer.lease, url)
     _show(session, answer, kept)
 
 
@@ -262,7 +262,7 @@ def _terms(
     )
 
 
-def _keep(lease: Lease | None, url: str) -> bool:
+def keep(lease: Lease | None, url: str) -> bool:
     """Keep the token of a new lease; return whether that worked, or was not needed."""
     if lease is None or not lease.token:
         return True

@@ -1,6 +1,7 @@
 """`moorage run`, `exec` and `logs`: commands on what a lease holds."""
 
 import asyncio
+import base64
 import os
 import signal
 import sys
@@ -12,11 +13,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage.protocol.fields import ATTEMPTS_MAX
-from moorage_client.cli.asking import token_of
+from moorage_client.cli.asking import keep, token_of
 from moorage_client.cli.output import note, print_json, where
 from moorage_client.cli.session import Session
 from moorage_client.cli.tokens import TokenFile, state_path
-from moorage_client.errors import LeaseLost, NotFound
+from moorage_client.errors import LeaseLost, MoorageError, NotFound
 
 DEFAULT_POLICY: Final = "best_fit:1.0-stable"
 TTL_SECONDS: Final = 60.0
@@ -35,7 +36,7 @@ _SIGNALLED: Final = 128
 
 _Command = Annotated[list[str], typer.Argument(help="The command, after `--`")]
 _LeaseToken = Annotated[
-    str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask`)")
+    str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask` and `run`)")
 ]
 
 
@@ -72,7 +73,8 @@ def run(
 ) -> None:
     """Hold GPUs while a command runs on them; its output and exit code are this one's.
 
-    The command gets no input. What it writes passes through the server as text.
+    The command gets no input. What it writes comes out as it was written, also what is no text;
+    with --json as text.
     """
     if image is not None and workdir is not None:
         raise typer.BadParameter(
@@ -100,16 +102,16 @@ def run(
     }
 
     terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
-    output: list[str] = []
-    write = output.append if session.json else _write
+    output = bytearray()
+    write = output.extend if session.json else _write
     name, code = session.run(lambda client: _hold(client, write, policy, terms | request))
     if session.json:
-        print_json({"lease": name, "exit_code": code, "output": "".join(output)})
+        print_json({"lease": name, "exit_code": code, "output": output.decode(errors="replace")})
     raise typer.Exit(_exit_code(code))
 
 
 async def _hold(
-    client: Any, write: Callable[[str], None], policy: str, request: dict[str, Any]
+    client: Any, write: Callable[[bytes], object], policy: str, request: dict[str, Any]
 ) -> tuple[str, int]:
     """Hold a lease until its workload ends; return the lease's id, and the exit code.
 
@@ -117,18 +119,41 @@ async def _hold(
         LeaseLost: It was never started, or its end was not seen.
 
     """
-    _stop_on_signals()
+    received = _stop_on_signals()
     code: int | None = None
+    name = ""
     lease = client.lease(policy, cancel_when_lost=False, **request)
     try:
         async with lease as held:
-            note(f"lease {held.id} on {where(held.placement)}")
-            code = await _follow(client, held.id, held.token, write)
+            name = held.id
+            keep(held.lease, client.url)
+            note(f"lease {name} on {where(held.placement)}")
+            code = await _Reader(client, name, held.token, write).follow()
     except LeaseLost:
         if code is None:
             raise
+    except asyncio.CancelledError:
+        if not received:
+            raise
+        if name:
+            await _ended(client, name)
+        note(f"moorage: ended by {received[0].name}")
+        return name, -received[0]
     assert code is not None
-    return held.id, code
+    return name, code
+
+
+async def _ended(client: Any, lease: str) -> None:
+    """Wait until nothing of a released lease is left, for a while."""
+    try:
+        async with asyncio.timeout(END_SECONDS_MAX):
+            while (await client.status(lease)).get("state") == "ending":
+                pause = LOOK_SECONDS  # The server tells it only to those who watch.
+                await asyncio.sleep(pause)
+    except TimeoutError:
+        note(f"moorage: lease {lease} still ends after {END_SECONDS_MAX:g} s")
+    except MoorageError as error:
+        note(f"moorage: lease {lease} was not seen to end: {error}")
 
 
 def execute(
@@ -163,7 +188,7 @@ def execute(
     if session.json:
         print_json(done)
     else:
-        _write(done["output"])
+        _write(done["output"].encode())
     raise typer.Exit(_exit_code(done["exit_code"]))
 
 
@@ -173,63 +198,129 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the workload ends")
     ] = False,
-    tail: Annotated[int | None, typer.Option(min=0, help="Only the last bytes")] = None,
+    tail: Annotated[
+        int | None, typer.Option(min=0, help="Only the last bytes (of the last start)")
+    ] = None,
+    attempt: Annotated[
+        int | None, typer.Option(min=1, help="Only what this start of it wrote (else every one)")
+    ] = None,
     lease_token: _LeaseToken = None,
 ) -> None:
-    """Print what the workload of a lease wrote."""
+    """Print what the workload of a lease wrote; where it was started again, start by start."""
+    if follow and attempt is not None:
+        raise typer.BadParameter("--attempt is for one start, --follow for those to come too")
     token = token_of(TokenFile(state_path()), lease, lease_token)
 
     async def work(client: Any) -> None:
-        message: dict[str, Any] = {"op": "logs", "lease": lease, "token": token}
-        offset = 0 if tail is None else -tail
+        reader = _Reader(client, lease, token, _write)
+        reader.attempt = 0 if tail is not None else attempt or 1
+        reader.offset = 0 if tail is None else -tail
         if tail == 0:  # Nothing of what there is: the end is where the last byte is.
-            offset = (await client.call(message | {"offset": -1}))["offset"]
+            await reader.skip()
         if follow:
-            await _follow(client, lease, token, _write, offset)
-            return
-        message |= {"offset": offset}
-        while True:
-            part = await client.call(message)
-            _write(part["text"])
-            if part["over"] or not part["text"]:
-                return
-            message |= {"offset": part["offset"], "attempt": part["attempt"]}
+            await reader.follow()
+        else:
+            await reader.read(only=attempt or 0)
 
     session.run(work)
 
 
-async def _follow(
-    client: Any, lease: str, token: str, write: Callable[[str], None], offset: int = 0
-) -> int:
-    """Pass on what a workload writes until it ends; return its exit code.
+class _Reader:
+    """Passes on what a workload writes, start by start.
 
-    Raises:
-        LeaseLost: It was never started, or its end was not seen; the reason says what is known.
+    Args:
+        client: Connected.
+        lease: Id of the lease.
+        token: Its token.
+        write: Takes the output, as it was written.
 
     """
-    message = {"op": "logs", "lease": lease, "token": token, "wait_seconds": FOLLOW_SECONDS}
-    attempt = 0
-    while True:
-        try:
-            part = await client.call(message | {"offset": offset, "attempt": attempt})
-        except NotFound as error:
-            state = await client.status(lease)
-            raise LeaseLost(lease, state.get("reason") or str(error)) from error
-        if attempt and part["attempt"] > attempt:
-            note(f"attempt {attempt} failed; this is attempt {part['attempt']}")
-        write(part["text"])
-        offset, attempt = part["offset"], part["attempt"]
-        if part["over"]:
-            code: int = part["exit_code"]
-            if part["exit_code"] is None:  # It never ran, or nobody saw it end.
-                state = await client.status(lease)
-                raise LeaseLost(lease, state.get("reason") or "it is not known how it ended")
-            return code
+
+    def __init__(
+        self, client: Any, lease: str, token: str, write: Callable[[bytes], object]
+    ) -> None:
+        self._client = client
+        self._lease = lease
+        self._message = {"op": "logs", "lease": lease, "token": token, "encoding": "base64"}
+        self._write = write
+        self.attempt = 1
+        self.offset = 0
+
+    async def skip(self) -> None:
+        """Go to the end of what there is."""
+        part = await self._client.call(self._message | {"offset": -1, "attempt": self.attempt})
+        self.attempt, self.offset = part["attempt"], part["offset"]
+
+    async def read(self, only: int) -> None:
+        """Pass on what there is: of one start, or, where `only` is 0, of this and all later ones.
+
+        Raises:
+            NotFound: Nothing is kept.
+
+        """
+        while True:
+            part = await self._next(0.0, skip=not only)
+            if part["over"] or not (part["base64"] or part["attempt"] > self.attempt):
+                return
+            if only and part["attempt"] != only:
+                return
+            self._go_on(part)
+
+    async def follow(self) -> int:
+        """Pass on what it writes until it ends; return its exit code.
+
+        Raises:
+            LeaseLost: It was never started, or its end was not seen; the reason says what is known.
+
+        """
+        while True:
+            try:
+                part = await self._next(FOLLOW_SECONDS, skip=True)
+            except NotFound as error:
+                raise await self._lost(str(error)) from error
+            if part["over"]:
+                if part["exit_code"] is None:  # It never ran, or nobody saw it end.
+                    raise await self._lost("it is not known how it ended")
+                code: int = part["exit_code"]
+                return code
+            self._go_on(part)
+
+    async def _next(self, wait_seconds: float, *, skip: bool) -> dict[str, Any]:
+        """Pass the next piece on; return the reply it came with.
+
+        Args:
+            wait_seconds: How long to wait for it.
+            skip: Go on with a later start, and say so, where nothing is kept of this one.
+
+        """
+        while True:
+            where = {"offset": self.offset, "attempt": self.attempt, "wait_seconds": wait_seconds}
+            try:
+                part: dict[str, Any] = await self._client.call(self._message | where)
+            except NotFound as error:
+                later = [a for a in error.details.get("attempts", ()) if a > self.attempt]
+                if not (skip and later):
+                    raise
+                note(f"of attempt {self.attempt} no output is kept")
+                self.attempt, self.offset = min(later), 0
+            else:
+                self._write(base64.b64decode(part["base64"]))
+                return part
+
+    def _go_on(self, part: dict[str, Any]) -> None:
+        if self.attempt and part["attempt"] > self.attempt:
+            note(f"attempt {self.attempt} failed; this is attempt {part['attempt']}")
+        self.attempt, self.offset = part["attempt"], part["offset"]
+
+    async def _lost(self, otherwise: str) -> LeaseLost:
+        state = await self._client.status(self._lease)
+        return LeaseLost(self._lease, state.get("reason") or otherwise)
 
 
-def _write(text: str) -> None:
-    sys.stdout.write(text)
+def _write(data: bytes) -> None:
     sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def _exit_code(code: int) -> int:
@@ -247,10 +338,22 @@ def _variables(given: list[str]) -> dict[str, str]:
     return variables
 
 
-def _stop_on_signals() -> None:
-    """Have SIGTERM and SIGHUP end this command as Ctrl-C does, so that its lease is released."""
+def _stop_on_signals() -> list[signal.Signals]:
+    """Have signals that end a command cancel this one, so that its lease is released.
+
+    Returns:
+        Those that came.
+
+    """
     task = asyncio.current_task()
     assert task is not None
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, task.cancel)
+    received: list[signal.Signals] = []
+
+    def stop(number: signal.Signals) -> None:
+        received.append(number)
+        task.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, stop, number)
+    return received

@@ -47,6 +47,8 @@ TAIL_CHARS_MAX: Final = 4_000
 TAIL_SECONDS_MAX: Final = 5.0
 """How long a backend may take to say what a workload wrote that did not start."""
 
+INHERITED_MAX: Final = 1_000
+"""Starts that took a workload over whose output is found later; each other one has its own."""
 KEEP_SECONDS_MAX: Final = 30.0
 """How long a workload may take to be made fit for its next user; then it is stopped."""
 
@@ -83,6 +85,7 @@ class EngineRoom:
         self._seen: dict[str, Workload] = {}
         self._heirs: dict[str, RequestId] = {}
         self._looked: set[tuple[RequestId, int]] = set()
+        self._inherited: dict[tuple[RequestId, int], str] = {}
         self._sweeps: list[asyncio.Future[None]] = []
 
     async def open(self, workloads: Collection[str]) -> None:
@@ -144,6 +147,10 @@ class EngineRoom:
 
     def start(self, lease: Lease) -> None:
         """Have the workload of a lease started."""
+        if lease.inherited:
+            self._inherited[lease.id, lease.attempt] = lease.inherited
+            if len(self._inherited) > INHERITED_MAX:
+                del self._inherited[next(iter(self._inherited))]
         if (lease.id, lease.fencing) in self._looked:
             self._looked.discard((lease.id, lease.fencing))
             if self._running.get(lease.workload) is lease:  # It has not ended since.
@@ -165,6 +172,13 @@ class EngineRoom:
     def engine(self, lease: Lease) -> Engine | None:
         """Return what starts the workload of a lease; None where nothing does."""
         return self._engines.get(lease.provision.backend) if lease.provision else None
+
+    def start_of(self, lease: Lease, attempt: int) -> tuple[str, int]:
+        """Return the name and number that the engine knows a start of a lease by; 0 is the last."""
+        name = self._inherited.get((lease.id, attempt))
+        if name is None:
+            name = lease.workload if attempt == lease.attempt else lease.id
+        return name, attempt if name == lease.id else 0
 
     def seen(self, lease: Lease) -> Workload | None:
         """Return what was last heard of a workload that starts or runs; None where nothing was."""
@@ -212,7 +226,14 @@ class EngineRoom:
             self._heirs[name] = lease.id
         try:
             spec = _spec(engine, lease.provision)
-            order = Order(name, spec, lease.placement, _environment(lease), spec.limit_seconds)
+            order = Order(
+                name,
+                spec,
+                lease.placement,
+                _environment(lease),
+                spec.limit_seconds,
+                lease.attempt,
+            )
             workload = await engine.start(order)
             if workload.phase.over and lease.inherited and lease.state == "starting":
                 # It died before it was handed over: the lease gets a new one, as if it was cold.
@@ -235,15 +256,16 @@ class EngineRoom:
         name = lease.workload
         heard = self._ends.get(name)  # Its own last word says how it ended.
         code = heard.exit_code if heard else None
-        tail = heard.log_tail if heard and heard.log_tail else await self._tail(engine, name)
+        tail = heard.log_tail if heard and heard.log_tail else await self._tail(engine, lease)
         self._forget(name)
         self._post(EngineFailed(lease.id, lease.fencing, reason, code, _shortened(tail)))
 
-    async def _tail(self, engine: Engine, name: str) -> tuple[str, ...]:
+    async def _tail(self, engine: Engine, lease: Lease) -> tuple[str, ...]:
         """Return the last lines of a workload that is over; none where they cannot be had."""
+        name, start = self.start_of(lease, lease.attempt)
         with contextlib.suppress(EngineError, TimeoutError):
             async with asyncio.timeout(TAIL_SECONDS_MAX):
-                log = await engine.logs(name, -TAIL_CHARS_MAX)
+                log = await engine.logs(name, -TAIL_CHARS_MAX, start)
             return tuple(log.text.splitlines()[-LOG_TAIL_LINES:])
         return ()
 

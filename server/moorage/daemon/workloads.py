@@ -1,6 +1,7 @@
 """Looks into the workloads of leases for their owners: what they wrote, and commands inside."""
 
 import asyncio
+import base64
 from collections.abc import Callable
 from typing import Any, Final, assert_never
 
@@ -10,6 +11,7 @@ from moorage.engines.base import (
     Engine,
     EngineError,
     Log,
+    UnknownAttemptError,
     UnknownWorkloadError,
     UnsupportedSpecError,
 )
@@ -45,7 +47,7 @@ class Workloads:
         try:
             match message:
                 case wire.Logs():
-                    return Told(await self._logs(engine, message))
+                    return await self._logs(engine, lease, message)
                 case wire.Exec():
                     return Told(await self._exec(engine, lease.workload, message))
                 case _:
@@ -73,60 +75,53 @@ class Workloads:
         if lease.over and lease.likeness and lease.outcome is None:
             reason = f"Lease {message.lease} was released, and others may use its workload now."
             return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
+        if isinstance(message, wire.Logs) and message.attempt > lease.attempt:
+            reason = f"Lease {message.lease} has been started {lease.attempt} times."
+            expected = f"at most {lease.attempt}"
+            return Refusal(Code.NOT_FOUND, reason, "attempt", expected)
         return lease
 
-    async def _logs(self, engine: Engine, message: wire.Logs) -> dict[str, Any]:
-        attempt, offset = message.attempt, message.offset
+    async def _logs(self, engine: Engine, lease: Lease, message: wire.Logs) -> Told | Refusal:
+        """Read output of one start. Where that is read to its end, the next one is named.
+
+        What a start wrote is told under its own number or not at all: a reader that goes on from
+        the attempt and the offset of the reply before loses nothing, however fast starts follow.
+        """
+        attempt, offset = message.attempt or lease.attempt, message.offset
         give_up_at = asyncio.get_running_loop().time() + message.wait_seconds
         while True:
             late = asyncio.get_running_loop().time() >= give_up_at
-            lease = self._lease(RequestId(message.lease))
-            if attempt and lease is not None and lease.attempt != attempt:
-                offset = 0  # What came before was written by an earlier start.
-            attempt = message.attempt if lease is None else lease.attempt
-            log = await self._log(engine, message.lease, offset)
-            lease = self._lease(RequestId(message.lease))
-            if lease is not None and lease.attempt != attempt:
-                continue  # It was started again meanwhile: whose output this is, nobody knows.
-            over = log is not None and log.over and _is_last(lease, log)
-            if log is not None and (log.text or over or late):
-                return {
-                    "text": log.text,
-                    "offset": log.offset,
-                    "attempt": attempt,
-                    "over": over,
-                    "exit_code": log.exit_code if over else None,
-                }
-            if log is None and late:
-                return {
-                    "text": "",
-                    "offset": 0,
-                    "attempt": attempt,
-                    "over": False,
-                    "exit_code": None,
-                }
-            if log is not None:
-                offset = log.offset
+            lease = self._lease(lease.id) or lease  # First: what it says is true of what is read.
+            try:
+                log = await self._log(engine, lease, attempt, offset)
+            except UnknownWorkloadError as error:
+                if attempt == lease.attempt:
+                    raise
+                return _not_kept(lease, attempt, error)
+            if log.over and not log.text and attempt < lease.attempt:
+                return Told(_part(Log("", 0), attempt + 1, message))
+            over = log.over and lease.over and attempt == lease.attempt
+            if log.text or over or late:
+                part = _part(log, attempt, message)
+                return Told(part | {"over": True, "exit_code": _code(lease, log)} if over else part)
+            offset = log.offset
             pause = LOOK_SECONDS
             await asyncio.sleep(pause)
 
-    async def _log(self, engine: Engine, name: str, offset: int) -> Log | None:
-        """Read output; None where the start it would be of was ordered, and has not begun.
+    async def _log(self, engine: Engine, lease: Lease, attempt: int, offset: int) -> Log:
+        """Read output; nothing yet where the start it would be of has only been ordered.
 
         Raises:
             UnknownWorkloadError: There is none, and none to come.
 
         """
-        lease = self._lease(RequestId(name))
-        begins = lease is not None and lease.state == "starting"
+        name, start = self._engines.start_of(lease, attempt)
         try:
-            log = await engine.logs(name if lease is None else lease.workload, offset)
+            return await engine.logs(name, offset, start)
         except UnknownWorkloadError:
-            if begins or (lease is not None and lease.state == "queued"):
-                return None
+            if attempt == lease.attempt and lease.state in {"starting", "queued"}:
+                return Log("", 0)
             raise
-        # What is over already is what the start before this one wrote.
-        return None if begins and log.over and lease is not None and lease.attempt > 1 else log
 
     async def _exec(self, engine: Engine, workload: str, message: wire.Exec) -> dict[str, Any]:
         done = await engine.execute(
@@ -140,11 +135,29 @@ class Workloads:
         return {"exit_code": done.exit_code, "output": done.output}
 
 
-def _is_last(lease: Lease | None, log: Log) -> bool:
-    """Return whether nothing can follow what is over, and the reason is there for who asks.
+def _part(log: Log, attempt: int, message: wire.Logs) -> dict[str, Any]:
+    """Return a piece of output as it is told, and where to go on."""
+    if message.encoding == "base64":
+        written = {"base64": base64.b64encode(log.data).decode()}
+    else:
+        written = {"text": log.text}
+    where = {"offset": log.offset, "attempt": attempt}
+    return {**written, **where, "over": False, "exit_code": None}
 
-    A failure may bring another start. What never ran says nothing by itself: its lease will.
-    """
-    if lease is None or lease.over or log.exit_code == 0:
-        return True
-    return log.exit_code is not None and lease.state != "queued" and not lease.may_start_again
+
+def _code(lease: Lease, log: Log) -> int | None:
+    """Return how the last start ended; not every backend says so with its output."""
+    outcome = lease.outcome
+    same = outcome is not None and outcome.attempt == lease.attempt
+    return outcome.exit_code if outcome is not None and same else log.exit_code
+
+
+def _not_kept(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
+    """Say of which starts there is output, where of the one that is asked for there is none."""
+    kept = error.kept if isinstance(error, UnknownAttemptError) else ()
+    others = sorted({*kept, lease.attempt} - {attempt})
+    reason = f"Of start {attempt} of lease {lease.id} no output is kept"
+    listed = ", ".join(map(str, others))
+    return Refusal(
+        Code.NOT_FOUND, f"{reason}.", "attempt", f"one of {listed}", {"attempts": others}
+    )

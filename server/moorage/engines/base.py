@@ -6,6 +6,7 @@ given again, and nothing is started twice.
 
     EngineError                  the backend cannot do what was asked; the message says why
     ├── UnknownWorkloadError     nothing of that name runs, or ran lately
+    │   └── UnknownAttemptError  it does, or did; of the start that is asked for nothing is kept
     ├── UnsupportedSpecError     this backend never can: another backend or spec is needed
     └── EngineClosedError        the resource engine was closed while the caller waited
 
@@ -36,6 +37,20 @@ class UnknownWorkloadError(EngineError):
 
     def __init__(self, workload: str) -> None:
         super().__init__(f"nothing runs under the name {workload!r}")
+
+
+class UnknownAttemptError(UnknownWorkloadError):
+    """Of one start of a workload nothing is kept.
+
+    Args:
+        workload: Its name.
+        kept: The starts of which something is, in order.
+
+    """
+
+    def __init__(self, workload: str, kept: tuple[int, ...]) -> None:
+        super().__init__(workload)
+        self.kept = kept
 
 
 class UnsupportedSpecError(EngineError):
@@ -86,6 +101,7 @@ class Order:
         placement: Where, device by device; empty where the backend chooses for itself.
         environment: Variables for the workload, e.g. the lease's id.
         timeout_seconds: How long it may take to be ready; None for as long as it takes.
+        attempt: Which start under this name it is, from 1: each has output of its own.
 
     """
 
@@ -94,6 +110,7 @@ class Order:
     placement: Placement = ()
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout_seconds: float | None = None
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +185,7 @@ class Log:
         offset: Where to go on.
         over: The workload has ended, and nothing will follow.
         exit_code: Of a process that ended; negative is a signal's number, None is not known.
+        data: The text as it was written, byte by byte.
 
     """
 
@@ -175,6 +193,7 @@ class Log:
     offset: int
     over: bool = False
     exit_code: int | None = None
+    data: bytes = field(default=b"", compare=False, repr=False)
 
     @classmethod
     def of(cls, data: bytes, start: int, *, over: bool, exit_code: int | None = None) -> "Log":
@@ -190,7 +209,8 @@ class Log:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         text = decoder.decode(data, final=over)
         rest, _ = decoder.getstate()
-        return cls(text, start + len(data) - len(rest), over, exit_code)
+        whole = data[: len(data) - len(rest)]
+        return cls(text, start + len(whole), over, exit_code, whole)
 
 
 class Engine(Protocol):
@@ -297,14 +317,15 @@ class Engine(Protocol):
 
         """
 
-    async def logs(self, workload: str, offset: int = 0) -> Log:
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
         """Read what a workload wrote, from a byte offset on; at most `LOG_BYTES_MAX` at a time.
 
-        A negative offset counts from the end.
+        A negative offset counts from the end; `attempt` is as in the `Order`, 0 for the last one.
 
         Raises:
             UnsupportedSpecError: This backend keeps no output.
             UnknownWorkloadError: There is none of that name.
+            UnknownAttemptError: There is, and nothing is kept of that start of it.
 
         """
 

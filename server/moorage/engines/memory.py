@@ -155,7 +155,7 @@ class MemoryEngine:
         self._entry(workload)
         raise UnsupportedSpecError("the backend memory runs no commands")
 
-    async def logs(self, workload: str, offset: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
         """Refuse: what does not run writes nothing."""
         self._entry(workload)
         raise UnsupportedSpecError("the backend memory keeps no output")

@@ -168,6 +168,7 @@ Attempts = Annotated[
     Meta(ge=1, le=ATTEMPTS_MAX, description=f"a whole number from 1 to {ATTEMPTS_MAX}"),
 ]
 AttemptNumber = Annotated[int, Meta(ge=0, description="a whole number, 0 or more")]
+Encoding = Annotated[Literal["text", "base64"], Meta(description='"text" or "base64"')]
 Topology = Annotated[
     Literal["", "nvlink", "numa", "rack"],
     Meta(description='"nvlink", "numa", "rack" or ""'),

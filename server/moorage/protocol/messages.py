@@ -270,7 +270,7 @@ class Logs(_Operation, frozen=True, kw_only=True, tag="logs"):
 
     Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
     offset counts in what the start number `attempt` wrote, and starts anew with the next one; 0
-    means the last start.
+    means the last start. Text that is no UTF-8 comes unaltered as `base64` only.
     """
 
     lease: f.Identifier
@@ -278,6 +278,7 @@ class Logs(_Operation, frozen=True, kw_only=True, tag="logs"):
     offset: f.Offset = 0
     attempt: f.AttemptNumber = 0
     wait_seconds: f.LogWaitSeconds = 0
+    encoding: f.Encoding = "text"
 
 
 class Exec(_Operation, frozen=True, kw_only=True, tag="exec"):

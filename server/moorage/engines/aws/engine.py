@@ -358,7 +358,7 @@ class AwsEngine:
         """Refuse: what runs there is up to `user_data`, and to SSH."""
         await self._refused(workload, "the backend aws runs no commands; use user_data or SSH")
 
-    async def logs(self, workload: str, offset: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
         """Refuse: AWS keeps the end of the console only, some minutes old."""
         await self._refused(workload, "the backend aws keeps no output")
 

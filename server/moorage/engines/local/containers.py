@@ -176,9 +176,9 @@ class Containers(Part):
             raise
         return Execution(_exit_code(code), output)
 
-    async def logs(self, workload: str, offset: int) -> Log:
+    async def logs(self, workload: str, offset: int, attempt: int) -> Log:
         """Read what a container wrote, also of one that was stopped; see `Engine.logs`."""
-        return await asyncio.to_thread(self._log, workload, offset)
+        return await asyncio.to_thread(self._log, workload, offset, attempt)
 
     def close(self) -> None:
         """Listen no longer. The containers go on."""
@@ -227,7 +227,8 @@ class Containers(Part):
         grant = self._devices.take(order)
         folder = self._shelf.folder(order.id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        noted: dict[str, Any] = {"id": order.id, "category": spec.category, "devices": grant.rows}
+        noted: dict[str, Any] = {"id": order.id, "attempt": order.attempt}
+        noted |= {"category": spec.category, "devices": grant.rows}
         shelf.write(folder / "order.json", {**noted, "stop_seconds": spec.stop_seconds})
         labels = {_LABEL_ID: order.id, _LABEL_ROOT: str(self._shelf.root)}
         return plan(order, spec, grant, self._name(order.id), labels)
@@ -324,14 +325,30 @@ class Containers(Part):
     def _tail(self, workload: str) -> tuple[str, ...]:
         return self._api().tail(self._name(workload), LOG_TAIL_LINES)
 
-    def _log(self, workload: str, offset: int) -> Log:
-        if self._shelf.folder(workload).exists():
+    def _log(self, workload: str, offset: int, attempt: int) -> Log:
+        """Ask the container engine for the output of what is there, and the folders for the rest.
+
+        The container's name may be another start's by the time of the answer, which therefore
+        counts only where the folder is the same after as before.
+        """
+        folder = self._shelf.folder(workload)
+        begun = self._begun(folder, attempt)
+        if begun is not None:
             with contextlib.suppress(EngineError):
-                return self._api().log(self._name(workload), offset)
-        log = self._shelf.log(workload, offset)
-        if log is None:
-            raise UnknownWorkloadError(workload)
-        return log
+                log = self._api().log(self._name(workload), offset)
+                if self._begun(folder, attempt) == begun:
+                    return log
+        return self._kept_log(workload, offset, attempt)
+
+    @staticmethod
+    def _begun(folder: Path, attempt: int) -> int | None:
+        """Return what tells the folder of a start from all others; None where it is not there."""
+        order = shelf.read(folder / "order.json")
+        if order is None or attempt not in {0, order.get("attempt", 1)}:
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            return folder.stat().st_ino
+        return None
 
     # Ending ------------------------------------------------------------------------------------
 

@@ -155,10 +155,10 @@ class LocalEngine:
                 environment=environment,
             )
 
-    async def logs(self, workload: str, offset: int = 0) -> Log:
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
         """Read a workload's output; see `Engine.logs`."""
         part = self._containers if self._containers.keeps(workload) else self._processes
-        return await part.logs(workload, offset)
+        return await part.logs(workload, offset, attempt)
 
     async def close(self) -> None:
         """Let go. Workloads go on running."""

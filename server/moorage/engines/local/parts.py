@@ -17,6 +17,7 @@ from moorage.engines.base import (
     Listener,
     Log,
     Order,
+    UnknownAttemptError,
     UnknownWorkloadError,
     UnsupportedSpecError,
     Workload,
@@ -126,7 +127,7 @@ class Part(abc.ABC):
         """Run a command inside of a workload; see `Engine.execute`."""
 
     @abc.abstractmethod
-    async def logs(self, workload: str, offset: int) -> Log:
+    async def logs(self, workload: str, offset: int, attempt: int) -> Log:
         """Read what a workload wrote, also of one that was stopped; see `Engine.logs`."""
 
     @abc.abstractmethod
@@ -148,6 +149,19 @@ class Part(abc.ABC):
         self, workload: str, memory_bytes: int | None, grant: Grant | None
     ) -> Mapping[str, Any]:
         """Change the limits that are not None; return what is to be noted of it. Blocks."""
+
+    def _kept_log(self, workload: str, offset: int, attempt: int) -> Log:
+        """Read output that has a file here. Blocks.
+
+        Raises:
+            UnknownWorkloadError: There is none.
+
+        """
+        log = self._shelf.log(workload, offset, attempt)
+        if log is None:
+            kept = self._shelf.attempts(workload)
+            raise UnknownAttemptError(workload, kept) if kept else UnknownWorkloadError(workload)
+        return log
 
     def _order(self, workload: str) -> dict[str, Any]:
         """Return what was ordered.

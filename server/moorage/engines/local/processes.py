@@ -190,12 +190,9 @@ class Processes(Part):
             timeout_seconds=timeout_seconds,
         )
 
-    async def logs(self, workload: str, offset: int) -> Log:
+    async def logs(self, workload: str, offset: int, attempt: int) -> Log:
         """Read what a process wrote, also of one that was stopped; see `Engine.logs`."""
-        log = await asyncio.to_thread(self._shelf.log, workload, offset)
-        if log is None:
-            raise UnknownWorkloadError(workload)
-        return log
+        return await asyncio.to_thread(self._kept_log, workload, offset, attempt)
 
     def close(self) -> None:
         """Watch no longer. The processes go on."""
@@ -237,6 +234,7 @@ class Processes(Part):
         }
         return {
             "id": order.id,
+            "attempt": order.attempt,
             "category": spec.category,
             "command": command,
             "workdir": spec.workdir,

@@ -10,7 +10,7 @@ that was killed had begun is found by the next one.
                      /exit.json      written by the supervisor when nothing is left of it
                      /output.log     what the workload wrote
                      /stop           made by the engine when it is to be stopped
-    ROOT/ended/NAME/                 the last `ENDED_MAX` that were stopped, for their output
+    ROOT/ended/NAME@ATTEMPT/         the last `ENDED_MAX` that were stopped, for their output
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote
 from moorage.engines.base import LOG_BYTES_MAX, LOG_TAIL_LINES, Log, Phase, Workload
 
 ENDED_MAX: Final = 200
-"""Folders of stopped workloads that are kept for their output."""
+"""Folders of stopped workloads, each start's its own, that are kept for their output."""
 _NAME_MAX: Final = 150
 """Longer names are cut and told apart by a digest; file systems take 255 bytes."""
 _TAIL_BYTES: Final = 16 * 1024
@@ -64,7 +64,17 @@ class Shelf:
 
     def keeps(self, workload: str) -> bool:
         """Return whether anything is kept of a workload, also after it was stopped."""
-        return self.has(workload) or (self._ended / _file_name(workload)).exists()
+        return bool(self.attempts(workload))
+
+    def attempts(self, workload: str) -> tuple[int, ...]:
+        """Return the starts of a workload of which anything is kept, in order."""
+        order = read(self.folder(workload) / "order.json")
+        found = set() if order is None else {int(order.get("attempt", 1))}
+        for folder in self._ended.iterdir():
+            name, _, attempt = folder.name.rpartition("@")  # `_file_name` has none of these.
+            if name == _file_name(workload):
+                found.add(int(attempt))
+        return tuple(sorted(found))
 
     def names(self) -> Iterator[str]:
         """Yield the names of all that was begun and not stopped."""
@@ -111,7 +121,8 @@ class Shelf:
 
     def archive(self, workload: str) -> None:
         """Put the folder of a stopped workload away."""
-        place = self._ended / _file_name(workload)
+        order = read(self.folder(workload) / "order.json") or {}
+        place = self._archived(workload, int(order.get("attempt", 1)))
         shutil.rmtree(place, ignore_errors=True)
         with contextlib.suppress(FileNotFoundError):  # Two stops at the same time.
             self.folder(workload).rename(place)
@@ -119,33 +130,75 @@ class Shelf:
         for folder in old:
             shutil.rmtree(folder, ignore_errors=True)
 
-    def log(self, workload: str, offset: int) -> Log | None:
-        """Read output from a byte offset on, also of what was stopped; None where there is none."""
-        for over, place in ((False, self.folder(workload)), (True, self._ended)):
-            folder = place / _file_name(workload) if over else place
-            if not (folder / "order.json").exists():
-                continue
-            ended = read(folder / "exit.json")  # Before the output, which is complete by then.
-            code = None if ended is None else ended["code"]
-            over = over or ended is not None
-            try:
-                with (folder / "output.log").open("rb") as file:
-                    size = os.fstat(file.fileno()).st_size
-                    start = max(0, size + offset) if offset < 0 else offset
-                    start = start if start <= size else 0  # It was cut since.
-                    file.seek(start)
-                    data = file.read(LOG_BYTES_MAX)
-                    end = file.tell()
-            except FileNotFoundError:
-                return Log("", 0, over, code)
-            return Log.of(data, start, over=over and end >= size, exit_code=code)
-        return None
+    def log(self, workload: str, offset: int, attempt: int = 0) -> Log | None:
+        """Read output from a byte offset on, also of what was stopped.
+
+        Args:
+            workload: Its name.
+            offset: A negative one counts from the end.
+            attempt: Which start of it; 0 for the last one.
+
+        Returns:
+            None where nothing of it is kept.
+
+        """
+        # In this order: a stop moves the folder at once, so it is found in one place or the other.
+        found = _piece(self.folder(workload), offset, attempt, over=False)
+        if found is None and not attempt:
+            kept = [self._archived(workload, each) for each in self.attempts(workload)]
+            last = max(kept, key=_changed, default=None)
+            return None if last is None else _piece(last, offset, attempt, over=True)
+        return found or _piece(self._archived(workload, attempt), offset, attempt, over=True)
+
+    def _archived(self, workload: str, attempt: int) -> Path:
+        return self._ended / f"{_file_name(workload)}@{attempt}"
 
 
-def read(path: Path) -> dict[str, Any] | None:
-    """Return a file of JSON, or None where there is none, or none that is whole."""
+def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None:
+    """Read a piece of the output that is in a folder; None where it is not that start's.
+
+    The folder is opened first. Its name may be that of another one a moment later: a stop moves
+    it away, and the next start makes its own.
+    """
     try:
-        document = json.loads(path.read_bytes())
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        order = read(Path("order.json"), opened)
+        if order is None or attempt not in {0, order.get("attempt", 1)}:
+            return None
+        ended = read(Path("exit.json"), opened)  # Before the output, which is complete by then.
+        code = None if ended is None else ended["code"]
+        over = over or ended is not None
+        try:
+            output = os.open("output.log", os.O_RDONLY | os.O_CLOEXEC, dir_fd=opened)
+        except FileNotFoundError:
+            return Log("", 0, over, code)
+    finally:
+        os.close(opened)
+    with open(output, "rb") as file:  # noqa: PTH123  # It is open already.
+        size = os.fstat(output).st_size
+        start = max(0, size + offset) if offset < 0 else offset
+        start = start if start <= size else 0  # It was cut since.
+        file.seek(start)
+        data = file.read(LOG_BYTES_MAX)
+        end = file.tell()
+    return Log.of(data, start, over=over and end >= size, exit_code=code)
+
+
+def read(path: Path, folder: int | None = None) -> dict[str, Any] | None:
+    """Return a file of JSON, or None where there is none, or none that is whole.
+
+    Args:
+        path: The file.
+        folder: Descriptor of the folder that the path begins at.
+
+    """
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+        with open(opened, "rb") as file:  # noqa: PTH123  # It is open already.
+            document = json.load(file)
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
         return None
     return document if isinstance(document, dict) else None
