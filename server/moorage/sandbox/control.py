@@ -168,6 +168,11 @@ class Zygote:
         finally:
             self._orders.pop(number, None)
 
+    def ended(self) -> bool:
+        """Return whether it takes no more orders; its cells may be seen to end before it is."""
+        self._readable()
+        return self._control is None
+
     async def close(self) -> None:
         """End the zygote and with it every cell; bounded."""
         self._detach(SpawnError("the sandbox is closing"))

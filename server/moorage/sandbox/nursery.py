@@ -178,6 +178,16 @@ class Nursery:
             JailError: A layer of its wall does not stand.
 
         """
+        zygote = await self._running()
+        try:
+            return await self._born(zygote)
+        except SpawnError:
+            if self._closing or not zygote.ended():
+                raise
+        # It died with its zygote, which says nothing of the next one.
+        return await self._born(await self._running())
+
+    async def _running(self) -> Zygote:
         wait = self._retry_at - time.monotonic()
         if not self.up and wait > 0:
             raise SpawnError(
@@ -191,7 +201,10 @@ class Nursery:
             raise SpawnError("the zygote is down") from error
         if self._zygote is None or self._closing:
             raise SpawnError("the sandbox is not running")
-        spawned = await self._zygote.spawn()
+        return self._zygote
+
+    async def _born(self, zygote: Zygote) -> Cell:
+        spawned = await zygote.spawn()
         if self._closing:
             discard(spawned)
             raise SpawnError("the sandbox is closing")
