@@ -130,9 +130,10 @@ class Pool:
                 return group.fault
             group.fault = None
         work.submitted_at, work.fleet_version = now, self.world.fleet.version
-        cell = group.idle_cell
+        group.asked(work)
+        cell = group.idle_cell(work, self.limits.cells_per_policy_max, now)
         if cell is not None:
-            return self._begin(group, cell, work)
+            return self._begin(group, cell, work, now)
         waiting = len(self._groups) if single_use else len(group.backlog)
         if waiting > self.limits.queue_max:
             self.counters["busy"] += 1
@@ -147,8 +148,9 @@ class Pool:
         self._mark(group)
         return None
 
-    def _begin(self, group: Group, cell: Cell, work: Work) -> Refusal | None:
+    def _begin(self, group: Group, cell: Cell, work: Work, now: float) -> Refusal | None:
         """Let an idle cell begin at once: it works while the rest of this turn is collected."""
+        work.alone = group.heavy(work, now)
         refusal = cell.put(work)
         if refusal is None:
             cell.retired = group.single_use
@@ -159,8 +161,7 @@ class Pool:
     def withdraw(self, work: Work) -> None:
         """Take back work, if it was not sent yet."""
         for group in self._groups.values():
-            if work in group.backlog:
-                group.backlog.remove(work)
+            if group.backlog.remove(work):
                 return
 
     def documents_changed(self, cluster_id: str) -> None:
@@ -206,21 +207,22 @@ class Pool:
         """Send what can be sent, one write per cell."""
         self._pumping = None
         dirty, self._dirty = self._dirty, {}
+        now, cells_max = time.monotonic(), self.limits.cells_per_policy_max
         for group in dirty.values():
-            self._refuse_stale(group)
+            self._refuse_stale(group, now)
             touched: dict[Cell, None] = {}
-            while group.backlog:
-                cell = group.choose()
-                if cell is None:
-                    self._need_cell(group)
-                    break
-                work = group.backlog.popleft()
+            while (turn := group.turn(cells_max, now)) is not None:
+                work, cell = turn
+                group.backlog.take(work)
+                work.alone = group.heavy(work, now)
                 refusal = self._refuse_late(group, work) or cell.put(work)
                 if refusal is None:
                     touched[cell] = None
                     cell.retired = cell.retired or group.single_use
                 else:
                     self._finish(work, None, refusal, None)
+            if group.needs_cell(cells_max, now):
+                self._need_cell(group)
             for cell in touched:
                 cell.flush()
             if touched:
@@ -232,22 +234,23 @@ class Pool:
             return None
         return Refusal(Code.BUSY, f"{group.code.ref.uri} was busy, and the fleet has moved on")
 
-    def _refuse_stale(self, group: Group) -> None:
+    def _refuse_stale(self, group: Group, now: float) -> None:
         """Refuse what has waited too long behind a slow rule's other consultations."""
         limit = self.limits.queue_seconds
-        oldest = time.monotonic() - limit
-        while group.backlog and group.backlog[0].submitted_at < oldest:
-            self.counters["busy"] += 1
-            uri = group.code.ref.uri
-            reason = f"{uri} is too slow for so many requests: this one waited {limit:g} s for it"
-            self._finish(group.backlog.popleft(), None, Refusal(Code.BUSY, reason), None)
+        while stale := [w for w in group.backlog.heads() if w.submitted_at < now - limit]:
+            for work in stale:
+                self.counters["busy"] += 1
+                uri = group.code.ref.uri
+                reason = (
+                    f"{uri} is too slow for so many requests: this one waited {limit:g} s for it"
+                )
+                group.backlog.take(work)
+                self._finish(work, None, Refusal(Code.BUSY, reason), None)
 
     # Spawning ------------------------------------------------------------------------------
 
     def _need_cell(self, group: Group) -> None:
-        """Get the group another cell, unless one of its own is quick or it has enough."""
-        if group.spawning or any(not cell.slow and not cell.retired for cell in group.cells):
-            return  # The full pipe of a quick cell drains by itself.
+        """Get the group another cell, unless it has enough."""
         if group.aside and group.cells:
             return
         if len(group.cells) >= self.limits.cells_per_policy_max or not self._make_room(group):
@@ -292,7 +295,7 @@ class Pool:
             if group.aside:
                 cell.step_aside()
             self._group_of[cell] = group
-            if group.hogs and cell.demote():
+            if group.hogs and not group.owes(time.monotonic()) and cell.demote():
                 self.counters["demotions"] += 1
             cell.load(Work("load", group.code, ""), self.limits.output_bytes_max, check=False)
             cell.flush()
@@ -313,14 +316,16 @@ class Pool:
                 continue
             verdict = cell.watch(now)
             group = self._group_of.get(cell)
+            if cell.slow and group is not None:
+                group.took_long(cell.sent[0], now)
             if verdict == "overrun":
-                self._overran(cell)
+                self._overran(cell, now)
             elif verdict == "hog" and cell.demote():
                 self.counters["demotions"] += 1
             if cell.slow and group is not None and group.backlog:
                 self._mark(group)
 
-    def _overran(self, cell: Cell) -> None:
+    def _overran(self, cell: Cell, now: float) -> None:
         head = cell.sent[0]
         loading = head.kind == "load"
         limit = self.limits.load_seconds if loading else self.limits.evaluation_seconds
@@ -331,16 +336,13 @@ class Pool:
         if group is None or loading:
             return
         group.overruns += 1
-        now = time.monotonic()
         if self.rests.overran(head, now):
             self._refuse_resting(head.code.ref, now)
 
     def _refuse_resting(self, ref: PolicyRef, now: float) -> None:
         """Refuse what waits for a policy that rests: it would overrun as what was stopped did."""
         for group in [g for g in self._groups.values() if g.key[:2] == (ref.uri, ref.digest)]:
-            waiting = list(group.backlog)
-            group.backlog.clear()
-            for work in waiting:
+            for work in group.backlog.clear():
                 refusal = self.rests.refusal(work, now)
                 if refusal is None:
                     group.backlog.append(work)
@@ -410,7 +412,7 @@ class Pool:
         if group is not None and (again or group.backlog):
             self.counters["resent"] += len(again)
             self.counters["respawns"] += 1
-            group.backlog.extendleft(reversed(again))
+            group.backlog.put_back(again)
             self._groups.setdefault(group.key, group)
             self._mark(group)
         self._wake_starving()
@@ -433,9 +435,7 @@ class Pool:
         return works
 
     def _refuse_backlog(self, group: Group, refusal: Refusal) -> None:
-        waiting = list(group.backlog)
-        group.backlog.clear()
-        for work in waiting:
+        for work in group.backlog.clear():
             self._finish(work, None, refusal, None)
 
     def _wake_starving(self) -> None:

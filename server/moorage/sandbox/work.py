@@ -72,6 +72,7 @@ class Work(msgspec.Struct, eq=False):
         trial: The world of a policy that is being looked at; None: the server's own.
         fleet: For `apply`, as `Apply` has it.
         proxied: The tenant stands for many that are not known here.
+        alone: Nothing is put behind it into its cell's pipe: it is expected to take long.
         snapshot_bytes: What the cell has to read of the fleet first, which is not the rule's time.
         future: Gets the outcome of all but live consultations, which are delivered.
 
@@ -89,6 +90,7 @@ class Work(msgspec.Struct, eq=False):
     trial: Trial | None = None
     fleet: bytes | None = None
     proxied: bool = False
+    alone: bool = False
     snapshot_bytes: int = 0
     future: asyncio.Future[Any] | None = None
     submitted_at: float = 0.0
