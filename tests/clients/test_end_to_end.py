@@ -133,6 +133,8 @@ def test_the_command_line(at_daemon, tmp_path):
     listed = only_json(moorage("policy", "list", "--json"))
     assert {policy["policy_rule_uri"] for policy in listed} == {"first:1-x", "packed:1-x"}
     assert only_json(moorage("policy", "show", "first:1-x", "--json"))["name"] == "first"
+    shipped = only_json(moorage("policy", "push", "spread", "--parameters={}", "--json"))
+    assert shipped == {"policy_rule_uri": "spread:1.0-stable"}
 
     advice = only_json(moorage("ask", "packed:1-x", "--gpus=1", "--json"))
     assert advice["data"]["node_id"] == "n1"

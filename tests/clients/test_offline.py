@@ -34,6 +34,15 @@ def moorage(*words, expect=0, cwd=None):
     return done
 
 
+def test_a_rule_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_path):
+    assert "best_fit:1.0-stable: passed" in moorage("policy", "test", "best_fit").stdout
+    done = moorage("policy", "test", "best_fitt", expect=2)
+    assert "no shipped rule 'best_fitt'; there are first_fit, best_fit" in done.stderr
+    (tmp_path / "best_fit").mkdir()
+    (tmp_path / "best_fit" / "function.py").write_text(RULE)
+    assert "best_fit:0-test: passed" in moorage("policy", "test", "best_fit", cwd=tmp_path).stdout
+
+
 def test_a_rule_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path):
     rule, asked = tmp_path / "my-rüle: 2.py", tmp_path / "asked.json"
     rule.write_text(RULE)

@@ -1,15 +1,11 @@
 """The commands that try rules without a server: test, backtest.
 
-They need the server's own sandbox and core, which a client does not import: a program of the server
-package is started with this interpreter, told the job as JSON, and answers JSON.
+They need the server's own sandbox and core, which a client does not import: see `server_program`.
 """
 
 import json
 import re
-import subprocess
-import sys
 from enum import StrEnum
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,9 +15,9 @@ from moorage_client.cli.asking import json_object
 from moorage_client.cli.exits import Exit
 from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.policies import document_of
+from moorage_client.cli.server_program import run
 from moorage_client.cli.session import Session
 
-PROGRAM: Final = "moorage.trials.offline"
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
 """Of a profile."""
@@ -49,7 +45,7 @@ def try_rule(
     session: Session,
     path: Annotated[
         Path,
-        typer.Argument(help="What `policy push` takes, or a PolicyRule document (.json)"),
+        typer.Argument(help="What `policy push` takes"),
     ],
     requests: Annotated[
         Path | None,
@@ -90,35 +86,6 @@ def try_rule(
     else:
         _show(report)
     raise typer.Exit(Exit.OK if report["passed"] else Exit.RULE_FAILED)
-
-
-def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
-    """Have the server package do a job and return its outcome.
-
-    Raises:
-        typer.BadParameter: The job cannot be done: a file is not what it should be, or there is no
-            jail here.
-
-    """
-    if find_spec("moorage.trials") is None:
-        raise typer.BadParameter("this needs the server package here: pip install moorage")
-    try:
-        told = json.dumps(job, allow_nan=False).encode()
-    except ValueError as error:
-        raise typer.BadParameter("NaN and Infinity are no JSON; use a number or null") from error
-    # -P: modules in the working directory, which may be rules like `random.py`, are not imported.
-    done = subprocess.run(  # noqa: S603  # Our own program.
-        [sys.executable, "-P", "-m", PROGRAM, command],
-        input=told,
-        stdout=subprocess.PIPE,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{PROGRAM} ended with {done.returncode}; its last words are above")
-    outcome: dict[str, Any] = json.loads(done.stdout)
-    if "error" in outcome:
-        raise typer.BadParameter(outcome["error"])
-    return outcome
 
 
 def rule_document(

@@ -12,6 +12,7 @@ import typer
 
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import moment, print_json, say, table
+from moorage_client.cli.server_program import run
 from moorage_client.cli.session import Session
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
@@ -32,7 +33,7 @@ def push(
         Path,
         typer.Argument(
             help=f"{ENTRY}, a directory with code/{ENTRY}, an archive of one,"
-            " or a PolicyRule document (.json)"
+            " a PolicyRule document (.json), or the name of a rule that ships"
         ),
     ],
     uri: Annotated[str | None, typer.Option(help="Register it as name:version-tag")] = None,
@@ -141,7 +142,9 @@ def delete(
 
 
 def document_of(path: Path) -> dict[str, Any]:
-    """Return the PolicyRule document that a file or a directory stands for, without options."""
+    """Return the PolicyRule document that a path or a name stands for, without options."""
+    if not path.exists() and str(path).isidentifier():
+        return run("shipped", {"name": str(path)})
     if path.suffix == ".json":
         document = _json(path)
         if not isinstance(document, dict):

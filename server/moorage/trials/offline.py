@@ -1,4 +1,4 @@
-"""What `moorage policy test` and `backtest` run: a job as JSON on stdin, its outcome on stdout.
+"""What `moorage policy test`, `backtest` and `push` run: JSON on stdin, its outcome on stdout.
 
 The command line is a client and may not import the server's rooms; it starts this program instead,
 with its own interpreter. So the jail's processes belong to a program of their own, too.
@@ -18,6 +18,7 @@ from moorage.sandbox.host import SandboxError
 from moorage.trials import backtest, policy_test
 from moorage.trials.process import TrialError
 from moorage.trials.trace import TraceError
+from moorage_policies import catalog as shipped
 
 
 def _test(text: bytes) -> Any:
@@ -28,7 +29,19 @@ def _backtest(text: bytes) -> Any:
     return uvloop.run(backtest.backtest(msgspec.json.decode(text, type=backtest.Job)))
 
 
-COMMANDS: Final[dict[str, Callable[[bytes], Any]]] = {"test": _test, "backtest": _backtest}
+def _shipped(text: bytes) -> Any:
+    name = msgspec.json.decode(text)["name"]
+    if name not in shipped.shipped():
+        known = ", ".join(shipped.shipped())
+        raise TrialError(f"there is no file and no shipped rule {name!r}; there are {known}")
+    return shipped.document(name)
+
+
+COMMANDS: Final[dict[str, Callable[[bytes], Any]]] = {
+    "test": _test,
+    "backtest": _backtest,
+    "shipped": _shipped,
+}
 
 
 def main() -> None:

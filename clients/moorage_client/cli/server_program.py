@@ -1,0 +1,44 @@
+"""What the server package does for the command line: try rules, and hand out those that ship.
+
+A client does not import the server's rooms: a program of the server package is started with this
+interpreter, told the job as JSON, and answers JSON.
+"""
+
+import json
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import Any, Final
+
+import typer
+
+PROGRAM: Final = "moorage.trials.offline"
+
+
+def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
+    """Have the server package do a job and return its outcome.
+
+    Raises:
+        typer.BadParameter: The job cannot be done: a file is not what it should be, or there is no
+            jail here.
+
+    """
+    if find_spec("moorage.trials") is None:
+        raise typer.BadParameter("this needs the server package here: pip install moorage")
+    try:
+        told = json.dumps(job, allow_nan=False).encode()
+    except ValueError as error:
+        raise typer.BadParameter("NaN and Infinity are no JSON; use a number or null") from error
+    # -P: modules in the working directory, which may be rules like `random.py`, are not imported.
+    done = subprocess.run(  # noqa: S603  # Our own program.
+        [sys.executable, "-P", "-m", PROGRAM, command],
+        input=told,
+        stdout=subprocess.PIPE,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{PROGRAM} ended with {done.returncode}; its last words are above")
+    outcome: dict[str, Any] = json.loads(done.stdout)
+    if "error" in outcome:
+        raise typer.BadParameter(outcome["error"])
+    return outcome
