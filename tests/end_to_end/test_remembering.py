@@ -1,12 +1,16 @@
 """What rules remember, share and may ask: contexts, isolation, injected clients, precedence."""
 
 import json
+import os
+import signal
 import threading
+import time
+from contextlib import nullcontext
 
 import pytest
 from served import Server, cluster, rule, wish
 
-from moorage.trials.process import daemon
+from moorage.trials.process import TrialError, daemon
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -42,6 +46,10 @@ class AIOSv1PolicyRule:
         known, version = self.contexts.read()
         if action == "set":
             return {"version": self.contexts.swap(data, version)}
+        if action == "swap":  # As a client of it does: from a version that it was told earlier.
+            return {"version": self.contexts.swap(data["context"], data["version"])}
+        if action == "version":
+            return {"version": version}
         if action == "old":
             self.contexts.swap(data, version - 1)
         if action == "big":
@@ -154,6 +162,37 @@ def test_swaps_lose_no_change_and_management_shares_the_context(tmp_path):
         manage(server, "set", {"n": 100})
         assert told(server.ask("swaps:1-x"))["n"] == 101
         assert manage(server, "get") == {"n": 101}
+        server.close()
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_version_from_before_a_restart_is_good_while_nothing_changed_and_never_again(
+    tmp_path, killed
+):
+    def swap(server: Server, version: int) -> dict:
+        data = {"context": {"by": version}, "version": version}
+        message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": "swap", "data": data}
+        return server.say(message)[0]
+
+    died = pytest.raises(TrialError, match="ended with -9") if killed else nullcontext()
+    with died, daemon(tmp_path) as running:
+        server = Server(running)
+        server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
+        versions = [manage(server, "set", {"n": n})["version"] for n in range(6)]
+        assert versions == sorted(set(versions))
+        time.sleep(2.5)  # Contexts are kept once a second.
+        if killed:
+            versions += [manage(server, "set", {"n": n})["version"] for n in range(6, 12)]
+            os.kill(running.pid, signal.SIGKILL)
+        server.close()
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        now = manage(server, "version")["version"]
+        assert now == versions[5]
+        assert not swap(server, versions[0])["success"]
+        assert told(swap(server, now))["version"] > max(versions)
+        for version in versions:
+            assert not swap(server, version)["success"]
         server.close()
 
 

@@ -94,11 +94,30 @@ def test_what_changed_is_offered_once_in_order_and_within_bytes():
     keys = [("uri:1-x digest", name) for name in "abc"]
     for key in keys:
         contexts.swap(key, 0, b"12345")
-    assert [key for key, _ in contexts.take_changed(11)] == keys[:2]
-    assert contexts.take_changed(11) == [(keys[2], b"12345")]
+    assert [key for key, _, _ in contexts.take_changed(11)] == keys[:2]
+    assert contexts.take_changed(11) == [(keys[2], 3, b"12345")]
     assert contexts.take_changed(11) == []
     contexts.forget_policy("uri:1-x")
-    assert contexts.take_changed(1) == [(key, b"") for key in keys]
-    contexts.restore([(keys[0], b"kept"), (keys[1], b"x" * (257 << 10))])
+    assert contexts.take_changed(1) == [(key, 0, b"") for key in keys]
+    contexts.restore([(keys[0], 0, b"kept"), (keys[1], 0, b"x" * (257 << 10))], 0)
     assert (contexts.packed(keys[0]), contexts.packed(keys[1])) == (b"kept", b"")
     assert contexts.take_changed(100) == []
+
+
+def test_versions_go_on_where_an_earlier_process_left_them_or_further():
+    before = Contexts()
+    version = 0
+    for _ in range(5):
+        version = before.swap(KEY, version, b"one") or 0
+    kept = before.take_changed(100)
+    lost = before.swap(KEY, version, b"lost with the process")
+    for beyond in (0, 1_000):
+        contexts = Contexts()
+        contexts.restore([*kept, (("digest", "old"), 0, b"noted no version")], beyond)
+        assert contexts.version(KEY) == version, "nothing has changed since it was read"
+        assert contexts.version(("digest", "old")) > max(version, beyond)
+        changed = contexts.swap(KEY, version, b"two")
+        assert changed is not None
+        assert changed > max(version, beyond)
+        assert contexts.swap(KEY, version, b"three") is None
+        assert not beyond or contexts.swap(KEY, lost, b"four") is None

@@ -18,6 +18,8 @@ CONTEXTS_MAX: Final = 8192
 
 ContextKey = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
+Kept = tuple[ContextKey, int, bytes]
+"""Whose it is, the version that clients know it by (0: not noted), and the packed context."""
 
 
 class KeptContexts:
@@ -31,7 +33,7 @@ class KeptContexts:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def load(self) -> list[tuple[ContextKey, bytes]]:
+    async def load(self) -> list[Kept]:
         """Return all that is kept.
 
         Raises:
@@ -39,12 +41,15 @@ class KeptContexts:
 
         """
 
-        def work(database: Database) -> list[tuple[ContextKey, bytes]]:
-            return [(_key_of(row.id), row.files) for row in database.rows("context")]
+        def work(database: Database) -> list[Kept]:
+            return [
+                (_key_of(row.id), int(row.document or 0), row.files)
+                for row in database.rows("context")
+            ]
 
         return await self._store.run(work)
 
-    async def save(self, changes: Iterable[tuple[ContextKey, bytes]]) -> None:
+    async def save(self, changes: Iterable[Kept]) -> None:
         """Keep contexts as they now are; empty bytes: forget that one.
 
         Raises:
@@ -55,13 +60,13 @@ class KeptContexts:
 
         def work(database: Database) -> None:
             room = CONTEXTS_MAX - database.count("context")
-            for key, packed in taken:
+            for key, version, packed in taken:
                 name = _name_of(key)
                 if not packed:
                     room += database.remove("context", name)
                 elif room > 0 or database.has("context", name):
                     room -= not database.has("context", name)
-                    database.put("context", Row(name, b"", packed))
+                    database.put("context", Row(name, b"%d" % version, packed))
 
         # An observation of a rule: its next evaluations say it again.
         await self._store.run(work, durable=False)

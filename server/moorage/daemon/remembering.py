@@ -1,6 +1,7 @@
 """Keeps the contexts of rules across restarts: what changed goes to the disk, at a bounded rate."""
 
 import asyncio
+import time
 from typing import Final
 
 import structlog
@@ -33,7 +34,8 @@ class Remembering:
 
     async def restore(self) -> None:
         """Give the sandbox what was kept; before any rule is asked."""
-        self._rules.restore_contexts(await self._kept.load())
+        # More microseconds have gone by since the epoch than changes can ever have been made.
+        self._rules.restore_contexts(await self._kept.load(), time.time_ns() // 1000)
 
     async def run(self) -> None:
         """Write what changed, again and again, until cancelled."""
@@ -49,7 +51,7 @@ class Remembering:
         try:
             await self._kept.save(changes)
         except ServiceError as error:
-            self._rules.contexts_unsaved(key for key, _ in changes)
+            self._rules.contexts_unsaved(key for key, _, _ in changes)
             if not self._failed:  # Once, not every second.
                 log.warning("contexts", finding=f"they are not kept for a restart: {error.reason}")
             self._failed = True

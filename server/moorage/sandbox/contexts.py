@@ -22,6 +22,8 @@ TOTAL_BYTES_MAX: Final = 64 << 20
 
 Key = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
+Kept = tuple[Key, int, bytes]
+"""A context as it is on the disk: whose, at which version, packed."""
 
 
 class Contexts:
@@ -59,27 +61,36 @@ class Contexts:
         self.changed[key] = None
         return self._version
 
-    def restore(self, kept: Iterable[tuple[Key, bytes]]) -> None:
-        """Take over what was kept on the disk."""
-        for key, packed in kept:
-            if len(packed) <= CONTEXT_BYTES_MAX:
-                self._keep(key, packed)
+    def restore(self, kept: Iterable[Kept], beyond: int) -> None:
+        """Take over what was kept on the disk, each context at the version that it had.
 
-    def take_changed(self, bytes_max: int) -> list[tuple[Key, bytes]]:
+        Args:
+            kept: All of them; version 0 where none was noted.
+            beyond: No version up to this one is given to a change from now on. Clients may know
+                versions that were lost with the process before they came to the disk, and must not
+                meet other contexts under them.
+
+        """
+        taken = [each for each in kept if len(each[2]) <= CONTEXT_BYTES_MAX]
+        self._version = max([self._version, beyond, *(version for _, version, _ in taken)])
+        for key, version, packed in taken:
+            self._keep(key, packed, version)
+
+    def take_changed(self, bytes_max: int) -> list[Kept]:
         """Return contexts that changed, the first to change first; empty bytes: forgotten.
 
         Args:
             bytes_max: Of all of them together; one is returned even if it is longer.
 
         """
-        taken: list[tuple[Key, bytes]] = []
+        taken: list[Kept] = []
         size = 0
         for key in list(self.changed):
-            packed = self.packed(key)
+            version, packed = self._kept.get(key, (0, b""))
             size += len(packed)
             if taken and size > bytes_max:
                 break
-            taken.append((key, packed))
+            taken.append((key, version, packed))
             del self.changed[key]
         return taken
 
@@ -89,11 +100,11 @@ class Contexts:
             self._forget(key)
             self.changed[key] = None
 
-    def _keep(self, key: Key, packed: bytes) -> None:
+    def _keep(self, key: Key, packed: bytes, version: int = 0) -> None:
         self._forget(key)
         # Versions never repeat, so a forgotten context cannot come back under an old number.
-        self._version += 1
-        self._kept[key] = (self._version, packed)
+        self._version += not version
+        self._kept[key] = (version or self._version, packed)
         self._bytes += len(packed)
         while len(self._kept) > CONTEXTS_MAX or self._bytes > TOTAL_BYTES_MAX:
             oldest = next(iter(self._kept))

@@ -23,7 +23,7 @@ from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.sandbox import frames, self_test
 from moorage.sandbox.channel import Cell
-from moorage.sandbox.contexts import Key
+from moorage.sandbox.contexts import Kept, Key
 from moorage.sandbox.contract import (
     CheckResult,
     Document,
@@ -262,11 +262,11 @@ class Sandbox:
 
     # Contexts ------------------------------------------------------------------------------
 
-    def restore_contexts(self, kept: Iterable[tuple[Key, bytes]]) -> None:
+    def restore_contexts(self, kept: Iterable[Kept], beyond: int) -> None:
         """Take over the contexts that were kept on the disk, before any rule is asked."""
-        self._pool.contexts.restore(kept)
+        self._pool.contexts.restore(kept, beyond)
 
-    def changed_contexts(self, bytes_max: int) -> list[tuple[Key, bytes]]:
+    def changed_contexts(self, bytes_max: int) -> list[Kept]:
         """Return contexts that changed since they were last taken; empty bytes: forgotten."""
         return self._pool.contexts.take_changed(bytes_max)
 
