@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from served import until
 
+from moorage.engines.local import groups
 from moorage.trials import show
 from moorage.trials.findings import Finding
 
@@ -91,6 +92,9 @@ def test_doctor_finds_this_machine_fit(capsys):
     assert {"seccomp", "self-test"} <= {
         finding["name"].removeprefix("sandbox: ") for finding in told["findings"]
     }
+    (grouped,) = (each for each in told["findings"] if each["name"] == "control groups")
+    assert "memory" in grouped["detail"]
+    assert (grouped["state"] == "missing") == (groups.find().base is None)
     show.doctor([Finding(**finding) for finding in told["findings"]], as_json=False)
     assert "self-test" in capsys.readouterr().out
 

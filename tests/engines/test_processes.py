@@ -22,7 +22,7 @@ from moorage.engines.base import (
     UnknownWorkloadError,
     UnsupportedSpecError,
 )
-from moorage.engines.local import shelf, supervisor
+from moorage.engines.local import groups, shelf, supervisor
 from moorage.engines.local.engine import LocalEngine
 from moorage.engines.local.shelf import Shelf
 from moorage.engines.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
@@ -338,3 +338,128 @@ async def test_output_is_neither_lost_nor_doubled_while_a_stop_puts_it_away(tmp_
     stop.set()
     looking.join()
     assert set().union(*seen.values()) == {f"MESSAGE\n{len(text)}True"}
+
+
+HIDDEN = "env -i setsid sleep 1000 & echo $!"
+"""Starts what neither its parent, nor its session, nor its environment tells of."""
+grouped = pytest.mark.skipif(groups.find().base is None, reason=groups.find().detail)
+
+
+def lives(pid: str) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid.strip()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def group_of(folder: Path, workload: str) -> Path:
+    return Path(groups.find().of(folder / "running" / workload))
+
+
+@grouped
+async def test_what_hides_from_everything_ends_with_its_workload(engine, tmp_path):
+    await engine.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    done = await engine.execute("a", ["sh", "-c", HIDDEN], timeout_seconds=20)
+    assert lives(done.output)
+    await engine.stop("a")
+    assert not lives(done.output)
+    assert not group_of(tmp_path, "a").exists()
+
+
+@grouped
+async def test_what_hides_from_everything_does_not_meet_the_next_user(engine, tmp_path):
+    spec = ProcessResourceSpec(command=["sleep", "1000"], reset_command=["true"])
+    await engine.start(Order("a", spec))
+    done = await engine.execute("a", ["sh", "-c", HIDDEN], timeout_seconds=20)
+    await engine.reset("a")
+    assert not lives(done.output)
+    assert (await engine.status("a")).phase is Phase.READY
+    again = await engine.execute("a", ["sh", "-c", HIDDEN], timeout_seconds=20)
+    assert lives(again.output), "and there is room for the next command"
+
+
+@grouped
+async def test_what_hides_in_a_group_of_its_own_ends_too(engine, tmp_path):
+    """And when the command has ended by itself, at once."""
+    deep = f"p={group_of(tmp_path, 'a')}/main/deep; mkdir $p; echo 0 > $p/cgroup.procs; "
+    command = ["sh", "-c", f"{deep} {HIDDEN}; exit 3"]
+    await engine.start(Order("a", ProcessResourceSpec(command=command)))
+    await over(engine, "a")
+    hidden = (await engine.logs("a")).text
+    assert hidden.strip().isdigit()
+    assert not lives(hidden)
+    assert not group_of(tmp_path, "a").exists()
+
+
+@grouped
+async def test_what_a_killed_supervisor_left_in_its_group_ends_with_the_stop(engine, tmp_path):
+    command = ["sh", "-c", f"{HIDDEN}; exec sleep 1000"]
+    await engine.start(Order("a", ProcessResourceSpec(command=command)))
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while not (hidden := (await engine.logs("a")).text):  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.02)  # A file tells nobody that it has grown.
+    document = json.loads((tmp_path / "running" / "a" / "process.json").read_text())
+    os.kill(document["supervisor"], signal.SIGKILL)
+    await over(engine, "a")
+    assert lives(hidden)
+    await engine.stop("a")
+    assert not lives(hidden)
+    assert not group_of(tmp_path, "a").exists()
+
+
+def filling(processes: int, mib: int, *, shared: bool) -> list[str]:
+    """Return a command whose processes hold so much memory, each of them or all together."""
+    hold = f"held = bytearray(b'x') * ({mib} << 20)"
+    lines = ["import os, time", f"if {shared}: {hold}", f"for _ in range({processes - 1}):"]
+    lines += [
+        "    if os.fork() == 0: break",
+        f"if not {shared}: {hold}",
+        "print('full', flush=True)",
+    ]
+    return [sys.executable, "-c", "\n".join([*lines, "time.sleep(1000)"])]
+
+
+async def test_a_workload_is_ended_that_uses_more_memory_than_it_may_as_a_whole(engine):
+    """Each of its processes stays below the limit."""
+    spec = ProcessResourceSpec(command=filling(3, 60, shared=False), mem_limit="128m")
+    await engine.start(Order("a", spec))
+    await over(engine, "a")
+    ended = await engine.status("a")
+    assert (ended.phase, ended.exit_code) == (Phase.FAILED, -signal.SIGKILL)
+    assert "memory together" in ended.detail
+    assert "128 MiB" in ended.detail or "its mem_limit" in ended.detail
+
+
+async def test_what_processes_share_counts_once(engine, tmp_path):
+    """Three times 60 MiB, said the sum of what each of them has."""
+    spec = ProcessResourceSpec(command=filling(3, 60, shared=True), mem_limit="128m")
+    await engine.start(Order("a", spec))
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while (await engine.logs("a")).text.count("full") < 3:  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.02)  # A file tells nobody that it has grown.
+    assert supervisor.too_large(str(tmp_path / "running" / "a"), str(group_of(tmp_path, "a"))) == ""
+    assert (await engine.status("a")).phase is Phase.READY
+    await engine.control("a", {"mem_limit": "48m"})
+    await over(engine, "a")
+    assert "48 MiB" in (await engine.status("a")).detail
+
+
+def test_the_kernel_s_word_that_memory_was_too_small_is_passed_on(tmp_path):
+    events = tmp_path / "memory.events"
+    events.write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 0\n")
+    assert supervisor.killed_for_memory(str(tmp_path)) == ""
+    events.write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\n")
+    assert "more memory together than its mem_limit" in supervisor.killed_for_memory(str(tmp_path))
+
+
+def test_output_that_grows_fast_is_looked_at_again_soon(tmp_path):
+    log = tmp_path / "output.log"
+    log.write_bytes(b"x" * 1_000)
+    assert not supervisor.bound_output(str(log), 64_000)
+    log.write_bytes(b"x" * 60_000)
+    assert supervisor.bound_output(str(log), 64_000), "it might pass its bound in no time"
+    assert not supervisor.bound_output(str(log), 64_000), "it does not grow any more"
+    log.write_bytes(b"x" * 70_000)
+    assert supervisor.bound_output(str(log), 64_000)
+    assert log.stat().st_size == 32_000
+    log.write_bytes(b"x" * 33_000)
+    assert not supervisor.bound_output(str(log), 64_000), "growth is counted from what was left"

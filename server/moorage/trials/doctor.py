@@ -18,6 +18,7 @@ from typing import Any, Final
 from moorage.config import Config
 from moorage.core.words import ClusterRemoved
 from moorage.engines.base import EngineError
+from moorage.engines.local import groups
 from moorage.engines.local.container_api import ContainerApi
 from moorage.engines.local.container_sockets import find_socket
 from moorage.ledger.base import LedgerError
@@ -48,6 +49,7 @@ def examine(config: Config) -> list[Finding]:
         _port("websocket port", config.host, config.port),
         _port("http port", config.http_host, config.http_port),
         _containers(),
+        _groups(),
     ]
     findings += [Finding(name, "ok", detail) for name, detail in PARTS.items()]
     findings.append(_aws("aws" in config.backends))
@@ -124,6 +126,17 @@ def _containers() -> Finding:
         return Finding("containers", "missing", str(error))
     with contextlib.closing(api):
         return Finding("containers", "ok", f"the backend local starts them at {api}")
+
+
+def _groups() -> Finding:
+    found = groups.find()
+    if found.memory:
+        return Finding("control groups", "ok", found.detail)
+    instead = "a workload's supervisor adds up its memory twice a second instead"
+    if found.base is not None:
+        return Finding("control groups", "ok", f"{found.detail}; {instead}")
+    instead += ", and finds what belongs to it by parent and environment"
+    return Finding("control groups", "missing", f"{found.detail}; {instead}")
 
 
 def _port(name: str, host: str, port: int) -> Finding:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +29,7 @@ async def run(
     environment: Mapping[str, str],
     begun: Callable[[int], None],
     timeout_seconds: float | None,
+    door: int | None = None,
 ) -> Execution:
     """Run a command to its end. What it leaves in the background goes on.
 
@@ -37,6 +39,7 @@ async def run(
         environment: All of its variables.
         begun: Called with its pid as soon as it has one.
         timeout_seconds: How long it may take.
+        door: `cgroup.procs` of the group that it and all it starts are to be in.
 
     Raises:
         EngineError: It cannot be run.
@@ -56,6 +59,8 @@ async def run(
                 cwd=folder,
                 env={**environment, marks.EXECUTION: mark},
                 start_new_session=True,
+                # One write, and no lock that another thread may hold: what it starts is in there.
+                preexec_fn=None if door is None else partial(_enter, door),
             )
         except OSError as error:
             raise EngineError(f"{command[0]}: {error.strerror or error}") from error
@@ -78,6 +83,12 @@ async def run(
             raise
     finally:
         output.close()
+
+
+def _enter(door: int) -> None:
+    """Become a member of a group; of one that was removed meanwhile, nothing is to be had."""
+    with contextlib.suppress(OSError):
+        os.write(door, b"0")
 
 
 class _Output:

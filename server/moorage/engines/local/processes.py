@@ -31,7 +31,7 @@ from moorage.engines.base import (
     Workload,
 )
 from moorage.engines.finishing import finished
-from moorage.engines.local import commands, marks, readiness, shelf
+from moorage.engines.local import commands, groups, marks, readiness, shelf
 from moorage.engines.local.devices import Devices, Grant
 from moorage.engines.local.parts import Part
 from moorage.engines.local.watcher import Watcher
@@ -76,6 +76,7 @@ class Processes(Part):
     ) -> None:
         super().__init__(folders, devices, tell, outlive=outlive)
         self._watcher = Watcher()
+        self._groups = groups.find()
         self._ends: dict[str, Future[None]] = {}
         self._watched: dict[str, tuple[int, int]] = {}
         self._ready: dict[str, Workload] = {}
@@ -146,6 +147,8 @@ class Processes(Part):
         """Bind and bound a process and all it started; see `Part`."""
         for pid in _below(shelf.holder(self._shelf.folder(workload))):
             _bound(pid, grant.cpus if grant else (), memory_bytes)
+        if memory_bytes is not None:
+            groups.bound(self._order(workload).get("group", ""), memory_bytes)
         noted = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         return noted if grant is None else {**noted, "cpus": grant.cpus, "devices": grant.rows}
 
@@ -157,6 +160,8 @@ class Processes(Part):
         order = self._order(workload)
         mark = f"{marks.WORKLOAD}={self._mark(workload)}"
         await finished(asyncio.to_thread(marks.kill_marked, mark, marks.EXECUTION))
+        if group := order.get("group", ""):
+            await finished(asyncio.to_thread(groups.clear, f"{group}/exec"))
         command = order["reset_command"]
         if not command:
             raise UnsupportedSpecError("a process without a reset_command cannot be reset")
@@ -182,13 +187,15 @@ class Processes(Part):
         if user is not None:
             raise UnsupportedSpecError("a command beside a process runs as the process's own user")
 
-        return await commands.run(
-            command,
-            folder=Path(order["workdir"] or self._shelf.folder(workload), workdir or ""),
-            environment={**order["environment"], **(environment or {})},
-            begun=lambda pid: _bound(pid, order["cpus"], order["memory_bytes"] or None),
-            timeout_seconds=timeout_seconds,
-        )
+        with groups.door(order.get("group", "")) as door:
+            return await commands.run(
+                command,
+                folder=Path(order["workdir"] or self._shelf.folder(workload), workdir or ""),
+                environment={**order["environment"], **(environment or {})},
+                begun=lambda pid: _bound(pid, order["cpus"], order["memory_bytes"] or None),
+                timeout_seconds=timeout_seconds,
+                door=door,
+            )
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
         """Read what a process wrote, also of one that was stopped; see `Engine.logs`."""
@@ -250,6 +257,7 @@ class Processes(Part):
             "memory_bytes": memory_bytes(spec.mem_limit) if spec.mem_limit else 0,
             "stop_seconds": spec.stop_seconds,
             "reset_command": spec.reset_command,
+            "group": self._groups.of(self._shelf.folder(order.id)),
             "log_bytes_max": OUTPUT_BYTES_MAX,
             "port": port,
             "owner": None if self._outlive else os.getpid(),
@@ -378,6 +386,7 @@ class Processes(Part):
     def _sweep(self, workload: str) -> None:
         """Kill what no supervisor looks after: its own orphans, and commands run beside it."""
         marks.kill_marked(f"{marks.WORKLOAD}={self._mark(workload)}")
+        groups.end((shelf.read(self._shelf.folder(workload) / "order.json") or {}).get("group", ""))
 
     def _mark(self, workload: str) -> str:
         return str(self._shelf.folder(workload))

@@ -250,6 +250,8 @@ def _ended(workload: str, ended: Mapping[str, Any], lines: tuple[str, ...]) -> W
     phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED
     if code is None:
         text = f"it did not start: {detail}"
+    elif detail:
+        text = detail
     elif code < 0:
         text = f"it was killed by signal {-code}"
     else:

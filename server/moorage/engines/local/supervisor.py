@@ -10,6 +10,9 @@ What it promises:
   carried out twice starts one workload, however late a supervisor comes.
 - When the command ends, whatever it started and left behind is killed, also what hides in a session
   of its own: all of it is inherited by the supervisor, which is a subreaper.
+- Where control groups can be had, all of that is in one, and is killed by it: also what somebody
+  else put there, as commands run beside the workload are.
+- A workload whose processes use more memory together than they may is ended, and told so.
 - `exit.json` is complete or absent.
 
 Usage: supervisor.py FOLDER DESCRIPTOR, with `order.json` in the folder; the descriptor is of a pipe
@@ -38,8 +41,10 @@ IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.
 """Signals that Python, or whoever started the daemon, may have set to be ignored."""
 REASON_MAX = 500
 """Characters of one part of the reason why a command cannot be run."""
-CHECK_SECONDS = 2.0
-"""Between two looks at the size of the output, and at whether the owner still lives."""
+CHECK_SECONDS = 0.5
+"""Between two looks at the memory and the output, and at whether the owner still lives."""
+HURRY_SECONDS = 0.05
+"""The same while the output grows so fast that it might pass its bound before the next look."""
 KILL_SECONDS_MAX = 10.0
 """How long what was killed may take to vanish before it is given up: the kernel has it then."""
 
@@ -58,18 +63,21 @@ def main(folder: str, pipe: int) -> int:
     # Signals are waited for, not handled: no moment is wrong for one to arrive.
     wanted = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted | {signal.SIGINT, signal.SIGHUP})
+    group = make_group(order)
     try:
-        child = start(order, folder, libc)
+        child = start(order, folder, libc, group)
     except OSError as error:
         reason = f"{order['command'][0][:REASON_MAX]}: {error.strerror or error}"
+        kill_rest(group)
         finish(folder, None, reason)
         report(pipe, {"error": reason})
         return 1
     write(os.path.join(folder, "process.json"), {"pid": child, "supervisor": os.getpid()})
     report(pipe, {"pid": child})
-    status, stopped = supervise(order, folder, child, wanted)
-    kill_rest()
-    finish(folder, status, "stopped" if stopped else "")
+    status, detail = supervise(folder, order, child, group, wanted)
+    detail = detail or killed_for_memory(group)
+    kill_rest(group)
+    finish(folder, status, detail)
     return 0
 
 
@@ -85,7 +93,39 @@ def take(folder: str) -> bool:
     return held.st_ino == there.st_ino and not begun
 
 
-def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
+def make_group(order: "dict[str, Any]") -> str:
+    """Make the workload's control group; return its path, or nothing where there can be none."""
+    group = str(order.get("group") or "")
+    if not group:
+        return ""
+    try:
+        for folder in (group, os.path.join(group, "main"), os.path.join(group, "exec")):
+            with contextlib.suppress(FileExistsError):  # Of one killed before it could begin.
+                os.mkdir(folder)
+    except OSError:
+        return ""
+    if order["memory_bytes"]:
+        for name, value in (
+            ("memory.max", str(order["memory_bytes"])),
+            ("memory.swap.max", "0"),
+            ("memory.oom.group", "1"),
+        ):
+            with contextlib.suppress(OSError), open(os.path.join(group, name), "w") as file:
+                file.write(value)
+    return group
+
+
+def enter(group: str) -> None:
+    """Become a member of a group, if there is one; without it all is as where there are none."""
+    if group:
+        with (
+            contextlib.suppress(OSError),
+            open(os.path.join(group, "main", "cgroup.procs"), "w") as procs,
+        ):
+            procs.write("0")
+
+
+def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str) -> int:
     """Start the command in a session of its own and return its pid; OSError says why not."""
     seen, told = os.pipe()  # Closed by exec: whatever comes through it is why there was none.
     parent = os.getpid()
@@ -107,6 +147,7 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
                 os.dup2(source, target)
             os.closerange(3, told)
             os.closerange(told + 1, 256)
+            enter(group)
             if order["cpus"]:
                 os.sched_setaffinity(0, order["cpus"])
             if order["memory_bytes"]:
@@ -135,17 +176,20 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL) -> int:
 
 
 def supervise(
-    order: "dict[str, Any]", folder: str, child: int, wanted: "set[signal.Signals]"
-) -> "tuple[int, bool]":
-    """Wait until the command has ended; return its status, and whether it was told to."""
+    folder: str, order: "dict[str, Any]", child: int, group: str, wanted: "set[signal.Signals]"
+) -> "tuple[int, str]":
+    """Wait until the command has ended; return its status, and why that was brought about."""
     deadline = None
     status = None
+    detail = ""
+    look = CHECK_SECONDS
     while status is None:
-        pause = CHECK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
-        received = signal.sigtimedwait(wanted, min(pause, CHECK_SECONDS))
+        pause = look if deadline is None else max(0.0, deadline - time.monotonic())
+        received = signal.sigtimedwait(wanted, min(pause, look))
         told = received is not None and received.si_signo == signal.SIGTERM
         told = told or (order["owner"] is not None and os.getppid() != order["owner"])
         if told and deadline is None:
+            detail = "stopped"
             deadline = time.monotonic() + order["stop_seconds"]
             signal_group(child, signal.SIGTERM)
         if deadline is not None and time.monotonic() >= deadline:
@@ -153,8 +197,13 @@ def supervise(
         for pid, ended in reap():
             if pid == child:
                 status = ended
-        bound_output(os.path.join(folder, "output.log"), order["log_bytes_max"])
-    return status, deadline is not None
+        grows = bound_output(os.path.join(folder, "output.log"), order["log_bytes_max"])
+        look = HURRY_SECONDS if grows else CHECK_SECONDS
+        if status is None and received is None and not detail:
+            detail = too_large(folder, group)
+            if detail:
+                kill_all(group)
+    return status, detail
 
 
 def reap() -> "list[tuple[int, int]]":
@@ -169,18 +218,79 @@ def reap() -> "list[tuple[int, int]]":
     return ended
 
 
-def kill_rest() -> None:
-    """Kill whatever the command left behind. All of it is a child of this process by now."""
+def kill_rest(group: str) -> None:
+    """Kill whatever the command left behind: it is a child of this process by now, or in its group.
+
+    Then the group is removed. Where the kernel does not let go of something, it stays, and whoever
+    puts the workload away tries again.
+    """
     deadline = time.monotonic() + KILL_SECONDS_MAX
-    while time.monotonic() < deadline:
-        children = descendants()
-        if not children:
-            return
-        for pid in children:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+    while time.monotonic() < deadline and kill_all(group):
         signal.sigtimedwait({signal.SIGCHLD}, 0.05)
         reap()
+    for folder, _, _ in os.walk(group, topdown=False) if group else ():
+        with contextlib.suppress(OSError):
+            os.rmdir(folder)
+
+
+def kill_all(group: str) -> bool:
+    """Kill all of the workload at once; return whether there was anything."""
+    found = {*descendants(), *members(group)}
+    if group and found:
+        with contextlib.suppress(OSError), open(os.path.join(group, "cgroup.kill"), "w") as file:
+            file.write("1")
+    for pid in found:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    return bool(found)
+
+
+def members(group: str) -> "list[int]":
+    """Return the pids of all processes in a group, and in groups that the workload made in it."""
+    found = []
+    for folder, _, _ in os.walk(group) if group else ():
+        with contextlib.suppress(OSError), open(os.path.join(folder, "cgroup.procs")) as file:
+            found += [int(line) for line in file]
+    return found
+
+
+def too_large(folder: str, group: str) -> str:
+    """Return what to say of a workload that uses more memory than it may; of others nothing.
+
+    The limit is read anew: it may be changed while the workload runs. A first sum counts what
+    processes share once for each of them; only where that is too much, it is counted exactly.
+    """
+    with contextlib.suppress(OSError, ValueError):
+        with open(os.path.join(folder, "order.json"), encoding="utf-8") as file:
+            limit = json.load(file)["memory_bytes"]
+        if limit:
+            pids = {*descendants(), *members(group)}
+            if sum(memory(pid, "status", ("RssAnon", "RssShmem")) for pid in pids) > limit:
+                used = sum(memory(pid, "smaps_rollup", ("Pss_Anon", "Pss_Shmem")) for pid in pids)
+                if used > limit:
+                    return (
+                        f"it was killed: its processes used {used >> 20} MiB of memory together, "
+                        f"and its mem_limit is {limit >> 20} MiB"
+                    )
+    return ""
+
+
+def memory(pid: int, name: str, fields: "tuple[str, ...]") -> int:
+    """Return the sum of some lines of a file of /proc about a process, in bytes."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/{name}") as file:
+        split = (line.partition(":") for line in file)
+        return sum(int(value.split()[0]) << 10 for field, _, value in split if field in fields)
+    return 0
+
+
+def killed_for_memory(group: str) -> str:
+    """Return what to say of a workload that the kernel killed for its group's memory."""
+    if group:
+        with contextlib.suppress(OSError), open(os.path.join(group, "memory.events")) as file:
+            counts = dict(line.split() for line in file)
+            if int(counts.get("oom_kill", 0)):
+                return "it was killed: its processes used more memory together than its mem_limit"
+    return ""
 
 
 def descendants() -> "list[int]":
@@ -206,16 +316,30 @@ def signal_group(child: int, number: int) -> None:
         os.killpg(child, number)
 
 
-def bound_output(path: str, bytes_max: int) -> None:
-    """Keep the output below a bound: what is older is dropped, the last half stays."""
+SIZES: "dict[str, int]" = {}
+"""Of the output, at the last look."""
+
+
+def bound_output(path: str, bytes_max: int) -> bool:
+    """Keep the output below a bound: what is older is dropped, the last half stays.
+
+    Returns:
+        Whether it grew by so much since the last look that the next one must come soon.
+
+    """
     with contextlib.suppress(OSError), open(path, "r+b") as file:
         size = os.fstat(file.fileno()).st_size
+        grew = size - SIZES.get(path, 0)
         if size > bytes_max:
             file.seek(size - bytes_max // 2)
             rest = file.read()
             file.seek(0)
             file.truncate()
             file.write(rest)
+            size = len(rest)
+        SIZES[path] = size
+        return grew > bytes_max // 16
+    return False
 
 
 def finish(folder: str, status: "int | None", detail: str) -> None:
