@@ -216,6 +216,41 @@ def server_said(x): pass
         }
 
 
+def test_a_rule_reads_what_holds_now_also_of_clusters_that_came_with_another(server):
+    body = """
+client, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
+found = {}
+for name in input_data["inputs"]["read"]:
+    ok, document = client.read_cluster(name)
+    found[name] = document.get("tags") if ok else document[:19]
+    try:
+        found[name] = [found[name], metrics.get_cluster(name)["load"]]
+    except Exception as error:
+        found[name] = [found[name], type(error).__name__]
+return found
+"""
+    server.publish(rule(body, "now:1-x"))
+    server.register({**cluster("north"), "tags": ["old"]})
+
+    def read(*names):
+        return server.ask("now:1-x", inputs={"read": names})["data"]
+
+    def put(path, **change):
+        server.http.put(path, json={"$set": change}).raise_for_status()
+
+    server.http.post("/cluster", json={"clusterId": "north", "load": 1}).raise_for_status()
+    assert set(read("east")) == {"east"}  # What follows it comes with it.
+    assert read("north") == {"north": [["old"], 1]}
+    for load in (2, 3):
+        put("/clusters/north", tags=[f"new{load}"])
+        put("/cluster/north", load=load)
+        assert read("north") == {"north": [[f"new{load}"], load]}
+    server.http.delete("/cluster/north").raise_for_status()
+    assert read("north") == {"north": [["new3"], "APIError"]}
+    server.http.delete("/clusters/north").raise_for_status()
+    assert read("north", "east")["north"] == ["HTTP error occurred", "APIError"]
+
+
 def test_context_lasts_across_evaluations_but_not_across_errors(server):
     body = """
 context["count"] = context.get("count", 0) + 1
