@@ -174,6 +174,29 @@ async def bench():
     assert not made.twice
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared():
+    """A started sandbox of all tests of a file that ask for it, marked `loop_scope="module"`.
+
+    Each has a policy of its own, and leaves fleet, contexts and what is outstanding as they were.
+    """
+    made = Bench()
+    await made.sandbox.start()
+    yield made
+    await made.sandbox.close()
+    assert not made.twice
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_hasty():
+    """As `shared`, for rules that never end."""
+    made = Bench(limits=Limits(evaluation_seconds=1.0))
+    await made.sandbox.start()
+    yield made
+    await made.sandbox.close()
+    assert not made.twice
+
+
 @pytest_asyncio.fixture
 async def hasty(make_bench):
     """A started sandbox for rules that never end; the others come to theirs beside them."""

@@ -9,6 +9,7 @@ from moorage.sandbox.host import Limits, PolicyFault
 from moorage.sandbox.limits import INPUT_BYTES_MAX
 
 TENANT = Tenant("t")
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 async def evaluate(bench, code, input_data=None, **more):
@@ -40,24 +41,26 @@ return [input_data, parameters, self.settings["a"], self.settings["b"], read[0]]
     assert bench.registry.fetched == []
 
 
-async def test_documents_are_answered_as_their_ids_where_only_those_are_wanted(bench):
-    code = bench.policy("return input_data['give']")
+@IN_ONE_LOOP
+async def test_documents_are_answered_as_their_ids_where_only_those_are_wanted(shared):
+    code = shared.policy("return input_data['give']")
     long = "x" * 100_000
     many = [{"id": f"c{number}", "pad": long} for number in range(50)]
     given = {"give": many}
-    ids = await evaluate(bench, code, given, ids_only=True)
+    ids = await evaluate(shared, code, given, ids_only=True)
     assert ids == [document["id"] for document in many]
-    assert (await refused(bench, code, given)).code is Code.POLICY_BAD_OUTPUT
+    assert (await refused(shared, code, given)).code is Code.POLICY_BAD_OUTPUT
     for give, expected in [({"id": "c1", "x": 2}, "c1"), (["c1", {"no": 1}], ["c1", {"no": 1}])]:
-        assert await evaluate(bench, code, {"give": give}, ids_only=True) == expected
+        assert await evaluate(shared, code, {"give": give}, ids_only=True) == expected
 
 
-async def test_context_is_that_of_the_consultations_of_the_tenant(bench):
-    code = bench.policy("context['n'] = context.get('n', 0) + 1\nreturn context['n']")
-    assert await evaluate(bench, code) == 1
-    assert await bench.value(code) == 2
-    assert await evaluate(bench, code) == 3
-    assert await bench.sandbox.evaluate(code, Tenant("u"), None, parameters={}, settings={}) == 1
+@IN_ONE_LOOP
+async def test_context_is_that_of_the_consultations_of_the_tenant(shared):
+    code = shared.policy("context['n'] = context.get('n', 0) + 1\nreturn context['n']")
+    assert await evaluate(shared, code) == 1
+    assert await shared.value(code) == 2
+    assert await evaluate(shared, code) == 3
+    assert await shared.sandbox.evaluate(code, Tenant("u"), None, parameters={}, settings={}) == 1
 
 
 async def test_it_sees_no_fleet_and_leaves_the_next_consultation_true(bench):
@@ -75,6 +78,7 @@ async def test_it_sees_no_fleet_and_leaves_the_next_consultation_true(bench):
     assert await bench.value(code, demand=demand) == [True, True, False, True]
 
 
+@IN_ONE_LOOP
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -86,8 +90,8 @@ async def test_it_sees_no_fleet_and_leaves_the_next_consultation_true(bench):
         ("return bytearray(1 << 30)", Code.POLICY_MEMORY),
     ],
 )
-async def test_what_a_rule_does_wrong_is_refused_as_in_a_consultation(hasty, body, code):
-    bench = hasty
+async def test_what_a_rule_does_wrong_is_refused_as_in_a_consultation(shared_hasty, body, code):
+    bench = shared_hasty
     refusal = await refused(bench, bench.policy(body))
     assert refusal.code is code
     assert refusal.details["policy_rule_uri"] == "rule:1-test"

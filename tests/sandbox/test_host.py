@@ -13,10 +13,12 @@ from moorage.sandbox.host import Limits, PolicyFault
 from moorage.sandbox.limits import CALL_ANSWER_BYTES_MAX
 
 TERMS = LeaseTerms(ttl_seconds=60)
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
-async def test_a_rule_finds_what_is_documented(bench):
-    code = bench.policy(
+@IN_ONE_LOOP
+async def test_a_rule_finds_what_is_documented(shared):
+    code = shared.policy(
         """
 data = input_data["cluster_data"]
 entry = data["c0"]
@@ -41,7 +43,7 @@ return {
         settings={"a": 1, "b": 1},
         parameters={"x": 1, "y": {"z": 1}},
     )
-    value = await bench.value(
+    value = await shared.value(
         code,
         {"need": 3},
         candidates=(ClusterId("c0"),),
@@ -87,7 +89,7 @@ return {
         "constructed_with": {"x": 9, "y": {"z": 1}},
         "context": {},
     }
-    plain = await bench.value(code)
+    plain = await shared.value(code)
     assert plain["settings"] == {"a": 1, "b": 1}
     assert plain["clusters"] == ["c0", "c1"]
     assert plain["resources"] is None
@@ -119,8 +121,9 @@ return {"version": version, "tags": input_data["cluster_data"]["c0"]["data"]["ta
     assert bench.registry.fetched == ["c0", "c1", "c0"]
 
 
-async def test_clients_answer_as_the_documented_classes_do(bench):
-    code = bench.policy("""
+@IN_ONE_LOOP
+async def test_clients_answer_as_the_documented_classes_do(shared):
+    code = shared.policy("""
 clusters, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
 out = {"tuple": type(clusters.read_cluster("c0")).__name__}
 out["read"] = clusters.read_cluster("c0")
@@ -135,7 +138,7 @@ except Exception as error:
     out["error"] = [type(error).__name__, str(error), error.status]
 return out
 """)
-    value = await bench.value(code)
+    value = await shared.value(code)
     assert value["tuple"] == "tuple"
     assert value["read"] == [True, {"client": "cluster_client", "arguments": ["c0"]}]
     assert value["query"][1]["arguments"] == [{"id": "c0"}]
@@ -240,6 +243,7 @@ return context["count"]
     assert await asyncio.gather(*more) == [2] * 400
 
 
+@IN_ONE_LOOP
 @pytest.mark.parametrize(
     ("body", "code", "reason"),
     [
@@ -249,20 +253,21 @@ return context["count"]
         ("x = bytearray(1 << 33)", Code.POLICY_MEMORY, "MemoryError"),
     ],
 )  # fmt: skip
-async def test_a_failure_says_what_and_where(bench, body, code, reason):
-    refusal = await bench.refusal(bench.policy(body))
+async def test_a_failure_says_what_and_where(shared, body, code, reason):
+    refusal = await shared.refusal(shared.policy(body))
     assert refusal.code == code
     assert reason in refusal.reason
     assert refusal.details["policy_rule_uri"] == "rule:1-test"
 
 
-async def test_numpy_values_and_tuples_are_answers(bench):
-    code = bench.policy("""
+@IN_ONE_LOOP
+async def test_numpy_values_and_tuples_are_answers(shared):
+    code = shared.policy("""
 import numpy as np
 fleet = input_data["fleet"]
 return {"gpus": (np.int64(1), 2), "free": fleet.gpu_free.sum(1), "x": np.float64(0.5), 3: True}
 """)
-    value = await bench.value(code)
+    value = await shared.value(code)
     assert value == {"gpus": [1, 2], "free": [4000] * 4, "x": 0.5, "3": True}
 
 
@@ -324,39 +329,40 @@ return {**proposal, "seen": seen}
             outstanding[f"q{number}"] = wish.share()
 
 
-async def test_check_names_file_line_and_column(bench):
+@IN_ONE_LOOP
+async def test_check_names_file_line_and_column(shared):
     def code(**files):
-        policy = bench.policy("return 1")
+        policy = shared.policy("return 1")
         named = {name.replace("__", "."): text.encode() for name, text in files.items()}
         return type(policy)(policy.ref, {**policy.files, **named})
 
-    good = await bench.sandbox.check(bench.policy("return 1"))
+    good = await shared.sandbox.check(shared.policy("return 1"))
     assert good.ok
     assert not good.management
-    result = await bench.sandbox.check(code(function__py="x = 1\ndef f(:\n    pass\n"))
+    result = await shared.sandbox.check(code(function__py="x = 1\ndef f(:\n    pass\n"))
     (finding,) = result.findings
     assert (finding.file, finding.line, finding.column) == ("function.py", 2, 7)
     assert finding.text == "def f(:\n      ^"
-    result = await bench.sandbox.check(code(function__py="import openai\n"))
+    result = await shared.sandbox.check(code(function__py="import openai\n"))
     assert "openai" in result.findings[0].message
     assert result.findings[0].line == 1
-    result = await bench.sandbox.check(code(function__py="class Other: pass"))
+    result = await shared.sandbox.check(code(function__py="class Other: pass"))
     assert result.findings[0].message == "there is no class AIOSv1PolicyRule; it has Other"
-    result = await bench.sandbox.check(code(function__py="def f():\n\tx = = 1\n"))
+    result = await shared.sandbox.check(code(function__py="def f():\n\tx = = 1\n"))
     assert result.findings[0].text == "\tx = = 1\n\t    ^"
     wrong = "class AIOSv1PolicyRule:\n    def __init__(self, rule_id): pass\n"
-    result = await bench.sandbox.check(code(function__py=wrong))
+    result = await shared.sandbox.check(code(function__py=wrong))
     assert [f.line for f in result.findings] == [2, 0]
-    result = await bench.sandbox.check(code(function__py=f"x = {'1 + ' * 50_000}\n"))
+    result = await shared.sandbox.check(code(function__py=f"x = {'1 + ' * 50_000}\n"))
     assert len(result.findings[0].text) <= 900
-    source = bench.policy("return 1").files["function.py"].decode()
+    source = shared.policy("return 1").files["function.py"].decode()
     for how in ("async def eval", "def eval"):
         body = "return 1" if how.startswith("async") else "yield 1"
         changed = source.replace("def eval", how).replace("return 1", body)
-        result = await bench.sandbox.check(code(function__py=changed))
+        result = await shared.sandbox.check(code(function__py=changed))
         assert "without async and yield" in result.findings[0].message
         assert result.findings[0].line == 5
-    result = await bench.sandbox.check(code(helper__py="x = ("))
+    result = await shared.sandbox.check(code(helper__py="x = ("))
     assert result.findings[0].file == "helper.py"
     broken = code(
         function__py=textwrap.dedent("""\
@@ -367,14 +373,15 @@ async def test_check_names_file_line_and_column(bench):
             def management(self, action, data): return 1
         """)
     )
-    result = await bench.sandbox.check(broken)
+    result = await shared.sandbox.check(broken)
     assert result.findings[0].message == "KeyError: 'limit'"
     assert result.findings[0].line == 3
     assert result.management
 
 
-async def test_sibling_files_can_be_imported(bench):
-    policy = bench.policy("import helper, pack.deep\nreturn [helper.X, pack.deep.Y, helper.Z]")
+@IN_ONE_LOOP
+async def test_sibling_files_can_be_imported(shared):
+    policy = shared.policy("import helper, pack.deep\nreturn [helper.X, pack.deep.Y, helper.Z]")
     files = {
         **policy.files,
         "helper.py": b"from pack.deep import Y as Z\nX = 1",
@@ -382,34 +389,38 @@ async def test_sibling_files_can_be_imported(bench):
         "pack/deep.py": b"from . import other\nY = other.W",
         "code/pack/other.py": b"W = 2",
     }
-    assert await bench.value(type(policy)(policy.ref, files)) == [1, 2, 2]
+    assert await shared.value(type(policy)(policy.ref, files)) == [1, 2, 2]
 
 
-async def test_management_answers_or_says_clearly_why_not(bench):
-    policy = bench.policy(
+@IN_ONE_LOOP
+async def test_management_answers_or_says_clearly_why_not(shared):
+    policy = shared.policy(
         "return 1\n\ndef management(self, action, data):\n    return [action, data]"
     )
     source = policy.files["function.py"].replace(b"        def man", b"    def man")
     policy = type(policy)(policy.ref, {"function.py": source})
-    assert await bench.sandbox.manage(policy, Tenant("t"), "state", {"a": 1}) == [
+    assert await shared.sandbox.manage(policy, Tenant("t"), "state", {"a": 1}) == [
         "state",
         {"a": 1},
     ]
     with pytest.raises(PolicyFault) as caught:
-        await bench.sandbox.manage(bench.policy("return 2"), Tenant("t"), "state", {})
+        await shared.sandbox.manage(shared.policy("return 2"), Tenant("t"), "state", {})
     assert caught.value.refusal.code == Code.UNSUPPORTED
 
 
-async def test_what_is_printed_and_logged_is_kept_up_to_a_cap(bench):
-    code = bench.policy("""
+@IN_ONE_LOOP
+async def test_what_is_printed_and_logged_is_kept_up_to_a_cap(shared):
+    code = shared.policy("""
 import logging
 print("printed"); logging.getLogger("mine").info("logged"); print("x" * input_data["inputs"]["n"])
 return 1
 """)
-    await bench.value(code, {"n": 10})
-    output = bench.sandbox.output(code.ref, Tenant("t"))["requests"]
+    await shared.value(code, {"n": 10})
+    output = shared.sandbox.output(code.ref, Tenant("t"))["requests"]
     assert output.startswith("printed\nINFO mine: logged\nxxxxxxxxxx\n")
     for _ in range(30):
-        await bench.value(code, {"n": 1_000_000})
-    assert len(bench.sandbox.output(code.ref, Tenant("t"))["requests"]) == 64 << 10
-    assert "more characters were dropped" in bench.sandbox.output(code.ref, Tenant("t"))["requests"]
+        await shared.value(code, {"n": 1_000_000})
+    assert len(shared.sandbox.output(code.ref, Tenant("t"))["requests"]) == 64 << 10
+    assert (
+        "more characters were dropped" in shared.sandbox.output(code.ref, Tenant("t"))["requests"]
+    )

@@ -17,6 +17,7 @@ from moorage.sandbox.host import CHECKS_MAX, CHECKS_WAITING_MAX, Limits, PolicyF
 from moorage.sandbox.nursery import RESTARTS_MAX
 
 TERMS = LeaseTerms(ttl_seconds=60)
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
 
 
 async def test_a_timeout_costs_the_head_only_and_nothing_is_lost_or_doubled(hasty):
@@ -134,9 +135,10 @@ async def test_it_rests_with_any_isolation(make_bench, isolation):
     assert isolation == "per_tenant" or not bench.sandbox._pool._groups
 
 
-async def test_cells_share_the_session_of_the_server_so_that_they_can_give_way_to_it(bench):
-    await bench.value(bench.policy("return 1"))
-    for pid in bench.sandbox._pool.nursery.living:
+@IN_ONE_LOOP
+async def test_cells_share_the_session_of_the_server_so_that_they_can_give_way_to_it(shared):
+    await shared.value(shared.policy("return 1"))
+    for pid in shared.sandbox._pool.nursery.living:
         assert os.getsid(pid) == os.getsid(0)
         assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal is for the server alone.
 
@@ -252,10 +254,11 @@ async def test_a_cell_is_replaced_after_so_many_evaluations(make_bench):
     assert bench.sandbox.report().counters["recycled"] >= 2
 
 
-async def test_new_defaults_of_the_same_content_take_effect(bench):
-    code = bench.policy("return parameters", parameters={"x": 1})
-    assert await bench.value(code) == {"x": 1}
-    assert await bench.value(type(code)(code.ref, code.files, {}, {"x": 2})) == {"x": 2}
+@IN_ONE_LOOP
+async def test_new_defaults_of_the_same_content_take_effect(shared):
+    code = shared.policy("return parameters", parameters={"x": 1})
+    assert await shared.value(code) == {"x": 1}
+    assert await shared.value(type(code)(code.ref, code.files, {}, {"x": 2})) == {"x": 2}
 
 
 async def test_unsafe_mode_works_and_says_so_loudly(make_bench):
@@ -266,8 +269,9 @@ async def test_unsafe_mode_works_and_says_so_loudly(make_bench):
     assert await bench.value(bench.policy("return open('/proc/self/comm').read() != ''")) is True
 
 
-async def test_the_report_names_the_layers_and_every_attack(bench):
-    report = bench.sandbox.report()
+@IN_ONE_LOOP
+async def test_the_report_names_the_layers_and_every_attack(shared):
+    report = shared.sandbox.report()
     assert report.mode == "jail"
     assert report.warning == ""
     assert "seccomp" in report.layers
@@ -395,7 +399,7 @@ async def test_a_zygote_that_dies_all_the_time_is_refused_at_once_and_tried_late
 async def test_few_policies_are_checked_at_a_time_and_few_may_wait(make_bench):
     bench = await make_bench(limits=Limits(load_seconds=0.2))
     loop = bench.policy("return 1", "loop")
-    loop = type(loop)(loop.ref, {"function.py": b"while True: pass\n"})
+    loop = type(loop)(loop.ref, {"function.py": b"import time\ntime.sleep(60)\n"})
     number = CHECKS_MAX + CHECKS_WAITING_MAX + 3
 
     async def check(tenant):

@@ -9,6 +9,8 @@ from moorage.model import Ask, Cluster, ClusterId, Code, Node, NodeId, RequestId
 from moorage.policy import Fleet
 from moorage.sandbox.host import Document, Limits, PolicyCode, PolicyFault, Trial
 
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
+
 
 class World:
     """The services of a trial."""
@@ -67,20 +69,23 @@ async def test_a_trial_sees_its_own_world_and_leaves_no_trace(bench):
     assert await bench.value(code) == [1, 4, 2], "nothing of the trials is in the context"
 
 
-async def test_plain_input_is_tried_too(bench):
-    code = bench.policy("return [input_data, parameters]", parameters={"p": 1})
-    (found,) = await outcomes(bench, code, plain(code, [1, "x"]))
+@IN_ONE_LOOP
+async def test_plain_input_is_tried_too(shared):
+    code = shared.policy("return [input_data, parameters]", parameters={"p": 1})
+    (found,) = await outcomes(shared, code, plain(code, [1, "x"]))
     assert found.value == [[1, "x"], {"p": 1}]
 
 
-async def test_a_rule_that_raises_spoils_only_its_own_trial(bench):
-    code = bench.policy("return 1 / input_data['inputs']['by']")
+@IN_ONE_LOOP
+async def test_a_rule_that_raises_spoils_only_its_own_trial(shared):
+    code = shared.policy("return 1 / input_data['inputs']['by']")
     trials = [trial(code, number, {"by": by}) for number, by in enumerate((1, 0, 2))]
-    first, second, third = await outcomes(bench, code, *trials)
+    first, second, third = await outcomes(shared, code, *trials)
     assert (first.value, third.value) == (1.0, 0.5)
     assert second.refusal.code is Code.POLICY_ERROR
 
 
+@IN_ONE_LOOP
 @pytest.mark.parametrize(
     ("body", "code"),
     [
@@ -89,8 +94,8 @@ async def test_a_rule_that_raises_spoils_only_its_own_trial(bench):
         ("import os; os.write(3, b'x' * 100)", Code.POLICY_CRASHED),
     ],
 )
-async def test_after_the_death_of_the_cell_the_others_have_its_refusal(hasty, body, code):
-    bench = hasty
+async def test_after_the_death_of_the_cell_the_others_have_its_refusal(shared_hasty, body, code):
+    bench = shared_hasty
     policy = bench.policy(body)
     found = await outcomes(bench, policy, *(trial(policy, number) for number in range(3)))
     assert [each.refusal.code for each in found] == [code] * 3
@@ -142,14 +147,15 @@ async def test_what_eval_returns_is_judged_by_the_host(bench):
     assert bench.sandbox.report().counters["failures"] == 1
 
 
-async def test_plain_calls_and_commands_are_guarded(bench):
-    policy = bench.policy("return input_data or parameters")
+@IN_ONE_LOOP
+async def test_plain_calls_and_commands_are_guarded(shared):
+    policy = shared.policy("return input_data or parameters")
     more = b"    def management(self, action, data): return [action, data]\n"
     files = {"function.py": policy.files["function.py"] + more}
     code = guarded(PolicyCode(policy.ref, files))
 
     async def evaluate(given, **parameters):
-        return await bench.sandbox.evaluate(
+        return await shared.sandbox.evaluate(
             code, Tenant("t"), given, parameters=parameters, settings={}
         )
 
@@ -158,6 +164,6 @@ async def test_plain_calls_and_commands_are_guarded(bench):
     for wrong in (evaluate("wrong"), evaluate(None, no=1), evaluate("never")):
         with pytest.raises(PolicyFault, match="not that"):
             await wrong
-    assert await bench.sandbox.manage(code, Tenant("t"), "yes", 1) == ["yes", {"data": 1}]
+    assert await shared.sandbox.manage(code, Tenant("t"), "yes", 1) == ["yes", {"data": 1}]
     with pytest.raises(PolicyFault, match="not that"):
-        await bench.sandbox.manage(code, Tenant("t"), "no", 1)
+        await shared.sandbox.manage(code, Tenant("t"), "no", 1)
