@@ -463,3 +463,42 @@ def test_output_that_grows_fast_is_looked_at_again_soon(tmp_path):
     assert log.stat().st_size == 32_000
     log.write_bytes(b"x" * 33_000)
     assert not supervisor.bound_output(str(log), 64_000), "growth is counted from what was left"
+
+
+def granted(folder: Path, fencing: int, script: str, attempt: int = 1, **more) -> Order:
+    """Order a service that never answers, for one grant of a lease; it notes down each start."""
+    command = ["sh", "-c", f"echo $$ >> {folder}/starts; {script}"]
+    spec = ServiceResourceSpec(command=command, port=0, readiness=Readiness(path="/"))
+    return Order("a", spec, environment={"MOORAGE_FENCING": str(fencing)}, attempt=attempt, **more)
+
+
+@pytest.mark.parametrize("moment", ["put away", "being put away"])
+@pytest.mark.parametrize(
+    ("script", "kind", "reason", "more"),
+    [
+        ("echo no such model; exit 4", EngineError, "exit status 4: no such model", {}),
+        ("exec sleep 1000", TimeoutError, "not ready within 0.3 s", {"timeout_seconds": 0.3}),
+    ],
+)
+async def test_a_start_that_failed_is_not_made_again_when_the_daemon_dies_in_that_moment(
+    engine, tmp_path, moment, script, kind, reason, more
+):
+    """Before it could write down that it failed: after it, the same start is ordered again."""
+    order = granted(tmp_path, 7, script, **more)
+    with pytest.raises(kind, match=reason):
+        await engine.start(order)
+    (ended,) = (tmp_path / "ended").iterdir()
+    if moment == "being put away":
+        ended.rename(tmp_path / "running" / "a")
+    after, told = LocalEngine(tmp_path), []
+    after.listen(told.append)
+    with pytest.raises(EngineError, match=reason):
+        await after.start(order)
+    assert len(starts(tmp_path)) == 1
+    assert told[0].phase is Phase.FAILED
+    assert kind is TimeoutError or told[0].exit_code == 4
+    assert list(await after.discover()) == []
+    with pytest.raises(kind, match=reason):
+        await after.start(granted(tmp_path, 8, script, attempt=2, **more))
+    assert len(starts(tmp_path)) == 2, "another grant is another start"
+    await after.close()

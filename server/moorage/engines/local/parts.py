@@ -61,7 +61,10 @@ class Part(abc.ABC):
 
     async def start(self, order: Order) -> Workload:
         """Start a workload and wait until it is ready; see `Engine.start`."""
+        fencing = order.environment.get("MOORAGE_FENCING", "")
         try:
+            if fencing:  # Or it is no start that may be ordered again.
+                await asyncio.to_thread(self._not_again, order, fencing)
             async with asyncio.timeout(order.timeout_seconds):
                 return await self._bring_up(order)
         except BaseException as error:
@@ -69,10 +72,16 @@ class Part(abc.ABC):
             with contextlib.suppress(EngineError):
                 lines = await finished(asyncio.to_thread(self._tail, order.id))
                 tail = "; ".join(lines[-_LINES_SHOWN:])
-            await finished(self.stop(order.id))
-            if isinstance(error, TimeoutError):
+            late = isinstance(error, TimeoutError)
+            reason = str(error)
+            if late:
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
-                raise TimeoutError(f"{reason}{': ' if tail else ''}{tail}") from None
+                reason += f"{': ' if tail else ''}{tail}"
+            if fencing and (late or isinstance(error, EngineError)):
+                await finished(asyncio.to_thread(self._shelf.fail, order.id, fencing, reason))
+            await finished(self.stop(order.id))
+            if late:
+                raise TimeoutError(reason) from None
             raise
 
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
@@ -174,6 +183,18 @@ class Part(abc.ABC):
         if order is None:
             raise UnknownWorkloadError(workload)
         return order
+
+    def _not_again(self, order: Order, fencing: str) -> None:
+        """Refuse a start that has failed already, and was ordered again after a crash. Blocks.
+
+        Raises:
+            EngineError: It says what was said then.
+
+        """
+        failed = self._shelf.failure(order.id, order.attempt, fencing)
+        if failed is not None:
+            self._tell(failed)
+            raise EngineError(failed.detail)
 
     @contextlib.contextmanager
     def _alone(self, workload: str) -> Iterator[None]:

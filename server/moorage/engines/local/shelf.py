@@ -10,6 +10,7 @@ that was killed had begun is found by the next one.
                      /exit.json      written by the supervisor when nothing is left of it
                      /output.log     what the workload wrote
                      /stop           made by the engine when it is to be stopped
+                     /failed.json    written by the engine when it did not get ready
     ROOT/ended/NAME@ATTEMPT/         the last `ENDED_MAX` that were stopped, for their output
 """
 
@@ -118,6 +119,29 @@ class Shelf:
     def forbidden(self, workload: str) -> bool:
         """Return whether a workload is to be stopped."""
         return (self.folder(workload) / "stop").exists()
+
+    def fail(self, workload: str, fencing: str, reason: str) -> None:
+        """Write down that a workload did not get ready, before what is left of it is put away.
+
+        Who ordered it may be killed before it has written that down itself, and order the same
+        start again: that one is over.
+        """
+        folder = self.folder(workload)
+        code = (read(folder / "exit.json") or {}).get("code")
+        with contextlib.suppress(FileNotFoundError):
+            note = {"fencing": fencing, "reason": reason, "code": code}
+            write(folder / "failed.json", note)
+
+    def failure(self, workload: str, attempt: int, fencing: str) -> Workload | None:
+        """Return how a start of a workload failed before; None where this very start did not."""
+        for folder in (self.folder(workload), self._archived(workload, attempt)):
+            note = read(folder / "failed.json")
+            if note is not None and note["fencing"] == fencing:
+                reason, code = note["reason"], note["code"]
+                return Workload(
+                    workload, Phase.FAILED, detail=reason, exit_code=code, log_tail=tail(folder)
+                )
+        return None
 
     def archive(self, workload: str) -> None:
         """Put the folder of a stopped workload away."""
