@@ -35,8 +35,10 @@ class Visits:
     async def _visit(self, name):
         async with self.turns.turn(name[0]):
             self.inside.append(name)
-            await self.ends[name].wait()
-            self.inside.remove(name)
+            try:
+                await self.ends[name].wait()
+            finally:
+                self.inside.remove(name)
 
     async def leave(self, *names):
         for name in names:
@@ -115,6 +117,23 @@ async def test_who_goes_away_while_it_waits_is_forgotten(visits, turns):
     await visits.leave("e1", "e2", "f1")
     assert not turns._waiting
     assert not turns._held
+
+
+async def test_all_may_go_away_in_one_moment_and_somebody_come_in_it(visits, turns):
+    """As when a server stops: turns are given back before those who wait know they are gone."""
+    flood = [f"a{number}" for number in range(2 + WAITING)]
+    await visits.come(*flood)
+    for name in flood:
+        visits.tasks[name].cancel()
+    # These come after those were cancelled, and before their tasks have heard of it.
+    await visits.come("b1", "c1")
+    await asyncio.gather(*(visits.tasks[name] for name in flood), return_exceptions=True)
+    assert all(visits.tasks[name].cancelled() for name in flood)
+    assert visits.inside == ["b1", "c1"]
+    await visits.leave("b1", "c1")
+    assert not turns._waiting
+    assert not turns._held
+    assert turns._free == AT_ONCE
 
 
 async def test_with_one_turn_there_is_still_one():

@@ -75,7 +75,7 @@ class Turns:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                self._leave(tenant, place)
+                self._leave(tenant, place)  # Where whoever served others has not seen it gone.
             elif place.exception() is None:  # Its turn came in the same moment.
                 self._give_back(tenant)
             raise
@@ -92,12 +92,15 @@ class Turns:
             raise fault
         place = self._waiting[most][-1]
         self._leave(most, place)
-        place.set_exception(fault)
+        if not place.cancelled():  # Else its task does not know yet.
+            place.set_exception(fault)
 
     def _leave(self, tenant: str, place: _Place) -> None:
-        self._waiting[tenant].remove(place)
-        if not self._waiting[tenant]:
-            del self._waiting[tenant]
+        waiting = self._waiting.get(tenant, deque[_Place]())
+        if place in waiting:
+            waiting.remove(place)
+            if not waiting:
+                del self._waiting[tenant]
 
     def _serve(self) -> None:
         """Give what is free to those who hold least, in turns."""
@@ -108,6 +111,8 @@ class Turns:
             tenant = min(able, key=lambda each: self._held[each])
             place = self._waiting[tenant][0]
             self._leave(tenant, place)
+            if place.cancelled():  # Its task does not know yet.
+                continue
             if tenant in self._waiting:
                 self._waiting[tenant] = self._waiting.pop(tenant)
             self._take(tenant)
