@@ -2,7 +2,8 @@
 
 The rule comes in by the door of uploads; every request goes through the allocator's core, which
 verifies what the rule proposes; everything is done again, in cells that share nothing and hash
-texts in another way, and must come out the same. A rule that passes here passes on a server.
+texts in another way, and must come out the same. A rule that passes here passes on a server, also
+on a fresh one: it is asked there where no cluster has metrics, too.
 """
 
 import asyncio
@@ -36,6 +37,8 @@ PROFILE_FACTOR: Final = 20
 """A trace at every line costs about this much."""
 PROFILE_REQUESTS: Final = 12
 """Evaluated with a trace; the built-in ones have one of everything among the first."""
+BARE_REQUESTS: Final = 12
+"""Asked where there are no metrics."""
 TIMEOUTS_MAX: Final = 3
 """After so many no further request is asked: the rule has shown what it does."""
 VALUE_CHARACTERS_MAX: Final = 300
@@ -155,6 +158,8 @@ async def try_rule(job: Job) -> Report:
         _judge(report, report.requests)
     else:
         _judge(report, await _again(job, report, wanted, seconds))
+        if not job.clusters:  # Of those, none has metrics.
+            await _without_metrics(job, report, wanted[:BARE_REQUESTS])
     if job.profile or stuck or report.p50_seconds > SLOW_SECONDS:
         report.profile = await _profile(job, record, wanted)
     return report
@@ -195,16 +200,45 @@ async def _again(
     return again
 
 
+async def _without_metrics(job: Job, report: Report, wanted: Sequence[Document]) -> None:
+    """Ask where no cluster has metrics, as on every server until somebody posts some."""
+    known = {_fault(tried) for tried in report.requests}
+    async with Rehearsal(job.mode, hash_seed=HASH_SEEDS[0]) as rehearsal:
+        record = await rehearsal.upload(job.rule)
+        played = await _play(rehearsal, record, job, wanted, metrics=False)
+    faults = [each for each in enumerate(played) if _fault(each[1]) not in {*known, ""}]
+    if faults:
+        number, tried = faults[0]
+        report.find(
+            f"request {number}, where no cluster has metrics: {_fault(tried)}{_likewise(faults)}."
+            " There `cluster_metrics` is None, and `get_cluster` raises"
+        )
+
+
+def _fault(tried: Tried) -> str:
+    return f"{tried.outcome}: {tried.detail}" if tried.outcome in _AT_FAULT else ""
+
+
+def _likewise(numbers: Sequence[Any]) -> str:
+    return f" ({len(numbers) - 1} more requests likewise)" if len(numbers) > 1 else ""
+
+
 async def _play(
-    rehearsal: Rehearsal, record: PolicyRecord, job: Job, wanted: Sequence[Document]
+    rehearsal: Rehearsal,
+    record: PolicyRecord,
+    job: Job,
+    wanted: Sequence[Document],
+    *,
+    metrics: bool = True,
 ) -> list[Tried]:
+    measured = {each["clusterId"]: each for each in examples.metrics()} if metrics else {}
     try:
         if job.clusters:
             for document in job.clusters:
                 await rehearsal.add_cluster(document)
         else:
-            for document, metrics in zip(examples.clusters(), examples.metrics(), strict=True):
-                await rehearsal.add_cluster(document, metrics)
+            for document in examples.clusters():
+                await rehearsal.add_cluster(document, measured.get(document["id"]))
     except ServiceError as error:
         raise TrialError(f"a cluster document is not one: {error.reason}") from error
     # Loading the rule is not part of the first evaluation's time.
@@ -304,11 +338,10 @@ def _judge(report: Report, again: Sequence[Tried]) -> None:
     report.outcomes = dict(Counter(tried.outcome for tried in report.requests).most_common())
     faults: dict[str, list[int]] = {}
     for number, tried in enumerate(report.requests):
-        if tried.outcome in _AT_FAULT:
-            faults.setdefault(f"{tried.outcome}: {tried.detail}", []).append(number)
+        if fault := _fault(tried):
+            faults.setdefault(fault, []).append(number)
     for fault, numbers in faults.items():
-        others = f" ({len(numbers) - 1} more requests likewise)" if len(numbers) > 1 else ""
-        report.find(f"request {numbers[0]}: {fault}{others}")
+        report.find(f"request {numbers[0]}: {fault}{_likewise(numbers)}")
     differing = _differing(report, again)
     if differing:
         number, first, second = differing[0]
