@@ -317,7 +317,7 @@ class Worker:
         if not isinstance(frame, frames.Answer):
             return None, "the host answered another question", 0
         if frame.lasts:
-            self._kept.keep(method, {argument: frame.value})
+            self._kept.keep_one(method, argument, frame.value)
         return (None if frame.message else _decode(frame.value)), frame.message, frame.status
 
     def _ask_context(self, method: str, arguments: list[Any]) -> tuple[int, bytes]:

@@ -142,7 +142,6 @@ class Cell(asyncio.Protocol):
         """
         assert self._told is not None  # `load` came first.
         work.nonce = nonces.draw()
-        services = self._services(work)
         try:
             data = frames.pack(self._told.frame(work))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -150,8 +149,9 @@ class Cell(asyncio.Protocol):
         if len(data) > HOST_FRAME_BYTES_MAX:
             return Refusal(Code.TOO_LARGE, f"{len(data)} bytes for one evaluation")
         self._told.sent(work)
-        news = self._told.news(services)
-        self._push(work, news + data if news else data)
+        if self._told.behind:
+            data = self._told.news(self._services(work)) + data
+        self._push(work, data)
         return None
 
     def settle(self, request: str) -> None:
@@ -344,11 +344,11 @@ class Cell(asyncio.Protocol):
     def _call(self, head: Work, frame: frames.Call) -> None:
         """Answer an injected client; what is in memory at once, a task costs as much again."""
         refused = self._admit(head)
+        assert self._told is not None  # `load` came first.
         services = self._services(head)
         answer: frames.Answer | None = None
         more: bytes = b""
         if frame.client == "context_client":
-            assert self._told is not None  # `load` came first.
             if not refused:
                 answer = self._told.contexts.answer(head.tenant, head.chain, frame)
         else:
@@ -363,7 +363,8 @@ class Cell(asyncio.Protocol):
                 if head.consult is not None and not answer.message:
                     # The frames of nothing else say what is stale.
                     answer.lasts = True
-                    more = self._ahead(head, services, frame.method, arguments[0])
+                    self._told.keeps(frame.method, arguments)
+                    more = self._told.ahead(services, head, frame.method, arguments[0])
         self._reply(head, answer or frames.Answer(frame.nonce, b"", refused, 0), more)
 
     def _want(self, head: Work, frame: frames.Want) -> None:
@@ -381,7 +382,7 @@ class Cell(asyncio.Protocol):
         self._told.keeps(frames.DOCUMENTS, wanted)
         *before, last = answering.answer_want(services, frame, wanted)
         one = len(wanted) == 1  # As in a loop over them.
-        more = self._ahead(head, services, frames.DOCUMENTS, wanted[0]) if one else b""
+        more = self._told.ahead(services, head, frames.DOCUMENTS, wanted[0]) if one else b""
         for answer in before:
             self._reply(head, answer)
         self._reply(head, last, more)
@@ -391,14 +392,6 @@ class Cell(asyncio.Protocol):
 
     def _services(self, head: Work) -> Services:
         return self._owner.services if head.trial is None else head.trial.services
-
-    def _ahead(self, head: Work, services: Services, kind: str, cluster_id: str) -> bytes:
-        """Return what goes behind the answer to a call that lasts."""
-        assert self._told is not None  # `load` came first.
-        self._told.keeps(kind, (cluster_id,))
-        if head.consult is None or head.trial is not None:
-            return b""
-        return self._told.ahead(services, kind, cluster_id, head.consult.ask.candidates)
 
     def _admit(self, head: Work) -> str:
         """Count one more call, and return why it is not answered."""
@@ -450,8 +443,9 @@ class Cell(asyncio.Protocol):
     ) -> None:
         assert self._told is not None  # `load` came first.
         data = frames.pack(answer) + more
-        news = self._told.news(self._services(head))
-        self._outgoing.append(news + data if news else data)
+        if self._told.behind:
+            data = self._told.news(self._services(head)) + data
+        self._outgoing.append(data)
         self._ahead_bytes = len(more)
         self.flush()
 

@@ -23,6 +23,14 @@ class Kept:
         """Return all of one kind, by cluster."""
         return self._kinds.get(kind, _NONE)
 
+    def keep_one(self, kind: str, name: str, packed: bytes) -> None:
+        """Keep the answer to a call, if there is room for it."""
+        size = self._bytes + len(packed) + KEPT_ENTRY_BYTES
+        kept = self._kinds.setdefault(kind, {})
+        if size <= KEPT_BYTES_MAX and name not in kept:
+            kept[name] = packed
+            self._bytes = size
+
     def keep(self, kind: str, items: Mapping[str, bytes], bytes_max: int = KEPT_BYTES_MAX) -> None:
         """Keep what there is room for, and what is not kept yet."""
         kept = self._kinds.setdefault(kind, {})

@@ -10,6 +10,7 @@ answer.
 """
 
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -70,6 +71,7 @@ class Told:
 
     Attributes:
         contexts: Those of the cell.
+        behind: Something has changed of what the cell keeps: `news` goes before the next frame.
 
     """
 
@@ -80,9 +82,10 @@ class Told:
         self._world = world
         self._version = self._layout = -1
         self._settled: list[str] = []
+        self.behind = False
         self._stale: dict[str, list[str]] | None = {}
         """Changed clusters, each with the kinds that the cell kept; None: more than are counted."""
-        self._kept: dict[str, set[str]] = {}
+        self._kept: defaultdict[str, set[str]] = defaultdict(set)
         """By kind, of which clusters the cell may keep something."""
 
     def frame(self, work: Work) -> frames.Evaluate | frames.Manage | frames.Apply:
@@ -113,6 +116,7 @@ class Told:
             if cluster_id in kept:
                 kept.discard(cluster_id)
                 self._stale.setdefault(cluster_id, []).append(kind)
+                self.behind = True
         if len(self._stale) > STALE_MAX:
             self._stale = None
             self._kept.clear()
@@ -122,8 +126,7 @@ class Told:
 
         With them goes what holds now, as it does of the fleet's rows: as much as is sent ahead.
         """
-        if self._stale == {}:
-            return b""
+        self.behind = False
         stale, self._stale = self._stale, {}
         if stale is None:
             return frames.pack(frames.Keep(None, "", {}))
@@ -138,23 +141,29 @@ class Told:
 
     def keeps(self, kind: str, cluster_ids: Iterable[str]) -> None:
         """Note that the cell is sent something of these clusters now, and may keep it."""
-        self._kept.setdefault(kind, set()).update(cluster_ids)
+        self._kept[kind].update(cluster_ids)
 
-    def ahead(
-        self, services: Services, kind: str, cluster_id: str, candidates: tuple[str, ...] | None
-    ) -> bytes:
+    def ahead(self, services: Services, work: Work, kind: str, cluster_id: str) -> bytes:
         """Return a frame with what follows what a rule asks for, where the cell keeps it not yet.
 
         Rules go through the clusters in their order; those that do not have them all before long,
         too, and then wait for the host no more.
         """
-        kept = self._kept.get(kind, ())
-        ids = self._world.fleet.cluster_ids if candidates is None else candidates
-        place = _place(ids, cluster_id, ordered=candidates is None)
-        if place is None or len(kept) >= AHEAD_KEPT_MAX:
+        if work.consult is None or work.trial is not None:
+            return b""  # Nothing else is told what is stale, or lasts.
+        candidates = work.consult.ask.candidates
+        if candidates is None:
+            ids = self._world.fleet.cluster_ids  # Sorted.
+            place = bisect_left(ids, cluster_id)
+            found = place < len(ids) and ids[place] == cluster_id
+        else:
+            ids, found = candidates, cluster_id in candidates
+            place = ids.index(cluster_id) if found else 0
+        kept = self._kept[kind]
+        if not found or len(kept) >= AHEAD_KEPT_MAX:
             return b""
-        following = ids[place + 1 : place + 1 + AHEAD_MAX]
-        return self._bring(services, kind, [name for name in following if name not in kept])
+        following = [name for name in ids[place + 1 : place + 1 + AHEAD_MAX] if name not in kept]
+        return self._bring(services, kind, following) if following else b""
 
     def _bring(
         self, services: Services, kind: str, cluster_ids: Sequence[str], stale: tuple[str, ...] = ()
@@ -185,7 +194,8 @@ class Told:
         if work.trial is None:
             snapshot, parts, rows = self._changes()
         else:
-            self._stale = None  # Each trial has documents of its own under the same ids.
+            # Each trial has documents of its own under the same ids.
+            self.behind, self._stale = True, None
             self._kept.clear()
             snapshot, parts, rows = _encoder.encode(work.trial.fleet.snapshot()), (), ()
         work.snapshot_bytes = 0 if snapshot is None else len(snapshot)
@@ -219,10 +229,3 @@ class Told:
         told = ((row, *fleet.capacity(row)) for row in changed)
         rows = tuple((row, cpu, memory, tuple(gpus)) for row, cpu, memory, gpus in told)
         return None, tuple(map(self._world.part, spliced)), rows
-
-
-def _place(ids: tuple[str, ...], cluster_id: str, *, ordered: bool) -> int | None:
-    if ordered:
-        place = bisect_left(ids, cluster_id)
-        return place if place < len(ids) and ids[place] == cluster_id else None
-    return ids.index(cluster_id) if cluster_id in ids else None
