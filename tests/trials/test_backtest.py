@@ -71,6 +71,27 @@ async def test_a_rule_beside_itself_differs_in_nothing(trace):
     assert outcome["differing"][0]["asks"] == 0
 
 
+async def test_schemas_complete_what_is_asked_or_refuse_it_as_on_a_server(trace):
+    source = (
+        "from moorage.policy import best_rows, propose, read_demand\n"
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters): pass\n"
+        "    def eval(self, parameters, input_data, context):\n"
+        "        fleet, demand = input_data['fleet'], read_demand(input_data)\n"
+        "        scores = fleet.feasible(demand) * input_data['inputs']['weight']\n"
+        "        return propose(fleet, demand, best_rows(fleet, demand, scores))\n"
+    )
+    weight = {"type": "number", "default": 2}
+    rules = [
+        {"policy_rule_uri": uri, "code": source, "policy_input_schema": {"weight": schema}}
+        for uri, schema in (("has:1-x", weight), ("wants:1-x", {**weight, "required": True}))
+    ]
+    del rules[1]["policy_input_schema"]["weight"]["default"]
+    has, wants = (await backtest(Job(rules, **trace, limit=5)))["rules"]
+    assert has["granted"] == 5
+    assert wants["refusals"] == {"bad_message": 5}
+
+
 async def test_by_its_own_times_requests_wait_and_end(trace):
     job = Job(shipped("first_fit"), **trace, timed=True)
     (at_once,) = (await backtest(job))["rules"]

@@ -7,10 +7,10 @@ the sandbox's host what the rule is told and what it answers. The mini-language 
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from moorage.model import Code
+from moorage.model import Ask, Code
 from moorage.policy.schema import Pattern, Schema, SchemaError
 from moorage.policy.schema_reader import read_schema
 from moorage.protocol.faults import ServiceError
@@ -95,6 +95,17 @@ class PolicySchemas:
             self._checked(self.parameters, parameters, "parameters", self.parameters_completed),
             self._checked(self.settings, settings, "settings", self.settings_completed),
         )
+
+    def completed(self, ask: Ask) -> Ask:
+        """Return a request that was not admitted for this policy as it would have been.
+
+        Raises:
+            ServiceError: `bad_message`.
+
+        """
+        parameters, settings = self.overrides(ask.parameters, ask.settings)
+        inputs = self.given(ask.inputs)
+        return replace(ask, inputs=inputs, parameters=parameters, settings=settings)
 
     def judge(self, value: Any) -> None:
         """Check what the rule returned.

@@ -19,7 +19,6 @@ from prometheus_client.metrics_core import Metric
 
 from moorage.catalog.aliases import Alias
 from moorage.catalog.base import Catalog
-from moorage.catalog.schemas import PolicySchemas
 from moorage.core.events import ConsultFailed, Proposed
 from moorage.core.state import State
 from moorage.core.verify import Unsound, verify
@@ -262,8 +261,10 @@ class Shadows:
             shadow.asked += 1
             key = (ask.id, consult.consultation)
             pair = shadow.pairs[key] = Pair(ask, time.monotonic(), self._undecided() <= 1)
+            asked = consult
             try:
-                asked = _by_schemas(consult, record.schemas)
+                if record.schemas is not None:  # They may be others than the active version's.
+                    asked = replace(consult, ask=record.schemas.completed(ask))
             except ServiceError as error:
                 pair.candidate = Side(0.0, refusal=refusal_of(error))
                 continue
@@ -324,22 +325,6 @@ class Shadows:
             rows += [((shadow.alias, shadow.candidate, w), float(n)) for w, n in counts.items()]
         labels = ("alias", "policy", "what")
         yield gauges_of("moorage_shadow", "What a shadow was asked and answered", labels, rows)
-
-
-def _by_schemas(consult: Consult, schemas: PolicySchemas | None) -> Consult:
-    """Return a question as a candidate gets it, whose schemas may be others.
-
-    Raises:
-        ServiceError: They do not allow it.
-
-    """
-    if schemas is None:
-        return consult
-    ask = consult.ask
-    parameters, settings = schemas.overrides(ask.parameters, ask.settings)
-    inputs = schemas.given(ask.inputs)
-    asked = replace(ask, inputs=inputs, parameters=parameters, settings=settings)
-    return replace(consult, ask=asked)
 
 
 def _rules_fault(turn: Turn) -> Refusal | None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
+from moorage.catalog.base import PolicyRecord
 from moorage.core.words import Answer, LeaseNews, Refusal
+from moorage.daemon.answers import refusal_of
 from moorage.model import Ask, Demand, Placement
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
@@ -161,7 +163,7 @@ async def _play(
                 await rehearsal.step(change[1])
                 change = next(changes, None)
             await rehearsal.pass_to(at)
-            decisions.append((at, await rehearsal.ask(replace(ask, policy=record.ref))))
+            decisions.append((at, await _asked(rehearsal, record, ask)))
             demanded += _gpu_milli(ask)
             if number % every == 0 or number == len(line.asks) - 1:
                 fleet = rehearsal.allocator.state.fleet
@@ -169,6 +171,17 @@ async def _play(
         await _let_wait(rehearsal)
     _sum_up(run, decisions)
     return run, {str(decision.ask.id): _outcome(decision.answer) for _, decision in decisions}
+
+
+async def _asked(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decision:
+    """Put an ask as admission would: a rule's schemas complete it, or refuse it."""
+    ask = replace(ask, policy=record.ref)
+    try:
+        if record.schemas is not None:
+            ask = record.schemas.completed(ask)
+    except ServiceError as error:
+        return Decision(ask, refusal_of(error))
+    return await rehearsal.ask(ask)
 
 
 async def _let_wait(rehearsal: Rehearsal) -> None:
