@@ -244,8 +244,95 @@ def test_a_reset_that_fails_ends_it(server, tmp_path):
     bad = run(server, provision=provision(reset_command=["false"]))
     in_state(server, bad, "active")
     release(server, bad)
-    assert in_state(server, bad, "ended")["reason"] == "released"
+    told = in_state(server, bad, "ended")["reason"]
+    assert told == "released; not kept warm: its reset ended with 1: "
     assert status(server, lease)["state"] == "warm"
+
+
+def test_why_something_was_not_kept_warm_is_told_to_all_who_ask(server):
+    given = provision(reset_command=["sh", "-c", "echo no such table >&2; exit 3"])
+    lease = run(server, provision=given)
+    in_state(server, lease, "active")
+    with server.socket() as watching:
+        watching.send(json.dumps({"op": "watch", "topics": ["leases"], "id": 1}))
+        assert json.loads(watching.recv(30))["success"]
+        release(server, lease)
+        news = {"event": ""}
+        while news["event"] != "ended":
+            news = json.loads(watching.recv(30))
+    assert "not kept warm: its reset ended with 3: no such table" in news["data"]["reason"]
+    assert status(server, lease)["reason"] == news["data"]["reason"]
+    why = server.say({"op": "why", "lease": lease["id"]})[0]["data"]
+    assert "no such table" in json.dumps(why)
+
+
+def test_a_reset_that_hangs_holds_nobody_up(server):
+    """Who needs its place has it at once; so does a flush."""
+    hangs = provision(reset_command=["sleep", "1000"])
+    first = run(server, gpus=2, provision=hangs)
+    in_state(server, first, "active")
+    release(server, first)
+    assert status(server, first)["state"] == "ending"
+    began = time.monotonic()
+    other = run(server, gpus=1, provision=None)
+    assert time.monotonic() - began < 15, "long before the reset is given up"
+    assert in_state(server, first, "ended")["reason"].startswith("evicted")
+    release(server, other)
+    second = run(server, provision=hangs)
+    in_state(server, second, "active")
+    release(server, second)
+    assert server.say({"op": "flush"})[0]["data"] == {"flushed": [second["id"]]}
+    assert in_state(server, second, "ended")["reason"] == "flushed"
+    assert marked(server.data) == {}
+
+
+def test_what_is_asked_for_while_it_is_reset_is_waited_for(server):
+    given = provision(reset_command=["sleep", "0.5"])
+    first = run(server, gpus=2, provision=given)
+    in_state(server, first, "active")
+    (pid,) = marked(server.data)[first["id"]]
+    release(server, first)
+    second = run(server, gpus=2, provision=given)
+    assert second["workload"]["warm"]
+    in_state(server, second, "active")
+    assert marked(server.data) == {first["id"]: {pid}}
+
+
+SERVE = "import http.server as h, os; "
+SERVE += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
+
+
+@pytest.mark.parametrize("when", ["before its release", "while it is warm"])
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_service_that_answers_no_more_is_not_handed_on(server, when, how, tmp_path):
+    """Its shell lives on, so nobody sees it end."""
+    script = f"""{sys.executable} -c "{SERVE}" & echo $! > pid; wait; exec sleep 1000"""
+    probe = {"path": "/", "timeout_seconds": 0.3}
+    spec = {"category": "service", "readiness": probe, "workdir": str(tmp_path)}
+    given = provision(["sh", "-c", script], stop_seconds=0, **spec)
+    first = run(server, gpus=2, provision=given)
+    endpoint = in_state(server, first, "active")["workload"]["endpoint"]
+    pid = int((tmp_path / "pid").read_text())
+    if when == "before its release":
+        os.kill(pid, how)
+        release(server, first)
+        reason = in_state(server, first, "ended")["reason"]
+        assert reason == "released; not kept warm: it runs, and does not answer any more"
+    else:
+        release(server, first)
+        in_state(server, first, "warm")
+        os.kill(pid, how)
+    second = run(server, gpus=2, provision=given)
+    active = in_state(server, second, "active")
+    assert server.http.get(active["workload"]["endpoint"]).status_code == 200
+    assert endpoint
+    assert not Path(f"/proc/{pid}").exists()
+    release(server, second)
+    in_state(server, second, "warm")
+    third = run(server, gpus=2, provision=given)
+    assert third["workload"]["warm"], "one that answers is handed on"
+    again = in_state(server, third, "active")["workload"]["endpoint"]
+    assert again == active["workload"]["endpoint"]
 
 
 def test_flush_ends_what_is_warm(server):

@@ -282,6 +282,23 @@ async def test_an_image_is_pulled_and_what_the_engine_says_of_that_is_told(engin
 
 
 @pytest.mark.heavy
+async def test_one_that_is_paused_or_answers_no_more_is_no_good(
+    engine, container_engine, container_image
+):
+    probe = Readiness(command=["test", "-e", "/good"], every_seconds=0.05)
+    script = "touch /good; exec sleep 1000"
+    await engine.start(Order("a", shell(container_image, script, readiness=probe)))
+    await engine.start(Order("b", shell(container_image, "exec sleep 1000")))
+    for name in ("a", "b"):
+        assert (await engine.probe(name)).phase is Phase.READY
+    await engine.execute("a", ("rm", "/good"))
+    for each in container_engine.containers():
+        if each["Labels"].get("moorage.workload") == "b":
+            container_engine.pause(each["Id"])
+    for name in ("a", "b"):
+        assert (await engine.probe(name)).phase is Phase.STARTING
+
+
 async def test_output_is_read_by_offsets_and_kept_beyond_the_container(engine, container_image):
     script = (
         "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; sleep 0.5; echo wrong >&2"

@@ -4,6 +4,8 @@ import asyncio
 import gc
 import os
 import random
+import signal
+import sys
 import threading
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +22,13 @@ from moorage.engines import (
 )
 from moorage.engines.memory import MemoryEngine
 from moorage.engines.resources import EngineRunner
-from moorage.engines.specs import LocalEnvResourceSpec, MemoryResourceSpec, ProcessResourceSpec
+from moorage.engines.specs import (
+    LocalEnvResourceSpec,
+    MemoryResourceSpec,
+    ProcessResourceSpec,
+    Readiness,
+    ServiceResourceSpec,
+)
 
 
 @dataclass(kw_only=True)
@@ -584,6 +592,34 @@ async def test_over_an_engine_it_hands_out_workloads():
     with pytest.raises(EngineError, match="no image"):
         await engine.acquire("a", MemoryResourceSpec(fail="no image"), backend="memory")
     assert await engine.monitor() == {}
+
+
+async def test_a_service_that_answers_no_more_is_ended_and_not_handed_out(tmp_path):
+    serve = "import http.server as h, os; "
+    serve += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
+    script = f"""{sys.executable} -c "{serve}" & echo $! > pid; wait; exec sleep 1000"""
+    spec = ServiceResourceSpec(
+        command=["sh", "-c", script],
+        workdir=str(tmp_path),
+        readiness=Readiness(path="/"),
+        max_global_num=1,
+    )
+    engine = ResourceEngine()
+    first = await engine.acquire("a", spec)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert await engine.get_status("a") is ResourceStatus.PENDING
+    await engine.release("a")
+    assert await engine.monitor() == {}, "it was ended"
+    second = await engine.acquire("a", spec)
+    assert second is not first
+    await engine.release("a")
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    third = await engine.acquire("b", spec)
+    assert third is not second, "it was looked at again before it was handed out"
+    assert await engine.get_status("b") is ResourceStatus.RUNNING
+    await engine.release("b")
+    assert await engine.acquire("c", spec) is third
+    await engine.close()
 
 
 async def test_the_library_runs_real_processes_and_warm_ones_again():

@@ -144,10 +144,17 @@ class EngineEnded:
 
 @dataclass(frozen=True, slots=True)
 class EngineStopped:
-    """An engine reports that nothing of a lease's workload is left: it was stopped from here."""
+    """An engine reports that nothing of a lease's workload is left: it was stopped from here.
+
+    Args:
+        fencing: As in `EngineStarted`.
+        unfit: Why it was not kept warm, where it should have been.
+
+    """
 
     lease: RequestId
     fencing: int
+    unfit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Final, Literal
 
 from moorage.core.desk import Desk
 from moorage.core.events import EngineEnded, EngineFailed, EngineStarted, EngineStopped
+from moorage.core.state import RELEASED
 from moorage.core.words import (
     Address,
     Ended,
@@ -34,7 +35,6 @@ from moorage.core.words import (
 )
 from moorage.model import Ask, Code, Demand, Lease, Outcome, Placement, RequestId
 
-RELEASED: Final = "released"
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Before the second start of a workload, where nobody says otherwise."""
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
@@ -153,6 +153,7 @@ class Leases:
             self.end(lease, RELEASED)
         lease = self._desk.state.lease(request) or lease
         self._desk.tell(to, LeaseNews(lease))
+        self._wake()  # Whoever needs the place does not wait until it is warm.
 
     def renew(self, to: Address, request: RequestId, token: str, ttl_seconds: float | None) -> None:
         """Let a lease last `ttl_seconds` (its own by default) from now."""
@@ -212,7 +213,12 @@ class Leases:
     def stopped(self, news: EngineStopped) -> None:
         """Note that nothing is left of the workload of a lease: only now is it free."""
         lease = self.engaged(news.lease, news.fencing)
-        if lease is not None:
+        if lease is not None and news.unfit and lease.reason == RELEASED:
+            self._desk.be(
+                Ended(lease.id, self._desk.now, f"{RELEASED}; not kept warm: {news.unfit}")
+            )
+            self._wake()
+        elif lease is not None:
             self._let_go(lease, "engine stopped")
 
     def _let_go(self, lease: Lease, reason: str) -> None:

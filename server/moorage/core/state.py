@@ -35,6 +35,8 @@ from moorage.policy import Fleet
 ENDED_MAX: Final = 10_000
 """Ended leases that `release`, `status` and repeated requests still know; older ones are in the
 ledger's history only."""
+RELEASED: Final = "released"
+"""The reason of a lease that its owner ended: its workload may be kept."""
 REPLACED_MAX: Final = 32
 """Changed clusters whose rows are replaced one by one; of more, all columns are made anew."""
 DEADLINES_SPARE: Final = 1_000
@@ -83,6 +85,7 @@ class State:
         waiting_bytes: What they brought along, in bytes of JSON.
         keys: Which request owns an idempotency key of a tenant.
         warm: The leases that nobody owns and whose workloads are kept for the next request.
+        resetting: Those that were released and whose workloads are made fit for that.
         fencing: The last fencing number given out.
         gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
             until this changes.
@@ -98,6 +101,7 @@ class State:
         default_factory=dict[tuple[Tenant, str], RequestId]
     )
     warm: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
+    resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     fencing: int = 0
     gains: int = field(default=0, compare=False)
     deadlines: list[tuple[float, RequestId]] = field(
@@ -223,9 +227,7 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case 
         case Resumed(request):
             _pause(state, request, retry_at=0.0)
         case Ending(request, _, reason):
-            assert state.leases[request].state != "ending"
-            state.leases[request] = replace(state.leases[request], state="ending", reason=reason)
-            state.warm.pop(request, None)
+            _ending(state, request, reason)
         case Warmed(request, _, expires_at):
             _warm(state, request, expires_at)
         case Ended(request, at, reason):
@@ -312,15 +314,30 @@ def _carry(state: State, lease: Lease) -> None:
     state.leases[lease.id] = lease
     if lease.state == "warm":
         state.warm[lease.id] = None
+    if lease.state == "ending" and lease.reason == RELEASED and lease.likeness:
+        state.resetting[lease.id] = None
     state._hold(lease)  # noqa: SLF001  # Called by apply().
     if lease.state != "ending":  # Nothing is due of that: its engine has the word.
         state._due(lease.id)  # noqa: SLF001  # Called by apply().
+
+
+def _ending(state: State, request: RequestId, reason: str) -> None:
+    lease = state.leases[request]
+    given_up = request in state.resetting  # It was to be kept, and now it shall end after all.
+    assert lease.state != "ending" or given_up
+    state.leases[request] = replace(lease, state="ending", reason=reason)
+    state.warm.pop(request, None)
+    state.resetting.pop(request, None)
+    if reason == RELEASED and lease.likeness:
+        state.resetting[request] = None
+        state.gains += 1
 
 
 def _warm(state: State, request: RequestId, expires_at: float) -> None:
     lease = state.leases[request]
     assert lease.state == "ending"
     assert lease.provision is not None
+    state.resetting.pop(request, None)
     state.leases[request] = replace(lease, state="warm", expires_at=expires_at, ask=None)
     state.warm[request] = None
     state.gains += 1
@@ -334,6 +351,7 @@ def _end(state: State, request: RequestId, at: float, reason: str) -> None:
     else:
         lease = state.leases.pop(request)
         state.warm.pop(request, None)
+        state.resetting.pop(request, None)
         state._free(lease)  # noqa: SLF001  # Called by apply().
     lease = replace(lease, state="ended", reason=reason, expires_at=at, ask=None, retry_at=0.0)
     state.ended[request] = lease
@@ -384,6 +402,8 @@ def check(state: State) -> None:
     assert all(milli <= GPU_MILLI for milli in held.values()), "a GPU is promised twice"
     assert len({lease.fencing for lease in state.leases.values()}) == len(state.leases)
     assert state.warm.keys() == {n for n, each in state.leases.items() if each.state == "warm"}
+    released = {n for n, each in state.leases.items() if each.reason == RELEASED and each.likeness}
+    assert state.resetting.keys() == released - state.warm.keys()
     workloads = [each.workload for each in state.leases.values() if each.provision is not None]
     assert len(set(workloads)) == len(workloads), "a workload has two leases"
     assert state.leases.keys().isdisjoint(state.ended)

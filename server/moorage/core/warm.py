@@ -13,7 +13,8 @@ import numpy as np
 from moorage.core.desk import Desk
 from moorage.core.events import EngineKept
 from moorage.core.judge import Candidates, Judge
-from moorage.core.leases import RELEASED, Leases, likeness
+from moorage.core.leases import Leases, likeness
+from moorage.core.state import RELEASED
 from moorage.core.verify import verify
 from moorage.core.words import Address, Ended, Stop, Told, Warmed
 from moorage.model import Ask, ClusterId, Demand, Lease, Nodes, RequestId, Tenant
@@ -41,6 +42,7 @@ class Warm:
         self._judge = judge
         self._leases = leases
         self._evicted: dict[RequestId, RequestId] = {}
+        self._awaited: dict[RequestId, RequestId] = {}
         self._hopeless: dict[tuple[Demand, Candidates, Nodes], int] = {}
 
     def restore(self) -> None:
@@ -119,15 +121,19 @@ class Warm:
         state = self._desk.state
         self._evicted = {name: by for name, by in self._evicted.items() if name in state.leases}
         coming = [state.leases[name] for name in self._evicted if self._is_for(ask, name)]
-        if ask.terms is None or ask.dry_run or not (coming or state.warm):
+        if ask.terms is None or ask.dry_run or not (coming or state.warm or state.resetting):
             return None
+        own = self._resetting_for(ask)  # It comes as it is.
+        for lease in own:
+            self._awaited[lease.id] = ask.id
         if ask.demand is None:
-            return self._room_unknown(ask, reserved, coming)
+            return self._room_unknown(ask, reserved, [*coming, *own])
         key = (ask.demand, ask.candidates, reserved)
-        if not coming and self._hopeless.get(key) == state.gains:
+        if not (coming or own) and self._hopeless.get(key) == state.gains:
             return None
         trial = _Trial(self._desk, self._judge, ask.demand, ask.candidates, reserved)
-        chosen = trial.choose(coming, self._oldest())
+        others = (each for each in self._idle() if self._awaited.get(each.id) != ask.id)
+        chosen = trial.choose([*coming, *own], others)
         if chosen is None:
             if len(self._hopeless) >= WARM_MAX:
                 self._hopeless.clear()
@@ -146,7 +152,7 @@ class Warm:
         if coming:
             return ()
         allowed = ask.candidates
-        for lease in self._oldest():
+        for lease in self._idle():
             nodes = {(share.cluster_id, share.node_id) for share in lease.placement}
             named = allowed is None or any(cluster_id in allowed for cluster_id, _ in nodes)
             if named and nodes.isdisjoint(reserved):
@@ -161,9 +167,7 @@ class Warm:
 
     def _is_for(self, ask: Ask, name: RequestId) -> bool:
         """Return whether an evicted lease's place is for `ask`, or for nobody else any more."""
-        by = self._evicted[name]
-        waiter = self._desk.state.waiting.get(by)
-        return by == ask.id or waiter is None or waiter.pauses
+        return self._is_left(self._evicted[name], ask.id)
 
     # What else ends them -------------------------------------------------------------------
 
@@ -177,7 +181,7 @@ class Warm:
         """End all that is kept for a tenant, in one cluster or everywhere; say which."""
         flushed = [
             lease
-            for lease in self._oldest()
+            for lease in self._kept()
             if lease.tenant == tenant
             and (cluster is None or any(each.cluster_id == cluster for each in lease.placement))
         ]
@@ -192,6 +196,35 @@ class Warm:
             if row is None or not set(share.gpus) <= set(fleet.gpu_ids[row]):
                 return True
         return False
+
+    def _resetting_for(self, ask: Ask) -> list[Lease]:
+        """Return what is being made fit for requests like `ask`, if nobody else waits for it."""
+        leases, resetting = self._desk.state.leases, self._desk.state.resetting
+        self._awaited = {name: by for name, by in self._awaited.items() if name in resetting}
+        if not resetting or ask.provision is None:
+            return []
+        wanted = likeness(ask)
+        for name in resetting:
+            if leases[name].likeness == wanted and self._is_left(self._awaited.get(name), ask.id):
+                return [leases[name]]
+        return []
+
+    def _is_left(self, by: RequestId | None, to: RequestId) -> bool:
+        """Return whether what comes for one request is there for another, which may be the same."""
+        waiter = None if by is None else self._desk.state.waiting.get(by)
+        return by == to or waiter is None or waiter.pauses
+
+    def _kept(self) -> Iterator[Lease]:
+        """Yield the warm leases, then those that are being made fit to be warm."""
+        yield from self._oldest()
+        yield from [self._desk.state.leases[name] for name in self._desk.state.resetting]
+
+    def _idle(self) -> Iterator[Lease]:
+        """Yield what may give way: all that is kept, but for what a waiter gets when it is fit."""
+        nobody = RequestId("")
+        yield from (
+            each for each in self._kept() if self._is_left(self._awaited.get(each.id), nobody)
+        )
 
     def _oldest(self) -> Iterator[Lease]:
         """Yield the warm leases; those whose time is up first, first."""

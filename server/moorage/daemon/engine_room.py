@@ -235,8 +235,8 @@ class EngineRoom:
                 lease.attempt,
             )
             workload = await engine.start(order)
-            if workload.phase.over and lease.inherited and lease.state == "starting":
-                # It died before it was handed over: the lease gets a new one, as if it was cold.
+            if lease.inherited and lease.state == "starting" and not await _answers(engine, name):
+                # It is no good any more: the lease gets a new one, as if none had been there.
                 self._ends.pop(name, None)
                 await self._stopped(engine, name)
                 workload = await engine.start(order)
@@ -274,18 +274,19 @@ class EngineRoom:
         for kept in (self._running, self._ends, self._seen, self._heirs):
             kept.pop(name, None)
 
-    async def _stop(self, engine: Engine | None, lease: Lease) -> None:
+    async def _stop(self, engine: Engine | None, lease: Lease, unfit: str = "") -> None:
         self._forget(lease.workload)
         if engine is not None:
             await self._stopped(engine, lease.workload)
-        self._post(EngineStopped(lease.id, lease.fencing))
+        self._post(EngineStopped(lease.id, lease.fencing, unfit))
 
     async def _keep(self, engine: Engine | None, lease: Lease) -> None:
         self._running[lease.workload] = lease
-        if engine is not None and await _is_fit(engine, lease):
-            self._post(EngineKept(lease.id, lease.fencing))
+        unfit = "its backend is gone" if engine is None else await _unfit(engine, lease)
+        if unfit:
+            await self._stop(engine, lease, unfit)
         else:
-            await self._stop(engine, lease)
+            self._post(EngineKept(lease.id, lease.fencing))
 
     async def _stopped(self, engine: Engine, name: str) -> None:
         """Stop a workload, however long that takes."""
@@ -331,19 +332,30 @@ def _spec(engine: Engine, provision: Provision) -> BaseResourceSpec:
     return spec_from_document(provision.spec, engine.support.default)
 
 
-async def _is_fit(engine: Engine, lease: Lease) -> bool:
-    """Reset a workload, or look at it where it cannot be; return whether it may be used again.
+async def _answers(engine: Engine, name: str) -> bool:
+    """Return whether a workload that was kept is still good for the one who takes it over."""
+    try:
+        return (await engine.probe(name)).phase is Phase.READY
+    except EngineError:
+        return False
 
-    One that is warm already was reset by whoever kept it: after a restart it is looked at.
+
+async def _unfit(engine: Engine, lease: Lease) -> str:
+    """Reset a workload, and ask it whether it answers; return why it may not be used again.
+
+    One that is warm already was reset by whoever kept it: after a restart it is only asked.
     """
     try:
         async with asyncio.timeout(KEEP_SECONDS_MAX):
             if lease.state != "warm":
                 with contextlib.suppress(UnsupportedSpecError):
                     await engine.reset(lease.workload)
-            return (await engine.status(lease.workload)).phase is Phase.READY
-    except (EngineError, TimeoutError):
-        return False
+            seen = await engine.probe(lease.workload)
+    except TimeoutError:
+        return f"its reset took longer than {KEEP_SECONDS_MAX:g} s"
+    except EngineError as error:
+        return str(error)
+    return "" if seen.phase is Phase.READY else seen.detail or f"it is {seen.phase}"
 
 
 def _end(lease: Lease, workload: Workload) -> EngineEnded:

@@ -274,10 +274,20 @@ class Engine(Protocol):
 
         """
 
+    async def probe(self, workload: str) -> Workload:
+        """Look at a workload, and ask one that is ready whether it still answers, as its spec says.
+
+        One that does not is `STARTING` again; so is one that somebody has paused.
+
+        Raises:
+            UnknownWorkloadError: There is none of that name.
+
+        """
+
     def glance(self, workload: str) -> Workload | None:
         """Return a workload that is ready this moment, where that is known without waiting.
 
-        None says nothing: `status` finds out.
+        None says nothing: `probe` finds out.
         """
 
     async def control(self, workload: str, limits: Mapping[str, Any]) -> None:

@@ -117,6 +117,10 @@ class MemoryEngine:
         """Look at a workload; see `Engine.status`."""
         return self._entry(workload).workload
 
+    async def probe(self, workload: str) -> Workload:
+        """Look at a workload: there is nobody to ask; see `Engine.probe`."""
+        return self._entry(workload).workload
+
     def glance(self, workload: str) -> Workload | None:
         """Look at a workload at once; see `Engine.glance`."""
         with self._lock:

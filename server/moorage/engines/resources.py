@@ -177,9 +177,12 @@ class EngineResource(BaseResource):
             raise NotImplementedError(str(error)) from error
 
     async def get_status(self) -> ResourceStatus:
-        """Return how it is now; what nobody knows any more has stopped."""
+        """Return how it is now; a service is asked whether it answers.
+
+        One that does not is pending; what nobody knows any more has stopped.
+        """
         try:
-            workload = await self._engine.status(self._id)
+            workload = await self._engine.probe(self._id)
         except UnknownWorkloadError:
             return ResourceStatus.STOPPED
         return _STATUS[workload.phase]

@@ -9,7 +9,7 @@ import contextlib
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from moorage.engines.base import EngineClosedError, EngineError
 from moorage.engines.finishing import finished
@@ -21,8 +21,6 @@ from moorage.engines.specs import BaseResourceSpec
 __all__ = ["Store"]
 
 _T = TypeVar("_T")
-_UNFIT: Final = frozenset({ResourceStatus.FAILED, ResourceStatus.STOPPED, ResourceStatus.SUCCESS})
-"""A free resource in one of these states is ended, not handed out."""
 
 
 class Store:
@@ -406,8 +404,9 @@ async def _discard(claim: Claim, warm: BaseResource) -> None:
 
 
 async def _is_fit(runner: Runner, resource: BaseResource) -> bool:
+    """Return whether a resource may be handed out: it runs, and answers where it is a service."""
     try:
-        return await runner.get_status(resource) not in _UNFIT
+        return await runner.get_status(resource) is ResourceStatus.RUNNING
     except Exception:  # noqa: BLE001  # Whatever cannot say how it is, is not fit.
         return False
 

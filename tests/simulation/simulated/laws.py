@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from moorage.core.asks import FAULT_PAUSE_SECONDS, FAULTS_MAX
-from moorage.core.leases import RELEASED
+from moorage.core.leases import likeness
+from moorage.core.state import RELEASED
 from moorage.core.warm import EVICTED, ROOM_SECONDS_MAX
 from moorage.core.words import (
     ClusterRemoved,
@@ -65,6 +66,17 @@ class Model:
     memory: Counter[tuple[str, str]] = field(default_factory=Counter)
     fencing: int = 0
 
+    @property
+    def resetting(self) -> set[str]:
+        """What was released, and is made fit to be kept warm."""
+        released = {name for name, reason in self.ending.items() if reason == RELEASED}
+        return {name for name in released if self.leases[name].provision.keep_warm_seconds}  # type: ignore[union-attr]  # Only what has one is `Ending`.
+
+    def own(self, ask: Ask) -> bool:
+        """Whether anything is made fit for requests like this one."""
+        likes = {self.leases[name].likeness for name in self.resetting}
+        return ask.provision is not None and likeness(ask) in likes
+
     def learn(self, fact: Fact, asks: dict[str, Ask], now: float) -> None:
         match fact:
             case ClusterSet(cluster):
@@ -78,7 +90,8 @@ class Model:
                 law(ask.terms is not None and not ask.dry_run, "only asks for leases wait", fact)
                 patience = ask.terms.wait_seconds or ROOM_SECONDS_MAX
                 law(deadline == at + patience, "it waits as long as it said", fact)
-                gives_way = ask.terms.wait_seconds > 0 or EVICTED in self.ending.values()
+                coming = EVICTED in self.ending.values() or self.own(ask)
+                gives_way = ask.terms.wait_seconds > 0 or coming
                 law(gives_way, "who would not wait does so for what is being evicted", fact)
                 self.waiting[ask.id] = fact
             case Dequeued(request):
@@ -100,7 +113,9 @@ class Model:
                 self.active.add(lease_id)
             case Ending(lease_id, _, reason):
                 law(self.leases[lease_id].provision is not None, "only engines take time", fact)
-                law(lease_id not in self.ending, "it ends once", fact)
+                before = self.ending.get(lease_id)
+                given_up = lease_id in self.resetting and reason != RELEASED
+                law(before is None or given_up, "it ends once, but for what was to be kept", fact)
                 self.ending[lease_id] = reason
                 self.warm.discard(lease_id)
             case Finished(lease_id, outcome):

@@ -364,8 +364,10 @@ class Witness:
                 need = line.demand or wanted(model.waiting[name].ask)
                 fits = model.fits(need, line.candidates, shut)
                 law(not fits, "nobody sleeps who could be served", name, line, shut)
-                could = model.fits_without(model.warm, need, line.candidates, shut)
-                coming = EVICTED in model.ending.values()
+                idle = model.warm | model.resetting
+                could = model.fits_without(idle, need, line.candidates, shut)
+                own = any(model.own(each.ask) for each in model.waiting.values())
+                coming = EVICTED in model.ending.values() or own
                 law(not could or coming, "nobody sleeps beside what could give way", name, shut)
             shut = shut or line.reservation
 

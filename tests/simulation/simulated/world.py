@@ -214,7 +214,7 @@ class World:
                     self.post(EngineKept(lease.id, lease.fencing))
                 elif dead or rng.random() < 0.8:
                     self.engines.pop(lease.workload, None)
-                    self.post(EngineStopped(lease.id, lease.fencing))
+                    self.post(EngineStopped(lease.id, lease.fencing, "its reset failed"))
 
     def post(self, event: Event) -> None:
         self.inbox.append(event)

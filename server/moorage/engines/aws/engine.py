@@ -115,6 +115,16 @@ class AwsEngine:
             self._watch().follow(each)
         return [each.as_workload() for each in named.values()]
 
+    async def probe(self, workload: str) -> Workload:
+        """Look at an instance, and try its port where one is known; see `Engine.probe`."""
+        instance = await self._in_thread(lambda _: self._current(workload))
+        port = self._watch().port(workload)
+        seen = instance.as_workload(port)
+        if seen.phase is not Phase.READY or port is None:
+            return seen
+        answers = await accepts(instance.address, port, PROBE_SECONDS_MAX)
+        return seen if answers else replace(seen, phase=Phase.STARTING, endpoint="")
+
     def glance(self, workload: str) -> Workload | None:
         """Know nothing without asking; see `Engine.glance`."""
         del workload

@@ -255,6 +255,8 @@ class ContainerApi:
 
     def stop(self, name: str, seconds: float) -> None:
         """Have a container end, with SIGKILL after so long. One that has ended is no error."""
+        with contextlib.suppress(EngineError), self._told("go on with the container"):
+            self._api.unpause(name)  # One that somebody has paused hears no signal.
         with contextlib.suppress(_MissingError), self._told("stop the container"):
             self._api.stop(name, timeout=math.ceil(seconds))
 

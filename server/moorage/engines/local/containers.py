@@ -20,7 +20,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -229,6 +229,9 @@ class Containers(Part):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         noted: dict[str, Any] = {"id": order.id, "attempt": order.attempt}
         noted |= {"category": spec.category, "devices": grant.rows}
+        if spec.readiness is not None:
+            noted |= {"probe": asdict(spec.readiness), "host": reachable_host(spec)}
+            noted |= {"probe_port": probe_port(spec)}
         shelf.write(folder / "order.json", {**noted, "stop_seconds": spec.stop_seconds})
         labels = {_LABEL_ID: order.id, _LABEL_ROOT: str(self._shelf.root)}
         return plan(order, spec, grant, self._name(order.id), labels)
@@ -237,6 +240,7 @@ class Containers(Part):
         ready = self._shelf.folder(workload) / "ready.json"
         probe, name = spec.readiness, self._name(workload)
         host = reachable_host(spec)
+        order = self._order(workload)
         while True:
             workload_seen = await asyncio.to_thread(self._look, workload)
             if workload_seen.phase is Phase.READY and ready.exists():
@@ -247,14 +251,11 @@ class Containers(Part):
                 self._tell_end(workload_seen)
                 lines = "; ".join(workload_seen.log_tail[-3:])
                 raise EngineError(f"{workload_seen.detail}{': ' if lines else ''}{lines}")
-            seen = await asyncio.to_thread(lambda: self._api().inspect(name))
-            ports = {} if seen is None else seen.ports
-            running = seen is not None and seen.running
-            if running and (
-                probe is None or await self._answers(workload, spec, probe, host, ports)
-            ):
+            if await self._answers(workload, order, probe):
                 break
             await asyncio.sleep(RUNNING_SECONDS if probe is None else probe.every_seconds)
+        seen = await asyncio.to_thread(lambda: self._api().inspect(name))
+        ports: Mapping[int, int] = {} if seen is None else seen.ports
         port = None if spec.container_port is None else ports.get(spec.container_port)
         endpoint = "" if port is None else f"http://{readiness.authority(host, port)}"
         shelf.write(ready, {"endpoint": endpoint})
@@ -263,21 +264,16 @@ class Containers(Part):
         return news
 
     async def _answers(
-        self,
-        workload: str,
-        spec: ContainerResourceSpec,
-        probe: Readiness,
-        host: str,
-        ports: Mapping[int, int],
+        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
     ) -> bool:
-        async def run(command: Sequence[str], seconds: float) -> int:
-            done = await self.execute(workload, command, timeout_seconds=seconds)
-            return done.exit_code
-
-        inside = probe_port(spec)
-        port = None if inside is None else ports.get(inside)
+        """Look whether a container runs, and ask it whether it is ready; see `Part`."""
+        seen = await asyncio.to_thread(lambda: self._api().inspect(self._name(workload)))
+        if seen is None or seen.state != "running" or probe is None:
+            return seen is not None and seen.state == "running"
+        port = seen.ports.get(order["probe_port"])
         bare = replace(probe, port=None)
-        return await readiness.answers(bare, host, port, run, proxied=True)
+        inside = self._inside(workload)
+        return await readiness.answers(bare, order["host"], port, inside, proxied=True)
 
     # Looking -----------------------------------------------------------------------------------
 

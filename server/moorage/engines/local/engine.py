@@ -121,6 +121,11 @@ class LocalEngine:
         """Look at a workload; see `Engine.status`."""
         return await self._part(workload).status(workload)
 
+    async def probe(self, workload: str) -> Workload:
+        """Look at a workload and ask whether it answers; see `Engine.probe`."""
+        with _plain():
+            return await self._part(workload).probe(workload)
+
     def glance(self, workload: str) -> Workload | None:
         """Look at a process at once; see `Engine.glance`."""
         return self._processes.glance(workload)

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Final
 
 from moorage.engines.base import (
@@ -17,15 +18,17 @@ from moorage.engines.base import (
     Listener,
     Log,
     Order,
+    Phase,
     UnknownAttemptError,
     UnknownWorkloadError,
     UnsupportedSpecError,
     Workload,
 )
 from moorage.engines.finishing import finished
-from moorage.engines.local import shelf
+from moorage.engines.local import readiness, shelf
 from moorage.engines.local.devices import Devices, Grant
 from moorage.engines.spec_fields import memory_bytes
+from moorage.engines.specs import Readiness
 
 __all__ = ["LIMITS", "Part"]
 
@@ -118,6 +121,19 @@ class Part(abc.ABC):
     async def status(self, workload: str) -> Workload:
         """Look at a workload; see `Engine.status`."""
 
+    async def probe(self, workload: str) -> Workload:
+        """Look at a workload and ask whether it answers; see `Engine.probe`."""
+        seen = await self.status(workload)
+        order = self._order(workload)
+        if seen.phase is not Phase.READY:
+            return seen
+        given = order.get("probe")
+        probe = None if given is None else Readiness(**given)
+        if await readiness.still(lambda: self._answers(workload, order, probe), probe):
+            return seen
+        detail = "it runs, and does not answer any more"
+        return replace(seen, phase=Phase.STARTING, endpoint="", detail=detail)
+
     @abc.abstractmethod
     async def reset(self, workload: str) -> None:
         """Make a workload as new; see `Engine.reset`."""
@@ -148,6 +164,20 @@ class Part(abc.ABC):
     @abc.abstractmethod
     async def _bring_up(self, order: Order) -> Workload:
         """Start a workload, unless it was begun before, and wait until it is ready."""
+
+    @abc.abstractmethod
+    async def _answers(
+        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
+    ) -> bool:
+        """Ask a workload that runs whether it is ready; one without a probe says so by running."""
+
+    def _inside(self, workload: str) -> readiness.RunCommand:
+        """Return what runs the command of a probe inside of a workload."""
+
+        async def run(command: Sequence[str], seconds: float) -> int:
+            return (await self.execute(workload, command, timeout_seconds=seconds)).exit_code
+
+        return run
 
     @abc.abstractmethod
     def _tail(self, workload: str) -> tuple[str, ...]:

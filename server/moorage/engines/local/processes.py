@@ -15,7 +15,7 @@ import socket
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -136,9 +136,14 @@ class Processes(Part):
         return found
 
     def glance(self, workload: str) -> Workload | None:
-        """Return a process that is ready, if its supervisor is watched and lives."""
+        """Return a process that is ready, if its supervisor is watched and lives.
+
+        A service, which has an endpoint, is not known to be ready before it has answered.
+        """
         with self._lock:
             ready, watched = self._ready.get(workload), self._watched.get(workload)
+        if ready and ready.endpoint:
+            return None
         return ready if ready and watched and self._watcher.lives(*watched) else None
 
     def _limit(
@@ -228,9 +233,10 @@ class Processes(Part):
     def _orders(self, order: Order, spec: ProcessResourceSpec) -> dict[str, Any]:
         """Return what a supervisor is told, and an engine after a crash needs to know."""
         grant = self._devices.take(order)
-        port = 0
+        port, host, probe = 0, "", None
         command, environment = spec.command, dict(spec.environment)
         if isinstance(spec, ServiceResourceSpec):
+            host, probe = spec.host, asdict(spec.readiness or Readiness())
             port = spec.port or _free_port(spec.host)
             command = [part.replace("{port}", str(port)) for part in command]
             environment = {"PORT": str(port), **environment}
@@ -260,6 +266,8 @@ class Processes(Part):
             "group": self._groups.of(self._shelf.folder(order.id)),
             "log_bytes_max": OUTPUT_BYTES_MAX,
             "port": port,
+            "host": host,
+            "probe": probe,
             "owner": None if self._outlive else os.getpid(),
         }
 
@@ -320,20 +328,23 @@ class Processes(Part):
                 endpoint = ""
                 break
             probe = spec.readiness or Readiness()
-            port = int(order["port"])
-
-            async def run(command: Sequence[str], seconds: float) -> int:
-                done = await self.execute(workload, command, timeout_seconds=seconds)
-                return done.exit_code
-
-            if await readiness.answers(probe, spec.host, port, run):
-                endpoint = f"http://{readiness.authority(spec.host, port)}"
+            if await self._answers(workload, order, probe):
+                endpoint = f"http://{readiness.authority(spec.host, int(order['port']))}"
                 break
             await asyncio.sleep(probe.every_seconds)
         shelf.write(folder / "ready.json", {"endpoint": endpoint})
         ready = Workload(workload, Phase.READY, endpoint=endpoint)
         self._tell(ready)
         return self._noted(ready)
+
+    async def _answers(
+        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
+    ) -> bool:
+        """Ask a service whether it is ready; see `Part`."""
+        if probe is None:
+            return True
+        inside = self._inside(workload)
+        return await readiness.answers(probe, order["host"], int(order["port"]), inside)
 
     # Ending ------------------------------------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import functools
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
@@ -11,11 +13,31 @@ from moorage.engines.specs import Readiness
 
 HANG_UP_SECONDS: Final = 0.2
 """In which a proxy that finds nobody behind it hangs up."""
+STILL_SECONDS_MAX: Final = 10.0
+"""How long what was ready once may take to say that it still is, whatever its probe allows."""
 _FAILED_FROM: Final = 400
 """HTTP statuses from this one on are no answer."""
 
 RunCommand = Callable[[Sequence[str], float], Awaitable[int]]
 """Runs a command inside of the workload, in so many seconds, and returns its exit status."""
+
+
+async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> bool:
+    """Ask what was ready once whether it still is; a second time, if it does not answer at once.
+
+    Args:
+        ask: Asks.
+        probe: How often; None where there is nothing to wait for.
+
+    """
+    pauses = (0.0,) if probe is None else (0.0, probe.every_seconds)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STILL_SECONDS_MAX):
+            for pause in pauses:
+                await asyncio.sleep(pause)
+                if await ask():
+                    return True
+    return False
 
 
 async def answers(
@@ -52,11 +74,22 @@ def authority(host: str, port: int) -> str:
 async def _http(probe: Readiness, host: str, port: int | None) -> bool:
     url = f"http://{authority(host, port or 80)}/{(probe.path or '').lstrip('/')}"
     try:
-        async with httpx.AsyncClient(timeout=probe.timeout_seconds, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            timeout=probe.timeout_seconds, trust_env=False, verify=_no_certificates()
+        ) as client:
             reply = await client.get(url)
     except httpx.HTTPError:
         return False
     return reply.status_code < _FAILED_FROM
+
+
+@functools.cache
+def _no_certificates() -> ssl.SSLContext:
+    """Return a context for clients that speak no TLS.
+
+    To load certificates takes longer than all the rest of a probe.
+    """
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 async def accepts(host: str, port: int, timeout_seconds: float, *, proxied: bool = False) -> bool:
