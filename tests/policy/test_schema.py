@@ -86,7 +86,9 @@ def test_types_and_constraints(entry, good, bad):
 def test_a_field_may_be_left_out_unless_it_is_required():
     schema = read({"a": {"type": "number"}, "b": {"type": "any"}})
     assert schema.check({}, "v") == {}
-    assert schema.check({"a": None, "b": None}, "v") == {"a": None, "b": None}
+    assert schema.check({"a": None, "b": None}, "v") == {"b": None}, "null is a value of any"
+    nested = read({"o": {"type": "object", "properties": {"a": {"type": "number"}}}})
+    assert nested.check({"o": {"a": None}, "more": None}, "v") == {"o": {}, "more": None}
     needs = {"a": {**SIZE, "required": True, "description": "how many"}}
     assert refusal(needs, {}) == (
         "inputs.a: expected a number from 1 to 8 (how many); it is missing"

@@ -185,7 +185,8 @@ class Schema:
                 out, and get no default here.
 
         Returns:
-            The object itself, or a copy with the defaults of what was left out.
+            The object itself, or a copy with the defaults of what was left out, and without what
+            is null: that is as good as left out, but where `any` value may stand.
 
         Raises:
             SchemaError: It is not what the schema says.
@@ -233,10 +234,10 @@ class Schema:
                     completed = entry.check(found, budget)
                     if completed is not found:
                         changed[name] = completed
-                elif name in known:
-                    unset.append(name)
-                elif name in self.defaults:
+                elif name in self.defaults and name not in known:
                     changed[name] = self.defaults[name]
+                else:
+                    unset.append(name)
         except SchemaError as error:
             raise error.within(name) from None
         if not changed and given.keys().isdisjoint(unset):
