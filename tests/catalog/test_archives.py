@@ -74,6 +74,16 @@ def test_files_beside_the_entry_are_read(pack):
     }
 
 
+@pytest.mark.parametrize("name", ["requirements.txt", "examples.json"])
+def test_what_nobody_would_read_where_it_lies_is_refused(name):
+    members = [("code/function.py", RULE), (name, b"[]")]
+    with pytest.raises(ServiceError) as refused:
+        read_archive(PACKERS["zip"](members))
+    assert f"{name!r} lies outside of code/" in refused.value.reason
+    assert f"code/{name}" in refused.value.expected
+    assert read_archive(PACKERS["zip"]([*members, (f"code/{name}", b"[]")]))[name] == b"[]"
+
+
 @pytest.mark.parametrize("pack", PACKERS.values(), ids=PACKERS)
 def test_an_entry_at_the_top_and_litter(pack):
     packed = pack(

@@ -205,6 +205,10 @@ def test_push_packs_a_directory(registry, shell, tmp_path):
     content = base64.b64decode(pushed(registry)["code"])
     with tarfile.open(fileobj=io.BytesIO(content)) as archive:
         assert archive.getnames() == ["code/function.py", "code/helper.py"]
+    (tmp_path / "rule" / "examples.json").write_text("[]")
+    lost = shell(*("policy", "push", str(tmp_path / "rule"), "--uri=a:1-x"))
+    assert lost.returncode == 2
+    assert "examples.json would not be read; put it into" in " ".join(lost.stderr.split())
 
 
 def test_push_passes_an_archive_on(registry, shell, tmp_path):

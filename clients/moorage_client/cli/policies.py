@@ -220,6 +220,9 @@ def _directory(path: Path) -> dict[str, str]:
     root = path / "code" if (path / "code").is_dir() else path
     if not (root / ENTRY).is_file():
         raise typer.BadParameter(f"{path} has no code/{ENTRY} and no {ENTRY}")
+    for name in ("requirements.txt", "examples.json"):
+        if root != path and (path / name).is_file() and not (root / name).exists():
+            raise typer.BadParameter(f"{path / name} would not be read; put it into {root}")
     files = sorted(
         file
         for file in root.rglob("*")

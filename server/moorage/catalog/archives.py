@@ -31,6 +31,8 @@ __all__ = [
 ]
 
 ENTRY: Final = "function.py"
+_BESIDE_ENTRY: Final = ("requirements.txt", "examples.json")
+"""Read where they lie beside the entry; elsewhere their author would believe that they are."""
 FILES_MAX: Final = 512
 """Files of one rule; an archive with more members is refused."""
 FILES_BYTES_MAX: Final = 16 * 1024 * 1024
@@ -113,6 +115,10 @@ def rule_files(files: dict[str, bytes]) -> dict[str, bytes]:
     """Return the files next to the entry, by their path from there."""
     for root in ("code/", ""):
         if root + ENTRY in files:
+            for name in _BESIDE_ENTRY if root else ():
+                if name in files and root + name not in files:
+                    found = f"{name!r} lies outside of {root}, where nobody reads it"
+                    raise bad_code(found, f"{root}{name}, beside {ENTRY}")
             return {
                 path.removeprefix(root): content
                 for path, content in files.items()

@@ -15,10 +15,11 @@ import msgspec
 from moorage.catalog.archives import bad_code
 from moorage.catalog.base import Document, PolicyRecord, PreparedPolicy
 from moorage.catalog.documents import PACKABLE, encode, is_packable
+from moorage.catalog.requirements import LINES_MAX, unmet
 from moorage.catalog.schemas import read_schemas
 from moorage.catalog.sources import without_credentials
 from moorage.model import Code, PolicyRef
-from moorage.policy.requirements import IMPORTABLE, LINES_MAX, REQUIREMENTS, unmet
+from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
 from moorage.protocol.faults import ServiceError
 
 __all__ = [
@@ -233,8 +234,7 @@ def _check_requirements(files: Mapping[str, bytes]) -> None:
     """Refuse requirements that rules do not have; nothing is ever installed."""
     for first in unmet(files):
         raise bad_code(
-            f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} is not available to rules, and"
-            " nothing is installed for them",
+            f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} {first.why}",
             f"one of {', '.join(IMPORTABLE)}; put others into the archive",
         )
     if files.get(REQUIREMENTS, b"").count(b"\n") > LINES_MAX:
