@@ -221,3 +221,29 @@ def test_what_runs_for_no_lease_is_stopped(tmp_path):
             each.unlink()
         with daemon(tmp_path):
             until(lambda: not marked(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"max_global_num": 1}, "provision.spec.max_global_num"),
+        ({"gpus": 2}, "provision.spec.gpus"),
+        ({"gpus": 0}, "provision.spec.gpus"),
+        ({"extra": {"a": 1}}, "provision.spec.extra"),
+        ({"category": "container", "image": "x", "gpus": "all"}, "provision.spec"),
+    ],
+)
+def test_what_a_daemon_would_not_do_is_refused(server, spec, field):
+    provision = {"backend": "local", "spec": {"command": ["true"], **spec}}
+    reply = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)
+    assert reply["error"]["code"] == "unsupported"
+    assert reply["error"]["field"].startswith(field)
+
+
+def test_a_gang_is_refused_where_a_backend_has_one_machine(server):
+    provision = {"backend": "local", "spec": {"command": ["true"]}, "on_failure": "requeue"}
+    gang = {"resources": {"gpus": 1, "nodes": 2}, "lease": LEASE}
+    error = server.ask(**gang, provision=provision)["error"]
+    assert (error["code"], error["field"]) == ("unsupported", "resources.nodes")
+    rehearsed = server.ask(**gang, provision={"backend": "memory"})
+    assert rehearsed.get("error", {}).get("field") != "resources.nodes"

@@ -189,6 +189,25 @@ def test_what_is_not_like_it_starts_its_own(server, other):
     assert second["id"] in marked(server.data)
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"category": "process"},
+        {"workdir": None, "max_global_num": None, "reset_command": None, "extra": {}},
+        {"stop_seconds": 10, "environment": {}},
+        {"mem_limit": 2**31},
+    ],
+    ids=["category", "null", "default", "memory"],
+)
+def test_what_says_the_same_in_other_words_is_like_it(server, other):
+    bounded = {"mem_limit": "2g"} if "mem_limit" in other else {}
+    first, pid = warm(server, provision=provision(stop_seconds=10.0, **bounded))
+    second = run(server, provision=provision(**other))
+    assert second["workload"]["warm"]
+    in_state(server, second, "active")
+    assert marked(server.data) == {first["id"]: {pid}}
+
+
 def test_more_demand_has_it_stopped_before_its_gpu_is_given(server):
     first, pid = warm(server, provision=provision(STUBBORN, stop_seconds=1))
     run(server, gpus=2, provision=None)

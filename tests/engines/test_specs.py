@@ -1,12 +1,18 @@
 """What a spec may say, from JSON and in Python: whatever else is refused by field."""
 
 import dataclasses
+import json
 import math
 from typing import Any
 
 import pytest
 
-from moorage.engines.spec_documents import SPECS, pool_key, spec_from_document
+from moorage.engines.spec_documents import (
+    SPECS,
+    document_from_spec,
+    pool_key,
+    spec_from_document,
+)
 from moorage.engines.specs import (
     BaseResourceSpec,
     ContainerResourceSpec,
@@ -135,3 +141,28 @@ def test_defaults_are_those_of_the_documents():
     )
     assert ContainerResourceSpec().title == "ubuntu:22.04"
     assert MemoryResourceSpec().max_global_num is None
+
+
+@pytest.mark.parametrize(
+    ("document", "least"),
+    [
+        (
+            {"command": ["a"], "workdir": None, "stop_seconds": 1, "mem_limit": "2k"},
+            {"category": "process", "command": ["a"], "stop_seconds": 1.0, "mem_limit": 2048},
+        ),
+        (
+            {"category": "service", "command": ["a"], "readiness": {"path": "/", "port": None}},
+            {"category": "service", "command": ["a"], "readiness": {"path": "/"}},
+        ),
+        (
+            {"category": "container", "ports": {"80": 0}, "cpu_count": 2, "environment": {}},
+            {"category": "container", "ports": {"80": 0}, "cpu_count": 2.0},
+        ),
+    ],
+)
+def test_equal_specs_have_one_document_which_reads_as_the_same_spec(document, least):
+    spec = spec_from_document(document, "process")
+    said = document_from_spec(spec)
+    assert said == least
+    again = spec_from_document(json.loads(json.dumps(said)), "memory")
+    assert document_from_spec(again) == said

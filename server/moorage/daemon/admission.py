@@ -305,6 +305,12 @@ class Admission:
         refusal = self._refuse_unserved(message)
         if refusal is not None:
             return refusal
+        demand, provision = message.demand(), message.provisioning()
+        if provision is not None:
+            settled = self._engines.settled(provision, 1 if demand is None else demand.nodes)
+            if isinstance(settled, Refusal):
+                return settled
+            provision = settled
         candidates = self._candidates(message, warnings)
         if isinstance(candidates, Refusal):
             return candidates
@@ -323,9 +329,9 @@ class Admission:
             tenant=tenant,
             policy=record.ref,
             candidates=candidates,
-            demand=message.demand(),
+            demand=demand,
             terms=message.terms(),
-            provision=message.provisioning(),
+            provision=provision,
             inputs=inputs,
             parameters=parameters,
             settings=settings,
@@ -364,9 +370,6 @@ class Admission:
                 reason = f"provision.keep_warm_seconds: expected at most {longest:g}."
                 field_name, expected = "provision.keep_warm_seconds", f"at most {longest:g}"
                 return Refusal(Code.BAD_MESSAGE, reason, field_name, expected)
-            provision = message.provisioning()
-            if provision is not None and (no := self._engines.refusal(provision)) is not None:
-                return no
         return None
 
     def _candidates(

@@ -35,7 +35,7 @@ from moorage.engines.base import (
     UnsupportedSpecError,
     Workload,
 )
-from moorage.engines.spec_documents import spec_from_document
+from moorage.engines.spec_documents import document_from_spec, spec_from_document
 from moorage.engines.specs import BaseResourceSpec, SpecError
 from moorage.model import Code, Lease, Provision, RequestId
 
@@ -51,6 +51,16 @@ INHERITED_MAX: Final = 1_000
 """Starts that took a workload over whose output is found later; each other one has its own."""
 KEEP_SECONDS_MAX: Final = 30.0
 """How long a workload may take to be made fit for its next user; then it is stopped."""
+
+_UNSERVED: Final = {
+    "max_global_num": "only the library counts its resources; a daemon's are limited by its fleet",
+    "gpus": "a workload has the GPUs that its lease holds; ask for them in resources",
+    "extra": "no backend of this server understands more than the other fields",
+    "ray_actor_options": "this server has no backend ray",
+}
+"""Fields of specs that are for others than a daemon, and why they are refused."""
+_HAVE_GPUS: Final = frozenset({"process", "service", "container"})
+"""Categories that have their lease's GPUs; others order a machine."""
 
 log = structlog.get_logger("moored")
 
@@ -117,21 +127,41 @@ class EngineRoom:
                 await self._sweep(engine, workloads)
                 return
 
-    def refusal(self, provision: Provision) -> Refusal | None:
-        """Return why a provision could never be started here, or None."""
+    def settled(self, provision: Provision, nodes: int) -> Provision | Refusal:
+        """Return a provision with its spec in the one form that all equal specs have.
+
+        Args:
+            provision: As it was asked for.
+            nodes: How many it shall run on.
+
+        Returns:
+            Why it could never be started here, where that is so.
+
+        """
         engine = self._engines.get(provision.backend)
         if engine is None:
             names = ", ".join(sorted(self._engines))
             reason = f"provision.backend: this server has {names}."
             return Refusal(Code.UNSUPPORTED, reason, "provision.backend", f"one of {names}")
+        if nodes > 1 and not engine.support.gangs:
+            reason = (
+                f"resources.nodes: the backend {engine.name} starts on one node, not on a gang."
+            )
+            return Refusal(Code.UNSUPPORTED, reason, "resources.nodes", "1")
         try:
-            engine.refuse(_spec(engine, provision))
+            spec = _spec(engine, provision)
+            engine.refuse(spec)
         except SpecError as error:
             reason = f"provision.{error.path}: expected {error.expected}."
             return Refusal(Code.BAD_MESSAGE, reason, f"provision.{error.path}", error.expected)
         except UnsupportedSpecError as error:
             return Refusal(Code.UNSUPPORTED, f"provision.spec: {error}.", "provision.spec")
-        return None
+        for name, why in _UNSERVED.items():
+            given = getattr(spec, name, None) not in (None, {})
+            if given and (name != "gpus" or spec.category in _HAVE_GPUS):
+                field = f"provision.spec.{name}"
+                return Refusal(Code.UNSUPPORTED, f"{field}: {why}.", field, "nothing")
+        return replace(provision, spec=document_from_spec(spec))
 
     def look(self, lease: Lease) -> None:
         """Say at once that the workload a lease takes over is ready, where that is known.

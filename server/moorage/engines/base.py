@@ -165,6 +165,7 @@ class Support:
         reset: Whether every used workload can be made as new.
         execute: Whether a command can be run inside of a workload.
         logs: Whether a workload's output can be read.
+        gangs: Whether one workload may have several nodes.
 
     """
 
@@ -174,6 +175,7 @@ class Support:
     reset: bool = False
     execute: bool = False
     logs: bool = False
+    gangs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ class MemoryEngine:
 
     name: Final = "memory"
     support: Final = Support(
-        categories=frozenset(SPECS), default="memory", limits=_LIMITS, reset=True
+        categories=frozenset(SPECS), default="memory", limits=_LIMITS, reset=True, gangs=True
     )
 
     def __init__(self, machine: dict[str, _Entry] | None = None) -> None:

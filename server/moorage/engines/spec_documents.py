@@ -21,9 +21,10 @@ from moorage.engines.specs import (
     ServiceResourceSpec,
     SpecError,
     VLLMModelResourceSpec,
+    memory_bytes,
 )
 
-__all__ = ["SPECS", "pool_key", "spec_from_document"]
+__all__ = ["SPECS", "document_from_spec", "pool_key", "spec_from_document"]
 
 SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
     kind.category: kind
@@ -68,6 +69,28 @@ def spec_from_document(document: Mapping[str, Any], category: str) -> BaseResour
         return kind(**fields)
     except SpecError as error:
         raise SpecError(f"spec.{error.path}", error.expected) from error
+
+
+def document_from_spec(spec: BaseResourceSpec) -> dict[str, Any]:
+    """Return a spec as JSON that says as little as will do: equal specs have equal documents."""
+    return {"category": spec.category, **_said(spec)}
+
+
+def _said(part: Any) -> dict[str, Any]:
+    """Return the fields that are not what they are anyway."""
+    said: dict[str, Any] = {}
+    for each in dataclasses.fields(part):
+        value, made = getattr(part, each.name), each.default_factory
+        if value == (each.default if made is dataclasses.MISSING else made()):
+            continue
+        if dataclasses.is_dataclass(value):
+            value = _said(value)
+        elif isinstance(value, dict):
+            value = {str(name): inner for name, inner in value.items()}
+        elif each.name == "mem_limit":
+            value = memory_bytes(value)
+        said[each.name] = value
+    return said
 
 
 def pool_key(spec: BaseResourceSpec, backend: str) -> str:
