@@ -286,10 +286,17 @@ def memory(pid: int, name: str, fields: "tuple[str, ...]") -> int:
 def killed_for_memory(group: str) -> str:
     """Return what to say of a workload that the kernel killed for its group's memory."""
     if group:
-        with contextlib.suppress(OSError), open(os.path.join(group, "memory.events")) as file:
-            counts = dict(line.split() for line in file)
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(os.path.join(group, "memory.events")) as events,
+            open(os.path.join(group, "memory.max")) as limit,
+        ):
+            counts = dict(line.split() for line in events)
             if int(counts.get("oom_kill", 0)):
-                return "it was killed: its processes used more memory together than its mem_limit"
+                return (
+                    "it was killed: its processes used more memory together than its mem_limit "
+                    f"of {int(limit.read()) >> 20} MiB"
+                )
     return ""
 
 
