@@ -74,6 +74,17 @@ def test_a_path_is_refused_where_no_folder_is_configured():
     assert "has no `policy_code_root`" in fault.reason
 
 
+@pytest.mark.parametrize("text", ["x = = 1", "# hi", "x=1", "<html>", '{"a": 1}', "import os"])
+def test_text_of_one_line_is_source_text_whatever_is_wrong_with_it(text):
+    assert CodeSources().files(text, None) == {"function.py": text.encode()}
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/rule.py", "s3://bucket/rule.py"])
+def test_other_urls_are_named(url):
+    fault = refused(CodeSources().files, url, None)
+    assert f"{url.partition(':')[0]}:// is nothing that code is read from" in fault.reason
+
+
 def test_paths_under_the_configured_folder(tmp_path):
     root = tmp_path / "rules"
     (root / "rule" / "code").mkdir(parents=True)

@@ -283,7 +283,10 @@ def test_the_command_line_publishes_and_manages(swap):
     run(server, "policy", "canary", "swap", code=2)
     assert "rolled_back" in run(server, "policy", "aliases", "swap")
     assert run(server, "policy", "activate", TWO, "--alias", "beta") == f"swap:beta -> {TWO}\n"
-    assert run(server, "policy", "aliases", "swap:beta", "--delete")
+    gone = run(server, "policy", "aliases", "swap:beta", "--delete")
+    assert gone == f"swap:beta is deleted; it meant {TWO}\n"
+    for share in ("0", "nan", "101"):
+        run(server, "policy", "canary", "swap", TWO, "--percent", share, code=2)
     run(server, "policy", "aliases", "swap:beta", code=5)
     run(server, "policy", "activate", "swap:9-none", code=5)
     managed = (

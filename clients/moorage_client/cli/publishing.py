@@ -55,7 +55,11 @@ def aliases(
         if not alias:
             _list(session, services.aliases())
         elif delete:
-            _changed(session, services.delete_alias(alias))
+            gone = services.delete_alias(alias)
+            if session.json:
+                print_json(gone)
+            else:
+                say(f"{gone['alias']} is deleted; it meant {gone['policy_rule_uri']}")
         else:
             _show(session, services.alias(alias))
 
@@ -65,7 +69,7 @@ def canary(
     alias: Alias,
     uri: Annotated[str, typer.Argument(help="The candidate; leave it out with the others")] = "",
     percent: Annotated[
-        float, typer.Option(min=0.0, max=100.0, help="Its share of the requests")
+        float, typer.Option(help="Its share of the requests: more than 0, at most 100")
     ] = 10.0,
     by: Annotated[By, typer.Option(help="What decides which request goes where")] = By.REQUEST,
     seed: Annotated[int, typer.Option(help="Another seed is another draw")] = 0,
@@ -74,6 +78,8 @@ def canary(
 ) -> None:
     """Give another version a share of an alias's requests, see how it does, or end that."""
     _one_of(uri, report, stop)
+    if not 0 < percent <= 100:  # noqa: PLR2004  # As its help says; nan is neither.
+        raise typer.BadParameter(f"--percent is more than 0 and at most 100, not {percent:g}")
     with session.services() as services:
         if report:
             _report(session, services.canary_report(alias))

@@ -47,6 +47,7 @@ _CREDENTIALS: Final = re.compile(r"^(https?://)[^/?#]*@", re.IGNORECASE)
 
 # The first bytes of .zip, .tar.gz and .tar.xz in base64.
 _ARCHIVE_IN_BASE64: Final = ("UEsDB", "H4sI", "/Td6WFoA")
+_PATH: Final = re.compile(r"[^\s=#(){}\[\]<>\"';,]+")
 _EXPECTED: Final = (
     "Python source text, a base64 archive (.zip, .tar.gz, .tar.xz), a data: or http(s) URL,"
     " or a path under the configured folder"
@@ -155,11 +156,16 @@ class CodeSources:
             return _unpacked(_from_data_url(code))
         if code.lstrip().startswith(_ARCHIVE_IN_BASE64):
             return _unpacked(_from_base64("".join(code.split())))
-        if "\n" in code or "AIOSv1PolicyRule" in code:
+        named = code if self.root is None else code.replace(" ", "_")
+        if "AIOSv1PolicyRule" in code or not _PATH.fullmatch(named):
+            # Text of one line, too: the place of its mistake tells more than that it is no path.
             return _unpacked(code.encode("utf-8", "surrogatepass"))
         return self._local(code)
 
     def _local(self, code: str) -> Files:
+        scheme, is_url, _ = code.partition("://")
+        if is_url:
+            raise bad_code(f"{scheme[:40]}:// is nothing that code is read from", _EXPECTED)
         if self.root is None:
             raise bad_code(
                 "it is neither source text, an archive nor a URL, and this server has no"
