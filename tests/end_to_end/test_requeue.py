@@ -306,6 +306,19 @@ def test_what_failed_is_tried_again_after_a_pause_that_outlasts_kill_9(tmp_path,
 
 
 @pytest.mark.heavy
+def test_a_lease_that_is_cancelled_while_it_waits_is_told_as_ended(tmp_path, monkeypatch):
+    monkeypatch.setenv(PAUSE, "30")
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        fill(server)
+        lease = run(server, ["sh", "-c", "exit 7"])
+        in_state(server, lease, "queued")
+        told = server.say({"op": "cancel", "request": lease["id"]})[0]["data"]
+        assert (told["state"], told["lease"]["state"]) == ("cancelled", "ended")
+        assert told["lease"]["reason"] == "cancelled"
+        server.close()
+
+
 def test_a_rule_is_asked_at_the_start_about_what_waited(tmp_path):
     """There is room, and the rule declined: the daemon that comes back asks it anew."""
     body = 'return {"declined": "not today"}'

@@ -317,6 +317,24 @@ def test_what_is_asked_for_while_it_is_reset_is_waited_for(server):
     assert marked(server.data) == {first["id"]: {pid}}
 
 
+def test_who_watches_the_lease_that_took_over_hears_how_its_workload_stops(server):
+    first, _ = warm(server)
+    second = run(server)
+    in_state(server, second, "active")
+    release(server, second)
+    in_state(server, second, "warm")
+    with server.socket() as watching:
+        watching.send(json.dumps({"op": "watch", "topics": ["leases"], "id": 1}))
+        assert json.loads(watching.recv(30))["success"]
+        server.say({"op": "flush"})
+        news = [{"event": ""}]
+        while news[-1]["event"] != "ended":
+            news.append(json.loads(watching.recv(30)))
+    told = [each["data"] for each in news if each["event"] == "workload"]
+    assert [(each["id"], each["phase"]) for each in told] == [(second["id"], "stopped")]
+    assert first["id"] != second["id"]
+
+
 SERVE = "import http.server as h, os; "
 SERVE += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
 

@@ -166,3 +166,11 @@ def test_equal_specs_have_one_document_which_reads_as_the_same_spec(document, le
     assert said == least
     again = spec_from_document(json.loads(json.dumps(said)), "memory")
     assert document_from_spec(again) == said
+
+
+@pytest.mark.parametrize(
+    "fields", [{"port": True}, {"stop_seconds": True}, {"cpu_count": True}, {"gpus": True}]
+)
+def test_yes_is_no_number(fields):
+    with pytest.raises(SpecError, match=f"{next(iter(fields))}: expected a number"):
+        ServiceResourceSpec(command=["a"], **fields)

@@ -4,6 +4,7 @@ Rules propose; what they propose is verified against the state as it is now, and
 again, queued or refused. The allocator is the only caller.
 """
 
+from dataclasses import replace
 from typing import Any, Final
 
 from moorage.core import questions
@@ -424,6 +425,8 @@ class Asks:
         row = questions.waiter_row(waiter) if waiter else {"request": request}
         if waiter is not None and waiter.lease is not None:
             self._leases.end(waiter.lease, "cancelled")
+            ended = replace(waiter, lease=self._state.lease(request))
+            row = questions.waiter_row(ended)
         else:
             self.give_up(request, ask, Refusal(Code.CANCELLED, "The request was cancelled."))
         self._desk.tell(to, Told({"state": "cancelled", **row}))

@@ -305,10 +305,18 @@ class EngineRoom:
             kept.pop(name, None)
 
     async def _stop(self, engine: Engine | None, lease: Lease, unfit: str = "") -> None:
-        self._forget(lease.workload)
+        name = lease.workload
+        self._forget(name)
+        if lease.inherited:  # Until the last news of it has come, which is news of this lease.
+            self._heirs[name] = lease.id
         if engine is not None:
-            await self._stopped(engine, lease.workload)
+            await self._stopped(engine, name)
+        asyncio.get_running_loop().call_soon(self._disown, name, lease.id)
         self._post(EngineStopped(lease.id, lease.fencing, unfit))
+
+    def _disown(self, name: str, lease: RequestId) -> None:
+        if self._heirs.get(name) == lease:
+            del self._heirs[name]
 
     async def _keep(self, engine: Engine | None, lease: Lease) -> None:
         self._running[lease.workload] = lease

@@ -29,6 +29,12 @@ def _no_nul(text: str) -> str:
     return text
 
 
+def _number(given: Any) -> Any:
+    if isinstance(given, bool):
+        raise ValueError("expected a number")  # noqa: TRY004  # Pydantic's own way to say so.
+    return given
+
+
 def _not_empty(text: str) -> str:
     if not text:
         raise ValueError("expected a text that is not empty")
@@ -60,16 +66,22 @@ Command = Annotated[list[Text], pydantic.AfterValidator(_program)]
 """A program and its arguments."""
 Environment = dict[Annotated[Text, pydantic.AfterValidator(_variable)], Text]
 Folder = Annotated[Text, pydantic.AfterValidator(_absolute)]
-Port = Annotated[int, pydantic.Field(ge=1, le=65_535)]
-FreePort = Annotated[int, pydantic.Field(ge=0, le=65_535)]
+_NOT_YES = pydantic.BeforeValidator(_number)
+"""`true` is no number. It comes last of what is said of a type, so that it is looked at first."""
+Port = Annotated[int, pydantic.Field(ge=1, le=65_535), _NOT_YES]
+FreePort = Annotated[int, pydantic.Field(ge=0, le=65_535), _NOT_YES]
 """A port, or 0 for one that is free."""
-Count = Annotated[int, pydantic.Field(ge=0, le=CPUS_MAX)]
-Copies = Annotated[int, pydantic.Field(ge=1, le=CPUS_MAX)]
-Cpus = Annotated[float, pydantic.Field(gt=0, le=CPUS_MAX, allow_inf_nan=False)]
-StartSeconds = Annotated[float, pydantic.Field(gt=0, le=START_SECONDS_MAX, allow_inf_nan=False)]
-StopSeconds = Annotated[float, pydantic.Field(ge=0, le=STOP_SECONDS_MAX, allow_inf_nan=False)]
+Count = Annotated[int, pydantic.Field(ge=0, le=CPUS_MAX), _NOT_YES]
+Copies = Annotated[int, pydantic.Field(ge=1, le=CPUS_MAX), _NOT_YES]
+Cpus = Annotated[float, pydantic.Field(gt=0, le=CPUS_MAX, allow_inf_nan=False), _NOT_YES]
+StartSeconds = Annotated[
+    float, pydantic.Field(gt=0, le=START_SECONDS_MAX, allow_inf_nan=False), _NOT_YES
+]
+StopSeconds = Annotated[
+    float, pydantic.Field(ge=0, le=STOP_SECONDS_MAX, allow_inf_nan=False), _NOT_YES
+]
 ProbeSeconds = Annotated[
-    float, pydantic.Field(ge=PROBE_SECONDS_MIN, le=PROBE_SECONDS_MAX, allow_inf_nan=False)
+    float, pydantic.Field(ge=PROBE_SECONDS_MIN, le=PROBE_SECONDS_MAX, allow_inf_nan=False), _NOT_YES
 ]
 
 MemoryDelay = Annotated[
