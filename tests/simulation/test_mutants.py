@@ -41,9 +41,8 @@ MUTANTS = [
     Mutant(
         "frees at Ending",
         "core/state.py",
-        'replace(state.leases[request], state="ending", reason=reason)',
-        'replace(state.leases[request], state="ending", reason=reason)\n'
-        "            state._free(state.leases[request])",
+        'replace(lease, state="ending", reason=reason)',
+        'replace(lease, state="ending", reason=reason)\n    state._free(state.leases[request])',
         "capacity drifted",
     ),
     Mutant(
