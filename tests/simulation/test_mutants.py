@@ -484,6 +484,13 @@ MUTANTS = [
         "only the released is kept",
     ),
     Mutant(
+        "has nobody give way that is still being reset",
+        "core/warm.py",
+        "yield from [self._desk.state.leases[name] for name in self._desk.state.resetting]",
+        "pass",
+        "nobody sleeps beside what could give way",
+    ),
+    Mutant(
         "renews what nobody owns",
         "core/leases.py",
         "if not lease.over and lease.expires_at",
