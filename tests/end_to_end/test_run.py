@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -259,6 +260,32 @@ def test_a_run_that_is_ended_by_a_signal_leaves_nothing(server, environment, num
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
     assert "Traceback" not in said
     assert f"ended by {number.name}" in said
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [(signal.SIGINT, signal.SIGINT), (signal.SIGHUP, signal.SIGTERM)]
+)
+@pytest.mark.parametrize("seconds", [0.0, 0.3])
+def test_a_second_signal_does_not_cut_the_end_off(
+    server, environment, first, second, seconds, tmp_path
+):
+    pid = tmp_path / "pid"
+    script = f"trap 'sleep 1; exit' TERM; echo $$ > {pid}; while :; do sleep 0.05; done"
+    process = subprocess.Popen(
+        [MOORAGE, "run", "--gpus", "1", "--", "sh", "-c", script],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(lambda: pid.exists() and pid.read_text().strip())
+    process.send_signal(first)
+    time.sleep(seconds)
+    process.send_signal(second)
+    said = process.communicate(timeout=30)[1]
+    assert "Traceback" not in said
+    assert process.returncode in {128 + first, 128 + second}  # At once, they may come in any order.
+    assert not held(server)
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 
 def test_exec_and_logs_reach_a_running_workload(server, environment):

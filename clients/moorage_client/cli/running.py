@@ -341,6 +341,9 @@ def _variables(given: list[str]) -> dict[str, str]:
 def _stop_on_signals() -> list[signal.Signals]:
     """Have signals that end a command cancel this one, so that its lease is released.
 
+    Only the first does: Ctrl-C comes twice, and a session that closes sends SIGHUP and SIGTERM. The
+    next one must not cut off the release that the first began, which is bounded anyway.
+
     Returns:
         Those that came.
 
@@ -352,7 +355,10 @@ def _stop_on_signals() -> list[signal.Signals]:
 
     def stop(number: signal.Signals) -> None:
         received.append(number)
-        task.cancel()
+        if len(received) == 1:
+            task.cancel()
+        else:
+            note(f"moorage: {number.name}: it is being ended already")
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, stop, number)
