@@ -8,10 +8,13 @@ from moorage.sandbox.groups import Backlog
 from moorage.sandbox.host import Limits
 from moorage.sandbox.work import Work
 
+ANSWER_SECONDS_MAX = 60.0
+
 HANGS = """
 import time
 if input_data['inputs'].get('hang'):
     time.sleep(60)
+time.sleep(input_data['inputs'].get('seconds', 0))
 return input_data['inputs'].get('n', 0)
 """
 A, B = Tenant("a"), Tenant("b")
@@ -92,3 +95,30 @@ async def test_where_one_tenant_alone_asks_it_has_all_cells(make_bench):
             stuck.append(bench.ask(code, {"hang": True}))
         codes = {(await each).refusal.code for each in stuck}
     assert codes == {Code.POLICY_TIMEOUT}
+
+
+async def test_who_took_long_once_has_its_turn_beside_one_who_never_stops_asking(make_bench):
+    limits = Limits(cells_per_policy_max=2, pipeline_max=8)
+    bench = await make_bench(limits=limits)
+    code = bench.policy(HANGS)
+    assert await bench.value(code, {}, tenant=B) == 0
+    assert await bench.value(code, {"seconds": 0.5, "n": 1}, tenant=A) == 1
+    served, flooded, stop = 0, asyncio.Event(), asyncio.Event()
+
+    async def ask_on_and_on() -> None:
+        nonlocal served
+        while not stop.is_set():
+            await bench.value(code, {"seconds": 0.002}, tenant=B)
+            served += 1
+            if served == 100:
+                flooded.set()
+
+    flood = [asyncio.create_task(ask_on_and_on()) for _ in range(64)]
+    await asyncio.wait_for(flooded.wait(), ANSWER_SECONDS_MAX)
+    for n in range(5):
+        before = served
+        assert await bench.value(code, {"n": n}, tenant=A) == n
+        # What was in the pipe of one cell, while the other went on.
+        assert served - before < 20 * limits.pipeline_max
+    stop.set()
+    await asyncio.gather(*flood)

@@ -139,10 +139,14 @@ class Group:
 
     def turn(self, cells_max: int, now: float) -> tuple[Work, Cell] | None:
         """Return what goes to which cell next, if anything can go anywhere."""
+        kept: Cell | None = None
         for work in self.backlog.heads():
-            cell = self._choose(work, cells_max, now)
+            cell = self._choose(work, cells_max, now, kept)
             if cell is not None:
                 return work, cell
+            if kept is None and self.heavy(work, now) and not self._sated(work, cells_max, now):
+                # It needs a cell with an empty pipe, and whoever asks much would keep all full.
+                kept = min(self._quick(), key=lambda each: len(each.sent), default=None)
         return None
 
     def needs_cell(self, cells_max: int, now: float) -> bool:
@@ -151,21 +155,33 @@ class Group:
             return False
         heads = [work for work in self.backlog.heads() if not self._sated(work, cells_max, now)]
         # The full pipe of a quick cell drains by itself; but what is heavy goes into no pipe.
-        quick = any(not (cell.slow or cell.retired or _alone(cell)) for cell in self.cells)
+        quick = any(self._quick())
         return bool(heads) and not (quick and not any(self.heavy(each, now) for each in heads))
 
-    def _choose(self, work: Work, cells_max: int, now: float) -> Cell | None:
-        """Return a quick cell with room, preferably the first and one that was not demoted."""
+    def _choose(self, work: Work, cells_max: int, now: float, kept: Cell | None) -> Cell | None:
+        """Return a quick cell with room, preferably the first and one that was not demoted.
+
+        Args:
+            work: What is to go there.
+            cells_max: How many cells there may be.
+            now: Monotonic seconds.
+            kept: The cell that is being emptied for another whose turn it was.
+
+        """
         heavy = self.heavy(work, now)
         if heavy and self._sated(work, cells_max, now):
             return None
         demoted = None
-        for cell in self.cells:
-            if cell.accepts and not cell.slow and not _alone(cell) and not (heavy and cell.sent):
+        for cell in self._quick():
+            if cell.accepts and cell is not kept and not (heavy and cell.sent):
                 if not cell.demoted:
                     return cell
                 demoted = demoted or cell
         return demoted
+
+    def _quick(self) -> Iterator[Cell]:
+        """Yield the cells whose pipes empty by themselves."""
+        return (c for c in self.cells if not (c.slow or c.retired or _alone(c)))
 
     def _sated(self, work: Work, cells_max: int, now: float) -> bool:
         """Whether its tenant's heavy evaluations run in as many cells as they may."""
