@@ -289,6 +289,26 @@ def test_a_second_signal_does_not_cut_the_end_off(
     assert not Path(f"/proc/{pid.read_text().strip()}").exists()
 
 
+def test_what_a_command_writes_after_the_signal_is_passed_on(server, environment, tmp_path):
+    """The last words of a job, say where it saved what it has, are what one wants to see."""
+    begun = tmp_path / "begun"
+    script = f"trap 'sleep 0.3; echo saved; exit 3' TERM; echo running; touch {begun}; "
+    process = subprocess.Popen(
+        [MOORAGE, "run", "--gpus", "1", "--", "sh", "-c", f"{script} while :; do sleep 0.05; done"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    until(begun.exists)
+    process.send_signal(signal.SIGTERM)
+    wrote, said = process.communicate(timeout=30)
+    assert (process.returncode, wrote.split("\n")[0]) == (128 + signal.SIGTERM, "running"), said
+    assert wrote.endswith("saved\n")
+    assert wrote.count("running") == 1
+    assert not held(server)
+
+
 def test_exec_and_logs_reach_a_running_workload(server, environment):
     provision = {
         "backend": "local",

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import contextlib
 import os
 import signal
 import sys
@@ -122,31 +123,35 @@ async def _hold(
     received = _stop_on_signals()
     code: int | None = None
     name = ""
+    reader: _Reader | None = None
     lease = client.lease(policy, cancel_when_lost=False, **request)
     try:
         async with lease as held:
             name = held.id
             keep(held.lease, client.url)
             note(f"lease {name} on {where(held.placement)}")
-            code = await _Reader(client, name, held.token, write).follow()
+            reader = _Reader(client, name, held.token, write)
+            code = await reader.follow()
     except LeaseLost:
         if code is None:
             raise
     except asyncio.CancelledError:
         if not received:
             raise
-        if name:
-            await _ended(client, name)
+        if reader is not None:
+            await _ended(client, name, reader)
         note(f"moorage: ended by {received[0].name}")
         return name, -received[0]
     assert code is not None
     return name, code
 
 
-async def _ended(client: Any, lease: str) -> None:
-    """Wait until nothing of a released lease is left, for a while."""
+async def _ended(client: Any, lease: str, reader: "_Reader") -> None:
+    """Wait until nothing of a released lease is left, for a while; pass on its last words."""
     try:
         async with asyncio.timeout(END_SECONDS_MAX):
+            with contextlib.suppress(MoorageError):  # It never ran, say; the look below tells.
+                await reader.follow()
             while (await client.status(lease)).get("state") == "ending":
                 pause = LOOK_SECONDS  # The server tells it only to those who watch.
                 await asyncio.sleep(pause)
