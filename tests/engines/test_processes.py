@@ -100,6 +100,24 @@ async def test_a_glance_sees_at_once_that_a_process_is_gone(engine, tmp_path):
     await before.close()
 
 
+async def test_a_command_that_died_is_not_ready_though_its_supervisor_has_not_said_so(
+    engine, tmp_path
+):
+    await engine.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    (process,) = (tmp_path / "running").glob("*/process.json")
+    noted = json.loads(process.read_text())
+    os.kill(noted["supervisor"], signal.SIGSTOP)  # As one that had no time yet.
+    try:
+        watched = os.pidfd_open(noted["pid"])
+        os.kill(noted["pid"], signal.SIGKILL)
+        select.select([watched], [], [], SEEN_SECONDS_MAX)
+        os.close(watched)
+        assert engine.glance("a") is None
+        assert (await engine.probe("a")).phase is not Phase.READY
+    finally:
+        os.kill(noted["supervisor"], signal.SIGCONT)
+
+
 async def test_a_supervisor_that_comes_when_all_is_over_starts_nothing(engine, tmp_path):
     """A daemon killed after it had started one has another one started by the next daemon."""
     await engine.start(Order("a", noting(tmp_path)))

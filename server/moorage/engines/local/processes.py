@@ -34,7 +34,7 @@ from moorage.engines.finishing import finished
 from moorage.engines.local import commands, groups, marks, readiness, shelf
 from moorage.engines.local.devices import Devices, Grant
 from moorage.engines.local.parts import Part
-from moorage.engines.local.watcher import Watcher
+from moorage.engines.local.watcher import Watcher, lives
 from moorage.engines.specs import (
     BaseResourceSpec,
     ProcessResourceSpec,
@@ -136,7 +136,7 @@ class Processes(Part):
         return found
 
     def glance(self, workload: str) -> Workload | None:
-        """Return a process that is ready, if its supervisor is watched and lives.
+        """Return a process that is ready, if it lives, and its supervisor is watched and lives.
 
         A service, which has an endpoint, is not known to be ready before it has answered.
         """
@@ -144,7 +144,16 @@ class Processes(Part):
             ready, watched = self._ready.get(workload), self._watched.get(workload)
         if ready and ready.endpoint:
             return None
-        return ready if ready and watched and self._watcher.lives(*watched) else None
+        if not (ready and watched and self._watcher.lives(*watched)):
+            return None
+        with contextlib.suppress(OSError):  # No descriptor is left, say: then it is not known.
+            return ready if self._command_lives(workload) else None
+        return None
+
+    def _command_lives(self, workload: str) -> bool:
+        """Return whether the command itself has not ended; its supervisor may tell that later."""
+        noted = shelf.read(self._shelf.folder(workload) / "process.json")
+        return noted is not None and lives(noted["pid"])
 
     def _limit(
         self, workload: str, memory_bytes: int | None, grant: Grant | None
@@ -342,7 +351,7 @@ class Processes(Part):
     ) -> bool:
         """Ask a service whether it is ready; see `Part`."""
         if probe is None:
-            return True
+            return self._command_lives(workload)
         inside = self._inside(workload)
         return await readiness.answers(probe, order["host"], int(order["port"]), inside)
 

@@ -41,9 +41,7 @@ class Watcher:
             watch = self._watches.get(descriptor)
             if self._closed or watch is None or watch.pid != pid:
                 return False
-            poll = select.poll()
-            poll.register(descriptor, select.POLLIN)
-            return not poll.poll(0)
+            return _runs(descriptor)
 
     def close(self) -> None:
         """Watch no longer. The processes go on. A second time does nothing."""
@@ -74,3 +72,21 @@ class Watcher:
         with contextlib.suppress(ChildProcessError):  # One that an earlier daemon started is not.
             os.waitpid(watch.pid, os.WNOHANG)
         watch.ended()
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process has not ended, also where nobody has waited for it yet."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        return _runs(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _runs(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return not poll.poll(0)
