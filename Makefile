@@ -43,8 +43,9 @@ test-fast: $(VENV)/dev ## Run the tests that take seconds.
 	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-heavy
-test-heavy: $(VENV)/dev ## Run the tests that take minutes.
-	$(BIN)/pytest -m heavy -n 2 --dist loadfile
+test-heavy: $(VENV)/dev ## Run the tests that take minutes, those that measure last and one by one.
+	$(BIN)/pytest -m "heavy and not quiet" -n 2 --dist loadfile
+	$(BIN)/pytest -m quiet
 
 .PHONY: format
 format: $(VENV)/dev ## Format the sources and mend what can be mended.

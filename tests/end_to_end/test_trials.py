@@ -164,6 +164,7 @@ def test_openb_default_comes_out_as_published(policy, least, most):
 
 
 @pytest.mark.heavy
+@pytest.mark.quiet
 def test_bench_figures_are_ratios():
     told = json.loads(moored("bench", "grants", "first_lease", "--json", timeout=300).stdout)
     assert told["grants"]["granted"] == told["grants"]["requests"]
@@ -172,6 +173,7 @@ def test_bench_figures_are_ratios():
 
 
 @pytest.mark.heavy
+@pytest.mark.quiet
 def test_an_executor_costs_at_most_three_times_what_futures_cost_and_grows_as_n_log_n():
     told = json.loads(moored("bench", "workflow", "--json", timeout=400).stdout)["workflow"]
     for shape in ("chain", "layered"):
@@ -185,6 +187,7 @@ def test_an_executor_costs_at_most_three_times_what_futures_cost_and_grows_as_n_
 
 
 @pytest.mark.heavy
+@pytest.mark.quiet
 def test_filters_over_many_clusters_cost_what_their_hits_cost():
     told = json.loads(moored("bench", "candidates", "--json", timeout=300).stdout)["candidates"]
     assert told["many"] == 100 * told["few"]
@@ -193,13 +196,14 @@ def test_filters_over_many_clusters_cost_what_their_hits_cost():
 
 
 @pytest.mark.heavy
+@pytest.mark.quiet
 def test_bench_of_the_sandbox():
     told = json.loads(moored("bench", "sandbox", "--json", timeout=300).stdout)["sandbox"]
     # Ratios only, and wide: other people's work on the machine moves them.
     assert 0.5 < told["extra_10000_to_10_nodes"] < 2
-    assert 0 < told["two_calls_in_order_to_extra"] < told["two_calls_lone_to_extra"] < 4
-    assert told["two_calls_in_random_order_to_extra"] < told["two_calls_lone_to_extra"]
-    assert told["two_calls_known_to_extra"] < told["two_calls_lone_to_extra"]
+    for order in ("known", "changed", "in_order", "in_random_order"):
+        assert 0 < told[f"two_calls_{order}_to_extra"] <= 1, order
+        assert told[f"two_calls_{order}_to_extra"] < told["two_calls_lone_to_extra"] < 4, order
     # One call of so many as are sent along reaches the host; in random order more do at first.
     assert told["two_calls_known_asked"] == told["two_calls_changed_asked"] == 0
     assert 0 < told["two_calls_in_order_asked"] < 0.1
