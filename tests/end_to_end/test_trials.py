@@ -166,10 +166,12 @@ def test_openb_default_comes_out_as_published(policy, least, most):
 @pytest.mark.heavy
 @pytest.mark.quiet
 def test_bench_figures_are_ratios():
-    told = json.loads(moored("bench", "grants", "first_lease", "--json", timeout=300).stdout)
+    names = ("grants", "first_lease", "startup")
+    told = json.loads(moored("bench", *names, "--json", timeout=400).stdout)
     assert told["grants"]["granted"] == told["grants"]["requests"]
     assert told["grants"]["grants_to_echo"] > 0.04
     assert told["first_lease"]["first_lease_to_imports"] > 1
+    assert told["startup"]["full_to_empty"] < 3, "with a million facts in the history"
 
 
 @pytest.mark.heavy

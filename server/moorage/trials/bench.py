@@ -13,6 +13,7 @@ is killed again and again.
 """
 
 import asyncio
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -171,13 +172,8 @@ def _start_seconds(data: Path) -> float:
 
 
 def _copy(source: Path, target: Path) -> Path:
-    target.mkdir(exist_ok=True)
-    for old in target.iterdir():
-        old.unlink()
-    for file in source.iterdir():
-        if file.suffix != ".lock":
-            (target / file.name).write_bytes(file.read_bytes())
-    return target
+    shutil.rmtree(target, ignore_errors=True)
+    return shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.lock"))
 
 
 async def _write_history(path: Path) -> int:
