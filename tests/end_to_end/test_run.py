@@ -55,6 +55,17 @@ def moorage(environment, *words: str, **more) -> subprocess.CompletedProcess[str
     )
 
 
+def started(environment, *words: str) -> "subprocess.Popen[str]":
+    """Begin what `moorage` does to its end."""
+    return subprocess.Popen(
+        [MOORAGE, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
 def held(server) -> list[dict]:
     return server.say({"op": "leases"})[0]["data"]["leases"]
 
@@ -115,13 +126,7 @@ def test_a_command_that_fails_is_started_again_as_often_as_asked(server, environ
     starts = tmp_path / "starts"
     starts.touch()
     words = ["run", "--gpus", "1", "--requeue", "2", "--", "sh", "-c", script, str(starts)]
-    process = subprocess.Popen(
-        [MOORAGE, *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(environment, *words)
     assert process.stdout is not None
     for number in range(2):
         assert process.stdout.readline() == f"start {number}\n"
@@ -197,13 +202,7 @@ def test_output_that_is_no_text_comes_out_as_it_was_written(server, environment,
 
 def test_exec_logs_and_release_know_what_run_started(server, environment, tmp_path):
     words = ["run", "--gpus", "1", "--", "sh", "-c", "echo hello; exec sleep 1000"]
-    process = subprocess.Popen(
-        [MOORAGE, *words],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(environment, *words)
     assert process.stdout is not None
     assert process.stdout.readline() == "hello\n"
     (lease,) = [each["id"] for each in held(server)]
@@ -245,12 +244,7 @@ def test_a_run_that_is_ended_by_a_signal_leaves_nothing(server, environment, num
     """It has waited for that: when it has ended, the process is gone and the lease is over."""
     pid = tmp_path / "pid"
     script = f"trap 'sleep 0.5; exit' TERM; echo $$ > {pid}; while :; do sleep 0.05; done"
-    process = subprocess.Popen(
-        [MOORAGE, "run", "--gpus", "1", "--", "sh", "-c", script],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
     until(lambda: pid.exists() and pid.read_text().strip())
     process.send_signal(number)
     said = process.communicate(timeout=30)[1]
@@ -272,12 +266,7 @@ def test_a_second_signal_does_not_cut_the_end_off(
     script = (
         f"trap 'touch {ending}; sleep 1; exit' TERM; echo $$ > {pid}; while :; do sleep 0.05; done"
     )
-    process = subprocess.Popen(
-        [MOORAGE, "run", "--gpus", "1", "--", "sh", "-c", script],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started(environment, "run", "--gpus", "1", "--", "sh", "-c", script)
     until(lambda: pid.exists() and pid.read_text().strip())
     process.send_signal(first)
     until(lambda: ending.exists() or not late)
@@ -293,12 +282,15 @@ def test_what_a_command_writes_after_the_signal_is_passed_on(server, environment
     """The last words of a job, say where it saved what it has, are what one wants to see."""
     begun = tmp_path / "begun"
     script = f"trap 'sleep 0.3; echo saved; exit 3' TERM; echo running; touch {begun}; "
-    process = subprocess.Popen(
-        [MOORAGE, "run", "--gpus", "1", "--", "sh", "-c", f"{script} while :; do sleep 0.05; done"],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = started(
+        environment,
+        "run",
+        "--gpus",
+        "1",
+        "--",
+        "sh",
+        "-c",
+        f"{script} while :; do sleep 0.05; done",
     )
     until(begun.exists)
     process.send_signal(signal.SIGTERM)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from served import until
 
-from moorage.engines.local import groups
+from moorage.engines.local import control_groups
 from moorage.trials import show
 from moorage.trials.findings import Finding
 
@@ -94,7 +94,7 @@ def test_doctor_finds_this_machine_fit(capsys):
     }
     (grouped,) = (each for each in told["findings"] if each["name"] == "control groups")
     assert "memory" in grouped["detail"]
-    assert (grouped["state"] == "missing") == (groups.find().base is None)
+    assert (grouped["state"] == "missing") == (control_groups.find().base is None)
     show.doctor([Finding(**finding) for finding in told["findings"]], as_json=False)
     assert "self-test" in capsys.readouterr().out
 

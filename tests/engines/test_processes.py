@@ -22,7 +22,7 @@ from moorage.engines.base import (
     UnknownWorkloadError,
     UnsupportedSpecError,
 )
-from moorage.engines.local import groups, shelf, supervisor
+from moorage.engines.local import control_groups, shelf, supervisor
 from moorage.engines.local.engine import LocalEngine
 from moorage.engines.local.shelf import Shelf
 from moorage.engines.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
@@ -360,7 +360,9 @@ async def test_output_is_neither_lost_nor_doubled_while_a_stop_puts_it_away(tmp_
 
 HIDDEN = "env -i setsid sleep 1000 & echo $!"
 """Starts what neither its parent, nor its session, nor its environment tells of."""
-grouped = pytest.mark.skipif(groups.find().base is None, reason=groups.find().detail)
+grouped = pytest.mark.skipif(
+    control_groups.find().base is None, reason=control_groups.find().detail
+)
 
 
 def lives(pid: str) -> bool:
@@ -370,7 +372,7 @@ def lives(pid: str) -> bool:
 
 
 def group_of(folder: Path, workload: str) -> Path:
-    return Path(groups.find().of(folder / "running" / workload))
+    return Path(control_groups.find().of(folder / "running" / workload))
 
 
 @grouped
@@ -474,16 +476,17 @@ def test_the_kernel_s_word_that_memory_was_too_small_is_passed_on(tmp_path):
 
 def test_output_that_grows_fast_is_looked_at_again_soon(tmp_path):
     log = tmp_path / "output.log"
+    output = supervisor.Output(str(log), 64_000)
     log.write_bytes(b"x" * 1_000)
-    assert not supervisor.bound_output(str(log), 64_000)
+    assert not output.bound()
     log.write_bytes(b"x" * 60_000)
-    assert supervisor.bound_output(str(log), 64_000), "it might pass its bound in no time"
-    assert not supervisor.bound_output(str(log), 64_000), "it does not grow any more"
+    assert output.bound(), "it might pass its bound in no time"
+    assert not output.bound(), "it does not grow any more"
     log.write_bytes(b"x" * 70_000)
-    assert supervisor.bound_output(str(log), 64_000)
+    assert output.bound()
     assert log.stat().st_size == 32_000
     log.write_bytes(b"x" * 33_000)
-    assert not supervisor.bound_output(str(log), 64_000), "growth is counted from what was left"
+    assert not output.bound(), "growth is counted from what was left"
 
 
 def granted(folder: Path, fencing: int, script: str, attempt: int = 1, **more) -> Order:

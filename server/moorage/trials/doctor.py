@@ -18,7 +18,7 @@ from typing import Any, Final
 from moorage.config import Config
 from moorage.core.words import ClusterRemoved
 from moorage.engines.base import EngineError
-from moorage.engines.local import groups
+from moorage.engines.local import control_groups
 from moorage.engines.local.container_api import ContainerApi
 from moorage.engines.local.container_sockets import find_socket
 from moorage.ledger.base import LedgerError
@@ -129,7 +129,7 @@ def _containers() -> Finding:
 
 
 def _groups() -> Finding:
-    found = groups.find()
+    found = control_groups.find()
     if found.memory:
         return Finding("control groups", "ok", found.detail)
     instead = "a workload's supervisor adds up its memory twice a second instead"

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -37,14 +37,31 @@ def kill_marked(mark: str, *also: str) -> None:
         EngineError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
 
     """
-    deadline = time.monotonic() + KILL_SECONDS_MAX
-    while pids := list(_marked(mark.encode(), [f"{name}=".encode() for name in also])):
-        if time.monotonic() > deadline:
-            listed = ", ".join(map(str, pids))
-            raise EngineError(f"killed {KILL_SECONDS_MAX:g} s ago and still there: {listed}")
+
+    def kill() -> str:
+        pids = list(_marked(mark.encode(), [f"{name}=".encode() for name in also]))
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        return ", ".join(map(str, pids))
+
+    until_gone(kill)
+
+
+def until_gone(kill: Callable[[], str]) -> None:
+    """Kill until nothing is left.
+
+    Args:
+        kill: Kills what there is and returns what that was; empty: nothing.
+
+    Raises:
+        EngineError: Something is still there after `KILL_SECONDS_MAX`: the kernel has it.
+
+    """
+    deadline = time.monotonic() + KILL_SECONDS_MAX
+    while left := kill():
+        if time.monotonic() > deadline:
+            raise EngineError(f"killed {KILL_SECONDS_MAX:g} s ago and still there: {left}")
         time.sleep(LOOK_SECONDS)  # They are nobody's children here, so nobody is told.
 
 

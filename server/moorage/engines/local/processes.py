@@ -31,7 +31,7 @@ from moorage.engines.base import (
     Workload,
 )
 from moorage.engines.finishing import finished
-from moorage.engines.local import commands, groups, marks, readiness, shelf
+from moorage.engines.local import commands, control_groups, marks, readiness, shelf
 from moorage.engines.local.devices import Devices, Grant
 from moorage.engines.local.parts import Part
 from moorage.engines.local.watcher import Watcher, lives
@@ -76,7 +76,7 @@ class Processes(Part):
     ) -> None:
         super().__init__(folders, devices, tell, outlive=outlive)
         self._watcher = Watcher()
-        self._groups = groups.find()
+        self._groups = control_groups.find()
         self._ends: dict[str, Future[None]] = {}
         self._watched: dict[str, tuple[int, int]] = {}
         self._ready: dict[str, Workload] = {}
@@ -162,7 +162,7 @@ class Processes(Part):
         for pid in _below(shelf.holder(self._shelf.folder(workload))):
             _bound(pid, grant.cpus if grant else (), memory_bytes)
         if memory_bytes is not None:
-            groups.bound(self._order(workload).get("group", ""), memory_bytes)
+            control_groups.bound(self._order(workload).get("group", ""), memory_bytes)
         noted = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
         return noted if grant is None else {**noted, "cpus": grant.cpus, "devices": grant.rows}
 
@@ -175,7 +175,7 @@ class Processes(Part):
         mark = f"{marks.WORKLOAD}={self._mark(workload)}"
         await finished(asyncio.to_thread(marks.kill_marked, mark, marks.EXECUTION))
         if group := order.get("group", ""):
-            await finished(asyncio.to_thread(groups.clear, f"{group}/exec"))
+            await finished(asyncio.to_thread(control_groups.clear, f"{group}/exec"))
         command = order["reset_command"]
         if not command:
             raise UnsupportedSpecError("a process without a reset_command cannot be reset")
@@ -201,7 +201,7 @@ class Processes(Part):
         if user is not None:
             raise UnsupportedSpecError("a command beside a process runs as the process's own user")
 
-        with groups.door(order.get("group", "")) as door:
+        with control_groups.door(order.get("group", "")) as door:
             return await commands.run(
                 command,
                 folder=Path(order["workdir"] or self._shelf.folder(workload), workdir or ""),
@@ -406,7 +406,9 @@ class Processes(Part):
     def _sweep(self, workload: str) -> None:
         """Kill what no supervisor looks after: its own orphans, and commands run beside it."""
         marks.kill_marked(f"{marks.WORKLOAD}={self._mark(workload)}")
-        groups.end((shelf.read(self._shelf.folder(workload) / "order.json") or {}).get("group", ""))
+        control_groups.end(
+            (shelf.read(self._shelf.folder(workload) / "order.json") or {}).get("group", "")
+        )
 
     def _mark(self, workload: str) -> str:
         return str(self._shelf.folder(workload))

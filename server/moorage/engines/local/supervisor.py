@@ -183,6 +183,7 @@ def supervise(
     status = None
     detail = ""
     look = CHECK_SECONDS
+    output = Output(os.path.join(folder, "output.log"), order["log_bytes_max"])
     while status is None:
         pause = look if deadline is None else max(0.0, deadline - time.monotonic())
         received = signal.sigtimedwait(wanted, min(pause, look))
@@ -197,8 +198,7 @@ def supervise(
         for pid, ended in reap():
             if pid == child:
                 status = ended
-        grows = bound_output(os.path.join(folder, "output.log"), order["log_bytes_max"])
-        look = HURRY_SECONDS if grows else CHECK_SECONDS
+        look = HURRY_SECONDS if output.bound() else CHECK_SECONDS
         if status is None and received is None and not detail:
             detail = too_large(folder, group)
             if detail:
@@ -323,30 +323,29 @@ def signal_group(child: int, number: int) -> None:
         os.killpg(child, number)
 
 
-SIZES: "dict[str, int]" = {}
-"""Of the output, at the last look."""
+class Output:
+    """What the command writes, kept below a bound: older parts are dropped, the last half stays."""
 
+    def __init__(self, path: str, bytes_max: int) -> None:
+        self.path = path
+        self.bytes_max = bytes_max
+        self.size = 0
 
-def bound_output(path: str, bytes_max: int) -> bool:
-    """Keep the output below a bound: what is older is dropped, the last half stays.
-
-    Returns:
-        Whether it grew by so much since the last look that the next one must come soon.
-
-    """
-    with contextlib.suppress(OSError), open(path, "r+b") as file:
-        size = os.fstat(file.fileno()).st_size
-        grew = size - SIZES.get(path, 0)
-        if size > bytes_max:
-            file.seek(size - bytes_max // 2)
-            rest = file.read()
-            file.seek(0)
-            file.truncate()
-            file.write(rest)
-            size = len(rest)
-        SIZES[path] = size
-        return grew > bytes_max // 16
-    return False
+    def bound(self) -> bool:
+        """Look at it; return whether it grew by so much that the next look must come soon."""
+        with contextlib.suppress(OSError), open(self.path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            grew = size - self.size
+            if size > self.bytes_max:
+                file.seek(size - self.bytes_max // 2)
+                rest = file.read()
+                file.seek(0)
+                file.truncate()
+                file.write(rest)
+                size = len(rest)
+            self.size = size
+            return grew > self.bytes_max // 16
+        return False
 
 
 def finish(folder: str, status: "int | None", detail: str) -> None:

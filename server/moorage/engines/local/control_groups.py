@@ -15,17 +15,14 @@ does: find out whether there can be groups, put commands into them, end them.
 import contextlib
 import hashlib
 import os
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from moorage.engines.base import EngineError
+from moorage.engines.local.marks import until_gone
 
-KILL_SECONDS_MAX: Final = 10.0
-LOOK_SECONDS: Final = 0.01
 DELEGATED: Final = ("user.delegate", "trusted.delegate")
 """Attributes that systemd gives a group whose inside is for its service to arrange."""
 _SWITCH: Final = "cgroup.subtree_control"
@@ -78,7 +75,7 @@ def end(group: str) -> None:
     """Kill all that is in a group, and remove it; one that is not there is no error. Blocks.
 
     Raises:
-        EngineError: Some of it is still there after `KILL_SECONDS_MAX`: the kernel has it.
+        EngineError: Some of it is still there long after that: the kernel has it.
 
     """
     if not group or not Path(group).is_dir():
@@ -91,13 +88,15 @@ def end(group: str) -> None:
 
 def clear(group: str) -> None:
     """Kill all that is in a group; see `end`. Blocks."""
-    deadline = time.monotonic() + KILL_SECONDS_MAX
+
+    def kill() -> str:
+        if "populated 1" not in Path(group, "cgroup.events").read_text():
+            return ""
+        Path(group, "cgroup.kill").write_text("1")
+        return group
+
     with contextlib.suppress(FileNotFoundError):  # The supervisor was quicker.
-        while "populated 1" in Path(group, "cgroup.events").read_text():
-            Path(group, "cgroup.kill").write_text("1")
-            if time.monotonic() > deadline:
-                raise EngineError(f"killed {KILL_SECONDS_MAX:g} s ago and still there: {group}")
-            time.sleep(LOOK_SECONDS)  # Not our children: nobody is told when they have ended.
+        until_gone(kill)
 
 
 @contextlib.contextmanager
