@@ -266,6 +266,18 @@ def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
     assert (with_tokens.host, with_tokens.http_host) == (host, host)
 
 
+def test_local_is_off_among_tenants_unless_it_is_asked_for(tmp_path: Path) -> None:
+    tokens = HOME | {"MOORAGE_TOKENS": "ann:k1"}
+    assert Config.load({}, HOME).backends == ("local", "memory")
+    assert Config.load({}, tokens).backends == ("memory",)
+    assert Config.load({"host": "10.0.0.1"}, tokens).backends == ("memory",)
+    assert Config.load({"host": "10.0.0.1"}, tokens | {"MOORAGE_BACKENDS": "local"}).backends == (
+        "local",
+    )
+    file = write(tmp_path / "moored.toml", 'backends = ["local", "aws"]\n[tokens]\nann = "k1"\n')
+    assert Config.load({}, HOME, file).backends == ("local", "aws")
+
+
 def test_loopback() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
     assert not any(map(is_loopback, ("", "0.0.0.0", "::", "localhost.example", "[::1]")))  # noqa: S104  # As above.

@@ -8,6 +8,7 @@ that is busy or half dead, must not cost a lease.
 
 import asyncio
 import concurrent.futures
+import dataclasses
 import random
 import threading
 import time
@@ -127,7 +128,7 @@ class HeldLease:
 
     def renewed(self, lease: Lease, deadline: float) -> None:
         """Take note of a renewal. For the keeper."""
-        self._lease = lease
+        self._lease = dataclasses.replace(lease, token=self._lease.token)
         self._deadline = deadline
 
     def lose(self, reason: str) -> LeaseLost:

@@ -78,6 +78,8 @@ BACKENDS: Final = ("local", "memory", "aws")
 """Every backend there is."""
 BACKENDS_BY_DEFAULT: Final = ("local", "memory")
 """Those that need nothing beside this machine."""
+BACKENDS_AMONG_TENANTS: Final = ("memory",)
+"""Those where workloads could not read what is another tenant's."""
 LogFormat = Literal["json", "console"]
 
 
@@ -162,6 +164,8 @@ class Config:
             "What `provision.backend` may name. `local` runs commands of clients on this machine, "
             "as the daemon's own user, and containers with any of its folders that they mount. "
             "`aws` rents instances of Amazon EC2, and needs `pip install 'moorage[aws]'`.",
+            default="`local,memory`; `memory` where there are `tokens`, or where other machines "
+            "reach `host` or `http_host`",
         ),
     ] = BACKENDS_BY_DEFAULT
     local_nodes: Annotated[
@@ -390,6 +394,8 @@ class Config:
             values[name] = read(known[name], source, value)
         config = cls(**values)
         config = dataclasses.replace(config, http_host=config.http_host or config.host)
+        if "backends" not in given and _has_tenants(config):
+            config = dataclasses.replace(config, backends=BACKENDS_AMONG_TENANTS)
         _check_together(config, {name: source for name, (source, _) in given.items()})
         return config
 
@@ -443,6 +449,11 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _has_tenants(config: Config) -> bool:
+    """Tell whether those who ask may be strangers to one another and to this machine."""
+    return bool(config.tokens) or not (is_loopback(config.host) and is_loopback(config.http_host))
 
 
 def _check_together(config: Config, sources: Mapping[str, str]) -> None:

@@ -213,7 +213,7 @@ class Ask:
         inputs: The request's own `inputs`, for the rule alone.
         parameters: Overrides of the rule's default parameters.
         settings: Overrides of the rule's default settings.
-        token: Secret that will own the lease; drawn by the shell, since the core rolls no dice.
+        token_digest: Digest of the token that will own the lease; the shell makes the token.
         seed: Seed of every choice that the rule makes at random for this ask.
         explain: The caller wants the reasons in the reply.
         dry_run: Decide, verify and answer, but hold nothing.
@@ -232,7 +232,7 @@ class Ask:
     inputs: Any = None
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    token: str = ""
+    token_digest: str = ""
     seed: int = 0
     explain: bool = False
     dry_run: bool = False
@@ -254,7 +254,7 @@ class Lease:
     Args:
         id: The id of the ask that it was granted to.
         tenant: Whose it is.
-        token: Whoever shows it may renew and release.
+        token_digest: Digest of its token: whoever shows that may renew and release.
         policy: The rule that proposed the placement.
         placement: What is held.
         fencing: Grows with every grant of this server and never repeats.
@@ -286,7 +286,7 @@ class Lease:
 
     id: RequestId
     tenant: Tenant
-    token: str
+    token_digest: str
     policy: PolicyRef
     placement: Placement
     fencing: int

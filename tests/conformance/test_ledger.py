@@ -131,7 +131,7 @@ def granted(number: int) -> Granted:
         Lease(
             id=RequestId(f"r-{number}"),
             tenant=Tenant("team-a"),
-            token="secret",  # noqa: S106  # It opens nothing.
+            token_digest="secret",  # noqa: S106  # It opens nothing.
             policy=PolicyRef("fgd", "0" * 64),
             placement=(Share(ClusterId("north"), NodeId("n1"), ("0", "1")),),
             fencing=number,

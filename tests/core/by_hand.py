@@ -33,7 +33,7 @@ def nodes(count: int, gpus: int, name: str = "c") -> Cluster:
 
 def ask(name: str, demand: Demand | None, wait: float = 0.0, **changes: Any) -> Ask:
     terms = {"ttl_seconds": 60.0, "wait_seconds": wait, **changes.pop("terms", {})}
-    given = {"tenant": Tenant("ann"), "policy": RULE, "token": f"token of {name}"} | changes
+    given = {"tenant": Tenant("ann"), "policy": RULE, "token_digest": f"token of {name}"} | changes
     return Ask(RequestId(name), demand=demand, terms=LeaseTerms(**terms), **given)
 
 

@@ -53,7 +53,7 @@ def test_a_lease_is_listed_whole_but_for_its_token():
     lease = Lease(
         id=RequestId("r-1"),
         tenant=Tenant("acme"),
-        token="secret",  # noqa: S106  # The fixture's, not ours.
+        token_digest="secret",  # noqa: S106  # The fixture's, not ours.
         policy=PolicyRef("p:1-a", "d" * 64),
         placement=(Share(ClusterId("c"), NodeId("n"), ("0", "2"), 500, 4000, 1024),),
         fencing=7,

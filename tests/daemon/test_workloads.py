@@ -11,6 +11,7 @@ import pytest
 from moorage.core.events import EngineEnded, Event
 from moorage.core.words import Told
 from moorage.daemon.engine_room import EngineRoom
+from moorage.daemon.lease_tokens import digest
 from moorage.daemon.workloads import Workloads
 from moorage.engines.local.engine import LocalEngine
 from moorage.model import (
@@ -43,7 +44,7 @@ class Owner:
         spec = {"command": ["sh", "-c", "echo oh; exit 7"]}
         place = (Share(ClusterId("c"), NodeId("n")),)
         rule, terms = PolicyRef("rule", "0"), LeaseTerms(60.0)
-        held = Lease(NAME, Tenant("t"), "", rule, place, 1, 0.0, 60.0, terms)
+        held = Lease(NAME, Tenant("t"), digest(""), rule, place, 1, 0.0, 60.0, terms)
         self.lease = replace(held, provision=Provision("local", spec), state="starting")
 
     async def logs(self, offset: int = 0) -> dict[str, Any]:

@@ -276,6 +276,7 @@ def test_what_was_stored_before_workloads_could_fail_twice_is_read():
         body = json.dumps({"lease": old}).encode()
         lease = FACTS.decode(kind, 1, body, "here", "fact 1").lease
         assert (lease.state, lease.attempt, lease.outcome, lease.ask) == ("active", 1, None, None)
+        assert lease.token_digest == hashlib.sha256(b"secret").hexdigest()
         assert lease.provision == Provision("local", {}, "end", 3)
         assert not lease.may_start_again
     ask = {"id": "r-1", "tenant": "t", "policy": {"uri": "p", "digest": "0"}, "size": 7}

@@ -293,7 +293,7 @@ MUTANTS = [
     Mutant(
         "lets anybody release",
         "core/leases.py",
-        "elif lease.token != token:",
+        "elif lease.token_digest != token_digest:",
         "elif False:",
         "only the owner",
     ),
@@ -308,7 +308,7 @@ MUTANTS = [
         "shows tokens",
         "core/questions.py",
         '"fencing": lease.fencing,',
-        '"fencing": lease.fencing, "token": lease.token,',
+        '"fencing": lease.fencing, "token": lease.token_digest,',
         "a listing shows no token",
     ),
     Mutant(

@@ -242,7 +242,7 @@ def _ask(request: str, options: list[str]) -> Ask:
         demand=None if "bare" in given else demand,
         terms=None if "advice" in given else terms,
         provision=provision,
-        token=f"token-{request}",
+        token_digest=f"token-{request}",
         explain="explain" in given,
         dry_run="dry-run" in given,
     )

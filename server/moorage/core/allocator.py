@@ -108,10 +108,10 @@ class Allocator:
                 self._asks.asked(to, ask)
             case Proposed() | ConsultFailed():
                 self._asks.heard(event)
-            case ReleaseAsked(to, request, token):
-                self._leases.release(to, request, token)
-            case RenewAsked(to, request, token, ttl_seconds):
-                self._leases.renew(to, request, token, ttl_seconds)
+            case ReleaseAsked(to, request, token_digest):
+                self._leases.release(to, request, token_digest)
+            case RenewAsked(to, request, token_digest, ttl_seconds):
+                self._leases.renew(to, request, token_digest, ttl_seconds)
             case CancelAsked(to, request, tenant):
                 self._asks.cancel(to, request, tenant)
             case Inquired():

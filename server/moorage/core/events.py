@@ -43,7 +43,7 @@ class ReleaseAsked:
 
     to: Address
     lease: RequestId
-    token: str
+    token_digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class RenewAsked:
 
     to: Address
     lease: RequestId
-    token: str
+    token_digest: str
     ttl_seconds: float | None
 
 

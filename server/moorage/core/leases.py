@@ -110,7 +110,7 @@ class Leases:
             lease = Lease(
                 id=ask.id,
                 tenant=ask.tenant,
-                token=ask.token,
+                token_digest=ask.token_digest,
                 policy=ask.policy,
                 placement=placement,
                 fencing=fencing,
@@ -141,9 +141,9 @@ class Leases:
         self._desk.be(Granted(lease))
         return lease
 
-    def release(self, to: Address, request: RequestId, token: str) -> None:
+    def release(self, to: Address, request: RequestId, token_digest: str) -> None:
         """End a lease for its owner. A second release answers the same."""
-        lease = self._owned(to, request, token)
+        lease = self._owned(to, request, token_digest)
         if lease is None:
             return
         if lease.state == "active" and lease.likeness:
@@ -155,9 +155,11 @@ class Leases:
         self._desk.tell(to, LeaseNews(lease))
         self._wake()  # Whoever needs the place does not wait until it is warm.
 
-    def renew(self, to: Address, request: RequestId, token: str, ttl_seconds: float | None) -> None:
+    def renew(
+        self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None
+    ) -> None:
         """Let a lease last `ttl_seconds` (its own by default) from now."""
-        lease = self._owned(to, request, token)
+        lease = self._owned(to, request, token_digest)
         if lease is None:
             return
         if lease.over:
@@ -292,13 +294,13 @@ class Leases:
                 over = lease.state in {"failing", "ending"}
                 self._desk.do(Stop(lease) if over else Start(lease))
 
-    def _owned(self, to: Address, request: RequestId, token: str) -> Lease | None:
+    def _owned(self, to: Address, request: RequestId, token_digest: str) -> Lease | None:
         """Return the lease, or answer why it is not the caller's."""
         lease = self._desk.state.lease(request)
         if lease is None:
             reason = f"There is no lease {request}, or it ended long ago."
             self._desk.tell(to, Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease"))
-        elif lease.token != token:
+        elif lease.token_digest != token_digest:
             reason = f"This is not the token of lease {request}."
             expected = "the `token` that came with the grant"
             self._desk.tell(to, Refusal(Code.WRONG_TOKEN, reason, "token", expected))

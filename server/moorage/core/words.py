@@ -231,7 +231,7 @@ class LeaseNews:
     data: Any = None
     reasons: Mapping[str, Any] | None = None
     owner: bool = True
-    """Whether the receiver may see the token."""
+    """Whether the receiver is told the token."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ Both front doors end here: the gateway's messages and `POST /allocate`. Everythi
 from outside the core (its rule, its candidates, a token, a seed) is settled before it is posted.
 """
 
-import base64
 import difflib
 import secrets
 import time
@@ -32,6 +31,7 @@ from moorage.core.words import Address, Answer, LeaseNews, Refusal, Told
 from moorage.daemon.answers import MessageId, encode, refusal_of, refuse
 from moorage.daemon.engine_room import EngineRoom
 from moorage.daemon.finding import Finder
+from moorage.daemon.lease_tokens import LeaseTokens, digest
 from moorage.daemon.publishing import Noting, Publishing
 from moorage.daemon.watching import Watchers
 from moorage.gateway.deliver import Request
@@ -80,6 +80,7 @@ class Admission:
         finder: Finds the clusters that a request describes.
         publishing: Chooses the version that an alias means.
         engines: Knows what can be started.
+        tokens: Makes the tokens of leases.
         post: Posts an event to the core.
         reply: Sends a finished reply to an address.
         manage: Runs a rule's `management` and answers at the address.
@@ -98,6 +99,7 @@ class Admission:
         finder: Finder,
         publishing: Publishing,
         engines: EngineRoom,
+        tokens: LeaseTokens,
         post: Callable[[Event], None],
         reply: Callable[[Address, bytes], None],
         manage: Callable[[Address, Tenant, wire.Manage], None],
@@ -112,6 +114,7 @@ class Admission:
         self._publishing = publishing
         self._aliases = catalog.aliases
         self._engines = engines
+        self._tokens = tokens
         self._post = post
         self._reply = reply
         self._manage = manage
@@ -262,6 +265,7 @@ class Admission:
             warnings=context.warnings,
             version=context.version,
             workload=self._engines.seen(told) if told else None,
+            token=self._tokens.of(told) if told else "",
         )
 
     def parked(self, to: Address) -> None:
@@ -323,9 +327,10 @@ class Admission:
                 parameters, settings = record.schemas.overrides(parameters, settings)
             except ServiceError as error:
                 return refusal_of(error)
-        drawn = secrets.token_bytes(34)  # One call to the system for all three.
+        drawn = secrets.token_bytes(16)  # One call to the system for both.
+        request = RequestId(drawn[:8].hex())
         return Ask(
-            id=RequestId(drawn[:8].hex()),
+            id=request,
             tenant=tenant,
             policy=record.ref,
             candidates=candidates,
@@ -335,8 +340,8 @@ class Admission:
             inputs=inputs,
             parameters=parameters,
             settings=settings,
-            token=base64.urlsafe_b64encode(drawn[8:26]).decode(),
-            seed=int.from_bytes(drawn[26:]) >> 1,
+            token_digest=digest(self._tokens.make(request)),
+            seed=int.from_bytes(drawn[8:]) >> 1,
             explain=message.explain,
             dry_run=message.dry_run,
             size=_size(message),
@@ -415,7 +420,7 @@ class Admission:
         self._remember(to, Context(message.id))
         match message:
             case wire.Release():
-                self._post(ReleaseAsked(to, RequestId(message.lease), message.token))
+                self._post(ReleaseAsked(to, RequestId(message.lease), digest(message.token)))
             case wire.Renew():
                 ttl, longest = message.ttl_seconds, self._config.lease_ttl_seconds_max
                 if ttl is not None and ttl > longest:
@@ -425,7 +430,8 @@ class Admission:
                     )
                     self._tell(to, refusal)
                 else:
-                    self._post(RenewAsked(to, RequestId(message.lease), message.token, ttl))
+                    shown = digest(message.token)
+                    self._post(RenewAsked(to, RequestId(message.lease), shown, ttl))
             case wire.Flush():
                 self._post(FlushAsked(to, tenant, ClusterId(message.cluster) or None))
             case wire.Cancel():
@@ -448,7 +454,8 @@ class Admission:
                 self._tell(to, self._watch(to, tenant, message))
             case wire.WhatIf() | wire.Resume():
                 name = type(message).__struct_config__.tag
-                self._tell(to, _unsupported("op", f"The operation “{name}” is not served yet."))
+                reason = f"The operation “{name}” is not served yet."
+                self._tell(to, Refusal(Code.UNSUPPORTED, reason, "op"))
             case _:
                 assert_never(message)
 
@@ -489,7 +496,3 @@ def _size(message: AllocationRequest) -> int:
     """Return the bytes of what a message brings along for the rule and the engine alone."""
     parts = (message.inputs, message.parameters, message.settings, message.provision)
     return sum(len(msgspec.json.encode(part)) for part in parts if part)
-
-
-def _unsupported(field: str, reason: str, expected: str = "") -> Refusal:
-    return Refusal(Code.UNSUPPORTED, reason, field, expected)

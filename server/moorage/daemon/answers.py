@@ -21,6 +21,7 @@ def encode(
     warnings: Sequence[str] = (),
     version: str = "",
     workload: Workload | None = None,
+    token: str = "",
 ) -> bytes:
     """Write an answer as one reply.
 
@@ -31,6 +32,7 @@ def encode(
         warnings: What the caller should know beside the answer.
         version: The version of the rule that was asked, where the request named an alias.
         workload: What its engine last said of the workload of a lease, where that starts or runs.
+        token: The token of a lease; empty where it is not known.
 
     Returns:
         JSON text.
@@ -53,7 +55,7 @@ def encode(
                 request=request,
                 warnings=warnings,
                 reasons=reasons,
-                lease=lease_object(lease, workload) | ({"token": lease.token} if owner else {}),
+                lease=lease_object(lease, workload) | ({"token": token} if owner and token else {}),
                 policy_rule_uri=version,
             )
         case Told(data):

@@ -51,6 +51,7 @@ from moorage.daemon.gauges import (
     sandbox_gauges,
 )
 from moorage.daemon.http_calls import HttpCalls
+from moorage.daemon.lease_tokens import LeaseTokens, open_secret
 from moorage.daemon.managing import Management
 from moorage.daemon.measures import Measures, gauge
 from moorage.daemon.publishing import Publishing
@@ -139,6 +140,7 @@ class Daemon:
         self._ledger = SqliteLedger(config.data_dir / "ledger.db")
         recovery = await self._ledger.open()
         self._closing.push_async_callback(self._ledger.close)
+        self._lease_tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
         for warning in recovery.warnings:
             log.warning("ledger", finding=warning)
         self._allocator.replay(recovery.facts)
@@ -225,6 +227,7 @@ class Daemon:
             finder=self._finder,
             publishing=self._publishing,
             engines=self._engines,
+            tokens=self._lease_tokens,
             post=self._post,
             reply=self._reply,
             manage=self._manage,

@@ -141,7 +141,7 @@ class EngineRoom:
         engine = self._engines.get(provision.backend)
         if engine is None:
             names = ", ".join(sorted(self._engines))
-            reason = f"provision.backend: this server has {names}."
+            reason = f"provision.backend: this server has {names}; its setting `backends` says so."
             return Refusal(Code.UNSUPPORTED, reason, "provision.backend", f"one of {names}")
         if nodes > 1 and not engine.support.gangs:
             reason = (

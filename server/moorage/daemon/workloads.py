@@ -7,6 +7,7 @@ from typing import Any, Final, assert_never
 
 from moorage.core.words import Refusal, Told
 from moorage.daemon.engine_room import EngineRoom
+from moorage.daemon.lease_tokens import digest
 from moorage.engines.base import (
     Engine,
     EngineError,
@@ -68,7 +69,7 @@ class Workloads:
         if lease is None:
             reason = f"There is no lease {message.lease}, or it ended long ago."
             return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
-        if lease.token != message.token:
+        if lease.token_digest != digest(message.token):
             reason = f"This is not the token of lease {message.lease}."
             expected = "the `token` that came with the grant"
             return Refusal(Code.WRONG_TOKEN, reason, "token", expected)

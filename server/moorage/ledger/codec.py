@@ -6,6 +6,7 @@ instead of dropping what it does not know. `UPGRADES` brings older versions up t
 `tests/ledger/shapes.json` pins the shapes, so that no change slips by without its version.
 """
 
+import hashlib
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -57,9 +58,9 @@ class Kind:
 KINDS: Final = (
     Kind("cluster_set", 1, ClusterSet),
     Kind("cluster_removed", 1, ClusterRemoved),
-    Kind("queued", 2, Queued),
+    Kind("queued", 3, Queued),
     Kind("dequeued", 1, Dequeued),
-    Kind("granted", 3, Granted),
+    Kind("granted", 4, Granted),
     Kind("renewed", 1, Renewed),
     Kind("started", 1, Started),
     Kind("finished", 1, Finished),
@@ -69,7 +70,7 @@ KINDS: Final = (
     Kind("ending", 1, Ending),
     Kind("warmed", 1, Warmed),
     Kind("ended", 1, Ended),
-    Kind("carried", 3, Carried),
+    Kind("carried", 4, Carried),
     Kind("counted", 1, Counted),
 )
 
@@ -77,6 +78,19 @@ KINDS: Final = (
 def _as_it_is(record: dict[str, Any]) -> dict[str, Any]:
     """Fields were added since, and their defaults say what was true before."""
     return record
+
+
+def _token_digested(record: dict[str, Any]) -> dict[str, Any]:
+    """Tokens were stored as they are; now the digest of one is."""
+    for part in filter(None, (record.get("ask"), record.get("lease"), _ask_kept(record))):
+        if token := part.pop("token", ""):
+            part["token_digest"] = hashlib.sha256(token.encode()).hexdigest()
+    return record
+
+
+def _ask_kept(record: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the request that a lease keeps, where it does."""
+    return (record.get("lease") or {}).get("ask")
 
 
 UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
@@ -87,6 +101,10 @@ UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
     # A lease in the queue may pause.
     ("granted", 2): _as_it_is,
     ("carried", 2): _as_it_is,
+    # No token is stored.
+    ("queued", 2): _token_digested,
+    ("granted", 3): _token_digested,
+    ("carried", 3): _token_digested,
 }
 """By kind and old version: the step to the version after it. Steps are chained, and stay."""
 

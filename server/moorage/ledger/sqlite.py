@@ -41,7 +41,7 @@ class SqliteLedger:
 
     Args:
         path: The database file; made where it is missing, its directory too. Readable by its
-            owner only: the tokens of leases are in it.
+            owner only: what tenants asked for is in it.
 
     """
 

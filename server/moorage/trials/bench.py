@@ -214,7 +214,7 @@ def _lease(number: int) -> Lease:
     return Lease(
         id=RequestId(f"{number:016x}"),
         tenant=Tenant("bench"),
-        token=f"token-{number}",
+        token_digest=f"token-{number}",
         policy=PolicyRef("fgd:1.0-stable", "0" * 64),
         placement=(Share(ClusterId("history"), NodeId(f"n{device // 8:03d}"), (str(device % 8),)),),
         fencing=number + 1,

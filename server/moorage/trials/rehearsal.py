@@ -149,7 +149,7 @@ class Rehearsal:
 
     async def release(self, lease: Lease) -> None:
         """End a lease, and see to everything that follows from it."""
-        await self.step(ReleaseAsked(Address(SESSION, 0), lease.id, lease.token))
+        await self.step(ReleaseAsked(Address(SESSION, 0), lease.id, lease.token_digest))
 
     async def pass_to(self, now: float) -> None:
         """Let time pass: leases run out and waiters give up at their own moments until then."""

@@ -131,7 +131,7 @@ def ask(
         terms=terms,
         provision=provision(rng) if terms is not None and rng.random() < provisioned else None,
         inputs={"gpus": rng.randint(0, 2)},
-        token=f"token of {request}",
+        token_digest=f"token of {request}",
         seed=rng.randrange(1000),
         explain=rng.random() < 0.15,
         dry_run=rng.random() < 0.07,

@@ -201,8 +201,8 @@ class Model:
         self.fencing = lease.fencing
         ask = asks[lease.id]
         law(ask.terms is not None and not ask.dry_run, "only who asks for a lease gets it", ask)
-        same = (lease.tenant, lease.token, lease.policy, lease.terms, lease.provision)
-        asked = (ask.tenant, ask.token, ask.policy, ask.terms, ask.provision)
+        same = (lease.tenant, lease.token_digest, lease.policy, lease.terms, lease.provision)
+        asked = (ask.tenant, ask.token_digest, ask.policy, ask.terms, ask.provision)
         law(same == asked, "the lease is the asker's", same, asked)
         law(lease.granted_at == now, "granted now", lease, now)
         law(lease.state == ("starting" if lease.provision else "granted"), "young", lease.state)

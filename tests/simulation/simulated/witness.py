@@ -240,7 +240,7 @@ class Witness:
                 self._released(request, token, answer)
             case RenewAsked(_, request, token, ttl):
                 if isinstance(answer, LeaseNews):
-                    law(token == answer.lease.token, "only the owner renews", message)
+                    law(token == answer.lease.token_digest, "only the owner renews", message)
                     ttl = answer.lease.terms.ttl_seconds if ttl is None else ttl
                     law(answer.lease.expires_at == now + ttl, "renewed from now", answer, now)
             case Inquired(tenant=tenant):
@@ -280,9 +280,9 @@ class Witness:
         if isinstance(answer, Refusal):
             code = Code.UNKNOWN_LEASE if lease is None else Code.WRONG_TOKEN
             law(answer.code is code, "a refusal says what was wrong", answer)
-            law(lease is None or lease.token != token, "the owner may release", lease)
+            law(lease is None or lease.token_digest != token, "the owner may release", lease)
             return
-        law(answer.lease.token == token, "only the owner releases", answer)
+        law(answer.lease.token_digest == token, "only the owner releases", answer)
         law(answer.lease.state in {"ending", "warm", "ended"}, "released is over", answer)
 
     def _bounded(self) -> None:
@@ -307,7 +307,7 @@ class Witness:
             named = (lease.id, lease.fencing)
             law(named in granted, "no grant is told before it is durable", lease)
             first = granted[named]
-            law(first.token == lease.token, "a lease is one lease", lease)
+            law(first.token_digest == lease.token_digest, "a lease is one lease", lease)
             gave_back = any(
                 isinstance(fact, Requeued) and fact.lease == lease.id for fact in ledger
             )

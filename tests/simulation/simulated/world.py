@@ -181,7 +181,7 @@ class World:
             case Tell(to, answer):
                 self.witness.heard(to, answer, self.ledger)
                 if isinstance(answer, LeaseNews) and answer.owner:
-                    self.held[answer.lease.id] = (answer.lease, answer.lease.token)
+                    self.held[answer.lease.id] = (answer.lease, answer.lease.token_digest)
             case Recall(to):
                 self.witness.heard(to, None, self.ledger)
             case Look(lease):
@@ -270,7 +270,9 @@ class World:
         )
         usual = self.usual.get(tenant)
         if usual is not None and ask.terms is not None and self.rng.random() < self.provisioned / 2:
-            ask = replace(usual, id=ask.id, token=ask.token, terms=ask.terms, dry_run=False)
+            ask = replace(
+                usual, id=ask.id, token_digest=ask.token_digest, terms=ask.terms, dry_run=False
+            )
         elif ask.provision is not None:
             self.usual[tenant] = ask
         mine = [old for old in self.keyed if old.tenant == tenant]
@@ -283,7 +285,7 @@ class World:
     def _repeat(self, to: Address, ask: Ask) -> Event:
         self.requests += 1
         name = RequestId(f"r{self.requests}")
-        return Asked(to, replace(ask, id=name, token=f"token of {name}"))
+        return Asked(to, replace(ask, id=name, token_digest=f"token of {name}"))
 
     def _lease(self) -> tuple[RequestId, str]:
         if not self.held or self.rng.random() < 0.03:
@@ -297,7 +299,7 @@ class World:
         used = [each for each in leases if each.state == "active" and each.likeness]
         if used and self.rng.random() < 0.7:
             lease = self.rng.choice(used)
-            return ReleaseAsked(to, lease.id, lease.token)
+            return ReleaseAsked(to, lease.id, lease.token_digest)
         return ReleaseAsked(to, *self._lease())
 
     def _renew(self, to: Address) -> Event:
