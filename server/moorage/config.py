@@ -316,7 +316,8 @@ class Config:
         float,
         Setting(
             seconds(0.1, 3600),
-            "How often an external registry is read: what changes there is seen within this.",
+            "How often an external registry is read: what changes there is seen within this. An "
+            "answer that stalls adds `external_timeout_seconds` and a second.",
         ),
     ] = 30.0
     metrics_fresh_seconds: Annotated[
