@@ -316,8 +316,7 @@ class Config:
         float,
         Setting(
             seconds(0.1, 3600),
-            "How often an external registry is read: what changes there is seen within this. An "
-            "answer that stalls adds `external_timeout_seconds` and a second.",
+            "How often an external registry is read: what changes there is seen within this.",
         ),
     ] = 30.0
     metrics_fresh_seconds: Annotated[

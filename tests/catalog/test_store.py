@@ -109,7 +109,7 @@ async def test_files_that_are_no_catalog_are_refused(tmp_path):
     with pytest.raises(ServiceError) as caught:
         await Store.open(tmp_path / "text.db")
     assert caught.value.code is Code.UNAVAILABLE
-    with pytest.raises(ServiceError, match="unable to open"):
+    with pytest.raises(ServiceError, match="cannot be opened"):
         await Store.open(tmp_path / "missing" / "catalog.db")
 
 

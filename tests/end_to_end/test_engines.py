@@ -217,7 +217,7 @@ def test_what_runs_for_no_lease_is_stopped(tmp_path):
         dead(running.pid)
         server.close()
         assert marked(tmp_path)
-        for each in tmp_path.glob("ledger.db*"):
+        for each in tmp_path.glob("ledger.*"):
             each.unlink()
         with daemon(tmp_path):
             until(lambda: not marked(tmp_path))

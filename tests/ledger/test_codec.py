@@ -134,7 +134,7 @@ def test_facts_come_back_as_they_were(record: type[Any]):
     @settings(max_examples=50)
     @given(STRATEGIES[record], st.integers(1, 2**62), times)
     def come_back(fact: Any, seq: int, at: float) -> None:
-        row = seal(seq, at, fact)
+        row = seal(seq, at, fact, 7)
         assert row.subject == subject_of(fact)
         entry = unseal(row, "here")
         assert (entry.seq, entry.at, entry.fact) == (seq, at, fact)
@@ -194,7 +194,7 @@ for _ in range(100_000):
 def test_what_json_cannot_hold_is_refused_before_it_is_stored(inputs: Any):
     ask = Ask(RequestId("r"), Tenant("t"), PolicyRef("p", "0"), inputs=inputs)
     with pytest.raises(FactUnwritable, match="Queued cannot be stored"):
-        seal(1, 1.0, Queued(ask, 1.0, 2.0))
+        seal(1, 1.0, Queued(ask, 1.0, 2.0), 0)
 
 
 def test_what_is_no_fact_is_refused():

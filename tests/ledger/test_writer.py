@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from moorage.core.words import Counted
+from moorage.durability import Mark
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.codec import seal
+from moorage.ledger.fencing import Fencing
+from moorage.ledger.looking import LABEL, mark_path
 from moorage.ledger.writer import GroupCommit, Job
 
 SECONDS_MAX = 30
@@ -34,7 +37,9 @@ class Groups:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.seen: list[tuple[int, bool]] = []
-        self.writer = GroupCommit(tables.connect(path), path, self.settled)
+        mark = Mark(mark_path(path), LABEL, 0, 0, 0)
+        connection = tables.connect(path)
+        self.writer = GroupCommit(connection, path, mark, Fencing(path), self.settled)
 
     def settled(self, jobs: Sequence[Job], failure: LedgerFailed | None) -> None:
         self.seen.append((len(jobs), failure is not None))
@@ -47,8 +52,8 @@ class Groups:
 
 
 def job(*seqs: int, work: Gate | None = None) -> Job:
-    rows = [seal(seq, 1.0, Counted(seq)) for seq in seqs]
-    return Job(asyncio.get_running_loop().create_future(), rows, work)
+    rows = [seal(seq, 1.0, Counted(seq), 0) for seq in seqs]
+    return Job(asyncio.get_running_loop().create_future(), rows, work=work)
 
 
 async def test_what_waits_shares_the_next_transaction(tmp_path: Path):

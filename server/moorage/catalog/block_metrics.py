@@ -21,8 +21,6 @@ from moorage.protocol.faults import ServiceError
 
 __all__ = ["BlockMetricsMirror"]
 
-BLOCK_METRICS_BYTES_MAX: Final = 32 * 1024 * 1024
-"""Metrics documents of all blocks."""
 _NO_POST: Final = frozenset({405, 501})
 _NEVER: Final = float("-inf")
 
@@ -106,9 +104,9 @@ class BlockMetricsMirror:
     async def _read(self, keys: frozenset[str]) -> None:
         del keys  # A list is a list of all.
         began = asyncio.get_running_loop().time()
-        found = await self._ask("POST", b"{}")
+        found = await self._service.ask(Question("POST", "/block/query", b"{}"), self._found)
         if found is None:
-            found = await self._ask("GET", b"")
+            found = await self._service.ask(Question("GET", "/block/query"), self._found)
         if found is None:
             raise ServiceError(
                 Code.UNAVAILABLE,
@@ -119,12 +117,6 @@ class BlockMetricsMirror:
         entries, self._left_out = found
         self._read_at = began
         self._keep(entries)
-
-    async def _ask(
-        self, method: str, body: bytes
-    ) -> tuple[dict[str, DocumentEntry], dict[str, str]] | None:
-        question = Question(method, "/block/query", body, bytes_max=BLOCK_METRICS_BYTES_MAX)
-        return await self._service.ask(question, self._found)
 
     def _found(self, reply: Reply) -> tuple[dict[str, DocumentEntry], dict[str, str]] | None:
         if reply.status in _NO_POST:

@@ -16,6 +16,7 @@ from typing import Final, TypeVar
 import httpx
 import msgspec
 
+from moorage.catalog.base import RESULT_BYTES_MAX
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -37,10 +38,8 @@ FAILURES_MAX: Final = 5
 OPEN_SECONDS_FIRST: Final = 0.25
 OPEN_SECONDS_MAX: Final = 5.0
 """How long it is left alone: doubling from the first to the longest, each cut at random."""
-ANSWER_BYTES_MAX: Final = 16 * 1024 * 1024
-"""One answer, unless its question says otherwise; a longer one is not read to its end."""
-ANSWER_BYTES_PER_SECOND_MIN: Final = 256 * 1024
-"""How fast an answer must arrive that may take longer than a question may."""
+ANSWER_BYTES_MAX: Final = RESULT_BYTES_MAX
+"""One answer; a longer one is not read to its end."""
 SAID_CHARS_MAX: Final = 200
 """What is repeated of an answer that makes no sense."""
 READ_HERE_BYTES_MAX: Final = 64 * 1024
@@ -77,9 +76,6 @@ class Question:
         path: Below the service's URL; its parts were validated, nothing in it is escaped here.
         body: JSON of a POST.
         etag: What the last answer called itself; the service may then say "as before" (304).
-        bytes_max: Longest answer.
-        seconds_max: Where it is more than the service's own time, an answer may take that long,
-            as long as it keeps arriving.
 
     """
 
@@ -87,8 +83,6 @@ class Question:
     path: str
     body: bytes = b""
     etag: str = ""
-    bytes_max: int = ANSWER_BYTES_MAX
-    seconds_max: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +184,9 @@ class Service:
         self._closed = True
         await self._client.aclose()
 
-    async def ask(self, question: Question, read: Callable[[Reply], T]) -> T:
+    async def ask(
+        self, question: Question, read: Callable[[Reply], T], seconds: float | None = None
+    ) -> T:
         """Put a question and return what `read` made of the answer.
 
         Args:
@@ -198,13 +194,14 @@ class Service:
             read: Turns an answer below 500 into a value, or raises `WrongAnswer`. What it finds
                 undecodable is a wrong answer, too. It may run in a thread, so it touches nothing
                 but its argument.
+            seconds: Time for all of it, where the service's own is not meant.
 
         Raises:
             ServiceError: `unavailable`, naming the service; or what `read` raised.
 
         """
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._seconds
+        deadline = loop.time() + (self._seconds if seconds is None else seconds)
         for attempt in range(1, ATTEMPTS_MAX + 1):
             self._admit(loop.time())
             try:
@@ -238,8 +235,8 @@ class Service:
 
     async def _attempt(self, question: Question, read: Callable[[Reply], T], deadline: float) -> T:
         try:
-            async with asyncio.timeout_at(deadline) as limit:
-                reply = await self._exchange(question, limit)
+            async with asyncio.timeout_at(deadline):
+                reply = await self._exchange(question)
         except TimeoutError as error:
             raise WrongAnswer("did not answer in time") from error
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
@@ -260,12 +257,11 @@ class Service:
             what = f"answered {reply.status} with what cannot be read ({error}){said(reply.body)}"
             raise WrongAnswer(what) from error
 
-    async def _exchange(self, question: Question, limit: asyncio.Timeout) -> Reply:
+    async def _exchange(self, question: Question) -> Reply:
         url = httpx.URL(self.url + question.path)
         headers = {"content-type": "application/json"} if question.body else {}
         if question.etag:
             headers["if-none-match"] = question.etag
-        more_seconds = max(question.seconds_max - self._seconds, 0.0)
         for _ in range(REDIRECTS_MAX + 1):
             self.requests += 1
             async with self._client.stream(
@@ -274,8 +270,9 @@ class Service:
                 if response.has_redirect_location:
                     url = _redirected(question, url, response)
                     continue
-                body = await _body(response, question.bytes_max, limit, more_seconds)
-                return Reply(response.status_code, body, response.headers.get("etag", ""))
+                return Reply(
+                    response.status_code, await _body(response), response.headers.get("etag", "")
+                )
         raise WrongAnswer(f"redirected more than {REDIRECTS_MAX} times")
 
     def _unavailable(self, what: str, attempts: int) -> ServiceError:
@@ -299,26 +296,18 @@ def _redirected(question: Question, url: httpx.URL, response: httpx.Response) ->
     return target
 
 
-async def _body(
-    response: httpx.Response, bytes_max: int, limit: asyncio.Timeout, more_seconds: float
-) -> bytes:
-    """Read an answer; while it keeps arriving, its limit moves, by `more_seconds` at most."""
+async def _body(response: httpx.Response) -> bytes:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise WrongAnswer(f"sent its answer as {encoding[:40]!r}, which was not asked for")
     declared = response.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > bytes_max:
-        raise WrongAnswer(f"answered with more than {bytes_max} bytes")
-    deadline = limit.when()
-    assert deadline is not None
+    if declared.isdigit() and int(declared) > ANSWER_BYTES_MAX:
+        raise WrongAnswer(f"answered with more than {ANSWER_BYTES_MAX} bytes")
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) > bytes_max:
-            raise WrongAnswer(f"answered with more than {bytes_max} bytes")
-        if more_seconds:
-            earned = len(body) / ANSWER_BYTES_PER_SECOND_MIN
-            limit.reschedule(deadline + min(earned, more_seconds))
+        if len(body) > ANSWER_BYTES_MAX:
+            raise WrongAnswer(f"answered with more than {ANSWER_BYTES_MAX} bytes")
     return bytes(body)
 
 

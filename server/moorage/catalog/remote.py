@@ -43,15 +43,7 @@ __all__ = [
 ]
 
 LISTING_SECONDS_MAX: Final = 60.0
-"""Time for the whole list of a registry, as long as it keeps arriving; asks rarely wait for it."""
-LISTING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Cluster documents of one answer; a million GPUs, each written out, take 46 MiB."""
-METRICS_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Metrics documents of one answer."""
-FOUND_BYTES_MAX: Final = 4 * 1024 * 1024
-"""What one search found: ids of clusters."""
-POLICIES_BYTES_MAX: Final = 64 * 1024 * 1024
-"""PolicyRule documents of one answer, with their code."""
+"""Time for the whole list of a registry, which may be large; asks rarely wait for it."""
 
 _NO_POST: Final = frozenset({405, 501})
 _NOT_MODIFIED: Final = 304
@@ -112,14 +104,7 @@ class ClusterRegistry:
             etag: What the last answer called itself, or empty.
 
         """
-        question = Question(
-            "POST",
-            "/clusters/query",
-            _json({"query": {}}),
-            etag,
-            bytes_max=LISTING_BYTES_MAX,
-            seconds_max=LISTING_SECONDS_MAX,
-        )
+        question = Question("POST", "/clusters/query", _json({"query": {}}), etag)
 
         def read(reply: Reply) -> ClustersRead | None:
             if reply.status == _NOT_MODIFIED:
@@ -131,12 +116,12 @@ class ClusterRegistry:
             found.etag = reply.etag
             return found
 
-        return await self.service.ask(question, read)
+        return await self.service.ask(question, read, LISTING_SECONDS_MAX)
 
     async def named(self, ids: Collection[str]) -> ClustersRead:
         """Return those of the named clusters that the registry has. Ids must be valid ones."""
         query = {"query": {"id": {"$in": sorted(ids)}}}
-        question = Question("POST", "/clusters/query", _json(query), bytes_max=LISTING_BYTES_MAX)
+        question = Question("POST", "/clusters/query", _json(query))
         wanted = frozenset(ids)
         return await self.service.ask(
             question, lambda reply: _read_clusters(documents_of(reply), {}, wanted)
@@ -155,7 +140,7 @@ class MetricsService:
         wanted = frozenset(ids)
         if self._posts:
             body = _json({"clusterId": {"$in": sorted(ids)}})
-            read = await self._ask("POST", body, seen, wanted)
+            read = await self._ask(Question("POST", "/cluster/query", body), seen, wanted)
             if read is not None:
                 return read
         return await self._everything(seen, wanted)
@@ -168,7 +153,7 @@ class MetricsService:
         What several ids in a URL mean is written nowhere, and a URL holds only so many.
         """
         self._posts = False
-        read = await self._ask("GET", b"", seen, wanted)
+        read = await self._ask(Question("GET", "/cluster/query"), seen, wanted)
         if read is None:
             raise ServiceError(
                 Code.UNAVAILABLE,
@@ -179,14 +164,8 @@ class MetricsService:
         return read
 
     async def _ask(
-        self,
-        method: str,
-        body: bytes,
-        seen: Mapping[Digest, ClusterId],
-        wanted: frozenset[str] | None,
+        self, question: Question, seen: Mapping[Digest, ClusterId], wanted: frozenset[str] | None
     ) -> MetricsRead | None:
-        question = Question(method, "/cluster/query", body, bytes_max=METRICS_BYTES_MAX)
-
         def read(reply: Reply) -> MetricsRead | None:
             if reply.status in _NO_POST:
                 return None
@@ -198,7 +177,7 @@ class MetricsService:
         """Return the metrics documents that match a filter, by cluster id."""
         read: MetricsRead | None = None
         if self._posts:
-            read = await self._ask("POST", _json(query), {}, None)
+            read = await self._ask(Question("POST", "/cluster/query", _json(query)), {}, None)
         if read is None:
             read = await self._everything({}, None)
         matches = compile_filter(query)
@@ -240,8 +219,7 @@ class PolicyStore:
         def read(reply: Reply) -> list[Document]:
             return [object_of(raw, "a PolicyRule document") for raw in documents_of(reply)]
 
-        question = Question("POST", "/policy/query", _json(query), bytes_max=POLICIES_BYTES_MAX)
-        return await self.service.ask(question, read)
+        return await self.service.ask(Question("POST", "/policy/query", _json(query)), read)
 
 
 class SearchService:
@@ -264,8 +242,7 @@ class SearchService:
             ("search", True): "/api/similarity-search",
             ("search", False): "/api/no-ir/similarity-search",
         }[action, enveloped]
-        question = Question("POST", path, _json(body), bytes_max=FOUND_BYTES_MAX)
-        found = await self.service.ask(question, _read_found)
+        found = await self.service.ask(Question("POST", path, _json(body)), _read_found)
         if isinstance(found, Denied):
             raise ServiceError(
                 Code.BAD_MESSAGE,

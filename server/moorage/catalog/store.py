@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Generic, Literal, TypeVar
 
+from moorage.durability import owner_only
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -262,6 +263,14 @@ class Store:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    try:
+        owner_only(path)
+    except OSError as error:
+        raise ServiceError(
+            Code.UNAVAILABLE,
+            f"the catalog's database {path} cannot be opened: {error}; the data directory must be"
+            " one that this user may write to",
+        ) from error
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("PRAGMA busy_timeout = 5000")

@@ -36,7 +36,7 @@ from moorage.core.leases import REQUEUE_PAUSE_SECONDS, Leases
 from moorage.core.queue import Queue
 from moorage.core.state import apply, check
 from moorage.core.warm import Warm
-from moorage.core.words import ClusterRemoved, ClusterSet, Fact, Recall, Turn
+from moorage.core.words import ClusterRemoved, ClusterSet, Counted, Fact, Recall, Turn
 from moorage.model import Ask, Tenant
 
 
@@ -73,10 +73,17 @@ class Allocator:
         """Return the URI of the rule that the first request with this key went to, or ""."""
         return self._asks.policy_asked(tenant, idempotency_key)
 
-    def replay(self, facts: Iterable[Fact]) -> None:
-        """Restore the state from the ledger. Nothing is decided again."""
+    def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
+        """Restore the state from the ledger. Nothing is decided again.
+
+        Args:
+            facts: What the ledger holds.
+            fencing: Numbers up to this one may have been given out, whatever the facts say.
+
+        """
         for fact in facts:
             apply(self.state, fact)
+        apply(self.state, Counted(max(self.state.fencing, fencing)))
         check(self.state)
         self.queue.restore()
         self._warm.restore()

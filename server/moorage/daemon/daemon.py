@@ -20,6 +20,7 @@ from moorage.core.allocator import Allocator
 from moorage.core.events import ClusterGone, ClusterSeen, ConsultFailed, Event, Proposed, Restarted
 from moorage.core.words import (
     Address,
+    Answer,
     Consult,
     Effect,
     Forget,
@@ -70,7 +71,7 @@ from moorage.daemon.watching import Watchers, about_workload
 from moorage.daemon.workloads import Workloads
 from moorage.engines.base import Workload
 from moorage.gateway.server import Gateway, GatewaySettings
-from moorage.ledger.base import Ledger
+from moorage.ledger.base import Ledger, LedgerError
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
@@ -143,7 +144,7 @@ class Daemon:
         self._lease_tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
         for warning in recovery.warnings:
             log.warning("ledger", finding=warning)
-        self._allocator.replay(recovery.facts)
+        self._allocator.replay(recovery.facts, recovery.fencing)
         self._catalog = await open_catalog(config, self._changed, self._examine)
         self._closing.push_async_callback(self._catalog.close)
         self._rules = Sandbox(
@@ -412,8 +413,13 @@ class Daemon:
         return None if lease is None else lease.tenant
 
     async def _recall(self, effect: Recall) -> None:
-        entries = await self._ledger.history(effect.subject)
-        answer = recall.answer(effect, entries)
+        try:
+            entries = await self._ledger.history(effect.subject)
+        except LedgerError as error:  # An old fact is this question's trouble, and nobody else's.
+            log.warning("ledger", finding=str(error), subject=effect.subject)
+            answer: Answer = recall.unreadable(effect, error)
+        else:
+            answer = recall.answer(effect, entries)
         reply = self._admission.answer(effect.to, answer)
         if reply is not None:
             self._reply(effect.to, reply)

@@ -18,7 +18,7 @@ from moorage.core.words import (
     Requeued,
     Told,
 )
-from moorage.ledger.base import Entry
+from moorage.ledger.base import Entry, LedgerError
 from moorage.model import Code
 
 
@@ -69,3 +69,9 @@ def answer(question: Recall, entries: Sequence[Entry]) -> Answer:
             case _:
                 story["history"][-1] |= msgspec.to_builtins(fact)
     return Told(story)
+
+
+def unreadable(question: Recall, error: LedgerError) -> Refusal:
+    """Return the answer where the history of a lease or request is damaged."""
+    reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
+    return Refusal(Code.UNAVAILABLE, reason, "request")

@@ -67,9 +67,9 @@ class LedgerCorrupt(LedgerError):  # noqa: N818  # As LedgerLocked.
 
     def __init__(self, place: str, finding: str) -> None:
         super().__init__(
-            f"{place} is damaged: {finding}. Nothing was changed. Stop, keep a copy of the data "
-            "directory, check the disk, and restore the directory from a backup. Starting with "
-            "an empty directory forgets every lease in this one."
+            f"{place} is damaged: {finding}. Nothing was changed. Check the disk, and restore the "
+            "data directory from a backup. `moored ledger verify` says what is damaged; "
+            "`moored ledger repair` goes on without it, once you accept the loss."
         )
         self.place = place
         self.finding = finding
@@ -150,6 +150,7 @@ class Recovery:
         last_seq: The last fact of the history; 0 where it is empty.
         checkpoint_seq: The fact as of which the checkpoint was taken; 0 where there is none.
         warnings: Damage that was survived, each a sentence for the log.
+        fencing: Fencing numbers up to this one may have been given out, whatever the facts say.
 
     """
 
@@ -157,6 +158,7 @@ class Recovery:
     last_seq: int
     checkpoint_seq: int
     warnings: tuple[str, ...] = ()
+    fencing: int = 0
 
 
 class Ledger(Protocol):

@@ -234,10 +234,18 @@ class Row(NamedTuple):
     subject: str
     body: bytes
     checksum: int
+    chain: int
+    """Of its own checksum and of all before it: a fact that was exchanged shows in the next."""
 
 
-def seal(seq: int, at: float, fact: Fact) -> Row:
+def seal(seq: int, at: float, fact: Fact, chain: int) -> Row:
     """Return a fact as it is stored.
+
+    Args:
+        seq: Its place.
+        at: When it was appended.
+        fact: The fact.
+        chain: Of the fact before it; 0 where it is the first.
 
     Raises:
         FactUnwritable: JSON cannot hold it.
@@ -247,7 +255,13 @@ def seal(seq: int, at: float, fact: Fact) -> Row:
     subject = subject_of(fact)
     at = float(at)
     checksum = _checksum(seq, at, kind.name, kind.version, subject, body)
-    return Row(seq, at, kind.name, kind.version, subject, body, checksum)
+    linked = link(checksum, chain)
+    return Row(seq, at, kind.name, kind.version, subject, body, checksum, linked)
+
+
+def link(checksum: int, chain: int) -> int:
+    """Return the chain of a fact, of its own checksum and the chain of the one before it."""
+    return zlib.crc32(checksum.to_bytes(4), chain)
 
 
 def unseal(row: Row, place: str) -> Entry:
@@ -258,7 +272,7 @@ def unseal(row: Row, place: str) -> Entry:
         FactUnknown: A newer release wrote it.
 
     """
-    if _checksum(*row[:-1]) != row.checksum:
+    if _checksum(*row[:-2]) != row.checksum:
         raise LedgerCorrupt(place, f"fact {row.seq} does not match its checksum")
     fact = FACTS.decode(row.kind, row.version, row.body, place, f"fact {row.seq}")
     return Entry(row.seq, row.at, fact)

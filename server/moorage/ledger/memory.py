@@ -75,7 +75,11 @@ class MemoryLedger:
     async def append(self, facts: Sequence[Fact], at: float) -> int:
         """See `Ledger.append`."""
         self._check_open()
-        rows = [seal(seq, at, fact) for seq, fact in enumerate(facts, self.last_seq + 1)]
+        rows: list[Row] = []
+        chain = self._shelf.rows[-1].chain if self._shelf.rows else 0
+        for seq, fact in enumerate(facts, self.last_seq + 1):
+            rows.append(seal(seq, at, fact, chain))
+            chain = rows[-1].chain
         self._shelf.rows.extend(rows)
         seq = self.last_seq
         await asyncio.sleep(0)

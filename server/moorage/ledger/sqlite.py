@@ -5,16 +5,16 @@ for questions and for recovery, and nobody else, which `lock.WriterLock` sees to
 """
 
 import asyncio
-import os
 import sqlite3
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-from moorage.core.words import Fact
+from moorage.core.words import Fact, Granted
+from moorage.durability import Found, Mark, owner_only, sync_directory
 from moorage.ledger import tables
 from moorage.ledger.base import (
     COMMIT_SECONDS_MAX,
@@ -27,13 +27,23 @@ from moorage.ledger.base import (
     Recovery,
     place_of,
 )
-from moorage.ledger.codec import FACTS, Row, seal, unseal
+from moorage.ledger.codec import FACTS, seal, unseal
+from moorage.ledger.fencing import Fencing
 from moorage.ledger.lock import WriterLock
+from moorage.ledger.looking import LABEL, check_linked, look, mark_path
 from moorage.ledger.tables import Checkpoint
 from moorage.ledger.writer import GroupCommit, Job
 
 CHECKPOINT_PART_FACTS: Final = 200
 """Facts encoded and written at a time: about a millisecond of the interpreter lock."""
+
+
+class _Opened(NamedTuple):
+    connection: sqlite3.Connection
+    recovery: Recovery
+    chain: int
+    mark: Mark
+    fencing: Fencing
 
 
 class SqliteLedger:
@@ -56,6 +66,9 @@ class SqliteLedger:
         self._failure: LedgerFailed | None = None
         self._durable_seq = 0
         self._given_seq = 0
+        self._chain = 0
+        self._lost: list[tuple[int, int]] = []
+        self._pruned_seq = 0
         self._pending = 0
         self._door = asyncio.Lock()
         self._room = asyncio.Event()
@@ -73,10 +86,14 @@ class SqliteLedger:
         if self._writer is not None:
             raise LedgerError(f"{self._place} is open already.")
         self._failure = None
-        connection, recovery = await asyncio.to_thread(self._open)
+        opened = await asyncio.to_thread(self._open)
+        recovery = opened.recovery
         self._durable_seq = self._given_seq = recovery.last_seq
+        self._chain = opened.chain
         self._checkpoint_seq = recovery.checkpoint_seq
-        self._writer = GroupCommit(connection, self._path, self._settled)
+        self._writer = GroupCommit(
+            opened.connection, self._path, opened.mark, opened.fencing, self._settled
+        )
         return recovery
 
     async def append(self, facts: Sequence[Fact], at: float) -> int:
@@ -88,12 +105,16 @@ class SqliteLedger:
                 self._room.clear()
                 await self._room.wait()
                 writer = self._usable()
-            first = self._given_seq + 1
-            rows = [seal(seq, at, fact) for seq, fact in enumerate(facts, first)]
+            rows, chain = [], self._chain
+            for seq, fact in enumerate(facts, self._given_seq + 1):
+                rows.append(seal(seq, at, fact, chain))
+                chain = rows[-1].chain
+            self._chain = chain
             self._given_seq += len(rows)
             self._pending += len(rows)
             seq = self._given_seq
-            job = Job(asyncio.get_running_loop().create_future(), rows)
+            fencing = max((f.lease.fencing for f in facts if isinstance(f, Granted)), default=0)
+            job = Job(asyncio.get_running_loop().create_future(), rows, fencing)
             writer.submit(job)
         await self._durable(job)
         return seq
@@ -118,7 +139,7 @@ class SqliteLedger:
                 await self._work(_part_writer(number, parts, body))
                 checksum = zlib.crc32(body, checksum)
                 parts += 1
-            finished = Checkpoint(number, seq, parts, checksum)
+            finished = tables.checkpoint(number, seq, parts, checksum)
             await self._work(lambda connection: tables.finish_checkpoint(connection, finished))
             self._checkpoint_seq = seq
 
@@ -154,19 +175,38 @@ class SqliteLedger:
 
     # Opening: in a thread, since a log left by a crash is read back first.
 
-    def _open(self) -> tuple[sqlite3.Connection, Recovery]:
+    def _open(self) -> "_Opened":
         with ExitStack() as opened, tables.translated(self._path):
             self._make_file(opened)
+            found = look(self._path)
+            fencing, mark = self._beside(opened, found)
             connection = opened.enter_context(closing(tables.connect(self._path)))
             reader = opened.enter_context(closing(tables.connect_reader(self._path)))
             last_seq = tables.last_seq(connection)
             checkpoint, parts, warnings = self._newest_good(connection, last_seq)
             self._checkpoint_number = tables.last_checkpoint_number(connection)
+            self._pruned_seq, self._lost = tables.pruned_seq(connection), tables.lost(connection)
+            chain = tables.chain_of(connection, last_seq) or 0
+            mark.write_both(last_seq, chain)
             opened.pop_all()
         self._reader = reader
+        doubts = [doubt for doubt in (found.doubt, fencing.found.doubt) if last_seq and doubt]
+        warnings += [f"{self._place}: {doubt}; it was written anew." for doubt in doubts]
         checkpoint_seq = checkpoint.seq if checkpoint else 0
         facts = self._recovered(parts, checkpoint_seq, last_seq)
-        return connection, Recovery(facts, last_seq, checkpoint_seq, tuple(warnings))
+        recovery = Recovery(facts, last_seq, checkpoint_seq, tuple(warnings), fencing.floor)
+        return _Opened(connection, recovery, chain, mark, fencing)
+
+    def _beside(self, opened: ExitStack, found: Found) -> tuple[Fencing, Mark]:
+        """Open what lies beside the database; a database without it would be refused."""
+        try:
+            fencing = Fencing(self._path)
+            opened.callback(fencing.close, clean=False)
+            mark = Mark(mark_path(self._path), LABEL, found.first, found.second, found.writes)
+        except OSError as no:
+            raise LedgerError(f"{self._place} cannot be opened: {no}.") from no
+        opened.callback(mark.close)
+        return fencing, mark
 
     def _make_file(self, opened: ExitStack) -> None:
         """Lock, and see to it that the file exists and that its name outlives a power cut."""
@@ -174,12 +214,11 @@ class SqliteLedger:
         try:
             if not directory.exists():
                 directory.mkdir(parents=True, exist_ok=True)
-                _sync_directory(directory.parent)
+                sync_directory(directory.parent)
             self._lock.acquire()
             opened.callback(self._lock.release)
-            # SQLite gives its log files the mode of the database file.
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-            _sync_directory(directory)
+            owner_only(self._path)
+            sync_directory(directory)
         except OSError as no:
             raise LedgerError(
                 f"{self._place} cannot be opened: {no}. The data directory must be a directory "
@@ -233,16 +272,15 @@ class SqliteLedger:
         with self._reading:
             if self._reader is None:
                 raise self._closed()
+            if subject is None:
+                after = max(after, self._pruned_seq)
             with tables.translated(self._path):
                 rows = tables.page(self._reader, after, min(limit, PAGE_FACTS_MAX), subject)
+                chain = tables.chain_of(self._reader, after) if subject is None else None
+        entries = [unseal(row, self._place) for row in rows]
         if subject is None:
-            self._check_gapless(rows, after)
-        return [unseal(row, self._place) for row in rows]
-
-    def _check_gapless(self, rows: Sequence[Row], after: int) -> None:
-        for seq, row in enumerate(rows, after + 1):
-            if row.seq != seq:
-                raise LedgerCorrupt(self._place, f"fact {seq} is missing; {row.seq} follows")
+            check_linked(rows, after, chain, self._lost, self._place)
+        return entries
 
     # Writing.
 
@@ -286,14 +324,6 @@ class SqliteLedger:
         else:
             self._failure = failure
         self._room.set()
-
-
-def _sync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _part_writer(

@@ -22,11 +22,11 @@ from moorage.ledger.base import (
 )
 from moorage.ledger.codec import Row
 
-FORMAT: Final = 1
-"""Version of the tables. The shapes of facts have their own versions."""
+FORMAT: Final = 2
+"""Version of the tables. The shapes of facts have their own versions. None but this one is read."""
 
 ROWS_PER_STATEMENT: Final = 4_000
-"""Facts in one INSERT: seven parameters each, and SQLite takes 32,766."""
+"""Facts in one INSERT: eight parameters each, and SQLite takes 32,766."""
 
 PARTS_PER_SWEEP: Final = 16
 """Parts of dropped checkpoints that one transaction deletes, so that appends are not held up."""
@@ -38,9 +38,12 @@ _SCHEMA = f"""
 BEGIN IMMEDIATE;
 CREATE TABLE meta(name TEXT PRIMARY KEY, value INTEGER NOT NULL);
 INSERT INTO meta VALUES ('format', {FORMAT});
+INSERT INTO meta VALUES ('pruned', 0);
 CREATE TABLE fact(
     seq INTEGER PRIMARY KEY, at REAL NOT NULL, kind TEXT NOT NULL, version INTEGER NOT NULL,
-    subject TEXT NOT NULL, body TEXT NOT NULL, checksum INTEGER NOT NULL);
+    subject TEXT NOT NULL, body TEXT NOT NULL, checksum INTEGER NOT NULL,
+    chain INTEGER NOT NULL);
+CREATE TABLE lost(first INTEGER PRIMARY KEY, last INTEGER NOT NULL, at REAL NOT NULL);
 CREATE INDEX fact_by_subject ON fact(subject);
 CREATE TABLE checkpoint(
     number INTEGER PRIMARY KEY, seq INTEGER NOT NULL, parts INTEGER NOT NULL,
@@ -52,10 +55,12 @@ COMMIT;
 """  # noqa: S608  # Constants only.
 
 _INSERT = "INSERT INTO fact VALUES "
-_VALUES = "(?,?,?,?,?,CAST(? AS TEXT),?)"
-_COLUMNS = "seq, at, kind, version, subject, CAST(body AS BLOB), checksum"
+_VALUES = "(?,?,?,?,?,CAST(? AS TEXT),?,?)"
+# A damaged page may say NULL where none can be.
+_COLUMNS = "seq, at, kind, version, subject, CAST(coalesce(body, '') AS BLOB), checksum, chain"
 
 SELECT_LAST: Final = "SELECT coalesce(max(seq), 0) FROM fact"
+SELECT_CHAIN: Final = "SELECT chain FROM fact WHERE seq = ?"
 SELECT_AFTER: Final = f"SELECT {_COLUMNS} FROM fact WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608  # As above.
 SELECT_ABOUT: Final = (
     f"SELECT {_COLUMNS} FROM fact WHERE subject = ? AND seq > ? ORDER BY seq LIMIT ?"  # noqa: S608  # As above.
@@ -70,7 +75,7 @@ class Checkpoint(NamedTuple):
         number: Grows with every checkpoint that is begun; unfinished ones leave only parts.
         seq: The fact as of which it was taken.
         parts: How many parts it has.
-        checksum: CRC-32 of their bytes, in order.
+        checksum: CRC-32 of the parts' bytes, in order, and then of the other numbers.
 
     """
 
@@ -78,6 +83,11 @@ class Checkpoint(NamedTuple):
     seq: int
     parts: int
     checksum: int
+
+
+def checkpoint(number: int, seq: int, parts: int, checksum: int) -> Checkpoint:
+    """Return a finished checkpoint, given the CRC-32 of its parts."""
+    return Checkpoint(number, seq, parts, zlib.crc32(f"{number} {seq} {parts}".encode(), checksum))
 
 
 @contextmanager
@@ -91,6 +101,9 @@ def translated(path: Path) -> Iterator[None]:
     """
     try:
         yield
+    except (TypeError, ValueError) as no:
+        # Text that is not UTF-8, or no number where each is one: SQLite checks neither.
+        raise LedgerCorrupt(place_of(path), f"it holds what was never written ({no})") from no
     except sqlite3.Error as no:
         code = getattr(no, "sqlite_errorcode", None)
         # Text that is not UTF-8 comes without a code: the module finds it, not SQLite.
@@ -107,14 +120,15 @@ def connect(path: Path) -> sqlite3.Connection:
     """Open the file for writing, and make the tables where it is new.
 
     Raises:
-        LedgerError: A newer release made it, it is no ledger, or the disk cannot hold one.
+        LedgerError: Another release made it, it is no ledger, or the disk cannot hold one.
         LedgerCorrupt: It is damaged, or is no database.
 
     """
     connection = _connection(path)
     try:
         _set_journal(connection, path)
-        _check_format(connection, path)
+        if is_new(connection, path):
+            connection.executescript(_SCHEMA)
     except BaseException:
         connection.close()
         raise
@@ -126,6 +140,12 @@ def connect_reader(path: Path) -> sqlite3.Connection:
     connection = _connection(path)
     connection.execute("PRAGMA query_only=ON")
     return connection
+
+
+def connect_to_look(path: Path) -> sqlite3.Connection:
+    """Open a file that is not to be changed: its log stays as it is, also where it is damaged."""
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    return sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
 
 
 def _connection(path: Path) -> sqlite3.Connection:
@@ -147,11 +167,16 @@ def _set_journal(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute(f"PRAGMA journal_size_limit={_WAL_BYTES_KEPT}")
 
 
-def _check_format(connection: sqlite3.Connection, path: Path) -> None:
+def is_new(connection: sqlite3.Connection, path: Path) -> bool:
+    """Return whether a file has no tables yet.
+
+    Raises:
+        LedgerError: It is no ledger, or one that this release does not read.
+
+    """
     tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
     if not tables:
-        connection.executescript(_SCHEMA)
-        return
+        return True
     row = None
     if "meta" in tables:
         row = connection.execute("SELECT value FROM meta WHERE name = 'format'").fetchone()
@@ -160,11 +185,30 @@ def _check_format(connection: sqlite3.Connection, path: Path) -> None:
             f"{place_of(path)} is a database, but no ledger of Moorage. Nothing was changed. "
             "Name another data directory."
         )
-    if row[0] > FORMAT:
+    if row[0] != FORMAT:
         raise LedgerError(
-            f"{place_of(path)} has format {row[0]}, this release reads up to {FORMAT}. Start the "
-            "release that wrote it."
+            f"{place_of(path)} has format {row[0]}, this release reads format {FORMAT} only. "
+            "Start the release that wrote it, or name another data directory."
         )
+    return False
+
+
+def pruned_seq(connection: sqlite3.Connection) -> int:
+    """Return the last fact that was deleted for its age or for room; 0 where none was."""
+    return int(connection.execute("SELECT value FROM meta WHERE name = 'pruned'").fetchone()[0])
+
+
+def lost(connection: sqlite3.Connection) -> list[tuple[int, int]]:
+    """Return the first and the last of each run of facts whose loss was accepted, in order."""
+    return list(connection.execute("SELECT first, last FROM lost ORDER BY first"))
+
+
+def chain_of(connection: sqlite3.Connection, seq: int) -> int | None:
+    """Return the chain of a fact; 0 before the first one, None where the fact is not there."""
+    if seq == 0:
+        return 0
+    row = connection.execute(SELECT_CHAIN, (seq,)).fetchone()
+    return None if row is None else row[0]
 
 
 def last_seq(connection: sqlite3.Connection) -> int:
@@ -228,14 +272,16 @@ def last_checkpoint_number(connection: sqlite3.Connection) -> int:
     return max(number or 0 for (number,) in connection.execute(query))
 
 
-def checkpoint_parts(connection: sqlite3.Connection, checkpoint: Checkpoint) -> list[bytes] | None:
+def checkpoint_parts(connection: sqlite3.Connection, finished: Checkpoint) -> list[bytes] | None:
     """Return the parts of a checkpoint, or None where they are not as they were written."""
-    parts = [body for (body,) in connection.execute(SELECT_PARTS, (checkpoint.number,))]
+    parts = [body for (body,) in connection.execute(SELECT_PARTS, (finished.number,))]
     checksum = 0
     for part in parts:
+        if not isinstance(part, bytes):
+            return None
         checksum = zlib.crc32(part, checksum)
-    intact = len(parts) == checkpoint.parts and checksum == checkpoint.checksum
-    return parts if intact else None
+    number, seq, _, _ = finished
+    return parts if checkpoint(number, seq, len(parts), checksum) == finished else None
 
 
 def insert_part(connection: sqlite3.Connection, checkpoint: int, number: int, body: bytes) -> None:
@@ -243,9 +289,9 @@ def insert_part(connection: sqlite3.Connection, checkpoint: int, number: int, bo
     connection.execute("INSERT INTO checkpoint_part VALUES (?,?,?)", (checkpoint, number, body))
 
 
-def finish_checkpoint(connection: sqlite3.Connection, checkpoint: Checkpoint) -> None:
+def finish_checkpoint(connection: sqlite3.Connection, finished: Checkpoint) -> None:
     """Make a checkpoint count, and those that are too old not count any more."""
-    connection.execute("INSERT INTO checkpoint VALUES (?,?,?,?)", checkpoint)
+    connection.execute("INSERT INTO checkpoint VALUES (?,?,?,?)", finished)
     connection.execute(
         "DELETE FROM checkpoint WHERE number NOT IN "
         "(SELECT number FROM checkpoint ORDER BY number DESC LIMIT ?)",
@@ -253,9 +299,9 @@ def finish_checkpoint(connection: sqlite3.Connection, checkpoint: Checkpoint) ->
     )
 
 
-def drop_checkpoint(connection: sqlite3.Connection, checkpoint: Checkpoint) -> None:
+def drop_checkpoint(connection: sqlite3.Connection, finished: Checkpoint) -> None:
     """Make a checkpoint not count any more; its parts go with the next sweeps."""
-    connection.execute("DELETE FROM checkpoint WHERE number = ?", (checkpoint.number,))
+    connection.execute("DELETE FROM checkpoint WHERE number = ?", (finished.number,))
 
 
 def sweep(connection: sqlite3.Connection) -> bool:

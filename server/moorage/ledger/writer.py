@@ -5,6 +5,7 @@ sync: the slower the disk, the larger the groups.
 """
 
 import asyncio
+import contextlib
 import queue
 import sqlite3
 import threading
@@ -12,9 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from moorage.durability import Mark
 from moorage.ledger import tables
-from moorage.ledger.base import LedgerFailed
+from moorage.ledger.base import LedgerFailed, place_of
 from moorage.ledger.codec import Row
+from moorage.ledger.fencing import Fencing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -24,12 +27,14 @@ class Job:
     Args:
         done: Becomes what `work` returned once the job is durable, or a `LedgerFailed`.
         rows: Facts to add.
+        fencing: The highest fencing number in them; 0 where there is none.
         work: Another change to the tables, or None.
 
     """
 
     done: asyncio.Future[object]
     rows: Sequence[Row] = ()
+    fencing: int = 0
     work: Callable[[sqlite3.Connection], object] | None = None
 
 
@@ -39,6 +44,8 @@ class GroupCommit:
     Args:
         connection: Its own from now on; it closes it.
         path: The ledger's file, for messages.
+        mark: Says how far the ledger has come; its own from now on, too.
+        fencing: Reserves the numbers of grants; likewise.
         settled: Called on the loop after every transaction, before the futures of its jobs are
             resolved, with the jobs and its failure or None.
 
@@ -48,10 +55,14 @@ class GroupCommit:
         self,
         connection: sqlite3.Connection,
         path: Path,
+        mark: Mark,
+        fencing: Fencing,
         settled: Callable[[Sequence[Job], LedgerFailed | None], None],
     ) -> None:
         self._connection = connection
         self._path = path
+        self._mark = mark
+        self._fencing = fencing
         self._settled = settled
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -81,11 +92,23 @@ class GroupCommit:
                     try:
                         with tables.translated(self._path):
                             results = self._commit(jobs)
+                    except OSError as no:
+                        failure = _failed(self._path, no)
                     except Exception as no:  # noqa: BLE001  # Whoever waits must hear of it.
                         failure = no if isinstance(no, LedgerFailed) else LedgerFailed(str(no))
                 self._tell(self._settle, jobs, results, failure)
+                if failure is None:
+                    # Whoever waited has been told, and the next commit has not begun: so the mark
+                    # is never more than one commit behind, and nobody waits for it.
+                    try:
+                        self._mark.sync()
+                    except OSError as no:
+                        failure = _failed(self._path, no)
         finally:
             self._connection.close()
+            self._mark.close()
+            with contextlib.suppress(OSError):  # Numbers then stay reserved, and unused.
+                self._fencing.close(clean=failure is None)
             self._tell(self._end)
 
     def _gather(self) -> tuple[list[Job], bool]:
@@ -102,6 +125,13 @@ class GroupCommit:
 
     def _commit(self, jobs: Sequence[Job]) -> list[object]:
         rows = [row for job in jobs for row in job.rows]
+        self._fencing.reserve(max((job.fencing for job in jobs), default=0))
+        results = self._transact(jobs, rows)
+        if rows:
+            self._mark.write(rows[-1].seq, rows[-1].chain)
+        return results
+
+    def _transact(self, jobs: Sequence[Job], rows: Sequence[Row]) -> list[object]:
         works = [job.work for job in jobs if job.work is not None]
         if not works and len(rows) <= tables.ROWS_PER_STATEMENT:
             tables.insert(self._connection, rows)  # A single statement is its own transaction.
@@ -141,3 +171,10 @@ class GroupCommit:
             if not self._loop.is_closed():
                 raise
             # The loop is gone, and everybody who could have waited with it.
+
+
+def _failed(path: Path, error: OSError) -> LedgerFailed:
+    return LedgerFailed(
+        f"{place_of(path)} failed: {error}. Make room on the disk or repair it, then start again: "
+        "what was acknowledged is safe."
+    )

@@ -42,7 +42,7 @@ CODES: Final[dict[Code, str]] = {
     Code.ENGINE_FAILED: "The placement was granted, but the workload could not be started on it.",
     Code.BUSY: "A stated limit is reached, or the rule rests after many timeouts; try again later.",
     Code.SHUTTING_DOWN: "The server is stopping; connect again in a moment.",
-    Code.UNAVAILABLE: "A service that this needs does not answer.",
+    Code.UNAVAILABLE: "A service, or the part of the disk, that this needs does not answer.",
     Code.INTERNAL: "The server met a defect of its own; its log says which.",
 }
 """One sentence for each code."""

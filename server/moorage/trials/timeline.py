@@ -14,7 +14,6 @@ import hashlib
 import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,6 +22,7 @@ from moorage.catalog.clusters import read_cluster_document
 from moorage.core.events import ClusterGone, ClusterSeen, Event
 from moorage.core.words import ClusterRemoved, ClusterSet, Ended, Granted, Queued
 from moorage.ledger.base import Entry, LedgerError
+from moorage.ledger.looking import copy_ledger
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import (
     Ask,
@@ -185,11 +185,7 @@ def _copy(source: Path, copy: Path) -> None:
     if not source.is_file():
         raise TrialError(f"{source}: there is no ledger; expected a daemon's data directory")
     try:
-        with (
-            closing(sqlite3.connect(f"{source.absolute().as_uri()}?mode=ro", uri=True)) as before,
-            closing(sqlite3.connect(copy)) as after,
-        ):
-            before.backup(after)
+        copy_ledger(source, copy)
     except sqlite3.Error as error:
         raise TrialError(f"{source} cannot be read: {error}") from error
 

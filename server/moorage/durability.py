@@ -1,0 +1,152 @@
+"""What the ledger and the catalog keep beside their databases, so that no loss goes unnoticed.
+
+SQLite reads a write-ahead log up to the first frame that is damaged and says nothing of the rest.
+So how far a database had come is written down a second time, in a small file of its own.
+"""
+
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["Found", "Mark", "owner_only", "read_mark", "sync_directory"]
+
+_SLOT_BYTES: Final = 4096
+"""The two copies lie in blocks of their own: one torn write cannot spoil both."""
+_RECORD: Final = struct.Struct(">8sQQQ")
+_SUM: Final = struct.Struct(">I")
+_OWNER_ONLY: Final = 0o600
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a mark says.
+
+    Args:
+        exists: There is a file.
+        first: The first number; 0 where nothing can be read.
+        second: The second one.
+        writes: How often it was written; 0 where neither copy can be read.
+        doubt: What of it is damaged; empty where all is well.
+
+    """
+
+    exists: bool
+    first: int = 0
+    second: int = 0
+    writes: int = 0
+    doubt: str = ""
+
+    @property
+    def known(self) -> bool:
+        """Whether there is a copy that can be believed."""
+        return self.writes > 0
+
+
+def read_mark(path: Path, label: str) -> Found:
+    """Return what a mark says; never raises for damage.
+
+    Raises:
+        OSError: The file is there and cannot be read.
+
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return Found(exists=False, doubt=f"{path.name} is missing")
+    copies = [_unpack(content[start : start + _SLOT_BYTES], label) for start in (0, _SLOT_BYTES)]
+    good = [copy for copy in copies if copy is not None]
+    if not good:
+        return Found(exists=True, doubt=f"neither copy in {path.name} can be read")
+    writes, first, second = max(good)
+    doubt = "" if len(good) == len(copies) else f"one of the two copies in {path.name} is damaged"
+    return Found(exists=True, first=first, second=second, writes=writes, doubt=doubt)
+
+
+def _unpack(slot: bytes, label: str) -> tuple[int, int, int] | None:
+    record, end = slot[: _RECORD.size], _RECORD.size + _SUM.size
+    if len(slot) < end or _SUM.unpack(slot[_RECORD.size : end])[0] != zlib.crc32(record):
+        return None
+    name, writes, first, second = _RECORD.unpack(record)
+    return (writes, first, second) if name.rstrip(b"\0") == label.encode() else None
+
+
+class Mark:
+    """A mark that is written. One thread at a time.
+
+    Args:
+        path: Its file, which is made where it is missing.
+        label: Up to eight letters that say what it is about.
+        first: The first number to begin with.
+        second: The second one.
+        writes: How often it was written before.
+
+    Raises:
+        OSError: It cannot be written.
+
+    """
+
+    def __init__(self, path: Path, label: str, first: int, second: int, writes: int) -> None:
+        self._label = label.encode()
+        self._writes = writes
+        self._unsynced = False
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
+        try:
+            os.fchmod(self._descriptor, _OWNER_ONLY)
+            self.write_both(first, second)
+            sync_directory(path.parent)
+        except BaseException:
+            self.close()
+            raise
+
+    def write(self, first: int, second: int) -> None:
+        """Write the numbers over the older copy. It outlives the process; `sync`, the power."""
+        self._writes += 1
+        record = _RECORD.pack(self._label, self._writes, first, second)
+        slot = record + _SUM.pack(zlib.crc32(record))
+        os.pwrite(self._descriptor, slot.ljust(_SLOT_BYTES, b"\0"), self._writes % 2 * _SLOT_BYTES)
+        self._unsynced = True
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk."""
+        if self._unsynced:
+            os.fdatasync(self._descriptor)
+            self._unsynced = False
+
+    def write_both(self, first: int, second: int) -> None:
+        """Write both copies, one after the other, each durable before the next."""
+        for _ in range(2):
+            self.write(first, second)
+            self.sync()
+
+    def close(self) -> None:
+        """Let go of the file. A second call does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def owner_only(path: Path) -> None:
+    """Make a database where there is none, and see that none but its owner may read it.
+
+    SQLite gives the files that it makes beside a database the database's own mode.
+
+    Raises:
+        OSError: It cannot be made, or belongs to somebody else.
+
+    """
+    os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY))
+    for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm"))):
+        if each.exists() and each.stat().st_mode & 0o777 != _OWNER_ONLY:
+            each.chmod(_OWNER_ONLY)
+
+
+def sync_directory(directory: Path) -> None:
+    """See to it that the names in a directory outlive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,58 @@
+"""Fencing numbers, reserved in blocks apart from the ledger: whatever it loses, none comes twice.
+
+A number is seen outside only after its grant is durable, and `writer.GroupCommit` reserves before
+it commits. So every number that was ever seen lies within what is written here.
+"""
+
+from pathlib import Path
+from typing import Final
+
+from moorage.durability import Found, Mark, read_mark
+
+BLOCK: Final = 10_000
+"""Numbers reserved at a time. A crash leaves the rest of a block unused."""
+LABEL: Final = "fencing"
+
+
+def fencing_path(ledger: Path) -> Path:
+    """Return where the numbers of a ledger are reserved."""
+    return ledger.with_suffix(".fencing")
+
+
+class Fencing:
+    """The reserved numbers of an open ledger. Used by one thread at a time.
+
+    Args:
+        ledger: The ledger's file.
+
+    Attributes:
+        found: What was there.
+
+    Raises:
+        OSError: The file cannot be read or written.
+
+    """
+
+    def __init__(self, ledger: Path) -> None:
+        path = fencing_path(ledger)
+        self.found: Found = read_mark(path, LABEL)
+        self._reserved = self._used = self.found.first
+        self._mark = Mark(path, LABEL, self._reserved, 0, self.found.writes)
+
+    @property
+    def floor(self) -> int:
+        """No number up to this one may be given out any more."""
+        return self._used
+
+    def reserve(self, number: int) -> None:
+        """Have a number, and those before it, reserved when this returns."""
+        if number > self._reserved:
+            self._reserved = number + BLOCK
+            self._mark.write_both(self._reserved, 0)
+        self._used = max(self._used, number)
+
+    def close(self, *, clean: bool) -> None:
+        """Let go; after a clean end, also of the numbers that were reserved and never used."""
+        if clean and self._used < self._reserved:
+            self._mark.write_both(self._used, 0)
+        self._mark.close()

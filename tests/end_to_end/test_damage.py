@@ -1,0 +1,123 @@
+"""A damaged disk: what was promised is kept, or the daemon says what it cannot keep."""
+
+import os
+import sqlite3
+import stat
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+from served import Server, cluster
+
+from moorage.trials.process import child, daemon, serve_command, serve_variables
+from moorage_policies import catalog
+
+LEASE = {"ttl_seconds": 3_600}
+FEW = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}
+
+
+def fill(server: Server, nodes: int = 8) -> None:
+    server.register(cluster("east", nodes=nodes, gpus=8))
+    server.publish(catalog.document("first_fit"))
+
+
+def refusal(data: Path) -> str:
+    """Start a daemon that cannot start; return what it says."""
+    done = subprocess.run(
+        serve_command(data),
+        env=serve_variables(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (3, "")
+    return done.stderr
+
+
+def killed_with(data: Path, leases: int) -> list[dict]:
+    """Have leases granted, and kill the daemon; return them as they were acknowledged."""
+    log = data.parent / "killed.log"
+    with child(serve_command(data), log, {**serve_variables(), **FEW}) as (process, ready):
+        server = Server(type("Running", (), ready))
+        fill(server)
+        granted = [
+            server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)["lease"]
+            for _ in range(leases)
+        ]
+        process.kill()
+        process.wait()
+        server.close()
+    return granted
+
+
+def held(server: Server) -> dict[str, dict]:
+    leases = server.say({"op": "leases", "limit": 1000})[0]["data"]["leases"]
+    return {lease["id"]: lease for lease in leases}
+
+
+def test_a_question_about_a_damaged_fact_ends_no_daemon(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        fill(server, nodes=1)
+        server.ask(resources={"gpus": 8}, lease=LEASE)
+        # Of what waited in vain only the history tells, once the daemon has started anew.
+        waited = [
+            server.ask(resources={"gpus": 1}, lease={**LEASE, "wait_seconds": 0.05})["request"]
+            for _ in range(2)
+        ]
+        server.close()
+    with closing(sqlite3.connect(tmp_path / "ledger.db")) as connection:
+        statement = "UPDATE fact SET body = replace(body, 'local', 'lacol') WHERE subject = ?"
+        assert connection.execute(statement, (waited[0],)).rowcount > 0
+        connection.commit()
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        said, fine = server.say(*({"op": "why", "request": each} for each in waited))
+        assert (said["success"], said["error"]["code"]) == (False, "unavailable")
+        assert "does not match its checksum" in said["error"]["reason"]
+        assert fine["success"], fine
+        assert server.ask(resources={"gpus": 1})["error"]["code"] != "unavailable"
+        assert "does not match its checksum" in running.log.read_text()
+        server.close()
+
+
+def test_a_lost_log_is_refused_and_says_what_is_missing(tmp_path):
+    data = tmp_path / "data"
+    killed_with(data, 20)
+    (data / "ledger.db-wal").unlink()
+    said = refusal(data)
+    assert "cannot start: the ledger" in said
+    assert "were durable and are missing" in said
+
+
+def test_after_a_kill_fencing_numbers_go_on_beyond_the_reserved_ones(tmp_path):
+    data = tmp_path / "data"
+    granted = killed_with(data, 3)
+    assert [lease["fencing"] for lease in granted] == [1, 2, 3]
+    with daemon(data) as running:
+        server = Server(running)
+        assert {name: lease["fencing"] for name, lease in held(server).items()} == {
+            lease["id"]: lease["fencing"] for lease in granted
+        }
+        later = server.ask(resources={"gpus": 1}, lease=LEASE)["lease"]
+        assert later["fencing"] > 10_000
+        server.close()
+
+
+def test_only_its_owner_may_read_what_a_daemon_keeps(tmp_path):
+    old = os.umask(0o002)
+    try:
+        with daemon(tmp_path) as running:
+            server = Server(running)
+            fill(server)
+            modes = {
+                file.name: stat.S_IMODE(file.stat().st_mode)
+                for file in tmp_path.iterdir()
+                if file.name.startswith(("ledger", "catalog"))
+            }
+            server.close()
+    finally:
+        os.umask(old)
+    assert {"catalog.db", "catalog.db-wal", "ledger.db", "ledger.db-wal"} <= set(modes)
+    assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {}

@@ -1,0 +1,208 @@
+"""Nothing that was acknowledged is missing without a word, and no fencing number comes twice."""
+
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from moorage.core.words import Fact, Granted, Renewed
+from moorage.ledger.base import LedgerCorrupt, LedgerError
+from moorage.ledger.fencing import BLOCK
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+
+NOW = 1_763_647_000.125
+
+
+def granted(fencing: int) -> Granted:
+    name = RequestId(f"r-{fencing}")
+    return Granted(
+        Lease(name, Tenant("t"), "", PolicyRef("p", "0"), (), fencing, 1.0, 2.0, LeaseTerms(1.0))
+    )
+
+
+def numbered(first: int, last: int) -> list[Fact]:
+    return [granted(number) for number in range(first, last + 1)]
+
+
+async def killed(path: Path, commits: int = 60, checkpoint_at: int = 20) -> list[Fact]:
+    """Write facts, one a commit, and leave the files in `path` as a kill -9 leaves them."""
+    alive = path.parent / "alive" / path.name
+    ledger = SqliteLedger(alive)
+    await ledger.open()
+    for number in range(1, commits + 1):
+        await ledger.append([granted(number)], NOW)
+        if number == checkpoint_at:
+            await ledger.checkpoint(number, numbered(1, number))
+    shutil.copytree(alive.parent, path.parent, dirs_exist_ok=True)
+    await ledger.close()
+    shutil.rmtree(alive.parent)
+    return numbered(1, commits)
+
+
+async def read_back(path: Path) -> tuple[list[Fact], tuple[str, ...], int]:
+    ledger = SqliteLedger(path)
+    recovery = await ledger.open()
+    try:
+        return list(recovery.facts), recovery.warnings, recovery.fencing
+    finally:
+        await ledger.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "ledger.db"
+
+
+def log(path: Path) -> Path:
+    return path.with_name("ledger.db-wal")
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def flip(path: Path, bit: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+async def test_what_a_kill_leaves_is_whole(path: Path):
+    facts = await killed(path)
+    assert await read_back(path) == (facts, (), 60 + BLOCK - 59)
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.99])
+async def test_a_log_that_was_cut_is_noticed_and_left_as_it_is(path: Path, keep: float):
+    await killed(path)
+    content = log(path).read_bytes()
+    log(path).write_bytes(content[: int(len(content) * keep)])
+    before = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    for _ in range(2):
+        with pytest.raises(LedgerCorrupt, match=r"durable and (is|are) missing.*ledger repair"):
+            await read_back(path)
+    after = {file.name: file.read_bytes() for file in path.parent.iterdir()}
+    assert [name for name in before if before[name] != after[name] and "shm" not in name] == []
+
+
+@pytest.mark.parametrize("name", ["ledger.db-wal", "ledger.db", "ledger.mark"])
+async def test_a_file_that_is_gone_is_noticed(path: Path, name: str):
+    await killed(path)
+    remove(path.parent / name)
+    with pytest.raises(LedgerCorrupt):
+        await read_back(path)
+
+
+async def test_without_its_reserved_numbers_a_whole_ledger_goes_on(path: Path):
+    facts = await killed(path)
+    remove(path.with_name("ledger.fencing"))
+    found, [warning], fencing = await read_back(path)
+    assert (found, fencing) == (facts, 0)
+    assert "ledger.fencing is missing" in warning
+
+
+async def test_a_ledger_that_was_being_made_is_no_damage(path: Path):
+    await read_back(path)
+    remove(path)
+    assert await read_back(path) == ([], (), 0)
+
+
+async def test_a_damaged_mark_has_its_other_copy(path: Path):
+    facts = await killed(path)
+    for copy in (0, 4096):
+        flip(path.with_name("ledger.mark"), (copy + 20) * 8)
+        found, [warning], _ = await read_back(path)
+        assert found == facts
+        assert "ledger.mark is damaged; it was written anew" in warning
+    assert (await read_back(path))[:2] == (facts, ())
+    for copy in (0, 4096):
+        flip(path.with_name("ledger.mark"), (copy + 20) * 8)
+    with pytest.raises(LedgerCorrupt, match="nothing else says how many facts it must have"):
+        await read_back(path)
+
+
+async def test_a_fact_of_another_life_is_noticed(path: Path):
+    """Each is right by itself, and they were never together: an older copy of a file's part."""
+    await killed(path)
+    other = path.parent / "other" / "ledger.db"
+    ledger = SqliteLedger(other)
+    await ledger.open()
+    await ledger.append([Renewed(RequestId("r"), 1.0)] * 60, NOW)
+    await ledger.close()
+    connection = sqlite3.connect(path)
+    connection.execute("ATTACH ? AS other", (str(other),))
+    connection.execute("REPLACE INTO fact SELECT * FROM other.fact WHERE seq = 40")
+    connection.commit()
+    connection.close()
+    with pytest.raises(LedgerCorrupt, match=r"fact 40 is not linked to the one before"):
+        await read_back(path)
+
+
+@pytest.mark.parametrize("column", ["number", "seq", "parts", "checksum"])
+async def test_what_is_said_of_a_checkpoint_is_summed_too(path: Path, column: str):
+    facts = await killed(path)
+    connection = sqlite3.connect(path)
+    connection.execute(f"UPDATE checkpoint SET {column} = {column} + 1")  # noqa: S608  # Ours.
+    connection.commit()
+    connection.close()
+    found, [warning], _ = await read_back(path)
+    assert found == facts, "all of them were replayed"
+    assert "is damaged and was dropped" in warning
+
+
+async def test_a_clean_end_gives_back_what_was_reserved(path: Path):
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    await ledger.append(numbered(1, 5), NOW)
+    await ledger.close()
+    assert (await read_back(path))[2] == 5
+
+
+async def test_numbers_are_reserved_before_they_are_durable(path: Path):
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    copy = path.parent.parent / "copy"
+    highest = 0
+    for fencing in (1, 2, BLOCK, BLOCK + 1, BLOCK + 2, 3 * BLOCK):
+        await ledger.append([granted(fencing)], NOW)
+        highest = fencing
+        shutil.rmtree(copy, ignore_errors=True)
+        copy.mkdir()
+        shutil.copy(path.with_name("ledger.fencing"), copy)
+        assert (await read_back(copy / "ledger.db"))[2] >= highest
+    await ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("ledger.db", 25),
+        ("ledger.db-wal", 25),
+        ("ledger.mark", 10),
+        ("ledger.fencing", 10),
+        pytest.param("ledger.db", 200, marks=pytest.mark.heavy),
+        pytest.param("ledger.db-wal", 200, marks=pytest.mark.heavy),
+        pytest.param("ledger.mark", 200, marks=pytest.mark.heavy),
+        pytest.param("ledger.fencing", 200, marks=pytest.mark.heavy),
+    ],
+)
+async def test_no_flipped_bit_is_believed(path: Path, name: str, places: int):
+    facts = await killed(path, commits=300, checkpoint_at=150)
+    if name == "ledger.db":
+        await read_back(path)  # Has its log brought over into it.
+        assert not log(path).exists()
+    dice = random.Random(places)
+    whole = path.parent.rename(path.parent.with_name("whole"))
+    for _ in range(places):
+        shutil.rmtree(path.parent, ignore_errors=True)
+        shutil.copytree(whole, path.parent)
+        flip(path.parent / name, dice.randrange((whole / name).stat().st_size * 8))
+        try:
+            found, _, fencing = await read_back(path)
+        except LedgerError:
+            continue
+        assert found == facts
+        assert fencing == 0 or fencing >= 300

@@ -1,0 +1,83 @@
+"""Marks: two copies, each believed only where it is as it was written; and who may read files."""
+
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+
+from moorage.durability import Mark, owner_only, read_mark
+
+COPY_BYTES = 4096
+
+
+def written(path: Path, *values: tuple[int, int]) -> None:
+    found = read_mark(path, "ledger")
+    mark = Mark(path, "ledger", found.first, found.second, found.writes)
+    for first, second in values:
+        mark.write(first, second)
+    mark.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.mark"
+
+
+def flip(path: Path, byte: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[byte] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_mark_says_what_was_written_last(path: Path):
+    assert read_mark(path, "ledger").exists is False
+    written(path, (1, 11), (2, 22), (3, 33))
+    found = read_mark(path, "ledger")
+    assert (found.exists, found.first, found.second, found.doubt) == (True, 3, 33, "")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    written(path)
+    assert read_mark(path, "ledger").first == 3
+
+
+@pytest.mark.parametrize("byte", range(0, 36, 5))
+def test_a_damaged_copy_gives_way_to_the_other_and_is_named(path: Path, byte: int):
+    written(path, (1, 11), (2, 22))
+    said = set()
+    for copy in (0, COPY_BYTES):
+        flip(path, copy + byte)
+        found = read_mark(path, "ledger")
+        assert found.known
+        assert "one of the two copies in ledger.mark is damaged" in found.doubt
+        said.add((found.first, found.second))
+        flip(path, copy + byte)
+    assert said == {(1, 11), (2, 22)}
+    flip(path, byte)
+    flip(path, COPY_BYTES + byte)
+    found = read_mark(path, "ledger")
+    assert (found.known, found.exists) == (False, True)
+
+
+def test_a_mark_about_something_else_is_not_believed(path: Path):
+    written(path, (1, 1))
+    assert not read_mark(path, "catalog").known
+
+
+@pytest.mark.parametrize("size", [0, 10, COPY_BYTES + 10])
+def test_a_mark_that_was_cut_is_damaged(path: Path, size: int):
+    written(path, (1, 1), (2, 2))
+    path.write_bytes(path.read_bytes()[:size])
+    assert read_mark(path, "ledger").doubt
+
+
+def test_a_database_and_what_lies_beside_it_is_its_owners(tmp_path: Path):
+    path = tmp_path / "some.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("CREATE TABLE here(x)")
+    for file in tmp_path.iterdir():
+        file.chmod(0o644)
+    owner_only(path)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    assert modes == {f"some.db{end}": 0o600 for end in ("", "-wal", "-shm")}
+    connection.close()
