@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moorage.config import Config, ConfigError, settings_help
+from moorage.config import Config, ConfigError, settings_file, settings_help
 
 EXIT_USAGE = 2
 STDERR = 2
@@ -59,7 +59,8 @@ def serve(
     settings = _config(flags, config)
     from moorage.daemon.main import serve as run  # noqa: PLC0415  # `--help` stays quick.
 
-    raise typer.Exit(run(settings))
+    file = settings_file(os.environ, config)
+    raise typer.Exit(run(settings, lambda: Config.load(flags, os.environ, file), file))
 
 
 @app.command(short_help="Play the main job with everything embedded.")

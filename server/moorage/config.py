@@ -49,6 +49,7 @@ from moorage.setting_sources import (
     from_file,
     from_flags,
     read,
+    settings_file,
 )
 
 __all__ = [
@@ -67,6 +68,7 @@ __all__ = [
     "Setting",
     "is_loopback",
     "settings",
+    "settings_file",
     "settings_help",
     "settings_markdown",
 ]
@@ -381,8 +383,7 @@ class Config:
                 service is this daemon itself; or an address beyond loopback has no tokens.
 
         """
-        if file is None and environ.get(CONFIG_FILE):
-            file = Path(environ[CONFIG_FILE])
+        file = settings_file(environ, file)
         known = settings()
         given = {
             **(from_file(known, file) if file is not None else {}),

@@ -105,6 +105,11 @@ Given = dict[str, tuple[str, Any]]
 """By setting: where a value came from, and the value as it was written there."""
 
 
+def settings_file(environ: Mapping[str, str], named: Path | None = None) -> Path | None:
+    """Return the TOML file: the one named, else the environment's, else None."""
+    return named or (Path(environ[CONFIG_FILE]) if environ.get(CONFIG_FILE) else None)
+
+
 def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, Any]) -> Given:
     """Return what was given as flags; None means that one was not.
 

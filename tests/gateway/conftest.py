@@ -282,6 +282,7 @@ def let_in(token: str | None) -> Tenant | None:
 
 
 Open = Callable[..., Awaitable[Port]]
+Authenticate = Callable[[str | None], Tenant | None]
 
 
 @pytest.fixture
@@ -289,10 +290,10 @@ async def open_port() -> AsyncIterator[Open]:
     """Open gateways, with settings as given, until the end of the test."""
     ports: list[Port] = []
 
-    async def open_one(**settings: Any) -> Port:
+    async def open_one(authenticate: Authenticate = let_in, **settings: Any) -> Port:
         harbour = Harbour()
         quick = {"close_seconds_max": 0.5, "drain_seconds_max": 0.5, **settings}
-        gateway = Gateway(harbour, GatewaySettings(**quick), let_in)
+        gateway = Gateway(harbour, GatewaySettings(**quick), authenticate)
         harbour.gateway = gateway
         ports.append(Port(gateway, harbour, await gateway.start("127.0.0.1", 0)))
         return ports[-1]

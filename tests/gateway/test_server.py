@@ -101,13 +101,20 @@ async def test_connections_that_say_nothing_are_bounded_and_cut(open_port):
     assert port.gateway.stats().connections == 1
 
 
-async def test_a_tenant_can_be_expelled(port):
-    mine = await port.client(additional_headers={"Authorization": "Bearer token-a"})
-    other = await port.client(additional_headers={"Authorization": "Bearer token-b"})
-    port.gateway.expel(Tenant("a"))
-    assert await mine.close_code() == Close.UNAUTHORIZED
-    await other.ask(1)
-    assert await other.data() == {"n": 1}
+async def test_sessions_of_a_token_that_is_gone_or_anothers_now_are_closed(open_port):
+    tenants = {"old": Tenant("a"), "new": Tenant("a"), "moved": Tenant("a")}
+    port = await open_port(authenticate=tenants.get)
+    old, new, moved = [
+        await port.client(additional_headers={"Authorization": f"Bearer {token}"})
+        for token in tenants
+    ]
+    del tenants["old"]
+    tenants["moved"] = Tenant("b")
+    port.gateway.expel()
+    assert await old.close_code() == Close.UNAUTHORIZED
+    assert await moved.close_code() == Close.UNAUTHORIZED
+    await new.ask(1)
+    assert await new.data() == {"n": 1}
 
 
 async def test_a_defect_behind_the_door_is_reported_and_closes_the_session(port):

@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any, Final, assert_never
 
@@ -66,6 +66,7 @@ from moorage.daemon.services import (
     prometheus_source,
 )
 from moorage.daemon.shadows import Shadows
+from moorage.daemon.tokens import Tokens
 from moorage.daemon.vetting import examine
 from moorage.daemon.watching import Watchers, about_workload
 from moorage.daemon.workloads import Workloads
@@ -82,8 +83,6 @@ from moorage.web.server import WebServer
 
 DRAIN_SECONDS_MAX: Final = 10.0
 """How long a stop waits for what is under way before it closes anyway."""
-LOCAL_TENANT: Final = Tenant("local")
-"""Everybody, where no tokens are configured (loopback only)."""
 
 log = structlog.get_logger("moored")
 
@@ -99,6 +98,7 @@ class Daemon:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._allocator = Allocator(config.requeue_pause_seconds)
+        self._tokens = Tokens(config.tokens)
         self._measures = Measures()
         self._calls = HttpCalls()
         self._watchers = Watchers(self._push, self._owner)
@@ -269,7 +269,7 @@ class Daemon:
             message_bytes_max=config.message_bytes_max,
             deflate=config.deflate,
         )
-        self._gateway = Gateway(self._admission, settings, self._authenticate)
+        self._gateway = Gateway(self._admission, settings, self._tokens.tenant)
         port = await self._gateway.start(config.host, config.port)
         self._closing.push_async_callback(self._gateway.close)
         services = HttpServices(
@@ -283,7 +283,7 @@ class Daemon:
             admission=self._admission,
             calls=self._calls,
             allocate_over_http=config.allocate_over_http,
-            authenticate=self._authenticate,
+            authenticate=self._tokens.tenant,
             readiness=self._readiness,
             metrics_text=self._measures.text,
         )
@@ -305,6 +305,11 @@ class Daemon:
         self._prometheus = PrometheusPoller(self._catalog, source, tell)
         self._closing.push_async_callback(self._prometheus.close)
         self._spawn(self._prometheus.run())
+
+    def change_tokens(self, tokens: Mapping[str, str]) -> None:
+        """Let these in from now on, and close the sessions of all others."""
+        self._tokens.change(tokens)
+        self._gateway.expel()
 
     async def run(self) -> None:
         """Serve until cancelled.
@@ -456,12 +461,6 @@ class Daemon:
 
     async def _answer_block(self, to: Address, tenant: Tenant, message: wire.BlockRequest) -> None:
         self._reply(to, await self._blocks.answer(tenant, message))
-
-    def _authenticate(self, bearer: str | None) -> Tenant | None:
-        if not self._config.tokens:
-            return LOCAL_TENANT
-        tenant = self._config.tokens.get(bearer or "")
-        return None if tenant is None else Tenant(tenant)
 
     # Health --------------------------------------------------------------------------------
 

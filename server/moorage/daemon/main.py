@@ -9,6 +9,8 @@ import os
 import resource
 import signal
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 import structlog
@@ -16,6 +18,7 @@ import uvloop
 
 from moorage.config import Config, is_loopback
 from moorage.daemon.daemon import Daemon
+from moorage.daemon.rereading import Rereading
 from moorage.engines.base import EngineError
 from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
@@ -32,19 +35,28 @@ GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
 10) that is half of the time in which a large document is decoded, and it finds nothing."""
 
 
-def serve(config: Config) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code."""
+def serve(config: Config, read: Callable[[], Config], file: Path | None) -> int:
+    """Serve until SIGTERM or SIGINT; return the exit code.
+
+    Args:
+        config: All settings.
+        read: Reads them anew; raises `ConfigError`.
+        file: The TOML file with settings.
+
+    """
     configure_log(config)
     _raise_file_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config))
+        return runner.run(_serve(config, Rereading(config, read, file)))
 
 
-async def _serve(config: Config) -> int:
+async def _serve(config: Config, rereading: Rereading) -> int:
     # First of all: who asks for a stop while the daemon starts gets a clean one.
     stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stopping.set)
+    loop.add_signal_handler(signal.SIGHUP, rereading.asked, stopping.set)
     jail.hide()  # Tokens live in this process: no core dumps, and only root may look into it.
     daemon = Daemon(config)
     # What a start builds stays. To look through it for garbage, again and again while it grows, is
@@ -73,8 +85,10 @@ async def _serve(config: Config) -> int:
         os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
     running = asyncio.ensure_future(daemon.run())
     waiting = asyncio.ensure_future(stopping.wait())
-    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
-    error = running.exception() if running.done() and not running.cancelled() else None
+    following = asyncio.ensure_future(rereading.run(daemon.change_tokens))
+    await asyncio.wait([running, waiting, following], return_when=asyncio.FIRST_COMPLETED)
+    error = next((e for e in map(_exception, (running, following)) if e is not None), None)
+    following.cancel()
     if error is not None:
         structlog.get_logger("moored").error("broken", exc_info=error)
     try:
@@ -82,8 +96,12 @@ async def _serve(config: Config) -> int:
     except LedgerError as failure:
         error = error or failure
     waiting.cancel()
-    await asyncio.gather(running, waiting, return_exceptions=True)
+    await asyncio.gather(running, waiting, following, return_exceptions=True)
     return EXIT_OK if error is None else _last_words(error)
+
+
+def _exception(task: "asyncio.Future[None]") -> BaseException | None:
+    return task.exception() if task.done() and not task.cancelled() else None
 
 
 def _last_words(error: BaseException) -> int:

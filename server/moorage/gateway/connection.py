@@ -21,7 +21,8 @@ class Connection(ServerConnection):
 
     Attributes:
         registry: All connections of the gateway; it enters and leaves by itself.
-        session_id, tenant: Set when the opening handshake lets it in.
+        session_id, tenant, bearer: Set when the opening handshake lets it in: whose it is, and the
+            token that said so.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
         on_lost: Called once, when the connection is gone.
@@ -36,6 +37,7 @@ class Connection(ServerConnection):
         self.connections_max = connections_max
         self.session_id = SessionId("")
         self.tenant: Tenant | None = None
+        self.bearer: str | None = None
         self.on_writable: Callable[[bool], None] = _ignore
         self.on_lost: Callable[[], None] = _nothing
 

@@ -71,7 +71,8 @@ class Doorman:
             if self.draining:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "ok\n")
-        tenant = self._tenant(request.headers.get_all("Authorization"))
+        bearer, readable = _bearer(request.headers.get_all("Authorization"))
+        tenant = self._authenticate(bearer) if readable else None
         if tenant is None:
             self._counts.refused_unauthorized += 1
             answer = connection.respond(
@@ -88,7 +89,7 @@ class Doorman:
             )
             answer.headers["Retry-After"] = "1"
             return answer
-        connection.tenant = tenant
+        connection.tenant, connection.bearer = tenant, bearer
         return None
 
     def response(
@@ -101,10 +102,11 @@ class Doorman:
             response.headers[SESSION_HEADER] = connection.session_id
         return None
 
-    def _tenant(self, headers: list[str]) -> Tenant | None:
-        if not headers:
-            return self._authenticate(None)
-        scheme, _, token = headers[0].partition(" ")
-        if len(headers) > 1 or scheme.lower() != "bearer" or not token.strip():
-            return None
-        return self._authenticate(token.strip())
+
+def _bearer(headers: list[str]) -> tuple[str | None, bool]:
+    """Return the token of a handshake, None where there is none, and whether it can be read."""
+    if not headers:
+        return None, True
+    scheme, _, token = headers[0].partition(" ")
+    token = token.strip()
+    return token, len(headers) == 1 and scheme.lower() == "bearer" and bool(token)

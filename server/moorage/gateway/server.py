@@ -78,6 +78,7 @@ class Gateway:
     ) -> None:
         self._deliver = deliver
         self._settings = settings
+        self._authenticate = authenticate
         self._counts = Counts()
         self._connections: set[Connection] = set()
         self._sessions: dict[SessionId, Session] = {}
@@ -188,11 +189,14 @@ class Gateway:
         if found is not None:
             found.push(frame)
 
-    def expel(self, tenant: Tenant) -> None:
-        """Close all sessions of a tenant whose token is no longer valid (4401)."""
+    def expel(self) -> None:
+        """Close all sessions whose own token is no longer valid, or means another tenant (4401)."""
         for session in self._sessions.values():
-            if session.tenant == tenant:
-                self._drop(session, Close.UNAUTHORIZED, "the token is no longer valid")
+            self._expel_stranger(session)
+
+    def _expel_stranger(self, session: Session) -> None:
+        if self._authenticate(session.connection.bearer) != session.tenant:
+            self._drop(session, Close.UNAUTHORIZED, "the token is no longer valid")
 
     def stats(self) -> GatewayStats:
         """Return the gateway in numbers."""
@@ -224,6 +228,7 @@ class Gateway:
         self._counts.sessions += 1
         self._sessions[session.id] = session
         self._deliver.opened(session.id, session.tenant)
+        self._expel_stranger(session)  # Tokens may have changed since the handshake began.
         try:
             await session.serve()
         finally:
