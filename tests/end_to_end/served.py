@@ -62,8 +62,9 @@ class Server:
             answer = self.http.post("/policy", json=document)
             assert answer.status_code == 201, answer.text
 
-    def socket(self):
-        return connect(self.running.ws, compression=None, max_size=None)
+    def socket(self, headers: dict[str, str] | None = None):
+        options = {"compression": None, "max_size": None, "additional_headers": headers}
+        return connect(self.running.ws, **options)
 
     def say(self, *messages: dict | str) -> list[dict]:
         """Send messages over one new socket, all at once, and return the replies."""

@@ -301,8 +301,7 @@ class Daemon:
         def tell(finding: str) -> None:
             log.warning("prometheus", finding=finding)
 
-        source = prometheus_source(self._config)
-        self._prometheus = PrometheusPoller(self._catalog, source, tell)
+        self._prometheus = PrometheusPoller(self._catalog, prometheus_source(self._config), tell)
         self._closing.push_async_callback(self._prometheus.close)
         self._spawn(self._prometheus.run())
 
@@ -440,8 +439,11 @@ class Daemon:
 
     async def _run_management(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
         uri, action = message.policy_rule_uri, message.action
+        whence = self._gateway.remote(to.session)
         try:
             data = await self._management.run(uri, tenant, action, message.data)
+            about = {"what": "manage", "policy_rule_uri": uri, "action": action, "remote": whence}
+            log.info("changed", who=tenant, **about)
             reply = encode(Told(data), message_id=message.id)
         except ServiceError as error:
             reply = refuse(refusal_of(error), message_id=message.id)
@@ -457,10 +459,10 @@ class Daemon:
         self._reply(to, encode(answer, message_id=message.id))
 
     def _place(self, to: Address, tenant: Tenant, message: wire.BlockRequest) -> None:
-        self._spawn(self._answer_block(to, tenant, message))
+        async def place() -> None:
+            self._reply(to, await self._blocks.answer(tenant, message))
 
-    async def _answer_block(self, to: Address, tenant: Tenant, message: wire.BlockRequest) -> None:
-        self._reply(to, await self._blocks.answer(tenant, message))
+        self._spawn(place())
 
     # Health --------------------------------------------------------------------------------
 

@@ -129,7 +129,10 @@ def configure_log(config: Config) -> None:
     ]
     console = config.log_format == "console"
     renderer: structlog.typing.Processor = (
-        structlog.dev.ConsoleRenderer() if console else structlog.processors.JSONRenderer()
+        # Quoted: what tenants named so cannot move a terminal's cursor.
+        structlog.dev.ConsoleRenderer(repr_native_str=True)
+        if console
+        else structlog.processors.JSONRenderer()
     )
     structlog.configure(
         processors=[*shared, renderer],

@@ -189,6 +189,12 @@ class Gateway:
         if found is not None:
             found.push(frame)
 
+    def remote(self, session: SessionId) -> str:
+        """Return the address that a session comes from; "" where it is gone."""
+        found = self._sessions.get(session)
+        address = None if found is None else found.connection.remote_address
+        return f"{address[0]}:{address[1]}" if address else ""
+
     def expel(self) -> None:
         """Close all sessions whose own token is no longer valid, or means another tenant (4401)."""
         for session in self._sessions.values():

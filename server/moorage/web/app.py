@@ -17,6 +17,7 @@ from starlette.routing import compile_path
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.bodies import TENANT, BodyReader, failure, json_response
+from moorage.web.notes import Noted
 from moorage.web.routes import service_routes
 from moorage.web.services import WebServices
 
@@ -49,6 +50,7 @@ def create_app(services: WebServices) -> FastAPI:
         redoc_url=None,
     )
     _add_failures(app)
+    app.add_middleware(Noted)
     app.include_router(_health_routes(services))
     protected = [Depends(_authentication(services))]
     app.include_router(_about_routes(app, services), dependencies=protected)

@@ -30,6 +30,13 @@ __all__ = [
 
 TENANT: Final = "tenant"
 """Where `web.app` leaves the authenticated tenant in the request's state."""
+NAMED: Final = "named"
+"""Where `read_document` leaves what a body says it is about, for `web.notes`."""
+_NAMES: Final = (
+    *("id", "clusterId", "blockId", "executor_id", "policy_rule_uri"),
+    *("name", "version", "release_tag", "action", "percent"),
+)
+_NAME_CHARS_MAX: Final = 300
 BODY_BYTES_MAX: Final = 24 * 1024 * 1024
 """One request body; larger ones are answered 413."""
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
@@ -144,6 +151,10 @@ async def read_document(request: Request, bodies: BodyReader) -> dict[str, Any]:
     value = await bodies.read_json(request)
     if not isinstance(value, dict):
         raise ServiceError.wrong_field("body", "a JSON object")
+    named = {name: value[name] for name in _NAMES if isinstance(value.get(name), str | int | float)}
+    setattr(
+        request.state, NAMED, {name: str(each)[:_NAME_CHARS_MAX] for name, each in named.items()}
+    )
     return value
 
 

@@ -52,6 +52,7 @@ class WebServer:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # Anybody may send them; `web.notes` tells them apart.
             limit_concurrency=CONNECTIONS_MAX,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=drain_seconds,

@@ -1,0 +1,137 @@
+"""What is changed over HTTP, or by `manage` over the socket, leaves a line: who, what, whence."""
+
+import json
+
+import pytest
+from served import Server, cluster, rule, until
+
+from moorage.trials.process import daemon
+from moorage.web.notes import READS
+
+BODIES = {
+    "POST /clusters": cluster("east"),
+    "PUT /clusters/{cluster_id}": {"$set": {"tags": ["a"]}},
+    "POST /cluster": {"clusterId": "east", "nodes": []},
+    "PUT /cluster": {"clusterId": "east", "nodes": []},
+    "PUT /cluster/{cluster_id}": {"clusterId": "east", "nodes": []},
+    "POST /blocks": {"id": "b", "cluster": {"id": "east"}},
+    "PUT /blocks/{block_id}": {"$set": {"tags": ["a"]}},
+    "POST /block": {"blockId": "b", "instances": []},
+    "PUT /block": {"blockId": "b", "instances": []},
+    "PUT /block/{block_id}": {"blockId": "b", "instances": []},
+    "POST /policy": rule("return {}", "one:1-x"),
+    "PUT /policy/{uri}": {"$set": {"description": "anew"}},
+    "POST /policy-alias/{alias}/activate": {"policy_rule_uri": "one:1-x"},
+    "POST /policy-alias/{alias}/canary": {"policy_rule_uri": "one:2-x", "percent": 10},
+    "POST /policy-alias/{alias}/shadow": {"policy_rule_uri": "one:2-x"},
+    "POST /policy/{uri}/manage": {"action": "look"},
+    "POST /executor": {"executor_id": "e"},
+    "PUT /executor/{executor}": {"$set": {"note": "x"}},
+}
+NAMES = {"cluster_id": "east", "block_id": "b", "uri": "one:1-x", "alias": "one:stable"} | {
+    "executor": "e"
+}
+REFUSED = {"POST /executor/{executor}/create-infra", "DELETE /executor/{executor}/remove-infra"}
+"""These never do anything."""
+ACTIVATE = "POST /policy-alias/{alias}/activate"
+CANARY, SHADOW = "POST /policy-alias/{alias}/canary", "POST /policy-alias/{alias}/shadow"
+NEEDED = {
+    "POST /policy-alias/{alias}/rollback": [ACTIVATE],
+    "DELETE /policy-alias/{alias}/canary": [ACTIVATE, CANARY],
+    "DELETE /policy-alias/{alias}/shadow": [ACTIVATE, SHADOW],
+}
+"""What must be there first."""
+LAST = ("DELETE /policy-alias/{alias}", "DELETE /policy/{uri}")
+
+
+def managed(name):
+    document = rule("return {}", name)
+    document["code"] += "    def management(self, action, data):\n        return action\n"
+    return document
+
+
+@pytest.fixture
+def noting(tmp_path):
+    variables = {"MOORAGE_TOKENS": "ann:sesame", "MOORAGE_LOG_LEVEL": "info"}
+    with daemon(tmp_path, environment=variables) as running:
+        server = Server(running)
+        server.http.headers["Authorization"] = "Bearer sesame"
+        yield server
+        server.close()
+
+
+def changes(server):
+    read = map(json.loads, server.running.log.read_text().splitlines())
+    return [line for line in read if line.get("event") == "changed"]
+
+
+def said(server, operation, bodies):
+    method, _, path = operation.partition(" ")
+    answer = server.http.request(method, path.format(**NAMES), json=bodies.get(operation))
+    assert answer.status_code < 300, (operation, answer.text)
+
+
+def order(operation):
+    """Make first what others need, and remove it last."""
+    method = operation.partition(" ")[0]
+    rank = {"POST": 0, "PUT": 1, "DELETE": 2}[method]
+    last = LAST.index(operation) if operation in LAST else -1
+    return rank, last, "rollback" in operation, "alias" in operation, operation
+
+
+def test_every_change_has_its_line(noting):
+    paths = noting.http.get("/openapi.json").json()["paths"]
+    operations = {
+        f"{method.upper()} {path}"
+        for path, methods in paths.items()
+        if path not in READS
+        for method in methods
+        if method in {"post", "put", "patch", "delete"}
+    }
+    assert set(READS) - set(paths) == set()
+    noting.publish(managed("one:2-x"), managed("one:1-x"))
+    noting.http.post(
+        "/policy-alias/one/activate", json={"policy_rule_uri": "one:2-x"}
+    ).raise_for_status()
+    bodies = BODIES | {"POST /policy": managed("one:3-x")}
+    for operation in sorted(operations - REFUSED, key=order):
+        for first in NEEDED.get(operation, ()):
+            said(noting, first, bodies)
+        before = len(changes(noting))
+        said(noting, operation, bodies)
+        lines = changes(noting)
+        assert len(lines) == before + 1, operation
+        line = lines[-1]
+        assert (line["who"], line["what"]) == ("ann", operation)
+        assert line["remote"].startswith("127.0.0.1:")
+        about = [*NAMES.values(), "one:3-x", "one:2-x"]
+        assert any(value in about for value in line.values()), line
+
+
+def test_what_was_refused_or_only_read_leaves_none(noting):
+    noting.http.post("/clusters/query", json={})
+    noting.http.get("/policy")
+    assert noting.http.delete("/clusters/none").status_code == 404
+    assert noting.http.post("/clusters", json={}, headers={"Authorization": ""}).status_code == 401
+    assert changes(noting) == []
+
+
+def test_what_a_header_says_of_the_remote_is_told_apart(noting):
+    forged = {"X-Forwarded-For": "10.9.9.9"}
+    noting.http.post("/clusters", json=cluster("east"), headers=forged).raise_for_status()
+    (line,) = changes(noting)
+    assert line["forwarded_for"] == "10.9.9.9"
+    assert line["remote"].startswith("127.0.0.1:")
+    assert (line["id"], line["who"]) == ("east", "ann")
+
+
+def test_management_over_the_socket_has_its_line_too(noting):
+    noting.publish(managed("one:1-x"))
+    message = {"op": "manage", "policy_rule_uri": "one:1-x", "action": "look", "data": {}}
+    with noting.socket({"Authorization": "Bearer sesame"}) as socket:
+        socket.send(json.dumps(message))
+        assert json.loads(socket.recv(30))["success"]
+    until(lambda: len(changes(noting)) == 2)
+    line = changes(noting)[-1]
+    assert (line["who"], line["what"], line["action"]) == ("ann", "manage", "look")
+    assert line["remote"].startswith("127.0.0.1:")
