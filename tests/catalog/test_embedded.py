@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import sqlite3
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -330,8 +331,11 @@ async def test_a_damaged_record_is_named_at_start(opened):
     connection.execute("UPDATE records SET document = '{\"id\": 7}'")
     connection.commit()
     connection.close()
-    with pytest.raises(ServiceError, match="record c1 cannot be read"):
-        await opened.open()
+    await opened.open()
+    assert not opened.catalog.known("c1")
+    (warning,) = opened.catalog.warnings
+    assert "the cluster c1 in" in warning
+    assert "was set aside" in warning
 
 
 async def test_limits_are_kept(catalog):
@@ -355,7 +359,7 @@ def test_the_numbers_of_the_limits(records, size, allowed):
     connection.execute("CREATE TABLE usage (kind TEXT, records INTEGER, bytes INTEGER)")
     connection.execute("INSERT INTO usage VALUES ('cluster', ?, ?)", (records, size))
     with contextlib.nullcontext() if allowed else refused(Code.TOO_LARGE):
-        check_limits(Database(connection), "cluster")
+        check_limits(Database(connection, Path(), []), "cluster")
     connection.close()
 
 

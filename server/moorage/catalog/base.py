@@ -362,6 +362,10 @@ class Catalog(Protocol):
         """
 
     @property
+    def warnings(self) -> Sequence[str]:
+        """What was damaged on the disk and is done without, each a sentence for the log."""
+
+    @property
     def registry_known(self) -> bool:
         """Whether the clusters of the registry are known at all; False until it first answers."""
 

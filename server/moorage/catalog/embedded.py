@@ -39,7 +39,6 @@ from moorage.catalog.policies import (
     differing_fields,
     prepared_policy,
     record_from,
-    unpack_files,
 )
 from moorage.catalog.records import (
     DocumentEntry,
@@ -54,6 +53,7 @@ from moorage.catalog.records import (
     load,
     not_found,
     refuse_differences,
+    stored_files,
     write,
     write_policy,
 )
@@ -320,7 +320,7 @@ class EmbeddedCatalog:
             ref = PolicyRef(uri, old["digest"])
             fields = differing_fields(old, new, rule_only=False)
             note(database, uri, who, "described", ref.digest, tuple(fields))
-            return write_policy(database, record_from(ref, unpack_files(row.files), new))
+            return write_policy(database, record_from(ref, stored_files(row, old), new))
 
         entry = await self._store.run(work, self._publish_policy)
         return entry.document
@@ -360,6 +360,11 @@ class EmbeddedCatalog:
 
     async def keep_fresh(self) -> None:
         """See `Catalog.keep_fresh`."""
+
+    @property
+    def warnings(self) -> Sequence[str]:
+        """See `Catalog.warnings`."""
+        return self._store.warnings
 
     @property
     def registry_known(self) -> bool:

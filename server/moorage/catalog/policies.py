@@ -25,6 +25,7 @@ from moorage.protocol.faults import ServiceError
 __all__ = [
     "complete_policy_document",
     "differing_fields",
+    "digest_of",
     "is_policy_uri",
     "pack_files",
     "prepared_policy",
@@ -166,7 +167,7 @@ def prepared_policy(document: Document, files: Mapping[str, bytes]) -> PreparedP
 
     """
     _check_requirements(files)
-    ref = PolicyRef(document["policy_rule_uri"], _digest(files, document))
+    ref = PolicyRef(document["policy_rule_uri"], digest_of(files, document))
     for field, value in document.items():
         if not is_packable(value):
             raise ServiceError.wrong_field(field, PACKABLE)
@@ -195,7 +196,7 @@ def record_from(ref: PolicyRef, files: Mapping[str, bytes], document: Document) 
     )
 
 
-def _digest(files: Mapping[str, bytes], document: Document) -> str:
+def digest_of(files: Mapping[str, bytes], document: Document) -> str:
     """Return the SHA-256 of what the rule does: its files, its defaults and its schemas."""
     content = {
         "files": {path: hashlib.sha256(data).hexdigest() for path, data in files.items()},

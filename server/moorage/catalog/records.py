@@ -4,7 +4,7 @@
 thread within a transaction and raise to undo it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, TypeVar
 
@@ -24,7 +24,7 @@ from moorage.catalog.base import (
 from moorage.catalog.clusters import read_cluster_document
 from moorage.catalog.documents import apply_change, decode, encode, pack, snapshot
 from moorage.catalog.metrics import read_metrics_document
-from moorage.catalog.policies import pack_files, record_from, unpack_files
+from moorage.catalog.policies import digest_of, pack_files, record_from, unpack_files
 from moorage.catalog.store import Database, Kind, Row
 from moorage.model import Cluster, ClusterId, Code, PolicyRef
 from moorage.protocol.faults import ServiceError
@@ -43,6 +43,7 @@ __all__ = [
     "load",
     "not_found",
     "refuse_differences",
+    "stored_files",
     "write",
     "write_policy",
 ]
@@ -73,6 +74,8 @@ class Entry(Protocol):
 
 
 T = TypeVar("T", bound=Entry)
+R = TypeVar("R")
+BLOCK_KINDS: Final[tuple[BlockKind, ...]] = ("block", "block_metrics")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,40 +129,62 @@ class Loaded:
 
 
 def load(database: Database) -> Loaded:
-    """Return everything that the store holds, or raise `unavailable` naming what is damaged."""
-    clusters: list[tuple[DocumentEntry, bool, Cluster]] = []
-    metrics: list[DocumentEntry] = []
-    policies: list[PolicyEntry] = []
-    aliases: list[Alias] = []
-    blocks: dict[BlockKind, list[DocumentEntry]] = {"block": [], "block_metrics": []}
-    row = Row("", b"")
-    try:
-        for row in database.rows("cluster"):
-            read = read_cluster_document(decode(row.document))
-            entry = DocumentEntry(read.id, read.document, pack(read.document), len(row.document))
-            clusters.append((entry, read.live, read.cluster))
-        for row in database.rows("metrics"):
-            cluster_id, document = read_metrics_document(decode(row.document))
-            metrics.append(DocumentEntry(cluster_id, document, pack(document), len(row.document)))
-        for row in database.rows("policy"):
-            document = decode(row.document)
-            ref = PolicyRef(row.id, document["digest"])
-            record = record_from(ref, unpack_files(row.files), document)
-            policies.append(PolicyEntry(record, len(row.document)))
-        for kind, kept in blocks.items():
-            for row in database.rows(kind):
-                document = decode(row.document)
-                packed = pack(document)
-                kept.append(DocumentEntry(ClusterId(row.id), document, packed, len(row.document)))
-        for row in database.rows("alias"):
-            aliases.append(read_alias(row))
-    except (ServiceError, msgspec.MsgspecError, KeyError) as error:
-        raise ServiceError(
-            Code.UNAVAILABLE,
-            f"the catalog's record {row.id} cannot be read: {error};"
-            " restore the file from a backup, or delete that record",
-        ) from error
-    return Loaded(clusters, metrics, policies, aliases, blocks)
+    """Return everything that the store holds; what cannot be read is set aside."""
+    return Loaded(
+        clusters=_read(database, "cluster", _cluster),
+        metrics=_read(database, "metrics", _metrics),
+        policies=_read(database, "policy", _policy),
+        aliases=_read(database, "alias", read_alias),
+        blocks={kind: _read(database, kind, _block) for kind in BLOCK_KINDS},
+    )
+
+
+def _read(database: Database, kind: Kind, read: Callable[[Row], R]) -> list[R]:
+    found: list[R] = []
+    for row in database.rows(kind):
+        try:
+            found.append(read(row))
+        except (ServiceError, msgspec.MsgspecError, KeyError) as error:
+            database.set_aside(kind, row.id, f"it cannot be read: {error}")
+    return found
+
+
+def _cluster(row: Row) -> tuple[DocumentEntry, bool, Cluster]:
+    read = read_cluster_document(decode(row.document))
+    entry = DocumentEntry(read.id, read.document, pack(read.document), len(row.document))
+    return entry, read.live, read.cluster
+
+
+def _metrics(row: Row) -> DocumentEntry:
+    cluster_id, document = read_metrics_document(decode(row.document))
+    return DocumentEntry(cluster_id, document, pack(document), len(row.document))
+
+
+def _block(row: Row) -> DocumentEntry:
+    document = decode(row.document)
+    return DocumentEntry(ClusterId(row.id), document, pack(document), len(row.document))
+
+
+def _policy(row: Row) -> PolicyEntry:
+    document = decode(row.document)
+    return PolicyEntry(
+        record_from(PolicyRef(row.id, document["digest"]), stored_files(row, document), document),
+        len(row.document),
+    )
+
+
+def stored_files(row: Row, document: Document) -> dict[str, bytes]:
+    """Return the files of a stored policy, once they are those that its digest is of.
+
+    Raises:
+        ServiceError: `unavailable`: they are not.
+
+    """
+    files = unpack_files(row.files)
+    if digest_of(files, document) != document["digest"]:
+        reason = f"the stored policy {row.id} does not match its digest"
+        raise ServiceError(Code.UNAVAILABLE, reason)
+    return files
 
 
 def write(

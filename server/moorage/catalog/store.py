@@ -13,9 +13,20 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Generic, Literal, TypeVar
+from typing import Any, Final, Generic, Literal, TypeVar, cast, get_args
 
-from moorage.durability import owner_only
+from moorage.catalog.intact import (
+    LABEL,
+    SCHEMA_VERSION,
+    check_tallies,
+    checksum,
+    commits,
+    damaged,
+    is_intact,
+    look,
+    mark_path,
+)
+from moorage.durability import Mark, owner_only
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -23,7 +34,6 @@ __all__ = ["JOBS_MAX", "Database", "Kind", "Row", "Store", "Usage"]
 
 JOBS_MAX: Final = 1024
 """Jobs waiting for the thread; one more is refused with `busy`."""
-SCHEMA_VERSION: Final = 1
 CLOSE_SECONDS_MAX: Final = 30.0
 """How long `close` waits for the jobs already accepted."""
 
@@ -39,26 +49,37 @@ Kind = Literal[
     "block_metrics",
 ]
 T = TypeVar("T")
+_KINDS: Final = get_args(Kind)
 
 # `usage` follows `records` by triggers, so that limits are checked in the transaction that would
-# break them, without counting rows. Kinds without a row in it have bounds of their own.
+# break them, without counting rows, and that a record cannot go missing without a word.
 _SCHEMA: Final = """
 CREATE TABLE records (
     kind TEXT NOT NULL, id TEXT NOT NULL, document BLOB NOT NULL, files BLOB NOT NULL,
-    PRIMARY KEY (kind, id)
+    checksum INTEGER NOT NULL, PRIMARY KEY (kind, id)
 );
-CREATE TABLE usage (kind TEXT PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL);
-INSERT INTO usage VALUES ('cluster', 0, 0), ('metrics', 0, 0), ('policy', 0, 0);
+CREATE TABLE damaged (kind, id, document, files, checksum, why TEXT NOT NULL);
+CREATE TABLE commits (number INTEGER NOT NULL);
+INSERT INTO commits VALUES (0);
+CREATE TABLE usage (
+    kind TEXT PRIMARY KEY, records INTEGER NOT NULL, bytes INTEGER NOT NULL,
+    checksums INTEGER NOT NULL
+);
+INSERT INTO usage VALUES
+    ('cluster', 0, 0, 0), ('metrics', 0, 0, 0), ('policy', 0, 0, 0), ('alias', 0, 0, 0),
+    ('context', 0, 0, 0), ('executor', 0, 0, 0), ('history', 0, 0, 0), ('block', 0, 0, 0),
+    ('block_metrics', 0, 0, 0);
 CREATE TRIGGER record_added AFTER INSERT ON records BEGIN
-    UPDATE usage SET records = records + 1,
+    UPDATE usage SET records = records + 1, checksums = checksums + new.checksum,
         bytes = bytes + length(new.document) + length(new.files) WHERE kind = new.kind;
 END;
 CREATE TRIGGER record_changed AFTER UPDATE ON records BEGIN
-    UPDATE usage SET bytes = bytes + length(new.document) + length(new.files)
+    UPDATE usage SET checksums = checksums + new.checksum - old.checksum,
+        bytes = bytes + length(new.document) + length(new.files)
         - length(old.document) - length(old.files) WHERE kind = new.kind;
 END;
 CREATE TRIGGER record_removed AFTER DELETE ON records BEGIN
-    UPDATE usage SET records = records - 1,
+    UPDATE usage SET records = records - 1, checksums = checksums - old.checksum,
         bytes = bytes - length(old.document) - length(old.files) WHERE kind = old.kind;
 END;
 """
@@ -89,17 +110,37 @@ class Usage:
 
 
 class Database:
-    """What a job may do, within its transaction."""
+    """What a job may do, within its transaction.
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    Args:
+        connection: In a transaction.
+        path: The file, for messages.
+        warnings: Gets a sentence for each record that was set aside.
+
+    """
+
+    def __init__(self, connection: sqlite3.Connection, path: Path, warnings: list[str]) -> None:
         self._connection = connection
+        self._path = path
+        self._warnings = warnings
 
     def get(self, kind: Kind, record_id: str) -> Row | None:
-        """Return a record, or None."""
+        """Return a record, or None.
+
+        Raises:
+            ServiceError: `unavailable`: it is damaged.
+
+        """
         found = self._connection.execute(
-            "SELECT id, document, files FROM records WHERE kind = ? AND id = ?", (kind, record_id)
+            "SELECT id, document, files, checksum FROM records WHERE kind = ? AND id = ?",
+            (kind, record_id),
         ).fetchone()
-        return Row(*found) if found else None
+        if found is None:
+            return None
+        *values, stored = found
+        if not is_intact(kind, (values[0], values[1], values[2]), stored):
+            raise damaged(self._path, f"the {kind} {record_id} does not match its checksum")
+        return Row(*values)
 
     def has(self, kind: Kind, record_id: str) -> bool:
         """Return whether there is such a record."""
@@ -111,9 +152,16 @@ class Database:
     def put(self, kind: Kind, row: Row) -> None:
         """Store a record, in the place of the one with its id if there is one."""
         self._connection.execute(
-            "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (kind, id) DO UPDATE"
-            " SET document = excluded.document, files = excluded.files",
-            (kind, row.id, row.document, row.files),
+            "INSERT INTO records VALUES (?, ?, ?, ?, ?) ON CONFLICT (kind, id) DO UPDATE"
+            " SET document = excluded.document, files = excluded.files,"
+            " checksum = excluded.checksum",
+            (
+                kind,
+                row.id,
+                row.document,
+                row.files,
+                checksum(kind, row.id, row.document, row.files),
+            ),
         )
 
     def remove(self, kind: Kind, record_id: str) -> bool:
@@ -124,11 +172,60 @@ class Database:
         return deleted.rowcount > 0
 
     def rows(self, kind: Kind) -> list[Row]:
-        """Return all records of a kind, by id."""
+        """Return all records of a kind, by id; those that are damaged are set aside."""
+        good: list[Row] = []
+        bad: list[tuple[int, object]] = []
         found = self._connection.execute(
-            "SELECT id, document, files FROM records WHERE kind = ? ORDER BY id", (kind,)
+            "SELECT id, document, files, checksum, rowid FROM records WHERE kind = ? ORDER BY id",
+            (kind,),
         )
-        return [Row(*values) for values in found]
+        for record_id, document, files, stored, number in found:
+            if is_intact(kind, (record_id, document, files), stored):
+                good.append(Row(record_id, document, files))
+            else:
+                bad.append((number, record_id))
+        for number, record_id in bad:
+            self._set_aside(kind, number, record_id, "it does not match its checksum")
+        return good
+
+    def set_aside(self, kind: Kind, record_id: str, why: str) -> None:
+        """Keep a record that cannot be read where it is in nobody's way, and say so."""
+        (number,) = self._connection.execute(
+            "SELECT rowid FROM records WHERE kind = ? AND id = ?", (kind, record_id)
+        ).fetchone()
+        self._set_aside(kind, number, record_id, why)
+
+    def _set_aside(self, kind: Kind, number: int, record_id: object, why: str) -> None:
+        self._connection.execute(
+            "INSERT INTO damaged SELECT *, ? FROM records WHERE rowid = ?", (why, number)
+        )
+        self._connection.execute("DELETE FROM records WHERE rowid = ?", (number,))
+        self._warnings.append(
+            f"the {kind} {str(record_id)[:300]} in {self._path} was set aside and is not served:"
+            f" {why}. Store it again, or restore the data directory from a backup."
+        )
+
+    def tally(self) -> None:
+        """Compare what there is of each kind with what there should be.
+
+        What is not read at every start all the same is read here.
+
+        Raises:
+            ServiceError: `unavailable`: something is missing.
+
+        """
+        for kind in check_tallies(self._connection, self._path, frozenset(_KINDS)):
+            before = len(self._warnings)
+            self.rows(cast("Kind", kind))  # Sets aside what it finds.
+            if len(self._warnings) == before:
+                raise damaged(self._path, f"a {kind} is not the one that was stored last")
+            self._connection.execute(
+                "UPDATE usage SET checksums = (SELECT coalesce(sum(checksum), 0) FROM records"
+                " WHERE kind = ?1) WHERE kind = ?1",
+                (kind,),
+            )
+        self.rows("executor")
+        self.rows("history")
 
     def count(self, kind: Kind) -> int:
         """Return how many records of a kind there are, by counting them."""
@@ -145,9 +242,14 @@ class Database:
         )
 
     def usage(self, kind: Kind) -> Usage:
-        """Return how much is stored, this transaction included."""
+        """Return how much is stored, this transaction included.
+
+        Aliases, contexts, executors and histories have bounds of their own.
+        """
         found = self._connection.execute(
-            "SELECT sum(records) FILTER (WHERE kind = ?), sum(bytes) FROM usage", (kind,)
+            "SELECT sum(records) FILTER (WHERE kind = ?), sum(bytes) FILTER (WHERE kind NOT IN"
+            " ('alias', 'context', 'executor', 'history')) FROM usage",
+            (kind,),
         ).fetchone()
         return Usage(*found)
 
@@ -166,10 +268,15 @@ class Store:
     Args:
         path: The file; it is created where it does not exist, its folder is not.
 
+    Attributes:
+        warnings: What was damaged and is done without, each a sentence for the log.
+
     """
 
     def __init__(self, path: Path) -> None:
+        self.warnings: list[str] = []
         self._path = path
+        self._mark: Mark | None = None
         self._loop = asyncio.get_running_loop()
         self._jobs: queue.SimpleQueue[_Job[Any] | None] = queue.SimpleQueue()
         self._ended: asyncio.Future[None] = self._loop.create_future()
@@ -181,14 +288,14 @@ class Store:
         """Open or create the file and start the thread.
 
         Raises:
-            ServiceError: `unavailable`: the file cannot be opened, is no catalog, or was written
-                by a newer release.
+            ServiceError: `unavailable`: the file cannot be opened, is no catalog, is not whole, or
+                was written by another release.
 
         """
         store = cls(path)
         store._thread.start()
         try:
-            await store.run(lambda database: database.usage("cluster"))
+            await store.run(lambda database: database.tally())
         except BaseException:
             await store.close()
             raise
@@ -239,14 +346,35 @@ class Store:
 
     # In the thread -------------------------------------------------------------------------
 
+    def _transact(self, connection: sqlite3.Connection, job: _Job[T]) -> T:
+        assert self._mark is not None
+        connection.execute(f"PRAGMA synchronous = {'FULL' if job.durable else 'NORMAL'}")
+        self._mark.sync()  # Never more than one change behind, and nobody waits for it.
+        connection.execute("BEGIN")
+        before = connection.total_changes
+        try:
+            result = job.work(Database(connection, self._path, self.warnings))
+            counted = job.durable and connection.total_changes > before
+            if counted:
+                connection.execute("UPDATE commits SET number = number + 1")
+            number = commits(connection) if counted else 0
+            connection.execute("COMMIT")
+        except BaseException:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            raise
+        if counted:
+            self._mark.write(number, 0)
+        return result
+
     def _work(self) -> None:
         connection: sqlite3.Connection | None = None
         while (job := self._jobs.get()) is not None:
             try:
                 if connection is None:
-                    connection = _connect(self._path)
-                result = _transact(connection, job)
-            except sqlite3.Error as error:
+                    connection, self._mark = _connect(self._path, self.warnings)
+                result = self._transact(connection, job)
+            except (sqlite3.Error, OSError) as error:
                 fault = ServiceError(
                     Code.UNAVAILABLE,
                     f"the catalog's database {self._path} failed: {error};"
@@ -259,12 +387,16 @@ class Store:
                 self._loop.call_soon_threadsafe(_finish, job, result)
         if connection is not None:
             connection.close()
+        if self._mark is not None:
+            self._mark.close()
         self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
 
-def _connect(path: Path) -> sqlite3.Connection:
+def _connect(path: Path, warnings: list[str]) -> tuple[sqlite3.Connection, Mark]:
     try:
         owner_only(path)
+        found = look(path)
+        mark = Mark(mark_path(path), LABEL, found.first, found.second, found.writes)
     except OSError as error:
         raise ServiceError(
             Code.UNAVAILABLE,
@@ -276,40 +408,17 @@ def _connect(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA busy_timeout = 5000")
         connection.execute("PRAGMA journal_mode = WAL")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
-        _check_schema(path, version)
         if version == 0:
-            connection.executescript(
-                f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-            )
-        # Kinds that came with later releases; earlier ones leave them alone.
-        connection.execute("INSERT OR IGNORE INTO usage VALUES ('block', 0, 0)")
-        connection.execute("INSERT OR IGNORE INTO usage VALUES ('block_metrics', 0, 0)")
+            script = f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+            connection.executescript(script)
+        elif found.doubt:
+            warnings.append(f"the catalog {path}: {found.doubt}; it was written anew.")
+        mark.write_both(commits(connection), 0)
     except BaseException:
         connection.close()
+        mark.close()
         raise
-    return connection
-
-
-def _check_schema(path: Path, version: int) -> None:
-    if version > SCHEMA_VERSION:
-        raise ServiceError(
-            Code.UNAVAILABLE,
-            f"{path} was written by a newer release (schema {version}, this one knows"
-            f" {SCHEMA_VERSION}); run that release, or start with another data folder",
-        )
-
-
-def _transact(connection: sqlite3.Connection, job: _Job[T]) -> T:
-    connection.execute(f"PRAGMA synchronous = {'FULL' if job.durable else 'NORMAL'}")
-    connection.execute("BEGIN")
-    try:
-        result = job.work(Database(connection))
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-    return result
+    return connection, mark
 
 
 # On the event loop -----------------------------------------------------------------------------

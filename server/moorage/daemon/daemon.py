@@ -20,7 +20,6 @@ from moorage.core.allocator import Allocator
 from moorage.core.events import ClusterGone, ClusterSeen, ConsultFailed, Event, Proposed, Restarted
 from moorage.core.words import (
     Address,
-    Answer,
     Consult,
     Effect,
     Forget,
@@ -72,7 +71,7 @@ from moorage.daemon.watching import Watchers, about_workload
 from moorage.daemon.workloads import Workloads
 from moorage.engines.base import Workload
 from moorage.gateway.server import Gateway, GatewaySettings
-from moorage.ledger.base import Ledger, LedgerError
+from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
@@ -163,6 +162,8 @@ class Daemon:
         self._closing.push_async_callback(self._rules.close)
         self._remembering = Remembering(self._catalog.contexts, self._rules)
         await self._remembering.restore()
+        for warning in self._catalog.warnings:
+            log.warning("catalog", finding=warning)
         self._closing.push_async_callback(self._remembering.close)
         self._spawn(self._remembering.run())
         log.info("sandbox", mode=report.mode, layers=dict(report.layers), warning=report.warning)
@@ -417,14 +418,7 @@ class Daemon:
         return None if lease is None else lease.tenant
 
     async def _recall(self, effect: Recall) -> None:
-        try:
-            entries = await self._ledger.history(effect.subject)
-        except LedgerError as error:  # An old fact is this question's trouble, and nobody else's.
-            log.warning("ledger", finding=str(error), subject=effect.subject)
-            answer: Answer = recall.unreadable(effect, error)
-        else:
-            answer = recall.answer(effect, entries)
-        reply = self._admission.answer(effect.to, answer)
+        reply = self._admission.answer(effect.to, await recall.told(effect, self._ledger))
         if reply is not None:
             self._reply(effect.to, reply)
 

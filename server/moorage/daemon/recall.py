@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import structlog
 
 from moorage.core import questions
 from moorage.core.words import (
@@ -18,8 +19,24 @@ from moorage.core.words import (
     Requeued,
     Told,
 )
-from moorage.ledger.base import Entry, LedgerError
+from moorage.ledger.base import Entry, Ledger, LedgerError
 from moorage.model import Code
+
+log = structlog.get_logger("moored")
+
+
+async def told(question: Recall, ledger: Ledger) -> Answer:
+    """Tell the story of a lease or request as the ledger has it.
+
+    A fact that cannot be read is this question's trouble, and nobody else's.
+    """
+    try:
+        entries = await ledger.history(question.subject)
+    except LedgerError as error:
+        log.warning("ledger", finding=str(error), subject=question.subject)
+        reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
+        return Refusal(Code.UNAVAILABLE, reason, "request")
+    return answer(question, entries)
 
 
 def answer(question: Recall, entries: Sequence[Entry]) -> Answer:
@@ -69,9 +86,3 @@ def answer(question: Recall, entries: Sequence[Entry]) -> Answer:
             case _:
                 story["history"][-1] |= msgspec.to_builtins(fact)
     return Told(story)
-
-
-def unreadable(question: Recall, error: LedgerError) -> Refusal:
-    """Return the answer where the history of a lease or request is damaged."""
-    reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
-    return Refusal(Code.UNAVAILABLE, reason, "request")
