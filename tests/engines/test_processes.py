@@ -474,19 +474,41 @@ def test_the_kernel_s_word_that_memory_was_too_small_is_passed_on(tmp_path):
     )
 
 
-def test_output_that_grows_fast_is_looked_at_again_soon(tmp_path):
+def test_output_never_passes_its_bound_and_its_last_half_stays(tmp_path):
     log = tmp_path / "output.log"
-    output = supervisor.Output(str(log), 64_000)
-    log.write_bytes(b"x" * 1_000)
-    assert not output.bound()
-    log.write_bytes(b"x" * 60_000)
-    assert output.bound(), "it might pass its bound in no time"
-    assert not output.bound(), "it does not grow any more"
-    log.write_bytes(b"x" * 70_000)
-    assert output.bound()
-    assert log.stat().st_size == 32_000
-    log.write_bytes(b"x" * 33_000)
-    assert not output.bound(), "growth is counted from what was left"
+    output = supervisor.Output(str(log), 300_000)
+    written = b""
+    for number in range(2_000):
+        piece = b"%06d " % number * (1 + number % 900)
+        output.take(piece)
+        written += piece
+        assert log.stat().st_size <= 300_000
+    kept = log.read_bytes()
+    assert len(kept) >= 150_000 - 8_000
+    assert written.endswith(kept)
+    again = supervisor.Output(str(log), 300_000)
+    again.take(b"more")
+    assert log.read_bytes() == kept + b"more", "another supervisor goes on"
+
+
+async def test_a_workload_that_writes_fast_never_passes_the_bound_of_its_log(engine, tmp_path):
+    await engine.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    folder = tmp_path / "running" / "a"
+    order = json.loads((folder / "order.json").read_text())
+    await engine.stop("a")
+    folder.mkdir()
+    script = "yes 0123456789 | head -c 200M; echo the end"
+    shelf.write(
+        folder / "order.json", {**order, "command": ["sh", "-c", script], "log_bytes_max": 2 << 20}
+    )
+    running = asyncio.ensure_future(asyncio.to_thread(supervise, folder))
+    log, largest = folder / "output.log", 0
+    while not running.done():
+        await asyncio.sleep(0)
+        with contextlib.suppress(FileNotFoundError):
+            largest = max(largest, log.stat().st_size)
+    assert 1 << 20 <= largest <= 2 << 20
+    assert log.read_bytes().endswith(b"01the end\n")
 
 
 def granted(folder: Path, fencing: int, script: str, attempt: int = 1, **more) -> Order:

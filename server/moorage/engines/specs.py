@@ -143,7 +143,7 @@ class ProcessResourceSpec(BaseResourceSpec):
 
     Args:
         command: The program and its arguments. No shell is involved.
-        workdir: Where it runs; its log directory where not given.
+        workdir: Where it runs; an empty folder of its own where not given.
         environment: Variables, beside those of the lease.
         cpu_count: Processors it is bound to; those of the lease where not given.
         mem_limit: Bytes, or text as `512m`, `2g`; beyond it, allocating fails.

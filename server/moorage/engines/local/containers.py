@@ -70,9 +70,10 @@ class Containers(Part):
     ) -> None:
         super().__init__(folders, devices, tell, outlive=outlive)
         self._reaper: int | None = None
+        self._begun_here: set[str] = set()
         self._stopping: set[str] = set()
         self._told: set[str] = set()
-        self._strays: set[str] = set()
+        self._strays: set[str] = set()  # At the container engine, and without records here.
         self._connected: ContainerApi | None = None
         self._events: Events | None = None
         self._listening: threading.Thread | None = None
@@ -80,7 +81,7 @@ class Containers(Part):
 
     def has(self, workload: str) -> bool:
         """Return whether a workload was begun here as a container, and not stopped."""
-        return workload in self._strays or self._shelf.has(workload)
+        return workload in self._strays | self._begun_here or self._shelf.has(workload)
 
     def keeps(self, workload: str) -> bool:
         """Return whether there is output of a workload here, also after it was stopped."""
@@ -213,6 +214,7 @@ class Containers(Part):
         with self._alone(order.id):
             api, name = self._api(), self._name(order.id)
             self._listen()
+            self._begun_here.add(order.id)
             if not (folder / "container.json").exists():
                 wanted = self._plan(order, spec)
                 self._tell(Workload(order.id, Phase.STARTING))
@@ -351,28 +353,30 @@ class Containers(Part):
     def _stop(self, workload: str) -> None:
         """Stop and remove the container, and keep its output. Blocks."""
         folder, name = self._shelf.folder(workload), self._name(workload)
-        order = shelf.read(folder / "order.json") or {}
+        order = self._shelf.order(workload) or {}
         with self._lock:
             self._stopping.add(workload)
         try:
             api = self._api()
             if api.inspect(name) is not None:
                 api.stop(name, float(order.get("stop_seconds", 0)))
-                with contextlib.suppress(EngineError, FileNotFoundError):  # Two stops at a time.
+                with contextlib.suppress(EngineError, OSError):  # Two stops at a time, say.
                     self._keep_output(folder, name)
                 api.remove(name)
         finally:
             with self._lock:
                 self._stopping.discard(workload)
         self._strays.discard(workload)
+        self._begun_here.discard(workload)
         self._told.discard(workload)
         self._devices.give(workload)
-        if folder.exists():
+        if os.path.lexists(folder):
             self._shelf.archive(workload)
 
     def _keep_output(self, folder: Path, name: str) -> None:
         left = OUTPUT_BYTES_MAX
-        with (folder / "output.log").open("wb") as file:
+        (folder / "output.log").unlink(missing_ok=True)
+        with (folder / "output.log").open("xb") as file:
             for piece in self._api().output(name):
                 file.write(piece[:left])
                 left -= len(piece[:left])

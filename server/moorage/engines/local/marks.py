@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +17,8 @@ KILL_SECONDS_MAX: Final = 10.0
 LOOK_SECONDS: Final = 0.01
 WORKLOAD: Final = "MOORAGE_WORKLOAD"
 """Of all that belongs to a workload."""
+SUPERVISOR: Final = "MOORAGE_SUPERVISOR"
+"""Of the supervisor of a workload, and of nothing that it starts."""
 EXECUTION: Final = "MOORAGE_EXECUTION"
 """Of all that one command, run beside or inside of a workload, has started."""
 
@@ -37,15 +39,70 @@ def kill_marked(mark: str, *also: str) -> None:
         EngineError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
 
     """
+    wanted = [f"{name}=".encode() for name in also]
 
     def kill() -> str:
-        pids = list(_marked(mark.encode(), [f"{name}=".encode() for name in also]))
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        return ", ".join(map(str, pids))
+        found = [
+            pid
+            for pid, variables in _environments()
+            if mark.encode() in variables
+            and all(any(each.startswith(name) for each in variables) for name in wanted)
+        ]
+        return _killed(found)
 
     until_gone(kill)
+
+
+def kill_workload(value: str) -> None:
+    """Kill all that belongs to a workload: what has its mark, and what is below its supervisor.
+
+    A supervisor is killed last: what it has inherited hides from everybody else.
+
+    Raises:
+        EngineError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
+
+    """
+    mark, above = f"{WORKLOAD}={value}".encode(), f"{SUPERVISOR}={value}".encode()
+
+    def kill() -> str:
+        found, supervisors = set[int](), set[int]()
+        for pid, variables in _environments():
+            if mark in variables:
+                found.add(pid)
+            elif above in variables:
+                supervisors.add(pid)
+        found.update(below(supervisors))
+        return _killed(found or supervisors)
+
+    until_gone(kill)
+
+
+def below(pids: Collection[int]) -> list[int]:
+    """Return the pids of all processes that these have started and not waited for."""
+    children: dict[int, list[int]] = {}
+    for each in all_pids() if pids else ():
+        with contextlib.suppress(OSError):
+            state, parent = _stat(each)
+            if state != "Z":
+                children.setdefault(parent, []).append(each)
+    found: list[int] = []
+    todo = list(pids)
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def marked_below(root: str) -> set[str]:
+    """Return the values that begin so of all marks of workloads and of supervisors."""
+    starts = tuple(f"{name}={root}".encode() for name in (WORKLOAD, SUPERVISOR))
+    return {
+        os.fsdecode(each.partition(b"=")[2])
+        for _, variables in _environments()
+        for each in variables
+        if each.startswith(starts)
+    }
 
 
 def until_gone(kill: Callable[[], str]) -> None:
@@ -65,10 +122,26 @@ def until_gone(kill: Callable[[], str]) -> None:
         time.sleep(LOOK_SECONDS)  # They are nobody's children here, so nobody is told.
 
 
-def _marked(mark: bytes, also: Sequence[bytes]) -> Iterator[int]:
+def _killed(pids: Collection[int]) -> str:
+    """Kill processes; return those that this user may kill."""
+    killed = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return ", ".join(map(str, killed))
+
+
+def _environments() -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the variables of every process that this user may look into; the dead have none."""
     for pid in all_pids():
         with contextlib.suppress(OSError):  # It has ended, or is somebody else's.
-            variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            named = all(any(each.startswith(name) for each in variables) for name in also)
-            if mark in variables and named:
-                yield pid
+            yield pid, Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """Return a process's state and its parent."""
+    state, parent = (
+        Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+    )
+    return state, int(parent)

@@ -209,7 +209,7 @@ class Part(abc.ABC):
             UnknownWorkloadError: Nothing was.
 
         """
-        order = shelf.read(self._shelf.folder(workload) / "order.json")
+        order = self._shelf.order(workload)
         if order is None:
             raise UnknownWorkloadError(workload)
         return order

@@ -6,16 +6,12 @@ this module starts supervisors, waits for them, and asks workloads whether they 
 
 import asyncio
 import contextlib
-import json
 import os
 import resource
-import select
 import signal
-import socket
-import sys
+import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,39 +27,34 @@ from moorage.engines.base import (
     Workload,
 )
 from moorage.engines.finishing import finished
-from moorage.engines.local import commands, control_groups, marks, readiness, shelf
+from moorage.engines.local import (
+    commands,
+    control_groups,
+    marks,
+    orders,
+    readiness,
+    shelf,
+    supervision,
+)
 from moorage.engines.local.devices import Devices, Grant
 from moorage.engines.local.parts import Part
 from moorage.engines.local.watcher import Watcher, lives
 from moorage.engines.specs import (
-    BaseResourceSpec,
     ProcessResourceSpec,
     Readiness,
     ServiceResourceSpec,
-    VLLMModelResourceSpec,
-    memory_bytes,
 )
 
 __all__ = ["CATEGORIES", "Processes"]
 
 CATEGORIES: Final = frozenset({"process", "service", "vllm"})
-OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of a workload's log; beyond it the older half is dropped."""
 RESET_SECONDS_MAX: Final = 60.0
 """How long a reset command may take; a workload that it does not reset is ended."""
-SUPERVISOR_SECONDS_MAX: Final = 30.0
-"""How long a supervisor may take to say that the command runs."""
 STOP_SPARE_SECONDS: Final = 20.0
 """Beyond a workload's own time to stop: for what it left behind, which is killed."""
-_SUPERVISOR: Final = Path(__file__).with_name("supervisor.py")
-_INHERITED: Final = frozenset(
-    {
-        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
-        *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
-        *("http_proxy", "https_proxy", "no_proxy"),
-    }
-)
-"""Variables of the daemon that workloads get too. Its secrets are not among them."""
+END_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Before further looks at what has ended, where nobody could tell how."""
+_LOST: Final = "its records were lost while it ran; whatever is left of it is ended"
 
 
 class Processes(Part):
@@ -77,55 +68,85 @@ class Processes(Part):
         super().__init__(folders, devices, tell, outlive=outlive)
         self._watcher = Watcher()
         self._groups = control_groups.find()
+        self._begun: set[str] = set()  # By this engine, or found by it; and not stopped.
+        self._lost: set[str] = set()  # Found without records.
         self._ends: dict[str, Future[None]] = {}
         self._watched: dict[str, tuple[int, int]] = {}
         self._ready: dict[str, Workload] = {}
 
     async def discover(self) -> Collection[Workload]:
         """Return what is here, and watch it from now on."""
+        return await asyncio.to_thread(self._discover)
+
+    def _discover(self) -> list[Workload]:
         found = []
-        for name in await asyncio.to_thread(lambda: list(self._shelf.names())):
-            workload = await asyncio.to_thread(self._look, name)
+        for name in list(self._shelf.names()):
+            workload = self._look(name)
             if workload is not None:
+                self._begun.add(name)
                 found.append(workload)
+        known = {self._mark(each.id) for each in found}
+        for mark in marks.marked_below(self._mark("")) - known:
+            lost = self._shelf.name_of(Path(mark))
+            if lost is None:  # A name too long for a folder: no lease has one.
+                marks.kill_workload(mark)
+                continue
+            self._begun.add(lost)
+            self._lost.add(lost)
+            found.append(Workload(lost, Phase.FAILED, detail=_LOST))
         return found
 
     async def _bring_up(self, order: Order) -> Workload:
         """Start a process and wait until it is ready; see `Part`."""
-        spec = _process(order.spec)
+        spec = orders.process(order.spec)
+        if order.id in self._lost:
+            await self.stop(order.id)
+            raise EngineError(_LOST)
         if self._shelf.forbidden(order.id):  # Its stop was cut short by a crash.
             await self.stop(order.id)
         await finished(asyncio.to_thread(self._begin, order, spec))
         return await self._until_ready(order.id, spec)
 
     async def stop(self, workload: str) -> None:
-        """Stop a process and all it started; see `Engine.stop`."""
-        folder = self._shelf.folder(workload)
-        order = shelf.read(folder / "order.json")
-        if order is None:
+        """Stop a process and all it started; see `Engine.stop`.
+
+        Its files say whom to ask. Whatever they say, and where they are lost, all that has its
+        mark, is below its supervisor or in its control group is killed before its devices are free.
+        """
+        order = await asyncio.to_thread(self._shelf.order, workload)
+        if order is None and workload not in self._begun:
             return
         with self._lock:
             self._ready.pop(workload, None)
-        # First the word, then the look: a supervisor that takes the lock later finds the word.
-        self._shelf.forbid(workload)
-        pid = shelf.holder(folder)
-        with self._lock:
-            ended = self._ends.get(workload)
+        pid = None
+        if order is not None:
+            # First the word, then the look: a supervisor that takes the lock later finds the word.
+            self._shelf.forbid(workload)
+            pid = shelf.holder(self._shelf.folder(workload))
         if pid is not None:
-            ended = self._watch(workload, pid)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
-        if ended is not None:  # Its end is told before this returns: the name is free after it.
-            limit = float(order["stop_seconds"]) + STOP_SPARE_SECONDS
-            try:
+            self._watch(workload, pid)
+        with self._lock:
+            ended, watched = self._ends.get(workload), self._watched.get(workload)
+        if watched is not None:
+            for number in (signal.SIGTERM, signal.SIGCONT):  # Somebody may have paused it.
+                self._watcher.signal(*watched, number)
+        limit = STOP_SPARE_SECONDS + float((order or {}).get("stop_seconds", 0))
+        if ended is not None:
+            with contextlib.suppress(TimeoutError):  # Then it is not asked any more.
                 async with asyncio.timeout(limit):
+                    await asyncio.shield(asyncio.wrap_future(ended))
+        await asyncio.to_thread(self._sweep, workload, (order or {}).get("group", ""))
+        if ended is not None:  # Its end is told before this returns: the name is free after it.
+            try:
+                async with asyncio.timeout(STOP_SPARE_SECONDS):
                     await asyncio.shield(asyncio.wrap_future(ended))
             except TimeoutError:
                 reason = f"{workload} is still there {limit:g} s after it was told to stop"
                 raise EngineError(reason) from None
-        await asyncio.to_thread(self._sweep, workload)
         self._devices.give(workload)
         await asyncio.to_thread(self._shelf.archive, workload)
+        self._begun.discard(workload)
+        self._lost.discard(workload)
         self._tell(Workload(workload, Phase.STOPPED))
 
     async def status(self, workload: str) -> Workload:
@@ -159,7 +180,8 @@ class Processes(Part):
         self, workload: str, memory_bytes: int | None, grant: Grant | None
     ) -> Mapping[str, Any]:
         """Bind and bound a process and all it started; see `Part`."""
-        for pid in _below(shelf.holder(self._shelf.folder(workload))):
+        supervisor = shelf.holder(self._shelf.folder(workload))
+        for pid in marks.below(() if supervisor is None else (supervisor,)):
             _bound(pid, grant.cpus if grant else (), memory_bytes)
         if memory_bytes is not None:
             control_groups.bound(self._order(workload).get("group", ""), memory_bytes)
@@ -204,7 +226,9 @@ class Processes(Part):
         with control_groups.door(order.get("group", "")) as door:
             return await commands.run(
                 command,
-                folder=Path(order["workdir"] or self._shelf.folder(workload), workdir or ""),
+                folder=Path(
+                    order["workdir"] or self._shelf.folder(workload) / "work", workdir or ""
+                ),
                 environment={**order["environment"], **(environment or {})},
                 begun=lambda pid: _bound(pid, order["cpus"], order["memory_bytes"] or None),
                 timeout_seconds=timeout_seconds,
@@ -225,96 +249,28 @@ class Processes(Part):
         """Have a supervisor start the command, unless it was begun before. Blocks."""
         folder = self._shelf.folder(order.id)
         with self._alone(order.id):
+            self._begun.add(order.id)
             if (
                 shelf.holder(folder) is None
                 and not (folder / "process.json").exists()
                 and not (folder / "exit.json").exists()
             ):
-                if not (folder / "order.json").exists():  # Else a supervisor may have read it.
+                if not self._shelf.has(order.id):  # Else a supervisor may have read it.
                     folder.mkdir(exist_ok=True, mode=0o700)
-                    shelf.write(folder / "order.json", self._orders(order, spec))
+                    document = orders.document(
+                        order,
+                        spec,
+                        self._devices.take(order),
+                        mark=self._mark(order.id),
+                        group=self._groups.of(folder),
+                        owner=None if self._outlive else os.getpid(),
+                    )
+                    shelf.write(folder / "order.json", document)
                 self._tell(Workload(order.id, Phase.STARTING))
-                self._supervise(folder)
+                supervision.begin(folder)
         pid = shelf.holder(folder)
         if pid is not None:
             self._watch(order.id, pid)
-
-    def _orders(self, order: Order, spec: ProcessResourceSpec) -> dict[str, Any]:
-        """Return what a supervisor is told, and an engine after a crash needs to know."""
-        grant = self._devices.take(order)
-        port, host, probe = 0, "", None
-        command, environment = spec.command, dict(spec.environment)
-        if isinstance(spec, ServiceResourceSpec):
-            host, probe = spec.host, asdict(spec.readiness or Readiness())
-            port = spec.port or _free_port(spec.host)
-            command = [part.replace("{port}", str(port)) for part in command]
-            environment = {"PORT": str(port), **environment}
-        inherited = {
-            name: value
-            for name, value in os.environ.items()
-            if name in _INHERITED or name.startswith("LC_")
-        }
-        return {
-            "id": order.id,
-            "attempt": order.attempt,
-            "category": spec.category,
-            "command": command,
-            "workdir": spec.workdir,
-            "environment": {
-                **inherited,
-                **environment,
-                **grant.environment,  # What it holds is not for the spec to say.
-                **order.environment,
-                marks.WORKLOAD: self._mark(order.id),
-            },
-            "cpus": grant.cpus,
-            "devices": grant.rows,
-            "memory_bytes": memory_bytes(spec.mem_limit) if spec.mem_limit else 0,
-            "stop_seconds": spec.stop_seconds,
-            "reset_command": spec.reset_command,
-            "group": self._groups.of(self._shelf.folder(order.id)),
-            "log_bytes_max": OUTPUT_BYTES_MAX,
-            "port": port,
-            "host": host,
-            "probe": probe,
-            "owner": None if self._outlive else os.getpid(),
-        }
-
-    def _supervise(self, folder: Path) -> None:
-        """Start a supervisor and wait for its word.
-
-        Raises:
-            EngineError: The command cannot be run.
-
-        """
-        seen, told = os.pipe()
-        words = os.fspath(folder / "supervisor.log")
-        writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        try:
-            os.posix_spawn(
-                sys.executable,
-                [sys.executable, "-I", "-S", str(_SUPERVISOR), str(folder), "3"],
-                {},
-                file_actions=[
-                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                    (os.POSIX_SPAWN_OPEN, 1, words, writing, 0o600),
-                    (os.POSIX_SPAWN_DUP2, 1, 2),
-                    (os.POSIX_SPAWN_DUP2, told, 3),
-                ],
-            )
-        except OSError as error:
-            raise EngineError(f"no supervisor can be started: {error}") from error
-        finally:
-            os.close(told)
-        try:
-            said = _line(seen, SUPERVISOR_SECONDS_MAX)
-        finally:
-            os.close(seen)
-        report = json.loads(said) if said else {}
-        if not said and shelf.holder(folder) is None:
-            report = {"error": "its supervisor said nothing"}
-        if "error" in report:
-            raise EngineError(f"it did not start: {report['error']}")
 
     async def _until_ready(self, workload: str, spec: ProcessResourceSpec) -> Workload:
         folder = self._shelf.folder(workload)
@@ -379,10 +335,25 @@ class Processes(Part):
             ended = self._ends.pop(workload)
             self._watched.pop(workload, None)
             self._ready.pop(workload, None)
-        seen = self._shelf.look(workload)
+        seen = self._seen_at_end(workload)
         if seen is not None and seen.phase in {Phase.SUCCEEDED, Phase.FAILED}:
             self._tell(seen)
         ended.set_result(None)
+
+    def _seen_at_end(self, workload: str) -> Workload | None:
+        """Look at what has ended, a few times where that cannot be told at once."""
+        for pause in (*END_PAUSES, None):
+            try:
+                seen = self._shelf.look(workload)
+            except OSError as error:  # No descriptor is left, say.
+                if pause is None:
+                    return Workload(workload, Phase.FAILED, detail=f"it ended: {error}")
+                time.sleep(pause)  # Nobody tells when there will be descriptors again.
+                continue
+            if seen is None and workload in self._begun:
+                return Workload(workload, Phase.FAILED, detail=_LOST)
+            return seen
+        return None
 
     def _look(self, workload: str) -> Workload | None:
         """Return how a workload is, and watch it."""
@@ -390,6 +361,8 @@ class Processes(Part):
         if pid is not None:
             self._watch(workload, pid)
         seen = self._shelf.look(workload)
+        if seen is None and workload in self._begun:
+            return Workload(workload, Phase.FAILED, detail=_LOST)
         return self._noted(seen) if seen is not None else None
 
     def _noted(self, seen: Workload) -> Workload:
@@ -403,55 +376,17 @@ class Processes(Part):
         """Return the last lines that a process wrote; see `Part`."""
         return shelf.tail(self._shelf.folder(workload))
 
-    def _sweep(self, workload: str) -> None:
+    def _sweep(self, workload: str, group: str) -> None:
         """Kill what no supervisor looks after: its own orphans, and commands run beside it."""
-        marks.kill_marked(f"{marks.WORKLOAD}={self._mark(workload)}")
-        control_groups.end(
-            (shelf.read(self._shelf.folder(workload) / "order.json") or {}).get("group", "")
-        )
+        marks.kill_workload(self._mark(workload))
+        for each in {group, self._groups.of(self._shelf.folder(workload))}:
+            control_groups.end(each)
 
     def _mark(self, workload: str) -> str:
-        return str(self._shelf.folder(workload))
-
-
-def _process(spec: BaseResourceSpec) -> ProcessResourceSpec:
-    if isinstance(spec, VLLMModelResourceSpec):
-        return spec.service()
-    if not isinstance(spec, ProcessResourceSpec):
-        raise UnsupportedSpecError(f"a {spec.category} is no process")
-    if spec.mem_limit is not None:
-        return replace(spec, mem_limit=memory_bytes(spec.mem_limit))
-    return spec
-
-
-def _line(descriptor: int, seconds_max: float) -> bytes:
-    """Return the first line that comes through a pipe; empty where none does."""
-    poll = select.poll()
-    poll.register(descriptor, select.POLLIN)
-    return os.read(descriptor, 4096) if poll.poll(seconds_max * 1000) else b""
-
-
-def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as listener:
-        listener.bind((host, 0))
-        return int(listener.getsockname()[1])
-
-
-def _below(pid: int | None) -> list[int]:
-    """Return the pids of all processes below one."""
-    children: dict[int, list[int]] = {}
-    for each in marks.all_pids():
-        with contextlib.suppress(OSError):
-            stat = Path(f"/proc/{each}/stat").read_bytes()
-            children.setdefault(int(stat.rpartition(b")")[2].split()[1]), []).append(each)
-    found: list[int] = []
-    todo = [] if pid is None else [pid]
-    while todo:
-        below = children.get(todo.pop(), [])
-        found += below
-        todo += below
-    return found
+        """Return the value of the marks of a workload; of an empty name what all begin with."""
+        if not workload:
+            return os.path.join(self._shelf.root.absolute(), "running", "")  # noqa: PTH118  # A path has no slash at its end.
+        return os.fspath(self._shelf.folder(workload).absolute())
 
 
 def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:

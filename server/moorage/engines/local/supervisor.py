@@ -13,12 +13,14 @@ What it promises:
 - Where control groups can be had, all of that is in one, and is killed by it: also what somebody
   else put there, as commands run beside the workload are.
 - A workload whose processes use more memory together than they may is ended, and told so.
+- What the command writes passes through here, so its file never grows beyond its bound.
 - `exit.json` is complete or absent.
 
 Usage: supervisor.py FOLDER DESCRIPTOR, with `order.json` in the folder; the descriptor is of a pipe
 where one line of JSON is written as soon as the command runs, or could not.
 """
 
+import _thread
 import contextlib
 import ctypes
 import fcntl
@@ -26,6 +28,7 @@ import json
 import os
 import resource
 import signal
+import stat
 import sys
 import time
 
@@ -42,9 +45,11 @@ IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.
 REASON_MAX = 500
 """Characters of one part of the reason why a command cannot be run."""
 CHECK_SECONDS = 0.5
-"""Between two looks at the memory and the output, and at whether the owner still lives."""
-HURRY_SECONDS = 0.05
-"""The same while the output grows so fast that it might pass its bound before the next look."""
+"""Between two looks at the memory, and at whether the owner still lives."""
+CHUNK_BYTES = 65_536
+"""Of the output, read or moved at a time: what a pipe holds."""
+OUTPUT_SECONDS_MAX = 1.0
+"""How long the output may stay open after all of the workload: somebody else may hold it."""
 KILL_SECONDS_MAX = 10.0
 """How long what was killed may take to vanish before it is given up: the kernel has it then."""
 
@@ -64,19 +69,27 @@ def main(folder: str, pipe: int) -> int:
     wanted = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted | {signal.SIGINT, signal.SIGHUP})
     group = make_group(order)
+    seen, told = os.pipe()
     try:
-        child = start(order, folder, libc, group)
+        child = start(order, folder, libc, group, told)
     except OSError as error:
         reason = f"{order['command'][0][:REASON_MAX]}: {error.strerror or error}"
         kill_rest(group)
         finish(folder, None, reason)
         report(pipe, {"error": reason})
         return 1
-    write(os.path.join(folder, "process.json"), {"pid": child, "supervisor": os.getpid()})
+    finally:
+        os.close(told)
+    output = Output(os.path.join(folder, "output.log"), order["log_bytes_max"])
+    output.follow(seen)
+    # Where the folder is gone, the workload goes on all the same, until it is stopped.
+    with contextlib.suppress(OSError):
+        write(os.path.join(folder, "process.json"), {"pid": child, "supervisor": os.getpid()})
     report(pipe, {"pid": child})
     status, detail = supervise(folder, order, child, group, wanted)
     detail = detail or killed_for_memory(group)
     kill_rest(group)
+    output.complete()
     finish(folder, status, detail)
     return 0
 
@@ -125,8 +138,11 @@ def enter(group: str) -> None:
             procs.write("0")
 
 
-def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str) -> int:
+def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, output: int) -> int:
     """Start the command in a session of its own and return its pid; OSError says why not."""
+    place = order["workdir"] or os.path.join(folder, "work")
+    with contextlib.suppress(OSError):
+        os.mkdir(os.path.join(folder, "work"), 0o700)
     seen, told = os.pipe()  # Closed by exec: whatever comes through it is why there was none.
     parent = os.getpid()
     child = os.fork()
@@ -139,9 +155,6 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str) -
             signal.pthread_sigmask(signal.SIG_SETMASK, ())
             for ignored in IGNORED:  # A command would inherit that.
                 signal.signal(ignored, signal.SIG_DFL)
-            output = os.open(
-                os.path.join(folder, "output.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600
-            )
             nothing = os.open(os.devnull, os.O_RDONLY)
             for source, target in ((nothing, 0), (output, 1), (output, 2)):
                 os.dup2(source, target)
@@ -152,7 +165,6 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str) -
                 os.sched_setaffinity(0, order["cpus"])
             if order["memory_bytes"]:
                 resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
-            place = order["workdir"] or folder
             try:
                 os.chdir(place)
             except OSError as error:
@@ -182,11 +194,9 @@ def supervise(
     deadline = None
     status = None
     detail = ""
-    look = CHECK_SECONDS
-    output = Output(os.path.join(folder, "output.log"), order["log_bytes_max"])
     while status is None:
-        pause = look if deadline is None else max(0.0, deadline - time.monotonic())
-        received = signal.sigtimedwait(wanted, min(pause, look))
+        pause = CHECK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
+        received = signal.sigtimedwait(wanted, min(pause, CHECK_SECONDS))
         told = received is not None and received.si_signo == signal.SIGTERM
         told = told or (order["owner"] is not None and os.getppid() != order["owner"])
         if told and deadline is None:
@@ -198,7 +208,6 @@ def supervise(
         for pid, ended in reap():
             if pid == child:
                 status = ended
-        look = HURRY_SECONDS if output.bound() else CHECK_SECONDS
         if status is None and received is None and not detail:
             detail = too_large(folder, group)
             if detail:
@@ -327,36 +336,67 @@ class Output:
     """What the command writes, kept below a bound: older parts are dropped, the last half stays."""
 
     def __init__(self, path: str, bytes_max: int) -> None:
-        self.path = path
         self.bytes_max = bytes_max
+        self.file = None
         self.size = 0
+        self.over = _thread.allocate_lock()
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with contextlib.suppress(OSError):  # Without a file it is dropped.
+            opened = os.open(path, flags, 0o600)
+            seen = os.fstat(opened)
+            if stat.S_ISREG(seen.st_mode):
+                self.file, self.size = opened, seen.st_size
 
-    def bound(self) -> bool:
-        """Look at it; return whether it grew by so much that the next look must come soon."""
-        with contextlib.suppress(OSError), open(self.path, "r+b") as file:
-            size = os.fstat(file.fileno()).st_size
-            grew = size - self.size
-            if size > self.bytes_max:
-                file.seek(size - self.bytes_max // 2)
-                rest = file.read()
-                file.seek(0)
-                file.truncate()
-                file.write(rest)
-                size = len(rest)
-            self.size = size
-            return grew > self.bytes_max // 16
-        return False
+    def follow(self, source: int) -> None:
+        """Take what comes through a pipe, in a thread of its own, until nobody can write to it."""
+        self.over.acquire()
+        _thread.start_new_thread(self.take_all, (source,))
+
+    def complete(self) -> None:
+        """Wait until all of it is in the file."""
+        self.over.acquire(timeout=OUTPUT_SECONDS_MAX)
+
+    def take_all(self, source: int) -> None:
+        """See `follow`."""
+        while data := os.read(source, CHUNK_BYTES):
+            with contextlib.suppress(OSError):  # No room on the disk: the command goes on.
+                self.take(data)
+        self.over.release()
+
+    def take(self, data: bytes) -> None:
+        """Put a piece of it into the file."""
+        if self.file is None:
+            return
+        if self.size + len(data) > self.bytes_max:
+            self.drop_older()
+        while data:
+            written = os.pwrite(self.file, data, self.size)
+            self.size += written
+            data = data[written:]
+
+    def drop_older(self) -> None:
+        """Keep the last half of what there may be."""
+        assert self.file is not None
+        kept = min(self.size, self.bytes_max // 2)
+        for done in range(0, kept, CHUNK_BYTES):
+            piece = os.pread(self.file, min(CHUNK_BYTES, kept - done), self.size - kept + done)
+            os.pwrite(self.file, piece, done)
+        os.ftruncate(self.file, kept)
+        self.size = kept
 
 
 def finish(folder: str, status: "int | None", detail: str) -> None:
     """Write down how it ended. A negative code is a signal's number."""
     code = None if status is None else os.waitstatus_to_exitcode(status)
-    write(os.path.join(folder, "exit.json"), {"code": code, "detail": detail})
+    with contextlib.suppress(OSError):  # Where the folder is gone, nobody reads it.
+        write(os.path.join(folder, "exit.json"), {"code": code, "detail": detail})
 
 
 def write(path: str, document: "dict[str, Any]") -> None:
     """Write a file whole or not at all, to last."""
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(f"{path}.new")
+    with open(f"{path}.new", "x", encoding="utf-8") as file:
         json.dump(document, file)
         file.flush()
         os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import select
+import signal
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -42,6 +43,13 @@ class Watcher:
             if self._closed or watch is None or watch.pid != pid:
                 return False
             return _runs(descriptor)
+
+    def signal(self, descriptor: int, pid: int, number: int) -> None:
+        """Signal the process behind a watched pidfd, unless it has ended."""
+        with self._lock, contextlib.suppress(ProcessLookupError):  # As above.
+            watch = self._watches.get(descriptor)
+            if not self._closed and watch is not None and watch.pid == pid:
+                signal.pidfd_send_signal(descriptor, number)
 
     def close(self) -> None:
         """Watch no longer. The processes go on. A second time does nothing."""
