@@ -161,7 +161,7 @@ def test_identical_waiters_are_judged_once() -> None:
     hand = full()
     for number in range(50):
         hand.ask(ask(f"w{number}", ONE, wait=600.0))
-    assert len(hand.allocator.queue.lines()) == 1
+    assert len(hand.allocator.requests.queue.lines()) == 1
     turn = release(hand, "holder")
     assert len(consults(turn)) == CONSULTED_MAX
 
@@ -207,7 +207,7 @@ def test_a_fair_share_goes_first_among_equal_priorities() -> None:
     hand.grant(ask("b0", ONE, tenant=Tenant("bob")), place("n000", "2"))
     hand.ask(ask("a1", ONE, wait=600.0, tenant=Tenant("ann")))
     hand.ask(ask("b1", ONE, wait=600.0, tenant=Tenant("bob")))
-    assert [line.key[0] for line in hand.allocator.queue.lines()] == ["bob", "ann"]
+    assert [line.key[0] for line in hand.allocator.requests.queue.lines()] == ["bob", "ann"]
     assert consults(release(hand, "b0"))[0] == "b1"
 
 

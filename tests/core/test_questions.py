@@ -2,11 +2,14 @@
 
 from dataclasses import asdict
 
-from by_hand import Hand, ask, nodes, place
+import pytest
+from by_hand import Hand, answers, ask, nodes, place
 
 from moorage.core import questions
+from moorage.core.events import CancelAsked, Inquired
 from moorage.model import (
     ClusterId,
+    Code,
     Demand,
     Lease,
     LeaseTerms,
@@ -16,6 +19,8 @@ from moorage.model import (
     Share,
     Tenant,
 )
+
+ONE = Demand(gpus=1)
 
 
 def test_the_fleet_is_the_sum_of_its_nodes_cluster_by_cluster() -> None:
@@ -82,3 +87,30 @@ def test_a_demand_is_shown_as_it_is_asked_for():
     demand = Demand(gpus=2, models=("A100",), topology="nvlink")
     shown = questions.demand_row(demand)
     assert {**shown, "models": tuple(shown["models"])} == asdict(demand)
+
+
+def test_pages_of_the_queue_skip_no_waiter_that_moves_up_meanwhile() -> None:
+    hand = Hand()
+    hand.see(nodes(1, 4))
+    hand.grant(ask("held", Demand(gpus=4)), place("n000", "0", "1", "2", "3"))
+    names = [f"w{number}" for number in range(6)]
+    for name in names:
+        hand.ask(ask(name, Demand(gpus=4), wait=600.0, inputs={"name": name}))
+    first = hand.inquire("queue", limit=3)
+    for name in names[:2]:
+        hand.step(CancelAsked(hand.to(), RequestId(name), Tenant("ann")))
+    rest = hand.inquire("queue", limit=3, after=first["next"])
+    listed = [row["request"] for row in (*first["waiting"], *rest["waiting"])]
+    assert listed == names
+    assert [row["position"] for row in rest["waiting"]] == [2, 3, 4]
+    assert rest["next"] is None
+
+
+@pytest.mark.parametrize("after", ["2", "harbour", "[1]", "{}", '["a", 0, "r"]', "[0, 1", "null"])
+def test_a_cursor_that_no_page_gave_is_refused(after: str) -> None:
+    hand = Hand()
+    hand.see(nodes(1, 1))
+    hand.grant(ask("held", ONE), place("n000", "0"))
+    hand.ask(ask("waits", ONE, wait=600.0))
+    (refused,) = answers(hand.step(Inquired(hand.to(), "queue", Tenant("ann"), after=after)))
+    assert (refused.code, refused.field) == (Code.BAD_MESSAGE, "after")

@@ -90,7 +90,7 @@ MUTANTS = [
     Mutant(
         "forgets the queue at a restart",
         "core/allocator.py",
-        "        check(self.state)\n        self.queue.restore()",
+        "        check(self.state)\n        self.requests.queue.restore()",
         "        check(self.state)",
         "KeyError|stands in line",
     ),
@@ -110,14 +110,14 @@ MUTANTS = [
     ),
     Mutant(
         "drops a waiter's consultation with its session, and its place",
-        "core/asks.py",
-        "if not pending.to and request not in self._state.waiting:",
+        "core/open_requests.py",
+        "if not pending.to and pending.ask.id not in self._state.waiting:",
         "if not pending.to:",
         "a waiter keeps its place",
     ),
     Mutant(
         "talks to those who left",
-        "core/asks.py",
+        "core/open_requests.py",
         "            addresses[:] = [to for to in addresses if to.session != session]",
         "            pass",
         "nobody is told who left",
@@ -159,7 +159,7 @@ MUTANTS = [
     ),
     Mutant(
         "lets capacity come back unnoticed while a rule thinks",
-        "core/waking.py",
+        "core/asks.py",
         "self._queue.refused(ask, (gains, reserved),",
         "self._queue.refused(ask, (self._state.gains, reserved),",
         "nobody sleeps who could be served",
@@ -167,22 +167,22 @@ MUTANTS = [
     Mutant(
         "wakes nobody when the head gives up",
         "core/asks.py",
-        "        if waited:\n            self.waking.wake()",
+        "        if waited:\n            self._desk.wakes = True",
         "        if waited:\n            pass",
         "nobody sleeps who could be served",
     ),
     Mutant(
         "wakes nobody when a lease ends",
         "core/leases.py",
-        "self._desk.be(Ended(lease.id, self._desk.now, reason))\n            self._wake()",
-        "self._desk.be(Ended(lease.id, self._desk.now, reason))",
+        "self._desk.now, reason))\n            self._desk.wakes = True",
+        "self._desk.now, reason))",
         "nobody sleeps who could be served",
     ),
     Mutant(
         "wakes the lowest priority first",
         "core/waking.py",
-        "for line in self._queue.lines() if self._queue else ():",
-        "for line in reversed(self._queue.lines()):",
+        "for line in queue.lines() if queue else ():",
+        "for line in reversed(queue.lines()):",
         "priority goes first|the world comes to rest",
     ),
     Mutant(
@@ -272,8 +272,8 @@ MUTANTS = [
     Mutant(
         "answers twice",
         "core/asks.py",
-        "(*pending.to, *self.listeners.pop(ask.id, ())):",
-        "(*pending.to, *pending.to, *self.listeners.pop(ask.id, ())):",
+        "(*pending.to, *listeners):",
+        "(*pending.to, *pending.to, *listeners):",
         "nobody is answered twice",
     ),
     Mutant(
@@ -365,7 +365,7 @@ MUTANTS = [
         "core/leases.py",
         "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds, faults))",
         "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds, faults))\n"
-        "            self._enter(self._desk.state.waiting[request].ask)",
+        "            self._requests.queue.add(self._desk.state.waiting[request].ask)",
         "stands in line, and nobody else",
     ),
     Mutant(
@@ -385,7 +385,7 @@ MUTANTS = [
     Mutant(
         "believes who declined, whatever came back meanwhile",
         "core/asks.py",
-        "if self._missed_something(pending):",
+        "if self._missed_something(pending, reserved):",
         "if False:",
         "room that came back is seen",
     ),
@@ -428,8 +428,8 @@ MUTANTS = [
     Mutant(
         "leaves a decided ask undecided",
         "core/asks.py",
-        "        self._pending.settle(ask)\n        record",
-        "        record",
+        "listeners = self._requests.settle(ask)\n",
+        "listeners = self._requests.listeners.pop(ask.id, ())\n",
         "nobody is decided for ever|lease.id not in state.leases",
     ),
     Mutant(
@@ -441,8 +441,8 @@ MUTANTS = [
     ),
     Mutant(
         "refuses beside what is warm",
-        "core/waking.py",
-        "return self._warm.room(ask, reserved) if wanting else None",
+        "core/warm.py",
+        "return self.room(ask, reserved) if wanting else None",
         "return None",
         "no refusal that an eviction could avoid|nobody sleeps beside what could give way",
     ),

@@ -62,6 +62,7 @@ def why(
 def queue(session: Session) -> None:
     """List your waiting requests, in the order in which they are served."""
     waiting = session.run(lambda client: client.queue().all())
+    waiting.sort(key=lambda waiter: waiter.get("position", 0))
     if session.json:
         print_json(waiting)
         return

@@ -33,11 +33,12 @@ from moorage.core.events import (
 )
 from moorage.core.judge import Judge
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS, Leases
-from moorage.core.queue import Queue
+from moorage.core.open_requests import OpenRequests
 from moorage.core.state import apply, check
+from moorage.core.waking import Waking
 from moorage.core.warm import Warm
 from moorage.core.words import ClusterRemoved, ClusterSet, Counted, Fact, Recall, Turn
-from moorage.model import Ask, Tenant
+from moorage.model import Tenant
 
 
 class Allocator:
@@ -56,18 +57,16 @@ class Allocator:
         self._desk = Desk()
         self.state = self._desk.state
         self.judge = Judge(self.state)
-        self.queue = Queue(self.state)
-        self._leases = Leases(
-            self._desk, self._wake, self.queue.add, self._leave, requeue_pause_seconds
-        )
+        self.requests = OpenRequests(self._desk)
+        self._leases = Leases(self._desk, self.requests, requeue_pause_seconds)
         self._warm = Warm(self._desk, self.judge, self._leases)
-        self._asks = Asks(self._desk, self.judge, self.queue, self._leases, self._warm)
-        self._waking = self._asks.waking
+        self._asks = Asks(self._desk, self.judge, self.requests, self._leases, self._warm)
+        self._waking = Waking(self.state, self.judge, self.requests, self._warm, self._asks)
 
     @property
     def undecided(self) -> int:
         """How many asks rules are being consulted about."""
-        return len(self._asks.undecided)
+        return len(self.requests.undecided)
 
     def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the rule that the first request with this key went to, or ""."""
@@ -85,7 +84,7 @@ class Allocator:
             apply(self.state, fact)
         apply(self.state, Counted(max(self.state.fencing, fencing)))
         check(self.state)
-        self.queue.restore()
+        self.requests.queue.restore()
         self._warm.restore()
 
     def next_deadline(self) -> float | None:
@@ -104,9 +103,10 @@ class Allocator:
             (those of `EARLY` may leave at once).
 
         """
-        self._desk.turn = turn = Turn()
-        self._desk.now = now
+        turn = self._desk.begin(now)
         self._decide(event)
+        if self._desk.wakes:
+            self._waking.wake()
         return turn
 
     def _decide(self, event: Event) -> None:  # noqa: C901, PLR0912  # One case per event.
@@ -124,7 +124,7 @@ class Allocator:
             case Inquired():
                 self._inquired(event)
             case SessionLost(session):
-                self._asks.session_lost(session)
+                self.requests.session_lost(session)
             case EngineStarted():
                 self._leases.started(event)
             case EngineFailed():
@@ -134,21 +134,20 @@ class Allocator:
             case EngineStopped():
                 self._leases.stopped(event)
             case EngineKept():
-                if self._warm.kept(event):
-                    self._wake()
+                self._warm.kept(event)
             case FlushAsked(to, tenant, cluster):
                 self._warm.flush(to, tenant, cluster)
             case ClusterSeen(cluster):
                 if self.state.clusters.get(cluster.id) != cluster:
                     self._desk.be(ClusterSet(cluster))
-                    self._waking.inventory_changed()
+                    self._warm.inventory_changed()
             case ClusterGone(cluster_id):
                 if cluster_id in self.state.clusters:
                     self._desk.be(ClusterRemoved(cluster_id))
-                    self._waking.inventory_changed()
+                    self._warm.inventory_changed()
             case Restarted(grace_seconds):
                 self._leases.restarted(grace_seconds)
-                self._wake()
+                self._desk.wakes = True
             case Tick():
                 self._tick()
             case _:
@@ -161,19 +160,11 @@ class Allocator:
             if lease is not None:
                 self._leases.due(lease)
             else:
-                waiter = self.state.waiting[request]
-                refusal = self._waking.waited_enough(waiter, self._desk.now)
-                self._asks.give_up(request, waiter.ask, refusal)
+                self._asks.waited_enough(request)
 
     def _inquired(self, inquiry: Inquired) -> None:
-        answer = questions.answer(inquiry, self.state, self.queue, self._desk.decisions)
+        answer = questions.answer(inquiry, self.state, self.requests.queue, self._desk.decisions)
         if answer is None:
             self._desk.do(Recall(inquiry.to, inquiry.tenant, inquiry.subject))
         else:
             self._desk.tell(inquiry.to, answer)
-
-    def _wake(self) -> None:
-        self._waking.wake()
-
-    def _leave(self, ask: Ask) -> None:
-        self._asks.leave(ask)

@@ -7,16 +7,15 @@ again, queued or refused. The allocator is the only caller.
 from dataclasses import replace
 from typing import Any, Final
 
-from moorage.core import questions
+from moorage.core import questions, refusals
 from moorage.core.desk import Desk
 from moorage.core.events import ConsultFailed, Proposed
 from moorage.core.judge import Judge
 from moorage.core.leases import Leases
-from moorage.core.pending import ASKS_BYTES_MAX, Pending, Undecided
-from moorage.core.queue import Queue
+from moorage.core.open_requests import OpenRequests
+from moorage.core.pending import ASKS_BYTES_MAX, Pending
 from moorage.core.repeats import mismatch
 from moorage.core.verify import Stale, Unsound, verify
-from moorage.core.waking import Waking
 from moorage.core.warm import ROOM_SECONDS_MAX, Warm
 from moorage.core.words import (
     Address,
@@ -63,73 +62,46 @@ class Asks:
     Args:
         desk: What the turn is written on.
         judge: Knows what fits.
-        queue: The waiters in their order.
+        requests: Those that are open.
         leases: Grants and ends leases.
         warm: Knows what is kept for the next request like its own.
 
-    Attributes:
-        undecided: Those that rules are being consulted about.
-        waking: Serves the queue.
-        listeners: Who is told, beside the asker, what becomes of a waiter.
-
     """
 
-    def __init__(self, desk: Desk, judge: Judge, queue: Queue, leases: Leases, warm: Warm) -> None:
+    def __init__(
+        self, desk: Desk, judge: Judge, requests: OpenRequests, leases: Leases, warm: Warm
+    ) -> None:
         self._desk = desk
         self._state = desk.state
         self._judge = judge
-        self._queue = queue
+        self._requests = requests
+        self._pending = requests.undecided
+        self._queue = requests.queue
         self._leases = leases
         self._warm = warm
-        self.undecided = self._pending = Undecided()
-        self.waking = Waking(
-            state=desk.state,
-            queue=queue,
-            judge=judge,
-            warm=warm,
-            undecided=self._pending,
-            consult=self._consult,
-            take_over=self._take_over,
-        )
-        self.listeners: dict[RequestId, list[Address]] = {}
         self._number = 0
         self._turned_down = 0
 
     def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
         """Return the URI of the rule that the first request with this key went to, or ""."""
-        named = self._pending.named(tenant, idempotency_key)
-        first = self._state.keys.get((tenant, idempotency_key)) or named or RequestId("")
-        known = self._pending.get(first) or self._state.waiting.get(first)
-        lease = self._state.lease(first)
-        return known.ask.policy.uri if known else lease.policy.uri if lease else ""
+        first = self._requests.first_with(tenant, idempotency_key) or RequestId("")
+        known, lease = self._requests.known(first), self._state.lease(first)
+        return known.policy.uri if known else lease.policy.uri if lease else ""
 
     def asked(self, to: Address, ask: Ask) -> None:
         """Take a request: answer it, or have its rule asked."""
         if not ask.dry_run and self._asked_before(to, ask):
             return
-        known = self._pending.get(ask.id) or self._state.waiting.get(ask.id)
-        if known or self._state.lease(ask.id):
-            self._desk.tell(
-                to, Refusal(Code.ALREADY_EXISTS, f"Request id {ask.id} is taken.", "id")
-            )
-            return
-        if not self._pending.has_room(ask):
-            reason = "Too many requests are being decided, or too large ones; try again shortly."
-            self._desk.tell(to, Refusal(Code.BUSY, reason))
-            return
-        if not self._state.clusters:
-            reason = "No cluster is registered; register one with POST /clusters."
-            self._desk.tell(
-                to, Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", "a live cluster")
-            )
+        if (refusal := self._turned_away(ask)) is not None:
+            self._desk.tell(to, refusal)
             return
         pending = Pending(ask, [to], self._desk.now)
         reserved = self._queue.reserved_before(ask)
-        if self._take_over(pending, reserved):
-            self.waking.wake()
+        if self.take_over(pending, reserved):
+            self._desk.wakes = True
             return
         if ask.demand is None or self._judge.fits(ask.demand, ask.candidates, reserved):
-            self._consult(pending, reserved)
+            self.consult(pending, reserved)
             return
         refusal = self._judge.refusal(ask.demand, ask.candidates, reserved)
         if refusal.code is Code.NEVER_FITS:
@@ -137,16 +109,23 @@ class Asks:
         else:
             self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
 
+    def _turned_away(self, ask: Ask) -> Refusal | None:
+        """Return why a request is not looked at, or None."""
+        if self._requests.known(ask.id) or self._state.lease(ask.id):
+            return refusals.id_taken(ask.id)
+        if not self._pending.has_room(ask):
+            return refusals.too_many_undecided()
+        return None if self._state.clusters else refusals.no_cluster()
+
     def _asked_before(self, to: Address, ask: Ask) -> bool:
         """Answer a repeated request with what became of the first one."""
         key = ask.terms.idempotency_key if ask.terms else ""
-        first = self._state.keys.get((ask.tenant, key)) or self._pending.named(ask.tenant, key)
+        first = self._requests.first_with(ask.tenant, key)
         if first is None or not key:
             return False
         lease = self._state.lease(first)
         pending = self._pending.get(first)
-        known = pending or self._state.waiting.get(first)
-        refusal = mismatch(ask, first, known.ask if known else None, lease)
+        refusal = mismatch(ask, first, self._requests.known(first), lease)
         if refusal is not None:
             self._desk.tell(to, refusal)
         elif lease is not None:
@@ -154,10 +133,11 @@ class Asks:
         elif pending is not None:
             pending.to.append(to)
         else:
-            self.listeners.setdefault(first, []).append(to)
+            self._requests.listeners.setdefault(first, []).append(to)
         return True
 
-    def _consult(self, pending: Pending, reserved: Nodes) -> None:
+    def consult(self, pending: Pending, reserved: Nodes) -> None:
+        """Ask the rule of a request, less the nodes that are kept for another one."""
         self._number += 1
         pending.consultation = self._number
         pending.consultations += 1
@@ -168,12 +148,12 @@ class Asks:
         self._pending.add(pending)
         self._desk.do(Consult(pending.ask, self._number, (*reserved, *pending.avoided)))
 
-    def _insist(self, pending: Pending) -> bool:
+    def _insist(self, pending: Pending, reserved: Nodes) -> bool:
         """Ask a rule once more, about all nodes, that wants none of those it was offered."""
         if not pending.avoided:
             return False
         pending.insisted = True
-        self._consult(pending, self._queue.reserved_before(pending.ask))
+        self.consult(pending, reserved)
         return True
 
     def heard(self, news: Proposed | ConsultFailed) -> None:
@@ -181,10 +161,11 @@ class Asks:
         pending = self._pending.get(news.request)
         if pending is None or pending.consultation != news.consultation:
             return
+        reserved = self._queue.reserved_before(pending.ask)
         if isinstance(news, Proposed):
-            self._proposed(pending, news.value)
+            self._proposed(pending, news.value, reserved)
         elif not self._comes_back(pending, news.refusal):
-            self._refuse(pending, news.refusal)
+            self._refuse(pending, news.refusal, reserved)
 
     def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
         """Have a lease in the queue pause whose rule did not get to answer; return whether it does.
@@ -200,91 +181,82 @@ class Asks:
         self._pending.settle(ask)
         self._queue.remove(ask)
         self._leases.pause(ask.id, FAULT_PAUSE_SECONDS * 2.0**lease.faults, lease.faults + 1)
-        self.waking.wake()  # What was kept for it is for the others now.
+        self._desk.wakes = True  # What was kept for it is for the others now.
         return True
 
-    def _proposed(self, pending: Pending, value: Any) -> None:
+    def _proposed(self, pending: Pending, value: Any, reserved: Nodes) -> None:
         ask = pending.ask
         try:
             wishes = parse_proposal(value, ask.demand)
         except ProposalError as error:
-            reason = f"The rule's answer is malformed: {error}."
-            code = Code.POLICY_BAD_OUTPUT
-            self._refuse(pending, Refusal(code, reason, error.field, error.expected))
+            self._refuse(pending, refusals.malformed(error), reserved)
             return
         if not wishes:
-            self._declined(pending, value)
+            self._declined(pending, value, reserved)
             return
-        self._judged(pending, wishes, value)
+        self._judged(pending, wishes, value, reserved)
         if ask.terms is not None and ask.id not in self._state.leases:
             self._turned_down += 1
 
-    def _judged(self, pending: Pending, wishes: tuple[Wish, ...], value: Any) -> None:
+    def _judged(
+        self, pending: Pending, wishes: tuple[Wish, ...], value: Any, reserved: Nodes
+    ) -> None:
         """Grant what a rule proposed, or ask it again, or say why not."""
         ask = pending.ask
-        reserved = self._queue.reserved_before(ask)
         shut = (*reserved, *pending.avoided)
         verdict = verify(ask, wishes, self._state.fleet, self._state.clusters, shut)
         if isinstance(verdict, tuple) and self._touches(verdict, pending.avoided):
-            self._insist(pending)
+            self._insist(pending, reserved)
         elif isinstance(verdict, tuple) and not self._touches(verdict, reserved):
             self._accept(pending, verdict, value)
         elif isinstance(verdict, tuple):
-            kept = Refusal(Code.CONFLICT, "The nodes it proposed are kept for the queue's head.")
+            kept = refusals.kept_for_head()
             if reserved == pending.reserved:
                 # The rule knew; asked again, it would say the same.
                 self._wait_or_refuse(pending, kept, reserved, pending.gains)
             else:
-                self._propose_again(pending, kept)
+                self._propose_again(pending, kept, reserved)
         elif isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout:
-            self._refuse(pending, verdict.refusal)
+            self._refuse(pending, verdict.refusal, reserved)
         elif isinstance(verdict, Stale) and pending.version == self._state.fleet.version:
             # Nothing changed since the rule was asked: it proposed what it could see is taken.
-            reason = f"The rule's proposal is not sound: {verdict.refusal.reason}"
-            details = verdict.refusal.details
-            self._refuse(
-                pending, Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", details)
-            )
+            self._refuse(pending, refusals.taken_and_seen(verdict.refusal), reserved)
         else:
-            self._propose_again(pending, verdict.refusal)
+            self._propose_again(pending, verdict.refusal, reserved)
 
-    def _propose_again(self, pending: Pending, conflict: Refusal) -> None:
+    def _propose_again(self, pending: Pending, conflict: Refusal, reserved: Nodes) -> None:
         """Ask the rule again: others were faster. The fleet it sees now is another one."""
-        ask, reserved = pending.ask, self._queue.reserved_before(pending.ask)
+        ask = pending.ask
         if ask.demand is not None and not self._judge.fits(ask.demand, ask.candidates, reserved):
             refusal = self._judge.refusal(ask.demand, ask.candidates, reserved)
             self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
         elif ask.id in self._state.waiting or pending.consultations < CONSULTS_MAX:
-            self._consult(pending, reserved)
+            self.consult(pending, reserved)
         else:
-            reason = f"Others were faster {CONSULTS_MAX} times in a row; try again."
-            refusal = Refusal(Code.CONFLICT, reason, "", "", conflict.details)
+            refusal = refusals.others_were_faster(CONSULTS_MAX, conflict.details)
             self._wait_or_refuse(pending, refusal, reserved, -1)  # It fits, so nothing stands.
 
-    def _declined(self, pending: Pending, value: Any) -> None:
+    def _declined(self, pending: Pending, value: Any, reserved: Nodes) -> None:
         """The rule returned a value that names no cluster: it is passed on and grants nothing."""
         ask = pending.ask
-        if self._insist(pending):
+        if self._insist(pending, reserved):
             return
         if ask.terms is None:
             explain = ask.explain and ask.demand is not None
             self._answer(pending, Advice(value, self._reasons(pending) if explain else None))
             return
-        if self._missed_something(pending):
-            self._consult(pending, self._queue.reserved_before(ask))
+        if self._missed_something(pending, reserved):
+            self.consult(pending, reserved)
             return
-        details = {"data": value}
         if ask.demand is not None and not self._judge.fits(
             ask.demand, ask.candidates, pending.reserved
         ):
             refusal = self._judge.refusal(ask.demand, ask.candidates, pending.reserved)
         else:
-            refusal = Refusal(
-                Code.POLICY_DECLINED, "The rule proposed no placement.", "", "", details
-            )
+            refusal = refusals.declined(value)
         self._wait_or_refuse(pending, refusal, pending.reserved, pending.gains)
 
-    def _missed_something(self, pending: Pending) -> bool:
+    def _missed_something(self, pending: Pending, reserved: Nodes) -> bool:
         """Return whether there may be room for a new ask that its rule did not see.
 
         Capacity came back while it thought; or its cell held something free of another proposal
@@ -294,7 +266,6 @@ class Asks:
         ask = pending.ask
         if ask.id in self._state.waiting or pending.consultations >= CONSULTS_MAX:
             return False
-        reserved = self._queue.reserved_before(ask)
         seen = pending.gains, pending.turned_down, pending.reserved
         if seen == (self._state.gains, self._turned_down, reserved):
             return False
@@ -309,9 +280,9 @@ class Asks:
             self._answer(pending, Advice(value, self._reasons(pending) if ask.explain else None))
             return
         self._grant(pending, placement, value)
-        self.waking.wake()
+        self._desk.wakes = True
 
-    def _take_over(self, pending: Pending, reserved: Nodes) -> bool:
+    def take_over(self, pending: Pending, reserved: Nodes) -> bool:
         """Grant an ask the warm lease that is like it, if there is one; its rule is not asked."""
         ask = pending.ask
         warm = self._warm.like(ask, reserved)
@@ -355,16 +326,15 @@ class Asks:
         """
         ask, terms = pending.ask, pending.ask.terms
         waiter = self._state.waiting.get(ask.id)
-        room = self.waking.room(ask, refusal, reserved)
+        room = self._warm.room_after(refusal, ask, reserved)
         comes_back = waiter is not None and waiter.lease is not None
         patient = terms is not None and (terms.wait_seconds > 0 or comes_back or room is not None)
         if terms is None or ask.dry_run or not patient:
-            self._refuse(pending, refusal)
+            self._refuse(pending, refusal, reserved)
             return
         many, size = len(self._state.waiting), self._state.waiting_bytes + ask.size
         if waiter is None and (many >= WAITING_MAX or size > ASKS_BYTES_MAX):
-            reason = "Too many requests wait already, or too large ones; try again later."
-            self._answer(pending, Refusal(Code.BUSY, reason))
+            self._answer(pending, refusals.too_many_waiting())
             return
         if waiter is None:
             patience = terms.wait_seconds or ROOM_SECONDS_MAX
@@ -372,15 +342,51 @@ class Asks:
             self._queue.add(ask)
             self._desk.record(ask.id, {"state": "waiting", **questions.refusal_object(refusal)})
         self._pending.settle(ask)
-        self.listeners.setdefault(ask.id, []).extend(pending.to)
-        self.waking.refuse_line(ask, reserved, gains, room)
-        self.waking.wake()  # What is kept for this line may have moved, or grown.
+        self._requests.listeners.setdefault(ask.id, []).extend(pending.to)
+        self.refuse_line(ask, reserved, gains, room)
+        self._desk.wakes = True  # What is kept for this line may have moved, or grown.
 
-    def _refuse(self, pending: Pending, refusal: Refusal) -> None:
+    def refuse_line(self, ask: Ask, reserved: Nodes, gains: int, room: Nodes | None) -> None:
+        """Let everybody like `ask` wait until capacity grows, and keep nodes for the first.
+
+        Args:
+            ask: One of them.
+            reserved: What was kept for somebody else when they were judged.
+            gains: `State.gains` then.
+            room: What `Warm.room` returned for it.
+
+        """
+        first = self._state.waiting[self._queue.first_like(ask)].ask
+        self._queue.refused(ask, (gains, reserved), self.kept(first, reserved, room))
+
+    def kept(self, ask: Ask, reserved: Nodes, room: Nodes | None) -> Nodes:
+        """Return the nodes to keep for a line's first, also while its rule is being consulted.
+
+        None for one that would not wait: what it evicts comes soon, and others fit beside it.
+        """
+        if ask.demand is None or reserved or not self._is_patient(ask):
+            return ()
+        return room or self._judge.reservation(ask.demand, ask.candidates)
+
+    def _is_patient(self, ask: Ask) -> bool:
+        comes_back = self._state.waiting[ask.id].lease is not None
+        return comes_back or (ask.terms is not None and ask.terms.wait_seconds > 0)
+
+    def waited_enough(self, request: RequestId) -> None:
+        """Refuse a request whose time in the queue is up: this is how things stand."""
+        waiter, details = self._state.waiting[request], dict[str, Any]()
+        ask = waiter.ask
+        if ask.demand is not None:
+            last = self._judge.refusal(ask.demand, ask.candidates)
+            details = {"last": questions.refusal_object(last)}
+        waited = self._desk.now - waiter.at
+        self._give_up(ask, refusals.waited(waited, details, patient=self._is_patient(ask)))
+
+    def _refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
         """End an ask with a "no" that waiting would not change."""
         waiter = self._state.waiting.get(pending.ask.id)
         if waiter is not None and waiter.lease is not None:
-            if not self._insist(pending):
+            if not self._insist(pending, reserved):
                 self._pending.settle(pending.ask)
                 self._leases.end(waiter.lease, f"{waiter.lease.reason}; then: {refusal.reason}")
             return
@@ -390,37 +396,23 @@ class Asks:
             self._desk.be(Dequeued(pending.ask.id, self._desk.now, refusal))
         self._answer(pending, refusal)
         if waited:
-            self.waking.wake()  # What was kept for it is for the others now.
+            self._desk.wakes = True  # What was kept for it is for the others now.
 
     def _answer(self, pending: Pending, answer: Answer) -> None:
         """Answer everybody who waits for this ask, and remember why for `why`."""
         ask = pending.ask
-        self._pending.settle(ask)
+        listeners = self._requests.settle(ask)
         record = {"tenant": ask.tenant, **self._reasons(pending)} | questions.outcome(answer)
         self._desk.record(ask.id, record)
-        for to in (*pending.to, *self.listeners.pop(ask.id, ())):
+        for to in (*pending.to, *listeners):
             self._desk.tell(to, answer)
-
-    def leave(self, ask: Ask) -> None:
-        """Take a lease that waits for another place out of the queue."""
-        pending = self._pending.get(ask.id)
-        if pending is not None:
-            self._desk.do(Forget(ask.id, pending.consultation))
-            self._pending.settle(ask)
-        self.listeners.pop(ask.id, None)
-        if not self._state.waiting[ask.id].pauses:
-            self._queue.remove(ask)
 
     def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
         """Give up an undecided ask, named by its id or by its idempotency key."""
-        named = self._state.keys.get((tenant, name)) or self._pending.named(tenant, name)
-        request = named or name
-        waiter, pending = self._state.waiting.get(request), self._pending.get(request)
-        ask = waiter.ask if waiter else pending.ask if pending else None
+        request = self._requests.first_with(tenant, name) or name
+        waiter, ask = self._state.waiting.get(request), self._requests.known(request)
         if ask is None or ask.tenant != tenant:
-            reason = f"No request {name} is waiting."
-            expected = "a waiting request"
-            self._desk.tell(to, Refusal(Code.UNKNOWN_REQUEST, reason, "request", expected))
+            self._desk.tell(to, refusals.not_waiting(name))
             return
         row = questions.waiter_row(waiter) if waiter else {"request": request}
         if waiter is not None and waiter.lease is not None:
@@ -428,23 +420,12 @@ class Asks:
             ended = replace(waiter, lease=self._state.lease(request))
             row = questions.waiter_row(ended)
         else:
-            self.give_up(request, ask, Refusal(Code.CANCELLED, "The request was cancelled."))
+            self._give_up(ask, refusals.cancelled())
         self._desk.tell(to, Told({"state": "cancelled", **row}))
 
-    def give_up(self, request: RequestId, ask: Ask, refusal: Refusal) -> None:
+    def _give_up(self, ask: Ask, refusal: Refusal) -> None:
         """End an ask that waits, or that its rule is being consulted about."""
-        pending = self._pending.get(request) or Pending(ask, [], self._state.waiting[request].at)
+        pending = self._pending.get(ask.id) or Pending(ask, [], self._state.waiting[ask.id].at)
         if pending.consultation:
-            self._desk.do(Forget(request, pending.consultation))
-        self._refuse(pending, refusal)
-
-    def session_lost(self, session: str) -> None:
-        """Drop the asks that nobody else waits for, but for those with a place in the queue."""
-        for addresses in self.listeners.values():
-            addresses[:] = [to for to in addresses if to.session != session]
-        for pending in self._pending.all():
-            request = pending.ask.id
-            pending.to[:] = [to for to in pending.to if to.session != session]
-            if not pending.to and request not in self._state.waiting:
-                self._desk.do(Forget(request, pending.consultation))
-                self._pending.settle(pending.ask)
+            self._desk.do(Forget(ask.id, pending.consultation))
+        self._refuse(pending, refusal, ())

@@ -21,6 +21,7 @@ class Desk:
         now: Seconds since the epoch, for this turn.
         turn: Facts and effects of this turn, so far.
         decisions: Recent decision records, by request, oldest first.
+        wakes: Whether what waits may be served now; the allocator looks when all else is decided.
 
     """
 
@@ -29,6 +30,12 @@ class Desk:
         self.now = 0.0
         self.turn = Turn()
         self.decisions: dict[str, dict[str, Any]] = {}
+        self.wakes = False
+
+    def begin(self, now: float) -> Turn:
+        """Begin a turn at `now`, in seconds since the epoch."""
+        self.now, self.turn, self.wakes = now, Turn(), False
+        return self.turn
 
     def be(self, fact: Fact) -> None:
         """Make a fact true and keep it."""

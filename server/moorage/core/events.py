@@ -73,7 +73,7 @@ class Inquired:
         tenant: Whose leases and waiters may be shown.
         subject: Id of a lease or request, for `status` and `why`.
         filters: Equalities on the listed objects, e.g. `{"state": "active"}`.
-        after: Id of the last object of the page before; empty for the first page.
+        after: The `next` of the page before; empty for the first page.
         limit: Objects on a page.
 
     """

@@ -5,17 +5,16 @@ nowhere, so that thousands of identical asks cost one look at the fleet. All of 
 the verdicts come from `Fleet.feasible` and `Fleet.misfits`, like everyone's.
 """
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from moorage.core import refusals
 from moorage.core.state import State
 from moorage.core.words import Refusal
-from moorage.model import Ask, ClusterId, Code, Demand, Nodes
+from moorage.model import Ask, ClusterId, Demand, Nodes
 from moorage.policy import NEVER, Fleet, Misfit
 
 CLASSES_MAX: Final = 4_096
@@ -100,11 +99,11 @@ class Judge:
             details["reserved_for_waiting"] = len(reserved)
         if not self.enough_nodes(capable, demand):
             details["binding"] = _binding(counts, never=True)
-            return Refusal(Code.NEVER_FITS, f"It can never fit: {why}", "resources", "", details)
+            return refusals.never_fits(why, details)
         if reserved and sum(counts.values()) < len(rows):
             why = f"{why[:-1]}; {len(reserved)} kept for a request that waits already."
         details["binding"] = _binding(counts, never=False)
-        return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", details)
+        return refusals.no_capacity(why, details)
 
     def reasons(self, demand: Demand, candidates: Candidates) -> dict[str, Any]:
         """Return the nodes counted by reason, for the "yes" of an explained request."""
@@ -163,8 +162,8 @@ class Judge:
         return int(np.count_nonzero(nodes)) >= demand.nodes
 
     @staticmethod
-    def _counts(verdict: Iterable[int]) -> dict[str, int]:
-        tally = Counter(Misfit(int(code)) for code in verdict)
+    def _counts(verdict: npt.NDArray[np.int8]) -> dict[str, int]:
+        tally = np.bincount(verdict, minlength=max(Misfit) + 1).tolist()
         return {misfit.name.lower(): tally[misfit] for misfit in Misfit if misfit and tally[misfit]}
 
 

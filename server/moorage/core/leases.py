@@ -8,13 +8,14 @@ The allocator is the only caller.
 
 import dataclasses
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
 from typing import Final, Literal
 
+from moorage.core import refusals
 from moorage.core.desk import Desk
 from moorage.core.events import EngineEnded, EngineFailed, EngineStarted, EngineStopped
+from moorage.core.open_requests import OpenRequests
 from moorage.core.state import RELEASED
 from moorage.core.words import (
     Address,
@@ -25,7 +26,6 @@ from moorage.core.words import (
     Keep,
     LeaseNews,
     Paused,
-    Refusal,
     Renewed,
     Requeued,
     Resumed,
@@ -33,7 +33,7 @@ from moorage.core.words import (
     Started,
     Stop,
 )
-from moorage.model import Ask, Code, Demand, Lease, Outcome, Placement, RequestId
+from moorage.model import Ask, Demand, Lease, Outcome, Placement, RequestId
 
 REQUEUE_PAUSE_SECONDS: Final = 1.0
 """Before the second start of a workload, where nobody says otherwise."""
@@ -65,26 +65,15 @@ class Leases:
 
     Args:
         desk: What the turn is written on.
-        wake: Called when capacity was freed.
-        enter: Called when a lease has gone back into the queue.
-        leave: Called before a lease is taken out of the queue without a grant.
+        requests: Those that are open; leases that wait for another place are among them.
         pause_seconds: How long a lease waits before its second start; twice as long before each
             one after that. 0: not at all.
 
     """
 
-    def __init__(
-        self,
-        desk: Desk,
-        wake: Callable[[], None],
-        enter: Callable[[Ask], None],
-        leave: Callable[[Ask], None],
-        pause_seconds: float,
-    ) -> None:
+    def __init__(self, desk: Desk, requests: OpenRequests, pause_seconds: float) -> None:
         self._desk = desk
-        self._wake = wake
-        self._enter = enter
-        self._leave = leave
+        self._requests = requests
         self._pause_seconds = pause_seconds
 
     def grant(
@@ -153,7 +142,7 @@ class Leases:
             self.end(lease, RELEASED)
         lease = self._desk.state.lease(request) or lease
         self._desk.tell(to, LeaseNews(lease))
-        self._wake()  # Whoever needs the place does not wait until it is warm.
+        self._desk.wakes = True  # Whoever needs the place does not wait until it is warm.
 
     def renew(
         self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None
@@ -163,9 +152,7 @@ class Leases:
         if lease is None:
             return
         if lease.over:
-            reason = f"Lease {request} is over: {lease.reason}."
-            expected = "a lease that still holds"
-            self._desk.tell(to, Refusal(Code.LEASE_ENDED, reason, "lease", expected))
+            self._desk.tell(to, refusals.lease_over(lease))
             return
         ttl = lease.terms.ttl_seconds if ttl_seconds is None else ttl_seconds
         self._desk.be(Renewed(request, self._desk.now + ttl))
@@ -174,10 +161,10 @@ class Leases:
     def end(self, lease: Lease, reason: str) -> None:
         """End a lease: at once, or when its engine says that nothing of it is left."""
         if lease.state == "queued":
-            self._leave(self._desk.state.waiting[lease.id].ask)
+            self._requests.withdraw(self._desk.state.waiting[lease.id].ask)
         if lease.provision is None or lease.state == "queued":
             self._desk.be(Ended(lease.id, self._desk.now, reason))
-            self._wake()
+            self._desk.wakes = True
         else:
             self._desk.be(Ending(lease.id, self._desk.now, reason))
             self._desk.do(Stop(lease))
@@ -219,7 +206,7 @@ class Leases:
             self._desk.be(
                 Ended(lease.id, self._desk.now, f"{RELEASED}; not kept warm: {news.unfit}")
             )
-            self._wake()
+            self._desk.wakes = True
         elif lease is not None:
             self._let_go(lease, "engine stopped")
 
@@ -230,7 +217,7 @@ class Leases:
             self.pause(lease.id, self._pause_seconds * 2.0 ** (lease.attempt - 1))
         else:
             self._desk.be(Ended(lease.id, self._desk.now, lease.reason or reason))
-        self._wake()
+        self._desk.wakes = True
 
     def pause(self, request: RequestId, seconds: float, faults: int = 0) -> None:
         """Have a lease in the queue tried again, after a while: what failed may need the time.
@@ -245,14 +232,14 @@ class Leases:
         if seconds > 0:
             self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds, faults))
         else:
-            self._enter(self._desk.state.waiting[request].ask)
+            self._requests.queue.add(self._desk.state.waiting[request].ask)
 
     def due(self, lease: Lease) -> None:
         """End a lease whose time is up, or the pause of one that has time left."""
         if lease.retry_at and lease.expires_at > self._desk.now:
             self._desk.be(Resumed(lease.id, self._desk.now))
-            self._enter(self._desk.state.waiting[lease.id].ask)
-            self._wake()
+            self._requests.queue.add(self._desk.state.waiting[lease.id].ask)
+            self._desk.wakes = True
         else:
             self.end(lease, "expired")
 
@@ -298,12 +285,9 @@ class Leases:
         """Return the lease, or answer why it is not the caller's."""
         lease = self._desk.state.lease(request)
         if lease is None:
-            reason = f"There is no lease {request}, or it ended long ago."
-            self._desk.tell(to, Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease"))
+            self._desk.tell(to, refusals.unknown_lease(request))
         elif lease.token_digest != token_digest:
-            reason = f"This is not the token of lease {request}."
-            expected = "the `token` that came with the grant"
-            self._desk.tell(to, Refusal(Code.WRONG_TOKEN, reason, "token", expected))
+            self._desk.tell(to, refusals.wrong_token(request))
             return None
         return lease
 

@@ -4,12 +4,14 @@ Pure functions of the state; the allocator calls them within its turn, so that n
 what is not yet durable.
 """
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, assert_never
 
 import numpy as np
 import numpy.typing as npt
 
+from moorage.core import refusals
 from moorage.core.events import Inquired
 from moorage.core.queue import Queue
 from moorage.core.state import State, Waiter
@@ -45,18 +47,18 @@ def answer(
             if inquiry.filters.get("state") == "ended":
                 pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
             shown = (lease_row(lease) for lease in pool if lease.tenant == inquiry.tenant)
-            return _page(inquiry, "leases", "fencing", shown)
+            return _page(inquiry, "leases", shown, lambda row: row["fencing"])
         case "queue":
             waiters = (w for w in queue.waiters() if w.ask.tenant == inquiry.tenant)
-            rows = (
+            rows = [
                 {"position": number, **waiter_row(waiter)}
                 for number, waiter in enumerate(waiters, start=1)
-            )
-            return _page(inquiry, "waiting", "position", rows)
+            ]
+            return _page(inquiry, "waiting", sorted(rows, key=_seniority), _seniority)
         case "fleet":
             if (cluster := inquiry.filters.get("cluster")) is not None:
                 return _nodes(inquiry, state, str(cluster))
-            return _page(inquiry, "clusters", "cluster_id", _clusters(state))
+            return _page(inquiry, "clusters", _clusters(state), lambda row: row["cluster_id"])
 
 
 def _status(inquiry: Inquired, state: State) -> Answer | None:
@@ -267,7 +269,7 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Answer:
 
     def rows() -> Iterable[dict[str, Any]]:
         for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
-            if inquiry.after and not _is_after(fleet.node_ids[row][1], inquiry.after):
+            if fleet.node_ids[row][1] <= inquiry.after:
                 continue  # Before a thousand rows are made that no page shows.
             cpu, memory, gpus = fleet.capacity(row)
             codes = fleet.gpu_model[row].tolist()
@@ -282,27 +284,52 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Answer:
                 "memory_mib_free": memory,
             }
 
-    return _page(inquiry, "nodes", "node_id", rows())
+    return _page(inquiry, "nodes", rows(), lambda row: row["node_id"])
 
 
-def _page(inquiry: Inquired, name: str, key: str, rows: Iterable[dict[str, Any]]) -> Answer:
-    """Return one page of `rows`, which ascend by `key`, and the key after which the next starts."""
+def _seniority(row: dict[str, Any]) -> tuple[int, float, str]:
+    """Return what orders the pages of the queue: no waiter's ever changes, as its position does."""
+    return -row["priority"], row["since"], row["request"]
+
+
+def _page(
+    inquiry: Inquired,
+    name: str,
+    rows: Iterable[dict[str, Any]],
+    key: Callable[[dict[str, Any]], Any],
+) -> Answer:
+    """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
+
+    That key is JSON on the wire, for those who read it: a number, a name, or a list of such.
+    """
     wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name != "nodes"}
     page: list[dict[str, Any]] = []
     for row in rows:
-        if inquiry.after and not _is_after(row[key], inquiry.after):
-            continue
+        try:
+            if inquiry.after and not key(row) > _cursor(key(row), inquiry.after):
+                continue
+        except (TypeError, ValueError):
+            return refusals.no_cursor(inquiry.after)
         if all(_matches(row, k, v) for k, v in wanted.items()):
             if len(page) == inquiry.limit:
-                return Told({name: page, "next": str(page[-1][key])})
+                last = key(page[-1])
+                return Told(
+                    {name: page, "next": last if isinstance(last, str) else json.dumps(last)}
+                )
             page.append(row)
     return Told({name: page, "next": None})
 
 
-def _is_after(value: str | int, after: str) -> bool:
-    if isinstance(value, str):
-        return value > after
-    return not after.isdecimal() or value > int(after)
+def _cursor(like: Any, after: str) -> Any:
+    """Read what `next` of the page before said; raise what says that it said no such thing."""
+    if isinstance(like, str):
+        return after
+    found = json.loads(after)
+    if not isinstance(like, tuple):
+        return found
+    if not isinstance(found, list) or len(found) != len(like):
+        raise ValueError(after)
+    return tuple(found)
 
 
 def _matches(row: dict[str, Any], key: str, value: Any) -> bool:

@@ -5,8 +5,9 @@ The allocator is the only caller.
 
 from typing import Any
 
+from moorage.core import refusals
 from moorage.core.words import Refusal
-from moorage.model import Ask, Code, Lease, RequestId
+from moorage.model import Ask, Lease, RequestId
 
 
 def mismatch(
@@ -28,9 +29,7 @@ def mismatch(
     if same:
         return None
     key = ask.terms.idempotency_key if ask.terms else ""
-    reason = f"Idempotency key “{key}” belongs to a different request, {first}."
-    expected = "the same request as the first time, or a new key"
-    return Refusal(Code.IDEMPOTENCY_MISMATCH, reason, "lease.idempotency_key", expected)
+    return refusals.key_of_another(key, first)
 
 
 def _gist(ask: Ask) -> tuple[Any, ...]:

@@ -7,8 +7,9 @@ that the rule, the queue and the explanations use.
 from dataclasses import dataclass, replace
 from typing import Final
 
+from moorage.core import refusals
 from moorage.core.words import Refusal
-from moorage.model import Ask, Cluster, ClusterId, Code, Demand, NodeId, Placement, Share
+from moorage.model import Ask, Cluster, ClusterId, Demand, NodeId, Placement, Share
 from moorage.policy import Fleet, Wish
 
 _NOTHING: Final = Demand()
@@ -85,7 +86,7 @@ def _one(
     if wish.node_id is None:
         if ask.demand is None:
             return _unsound(f"{path}node_id", "a node to hold", "a lease needs a node")
-        return Stale(Refusal(Code.CONFLICT, f"Nothing fits in “{wish.cluster_id}” now."))
+        return Stale(refusals.nothing_fits_in(wish.cluster_id))
     row = fleet.row(wish.cluster_id, wish.node_id)
     if row is None:
         return _unsound(
@@ -184,8 +185,7 @@ def _rack(fleet: Fleet, share: Share) -> int:
 
 
 def _unsound(field: str, expected: str, found: str) -> Unsound:
-    reason = f"The rule's proposal is not sound: {field or 'it'}: expected {expected}; {found}."
-    return Unsound(Refusal(Code.POLICY_UNSOUND, reason, field, expected))
+    return Unsound(refusals.unsound(field, expected, found))
 
 
 def _stale(fleet: Fleet, row: int, need: Demand, path: str) -> Stale:
@@ -196,5 +196,5 @@ def _stale(fleet: Fleet, row: int, need: Demand, path: str) -> Stale:
         "memory_mib": memory,
         "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
     }
-    reason = f"{path}{cluster_id}/{node_id} cannot take it: what the rule named is not free."
-    return Stale(Refusal(Code.CONFLICT, reason, details={"free": free, "gpus": need.gpus}))
+    details = {"free": free, "gpus": need.gpus}
+    return Stale(refusals.not_free(f"{path}{cluster_id}/{node_id}", details))

@@ -16,8 +16,8 @@ from moorage.core.judge import Candidates, Judge
 from moorage.core.leases import Leases, likeness
 from moorage.core.state import RELEASED
 from moorage.core.verify import verify
-from moorage.core.words import Address, Ended, Stop, Told, Warmed
-from moorage.model import Ask, ClusterId, Demand, Lease, Nodes, RequestId, Tenant
+from moorage.core.words import Address, Ended, Refusal, Stop, Told, Warmed
+from moorage.model import Ask, ClusterId, Code, Demand, Lease, Nodes, RequestId, Tenant
 from moorage.policy import Wish
 
 WARM_MAX: Final = 256
@@ -53,22 +53,22 @@ class Warm:
 
     # Kept, and taken over ------------------------------------------------------------------
 
-    def kept(self, news: EngineKept) -> bool:
-        """Keep a released lease whose workload is fit for its next user; return whether it is."""
+    def kept(self, news: EngineKept) -> None:
+        """Keep a released lease whose workload is fit for its next user."""
         lease = self._leases.engaged(news.lease, news.fencing)
         if lease is None or lease.provision is None:
-            return False
+            return
         if (lease.state, lease.reason) != ("ending", RELEASED):
-            return False  # It is warm already, or was ended meanwhile.
+            return  # It is warm already, or was ended meanwhile.
         if self._lost(lease):
             self._desk.do(Stop(lease))
-            return False
+            return
         until = self._desk.now + lease.provision.keep_warm_seconds
         self._desk.be(Warmed(lease.id, self._desk.now, until))
         own = [each for each in self._oldest() if each.tenant == lease.tenant]
         for each in own[: max(0, len(own) - WARM_MAX)]:
             self._leases.end(each, f"only {WARM_MAX} are kept warm")
-        return True
+        self._desk.wakes = True
 
     def like(self, ask: Ask, reserved: Nodes) -> Lease | None:
         """Return the warm lease that `ask` may take over, the last one released first; or None.
@@ -109,6 +109,12 @@ class Warm:
         return verify(ask, wishes, fleet, self._desk.state.clusters) == lease.placement
 
     # Giving way ----------------------------------------------------------------------------
+
+    def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
+        """As `room`, where the refusal of `ask` is one that room would change; else None."""
+        declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
+        wanting = declined or refusal.code is Code.NO_CAPACITY
+        return self.room(ask, reserved) if wanting else None
 
     def room(self, ask: Ask, reserved: Nodes) -> Nodes | None:
         """Have warm leases ended so that `ask` fits: as few as will do, the oldest first.
@@ -176,6 +182,7 @@ class Warm:
         for lease in [*self._oldest()]:
             if self._lost(lease):
                 self._leases.end(lease, "its node or device left the inventory")
+        self._desk.wakes = True
 
     def flush(self, to: Address, tenant: Tenant, cluster: ClusterId | None) -> None:
         """End all that is kept for a tenant, in one cluster or everywhere; say which."""

@@ -84,7 +84,7 @@ class Witness:
     def before(self, event: Event) -> None:
         if isinstance(event, EngineFailed | EngineStopped):
             self.let_go.add((event.lease, event.fencing))
-        lines = self.world.allocator.queue.lines()
+        lines = self.world.allocator.requests.queue.lines()
         self.reserved = ((), 0, "")
         if lines:
             self.reserved = (lines[0].reservation, lines[0].priority, next(iter(lines[0].waiters)))
@@ -116,7 +116,7 @@ class Witness:
         state = world.allocator.state
         law(state.leases.keys() == model.leases.keys(), "the state is what the facts say")
         law(state.waiting.keys() == model.waiting.keys(), "the queue is what the facts say")
-        in_line = {name for line in world.allocator.queue.lines() for name in line.waiters}
+        in_line = {name for line in world.allocator.requests.queue.lines() for name in line.waiters}
         ready = model.waiting.keys() - model.paused.keys()
         law(in_line == ready, "who may be served stands in line, and nobody else", in_line, ready)
         due, true_due = world.allocator.next_deadline(), model.next_deadline()
@@ -150,14 +150,14 @@ class Witness:
             return
         ask, model = message.ask, self.model
         if self.world.honest and answer.code is Code.POLICY_DECLINED and ask.terms is not None:
-            shut = self.world.allocator.queue.reserved_before(ask)
+            shut = self.world.allocator.requests.queue.reserved_before(ask)
             need = ask.demand or wanted(ask)
             law(not model.fits(need, ask.candidates, shut), "room that came back is seen", ask)
         holds = ask.terms is not None and not ask.dry_run and ask.demand is not None
         if not holds or answer.code is not Code.NO_CAPACITY or self.asks[ask.id] is not ask:
             return
         if ask.id not in waited:  # Whose time was up had what there was.
-            shut = self.world.allocator.queue.reserved_before(ask)
+            shut = self.world.allocator.requests.queue.reserved_before(ask)
             fits = model.fits(ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # `holds` says so.
             could = model.fits_without(model.warm, ask.demand, ask.candidates, shut)  # type: ignore[arg-type]  # As above.
             law(fits or not could, "no refusal that an eviction could avoid", ask, model.warm)
@@ -219,7 +219,7 @@ class Witness:
                 continue
             if other.terms.priority > lease.terms.priority:
                 key = (other.tenant, other.policy, other.terms.priority)
-                busy = self.world.allocator._asks.undecided.get(name) is not None  # type: ignore[arg-type]  # Plain values in tests.
+                busy = self.world.allocator.requests.undecided.get(name) is not None  # type: ignore[arg-type]  # Plain values in tests.
                 asleep[key] += -CONSULTED_MAX if busy else 1
         law(all(n <= 0 for n in asleep.values()), "priority goes first", lease, asleep)
 
@@ -289,9 +289,9 @@ class Witness:
         allocator = self.world.allocator
         things = len(allocator.state.leases) + len(allocator.state.waiting)
         law(len(allocator.state.deadlines) <= 1_001 + 2 * things, "deadlines are swept")
-        strangers = allocator._asks.listeners.keys() - allocator.state.waiting.keys()
+        strangers = allocator.requests.listeners.keys() - allocator.state.waiting.keys()
         law(not strangers, "only waiters have listeners", strangers)
-        law(len(allocator._asks.undecided._keys) <= allocator.undecided, "keys are forgotten")
+        law(len(allocator.requests.undecided._keys) <= allocator.undecided, "keys are forgotten")
 
     # Deliveries ----------------------------------------------------------------------------
 
@@ -351,15 +351,15 @@ class Witness:
         """Nothing is under way: who could be served now, was."""
         allocator, model = self.world.allocator, self.model
         law(allocator.undecided == 0, "nobody is decided for ever", allocator.undecided)
-        keys = allocator._asks.undecided._keys
+        keys = allocator.requests.undecided._keys
         law(not keys, "keys are forgotten", keys)
         late = [to for to in self.unanswered if not self._waits(to)]
         if not self.world.turns and not self.world.writing:
             law(not late, "every message is answered", late)
-        if not self.world.honest or not allocator.queue:
+        if not self.world.honest or not allocator.requests.queue:
             return
         shut: tuple[tuple[str, str], ...] = ()
-        for line in allocator.queue.lines():
+        for line in allocator.requests.queue.lines():
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 need = line.demand or wanted(model.waiting[name].ask)
                 fits = model.fits(need, line.candidates, shut)
@@ -429,7 +429,7 @@ class Witness:
         law((state.fleet.gpu_free == state.fleet.gpu_total).all(), "everything is free again")
         law((state.fleet.cpu_free == state.fleet.cpu_total).all(), "every core, too")
         law(not +self.model.devices, "everything is free again", self.model.devices)
-        law(not world.allocator._asks.listeners, "nobody listens any more")
+        law(not world.allocator.requests.listeners, "nobody listens any more")
         same_state(state, replayed(world.ledger))
         fencing = [fact.lease.fencing for fact in world.ledger if isinstance(fact, Granted)]
         law(fencing == sorted(set(fencing)), "fencing numbers grow", fencing)

@@ -1,0 +1,152 @@
+"""Every refusal of the core, by name: its code, its sentence, the field and what was expected.
+
+The rest of the core calls these, so that one "no" reads the same from wherever it comes.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.core.words import Refusal
+from moorage.model import Code, Lease, RequestId
+from moorage.policy import ProposalError
+
+# Of a request, before its rule is asked ----------------------------------------------------
+
+
+def id_taken(request: RequestId) -> Refusal:
+    """Another request has this id."""
+    return Refusal(Code.ALREADY_EXISTS, f"Request id {request} is taken.", "id")
+
+
+def too_many_undecided() -> Refusal:
+    """The bound of requests that are being decided is reached."""
+    reason = "Too many requests are being decided, or too large ones; try again shortly."
+    return Refusal(Code.BUSY, reason)
+
+
+def too_many_waiting() -> Refusal:
+    """The bound of the queue is reached."""
+    reason = "Too many requests wait already, or too large ones; try again later."
+    return Refusal(Code.BUSY, reason)
+
+
+def no_cluster() -> Refusal:
+    """The inventory is empty."""
+    reason = "No cluster is registered; register one with POST /clusters."
+    return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", "a live cluster")
+
+
+def key_of_another(key: str, first: RequestId) -> Refusal:
+    """The idempotency key came with a different request before."""
+    reason = f"Idempotency key “{key}” belongs to a different request, {first}."
+    expected = "the same request as the first time, or a new key"
+    return Refusal(Code.IDEMPOTENCY_MISMATCH, reason, "lease.idempotency_key", expected)
+
+
+def never_fits(why: str, details: Mapping[str, Any]) -> Refusal:
+    """Not even an empty fleet has room."""
+    return Refusal(Code.NEVER_FITS, f"It can never fit: {why}", "resources", "", details)
+
+
+def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
+    """There is no room now."""
+    return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", details)
+
+
+# Of what a rule answered -------------------------------------------------------------------
+
+
+def malformed(error: ProposalError) -> Refusal:
+    """The rule's answer cannot be read."""
+    reason = f"The rule's answer is malformed: {error}."
+    return Refusal(Code.POLICY_BAD_OUTPUT, reason, error.field, error.expected)
+
+
+def unsound(field: str, expected: str, found: str) -> Refusal:
+    """The proposal breaks what was asked, or names what does not exist."""
+    reason = f"The rule's proposal is not sound: {field or 'it'}: expected {expected}; {found}."
+    return Refusal(Code.POLICY_UNSOUND, reason, field, expected)
+
+
+def taken_and_seen(stale: Refusal) -> Refusal:
+    """The rule proposed what it could see is taken."""
+    reason = f"The rule's proposal is not sound: {stale.reason}"
+    return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)
+
+
+def not_free(node: str, details: Mapping[str, Any]) -> Refusal:
+    """What the proposal names was taken meanwhile."""
+    reason = f"{node} cannot take it: what the rule named is not free."
+    return Refusal(Code.CONFLICT, reason, details=details)
+
+
+def nothing_fits_in(cluster: str) -> Refusal:
+    """The proposal names only a cluster, which has no room."""
+    return Refusal(Code.CONFLICT, f"Nothing fits in “{cluster}” now.")
+
+
+def kept_for_head() -> Refusal:
+    """The proposal names what is reserved."""
+    return Refusal(Code.CONFLICT, "The nodes it proposed are kept for the queue's head.")
+
+
+def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
+    """What was proposed was taken by others, again and again."""
+    return Refusal(
+        Code.CONFLICT, f"Others were faster {times} times in a row; try again.", details=details
+    )
+
+
+def declined(value: Any) -> Refusal:
+    """The rule found no placement."""
+    reason = "The rule proposed no placement."
+    return Refusal(Code.POLICY_DECLINED, reason, details={"data": value})
+
+
+# Of a waiter -------------------------------------------------------------------------------
+
+
+def not_waiting(name: RequestId) -> Refusal:
+    """There is no such waiter."""
+    reason = f"No request {name} is waiting."
+    return Refusal(Code.UNKNOWN_REQUEST, reason, "request", "a waiting request")
+
+
+def cancelled() -> Refusal:
+    """Its client gave it up."""
+    return Refusal(Code.CANCELLED, "The request was cancelled.")
+
+
+def waited(seconds: float, details: Mapping[str, Any], *, patient: bool) -> Refusal:
+    """Its time is up."""
+    code = Code.WAIT_TIMEOUT if patient else Code.NO_CAPACITY
+    reason = f"It waited {seconds:.1f} s and did not fit in that time."
+    return Refusal(code, reason, details=details)
+
+
+# Of a lease, and of what is asked ----------------------------------------------------------
+
+
+def lease_over(lease: Lease) -> Refusal:
+    """It has ended, or is ending."""
+    reason = f"Lease {lease.id} is over: {lease.reason}."
+    return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
+
+
+def no_cursor(after: str) -> Refusal:
+    """The page that is asked for starts nowhere."""
+    reason = f"after: “{after[:40]}” is not what a page of this list gave as its `next`."
+    return Refusal(Code.BAD_MESSAGE, reason, "after", "`next` of the page before")
+
+
+def unknown_lease(request: RequestId) -> Refusal:
+    """There is none."""
+    reason = f"There is no lease {request}, or it ended long ago."
+    return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
+
+
+def wrong_token(request: RequestId) -> Refusal:
+    """The caller does not own the lease."""
+    reason = f"This is not the token of lease {request}."
+    expected = "the `token` that came with the grant"
+    return Refusal(Code.WRONG_TOKEN, reason, "token", expected)
