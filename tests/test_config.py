@@ -19,6 +19,7 @@ from moorage.config import (
 )
 
 HOME = {"HOME": "/home/ann"}
+PAGES = ("https://a.b", "http://c:1")
 
 
 def write(path: Path, text: str) -> Path:
@@ -69,6 +70,8 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "http_port": ("2", "2", 2),
         "data_dir": ("/srv/m", '"/srv/m"', Path("/srv/m")),
         "tokens": ("ann:k1,bob:k2", '{ann = "k1", bob = ["k2"]}', {"k1": "ann", "k2": "bob"}),
+        "allowed_hosts": ("moored,GPU.lan", '["moored", "GPU.lan"]', ("moored", "gpu.lan")),
+        "allowed_origins": ("https://a.b, http://c:1", '["https://a.b", "http://c:1"]', PAGES),
         "sandbox": ("unsafe", '"unsafe"', "unsafe"),
         "isolation": ("per_eval", '"per_eval"', "per_eval"),
         "policy_deadline_seconds": ("0.5", "0.5", 0.5),
@@ -131,6 +134,13 @@ def test_metrics_come_from_one_place() -> None:
     [
         ("host", " 127.0.0.1"),
         ("port", "-1"),
+        ("allowed_hosts", "moored:8080"),
+        ("allowed_hosts", "http://moored"),
+        ("allowed_hosts", "*"),
+        ("allowed_origins", "console.example"),
+        ("allowed_origins", "https://console.example/"),
+        ("allowed_origins", "null"),
+        ("allowed_origins", "*"),
         ("port", "65536"),
         ("port", "80.5"),
         ("port", "http"),

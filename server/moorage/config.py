@@ -8,7 +8,6 @@ type, its default, what is accepted, and the sentence that the READMEs and `--he
 """
 
 import dataclasses
-import ipaddress
 import textwrap
 import urllib.parse
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
 from moorage.protocol.fields import TTL_SECONDS_MAX
+from moorage.protocol.origins import is_loopback
 from moorage.setting_kinds import (
     FOLDER,
     HOST,
@@ -26,6 +26,7 @@ from moorage.setting_kinds import (
     LABELS,
     NAME,
     NAMES,
+    ORIGINS,
     PORT,
     SWITCH,
     TOKENS,
@@ -45,6 +46,7 @@ from moorage.setting_sources import (
     PREFIX,
     ConfigError,
     Setting,
+    default_data_dir,
     from_environment,
     from_file,
     from_flags,
@@ -66,7 +68,6 @@ __all__ = [
     "LogLevel",
     "Sandbox",
     "Setting",
-    "is_loopback",
     "settings",
     "settings_file",
     "settings_help",
@@ -125,6 +126,21 @@ class Config:
             default="none",
         ),
     ] = field(default_factory=dict, repr=False)
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            HOSTS,
+            "Names to answer to, besides `host`, loopback ones and the address that a request came "
+            "to; any other may be a web page's.",
+            default="none",
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Setting(
+            ORIGINS, "Other sites whose pages may ask, besides the daemon's own.", default="none"
+        ),
+    ] = ()
     sandbox: Annotated[
         Sandbox,
         Setting(
@@ -390,7 +406,7 @@ class Config:
             **from_environment(known, environ),
             **from_flags(known, argv_overrides),
         }
-        values: dict[str, Any] = {"data_dir": _default_data_dir(environ)}
+        values: dict[str, Any] = {"data_dir": default_data_dir(environ)}
         for name, (source, value) in given.items():
             values[name] = read(known[name], source, value)
         config = cls(**values)
@@ -430,28 +446,6 @@ def settings_help() -> str:
     return "\n".join(lines).replace("`", "")
 
 
-def _default_data_dir(environ: Mapping[str, str]) -> Path:
-    """Return a folder that does not depend on where the daemon is started.
-
-    Leases must not vanish because somebody restarts it from another folder.
-    """
-    state = environ.get("XDG_STATE_HOME", "")
-    if not Path(state).is_absolute():  # The XDG specification ignores relative paths.
-        home = environ.get("HOME")
-        state = str((Path(home) if home else Path.home()) / ".local" / "state")
-    return Path(state) / "moored"  # `moorage` beside it is the clients'.
-
-
-def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach `host`; names but `localhost` count as not."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _has_tenants(config: Config) -> bool:
     """Tell whether those who ask may be strangers to one another and to this machine."""
     return bool(config.tokens) or not (is_loopback(config.host) and is_loopback(config.http_host))
@@ -474,7 +468,11 @@ def _check_together(config: Config, sources: Mapping[str, str]) -> None:
             )
     for setting in EXTERNAL_SERVICES.values():
         url = urllib.parse.urlsplit(getattr(config, setting))
-        if config.http_port and url.port == config.http_port and _is_here(url.hostname, config):
+        if (
+            config.http_port
+            and url.port == config.http_port
+            and _is_here(url.hostname or "", config)
+        ):
             refuse(
                 setting,
                 f"expected another service than this daemon's own HTTP port {config.http_port}; "
@@ -491,7 +489,5 @@ def _check_together(config: Config, sources: Mapping[str, str]) -> None:
         refuse("http_port", f"expected another port than the WebSocket's, {config.port}")
 
 
-def _is_here(host: str | None, config: Config) -> bool:
-    return host == config.http_host or (
-        host is not None and is_loopback(host) and is_loopback(config.http_host)
-    )
+def _is_here(host: str, config: Config) -> bool:
+    return host == config.http_host or (is_loopback(host) and is_loopback(config.http_host))

@@ -338,6 +338,7 @@ class Code(StrEnum):
     UNSUPPORTED = "unsupported"
     TOO_LARGE = "too_large"
     UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
     # What it names.
     UNKNOWN_POLICY = "unknown_policy"
     UNKNOWN_CLUSTERS = "unknown_clusters"

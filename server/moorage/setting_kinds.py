@@ -3,6 +3,7 @@
 `moorage.config` says which setting is of which kind.
 """
 
+import ipaddress
 import math
 import re
 import urllib.parse
@@ -10,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+
+from moorage.protocol.origins import read_origin
 
 __all__ = [
     "FOLDER",
@@ -19,6 +22,7 @@ __all__ = [
     "LABELS",
     "NAME",
     "NAMES",
+    "ORIGINS",
     "PORT",
     "SWITCH",
     "TOKENS",
@@ -147,7 +151,17 @@ def _read_hosts(value: Any) -> tuple[str, ...]:
         raise ValueError
     if not all(isinstance(name, str) and _HOST_NAME.fullmatch(name) for name in names):
         raise ValueError
+    for name in names:
+        if ":" in name:  # No port: an address of IPv6, or nothing.
+            ipaddress.IPv6Address(name)
     return tuple(name.lower() for name in names)
+
+
+def _read_origins(value: Any) -> tuple[str, ...]:
+    origins = _split(value)
+    if not origins or not all(map(read_origin, origins)):
+        raise ValueError
+    return tuple(origins)
 
 
 def _read_url(value: Any) -> str:
@@ -222,6 +236,11 @@ def _read_tokens(value: Any) -> dict[str, str]:
 HOST: Final = Kind("a host name or an IP address", _read_host)
 HOSTS: Final = Kind(
     "host names or IP addresses, separated by commas (in the file a list)", _read_hosts
+)
+ORIGINS: Final = Kind(
+    "origins such as `https://console.example` or `http://10.0.0.7:3000`, separated by commas (in "
+    "the file a list)",
+    _read_origins,
 )
 URL: Final = Kind(
     "an http or https URL such as `http://registry:3000`, without a query; `user:password@` before "

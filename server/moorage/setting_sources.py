@@ -194,3 +194,15 @@ def read(setting: Setting, source: str, value: Any) -> Any:
         # A secret is never repeated: errors end up in logs.
         got = "" if kind in {TOKENS, URL} else f", got {value!r}"
         raise ConfigError(setting.name, source, f"expected {kind.expected}{got}") from None
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """Return a folder that does not depend on where the daemon is started.
+
+    Leases must not vanish because somebody restarts it from another folder.
+    """
+    state = environ.get("XDG_STATE_HOME", "")
+    if not Path(state).is_absolute():  # The XDG specification ignores relative paths.
+        home = environ.get("HOME")
+        state = str((Path(home) if home else Path.home()) / ".local" / "state")
+    return Path(state) / "moored"  # `moorage` beside it is the clients'.

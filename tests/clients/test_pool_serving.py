@@ -234,6 +234,25 @@ class TestEndpoints:
             assert answer.status_code == 400
             assert said in answer.json()["message"]
 
+    @pytest.mark.parametrize(
+        "headers",
+        [
+            {"Host": "evil.example"},
+            {"Origin": "https://evil.example"},
+            {"Origin": "null"},
+            {"Sec-Fetch-Site": "cross-site"},
+        ],
+    )
+    def test_on_a_port_no_page_is_answered(self, http, pool, headers):
+        for method, path in (("GET", "/state"), ("POST", "/checkout"), ("GET", "/nothing")):
+            answer = http.request(method, path, headers=headers, json=GPU)
+            if isinstance(pool.address, Uds):  # No browser comes there.
+                assert answer.status_code != 403
+            else:
+                assert (answer.status_code, answer.json()["error"]) == (403, "Forbidden")
+        if isinstance(pool.address, Uds):
+            pool.checkin(pool.state()["holdings"][0]["transaction"])
+
     def test_a_type_that_is_not_there_is_not_found(self, http):
         assert http.post("/count", json="apples").status_code == 404
 

@@ -290,12 +290,14 @@ async def open_port() -> AsyncIterator[Open]:
     """Open gateways, with settings as given, until the end of the test."""
     ports: list[Port] = []
 
-    async def open_one(authenticate: Authenticate = let_in, **settings: Any) -> Port:
+    async def open_one(
+        authenticate: Authenticate = let_in, pages_port: int = 0, **settings: Any
+    ) -> Port:
         harbour = Harbour()
         quick = {"close_seconds_max": 0.5, "drain_seconds_max": 0.5, **settings}
         gateway = Gateway(harbour, GatewaySettings(**quick), authenticate)
         harbour.gateway = gateway
-        ports.append(Port(gateway, harbour, await gateway.start("127.0.0.1", 0)))
+        ports.append(Port(gateway, harbour, await gateway.start("127.0.0.1", 0, pages_port)))
         return ports[-1]
 
     yield open_one

@@ -3,6 +3,8 @@
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from moorage.protocol.origins import Origins
+
 
 async def refused(port, **options):
     with pytest.raises(InvalidStatus) as caught:
@@ -12,14 +14,14 @@ async def refused(port, **options):
 
 @pytest.mark.parametrize("path", ["/healthz", "/healthz?verbose"])
 async def test_health_is_told_to_anybody(port, path):
-    answer = await port.http(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    answer = await port.http(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     assert answer.startswith(b"HTTP/1.1 200 ")
     assert answer.endswith(b"\r\n\r\nok\n")
 
 
 @pytest.mark.parametrize("method", ["POST", "HEAD", "DELETE", "OPTIONS"])
 async def test_other_methods_are_not_allowed(port, method):
-    request = f"{method} /healthz HTTP/1.1\r\nHost: x\r\n".encode()
+    request = f"{method} /healthz HTTP/1.1\r\nHost: localhost\r\n".encode()
     answer = await port.http(request + b"Connection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 405 ")
     assert b"\r\nAllow: GET\r\n" in answer
@@ -27,7 +29,7 @@ async def test_other_methods_are_not_allowed(port, method):
 
 
 async def test_a_browser_is_told_that_this_is_no_web_page(port):
-    answer = await port.http(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    answer = await port.http(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 426 ")
 
 
@@ -65,18 +67,54 @@ async def test_the_scheme_may_be_written_in_any_case(port):
 
 @pytest.mark.parametrize(
     "origin",
-    ["https://evil.example", "http://localhost.evil.example", "http://127.0.0.1.x", "null"],
+    ["https://evil.example", "http://localhost.evil.example", "http://localhost:8081", "null"],
 )
 async def test_a_page_of_another_site_cannot_connect(port, origin):
-    assert (await refused(port, origin=origin)).status_code == 403
+    response = await refused(port, origin=origin, additional_headers={"Authorization": "Bearer x"})
+    assert response.status_code == 403
+    assert f"Origin: a page of '{origin}' may not ask" in response.body.decode()
+    assert port.gateway.stats().refused_foreign_total == 1
 
 
+async def test_our_own_pages_and_named_ones_can(open_port):
+    port = await open_port(origins=Origins(("moored",), ("https://ours.example",)), pages_port=8080)
+    for origin in (
+        "http://localhost:8080",
+        "http://[::1]:8080",
+        "http://moored:8080",
+        f"http://127.0.0.1:{port.number}",
+        "https://ours.example",
+    ):
+        client = await port.client(origin=origin)
+        await client.ask(1)
+        assert await client.data() == {"n": 1}
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/"])
 @pytest.mark.parametrize(
-    "origin",
-    ["http://localhost:8080", "http://127.0.0.1:8080", "https://[::1]", "https://ours.example"],
+    ("headers", "status"),
+    [
+        ("Host: evil.example", 403),
+        ("Host: localhost\r\nOrigin: https://evil.example", 403),
+        ("Host: localhost\r\nSec-Fetch-Site: cross-site", 403),
+        ("Host: localhost\r\nHost: evil.example", 400),
+        ("Accept: */*", 400),
+    ],
 )
-async def test_a_page_of_this_machine_or_a_named_one_can(open_port, origin):
-    port = await open_port(origins=("https://ours.example",))
-    client = await port.client(origin=origin)
-    await client.ask(1)
-    assert await client.data() == {"n": 1}
+async def test_plain_requests_are_looked_at_too(port, path, headers, status):
+    answer = await port.http(f"GET {path} HTTP/1.1\r\n{headers}\r\n\r\n".encode())
+    assert answer.startswith(f"HTTP/1.1 {status} ".encode())
+
+
+@pytest.mark.parametrize("header", ["Content-Length: 5", "Transfer-Encoding: chunked"])
+async def test_a_request_with_a_body_is_cut(port, header):
+    ask = f"GET /healthz HTTP/1.1\r\nHost: localhost\r\n{header}\r\n\r\n"
+    assert await port.http(ask.encode()) == b""
+
+
+async def test_the_host_of_the_target_counts(port):
+    ask = "GET http://{}/healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    answer = await port.http(ask.format("evil.example").encode())
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    answer = await port.http(ask.format("localhost").encode())
+    assert answer.startswith(b"HTTP/1.1 426 ")

@@ -1,12 +1,13 @@
 """Where a pool is served: `uds:PATH`, a Unix socket, or `tcp:HOST:PORT` on this machine."""
 
-import ipaddress
 import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from moorage.protocol.origins import is_loopback
 
 __all__ = ["ENVIRONMENT", "Tcp", "Uds", "address_here", "parse_address"]
 
@@ -51,7 +52,7 @@ def parse_address(text: str) -> Uds | Tcp:
     host, _, port = rest.rpartition(":")
     if kind != "tcp" or not host or not port.isdecimal() or int(port) > _PORT_MAX:
         raise ValueError(f"{text!r}: expected uds:PATH or tcp:HOST:PORT")
-    if not _loopback(host.strip("[]")):
+    if not is_loopback(host.strip("[]")):
         raise ValueError(f"{text!r}: a pool is served to this machine only; expected a loopback")
     return Tcp(host.strip("[]"), int(port))
 
@@ -72,10 +73,3 @@ def address_here(environment: Mapping[str, str]) -> Uds | Tcp:
     if folder := environment.get("XDG_RUNTIME_DIR"):
         return Uds(Path(folder) / "moorage" / "pool.sock")
     return Uds(Path(tempfile.gettempdir()) / f"moorage-{os.getuid()}" / "pool.sock")
-
-
-def _loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -10,7 +10,7 @@
     GET  /state         what is free, all that there is, who holds what
 
 A failure is `{"error", "message"}`; `error` is the name of an exception of `moorage.slots`, or
-`Busy`.
+`Busy`, or `Forbidden` for a page that a browser shows.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -21,7 +21,9 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from moorage.protocol.origins import Origins
 from moorage.slots import EmptyResourcePoolError, InvalidRequest, ResourceUnavailable, SlotsError
 from moorage_client.pool.holdings import TTL_SECONDS_MAX, Busy, Holdings
 
@@ -31,11 +33,12 @@ BODY_BYTES_MAX: Final = 1_048_576
 """Size of the body of a request, in bytes."""
 
 
-def create_app(holdings: Holdings) -> Starlette:
+def create_app(holdings: Holdings, *, on_port: bool) -> ASGIApp:
     """Return the application that serves a pool.
 
     Args:
         holdings: The pool, and who holds what of it.
+        on_port: Whether it is served on a port, which browsers reach, too.
 
     """
     endpoints = _Endpoints(holdings)
@@ -48,7 +51,25 @@ def create_app(holdings: Holdings) -> Starlette:
         _route("/checkin", endpoints.checkin),
         _route("/renew", endpoints.renew),
     ]
-    return Starlette(routes=routes)
+    app = Starlette(routes=routes)
+    app.router.redirect_slashes = False  # It would send clients to whatever host they named.
+    return _without_pages(app) if on_port else app
+
+
+def _without_pages(app: ASGIApp) -> ASGIApp:
+    """Return the application without requests of web pages: a pool is for programs."""
+    origins = Origins()
+
+    async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope)
+        foreign = origins.refusal(scope["raw_path"].decode("latin-1"), request.headers.items())
+        if foreign is None:
+            await app(scope, receive, send)
+        else:
+            answer = JSONResponse({"error": "Forbidden", "message": foreign.reason}, 403)
+            await answer(scope, receive, send)
+
+    return checked
 
 
 class _Endpoints:

@@ -56,7 +56,7 @@ async def serve(
     with _listening(address) as (listener, bound):
         server = _Server(
             uvicorn.Config(
-                create_app(holdings),
+                create_app(holdings, on_port=isinstance(address, Tcp)),
                 http="h11",
                 ws="none",
                 lifespan="off",

@@ -54,6 +54,7 @@ from moorage.daemon.http_calls import HttpCalls
 from moorage.daemon.lease_tokens import LeaseTokens, open_secret
 from moorage.daemon.managing import Management
 from moorage.daemon.measures import Measures, gauge
+from moorage.daemon.names import names
 from moorage.daemon.publishing import Publishing
 from moorage.daemon.remembering import Remembering
 from moorage.daemon.remote_rules import remote_rules
@@ -269,10 +270,9 @@ class Daemon:
             sessions_max=config.sessions_max,
             message_bytes_max=config.message_bytes_max,
             deflate=config.deflate,
+            origins=names(config),
         )
         self._gateway = Gateway(self._admission, settings, self._tokens.tenant)
-        port = await self._gateway.start(config.host, config.port)
-        self._closing.push_async_callback(self._gateway.close)
         services = HttpServices(
             catalog=self._catalog,
             rules=self._rules,
@@ -288,9 +288,11 @@ class Daemon:
             readiness=self._readiness,
             metrics_text=self._measures.text,
         )
-        web = WebServer(services)
+        web = WebServer(services, origins=names(config))
         http_port = await web.start(config.http_host, config.http_port)
         self._closing.push_async_callback(web.close)
+        port = await self._gateway.start(config.host, config.port, http_port)
+        self._closing.push_async_callback(self._gateway.close)
         self._follow_prometheus()
         self._ready = True
         return port, http_port

@@ -16,12 +16,13 @@ from typing import Final
 import structlog
 import uvloop
 
-from moorage.config import Config, is_loopback
+from moorage.config import Config
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.rereading import Rereading
 from moorage.engines.base import EngineError
 from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.origins import is_loopback
 from moorage.sandbox import jail
 from moorage.sandbox.host import JailError
 

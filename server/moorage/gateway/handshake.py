@@ -1,18 +1,16 @@
 """Who is let in: the HTTP side of the port, before a connection is a WebSocket.
 
-The gateway consults `Doorman` for every request. `/healthz` is answered to anybody; everything
-else must be an opening handshake with a valid token, from a place that may connect.
+The gateway consults `Doorman` for every request. No page of another site is answered; a program
+asks for `/healthz` without a token, and everything else is an opening handshake with a valid one.
 """
 
 import http
-import re
 import secrets
 from collections.abc import Callable
 from typing import Final
 
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
-from websockets.typing import Origin
 
 from moorage.gateway.connection import Connection
 from moorage.gateway.session import Counts
@@ -21,14 +19,13 @@ from moorage.model import SessionId, Tenant
 
 SESSION_HEADER: Final = "Moorage-Session"
 """Header of the handshake's response: the session's id, for `resume`. Nobody can guess it."""
-_LOOPBACK: Final = re.compile(r"https?://(localhost|127(\.\d{1,3}){3}|\[::1\])(:\d+)?")
 
 
 class Doorman:
     """Answers the HTTP requests of the port.
 
     Args:
-        settings: Limits, and the web origins that may connect.
+        settings: Limits.
         authenticate: Given the bearer token, or None where there was none, returns whose it is,
             or None to refuse.
         counts: Where refusals are counted.
@@ -44,18 +41,11 @@ class Doorman:
         sessions: Callable[[], int],
     ) -> None:
         self.draining = False
+        self.origins = settings.origins
         self._settings = settings
         self._authenticate = authenticate
         self._counts = counts
         self._sessions = sessions
-
-    def origins(self) -> list[Origin | re.Pattern[str] | None]:
-        """Return the web origins that may connect.
-
-        A page of any site can make its visitor's browser open a socket to this machine. Browsers
-        say which site it was, so the others are refused; programs that are no browsers say none.
-        """
-        return [None, _LOOPBACK, *map(Origin, self._settings.origins)]
 
     def request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer a request over HTTP, or return None to let the handshake go on."""
@@ -67,6 +57,13 @@ class Doorman:
             )
             answer.headers["Allow"] = "GET"
             return answer
+        if len(request.headers.get_all("Host")) != 1:  # RFC 9112, 3.2.
+            return connection.respond(http.HTTPStatus.BAD_REQUEST, "Send one `Host`.\n")
+        rows = [(name.lower(), value) for name, value in request.headers.raw_items()]
+        foreign = self.origins.refusal(request.path, rows, connection.local_address[0])
+        if foreign is not None:
+            self._counts.refused_foreign += 1
+            return connection.respond(http.HTTPStatus.FORBIDDEN, f"{foreign.advice}.\n")
         if request.path.partition("?")[0] == "/healthz":
             if self.draining:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")

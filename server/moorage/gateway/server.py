@@ -7,7 +7,7 @@ loop runs; all of its methods are called from that loop.
 import asyncio
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 
@@ -41,6 +41,7 @@ class GatewayStats:
         slow_readers_total: Sessions dropped because they did not read.
         refused_full_total: Handshakes refused because all sessions were taken.
         refused_unauthorized_total: Handshakes refused for want of a valid token.
+        refused_foreign_total: Requests refused that other sites' pages made, or under other names.
 
     """
 
@@ -57,6 +58,7 @@ class GatewayStats:
     slow_readers_total: int
     refused_full_total: int
     refused_unauthorized_total: int
+    refused_foreign_total: int
 
 
 class Gateway:
@@ -87,12 +89,13 @@ class Gateway:
         self._server: Server | None = None
         self._draining = False
 
-    async def start(self, host: str, port: int) -> int:
+    async def start(self, host: str, port: int, pages_port: int = 0) -> int:
         """Listen.
 
         Args:
             host: Address or name to bind to.
             port: Port, 0 for a free one.
+            pages_port: Port of the server's own pages, which may connect.
 
         Returns:
             The port that was bound.
@@ -102,12 +105,12 @@ class Gateway:
 
         """
         settings = self._settings
+        self._doorman.origins = replace(settings.origins, pages_port=pages_port)
         self._server = await serve(
             self._handle,
             host,
             port,
             backlog=settings.handshakes_max,
-            origins=self._doorman.origins(),
             compression="deflate" if settings.deflate else None,
             process_request=self._doorman.request,
             process_response=self._doorman.response,
@@ -221,6 +224,7 @@ class Gateway:
             slow_readers_total=counts.slow_readers,
             refused_full_total=counts.refused_full,
             refused_unauthorized_total=counts.refused_unauthorized,
+            refused_foreign_total=counts.refused_foreign,
         )
 
     async def _handle(self, connection: ServerConnection) -> None:

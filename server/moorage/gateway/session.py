@@ -39,6 +39,7 @@ class Counts:
     slow_readers: int = 0
     refused_full: int = 0
     refused_unauthorized: int = 0
+    refused_foreign: int = 0
 
 
 _BINARY = failure(

@@ -6,6 +6,8 @@
 from dataclasses import dataclass
 from typing import Final
 
+from moorage.protocol.origins import Origins
+
 MESSAGE_BYTES_MAX: Final = 2**20
 SESSIONS_MAX: Final = 10_000
 HANDSHAKES_MAX: Final = 1_024
@@ -42,9 +44,7 @@ class GatewaySettings:
         close_seconds_max: How long a closing handshake may take. Then the connection is cut.
         drain_seconds_max: How long `Gateway.close` waits for replies to be written.
         deflate: Whether permessage-deflate is offered. Costs 40 KiB per session.
-        origins: Web origins that may connect, besides those on this machine's loopback names;
-            e.g. `https://console.example.org`. Any other: HTTP 403. Clients that are no browsers
-            send none and are let in.
+        origins: Under which names, and for whose pages, the port answers. Any other: HTTP 403.
 
     """
 
@@ -63,4 +63,4 @@ class GatewaySettings:
     close_seconds_max: float = 2.0
     drain_seconds_max: float = 10.0
     deflate: bool = False
-    origins: tuple[str, ...] = ()
+    origins: Origins = Origins()  # noqa: RUF009  # It cannot be changed.

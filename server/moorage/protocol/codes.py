@@ -17,6 +17,7 @@ CODES: Final[dict[Code, str]] = {
     Code.UNSUPPORTED: "The message is well formed, but this server does not do that.",
     Code.TOO_LARGE: "The message, or something in it, is larger than the stated limit.",
     Code.UNAUTHORIZED: "The token is missing, unknown, or not allowed to do this.",
+    Code.FORBIDDEN: "A page of another site asks, or the server is not known under this name.",
     Code.UNKNOWN_POLICY: "No policy has this `policy_rule_uri`.",
     Code.UNKNOWN_CLUSTERS: "No cluster that is named, or found by `filter` or `search`, is live.",
     Code.UNKNOWN_LEASE: "There is no such lease, or it ended too long ago to be remembered.",

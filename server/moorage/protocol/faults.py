@@ -20,6 +20,7 @@ STATUS_BY_CODE: Final[Mapping[Code, int]] = {
     Code.UNSUPPORTED: 400,
     Code.BAD_POLICY: 400,
     Code.UNAUTHORIZED: 401,
+    Code.FORBIDDEN: 403,
     Code.WRONG_TOKEN: 403,
     Code.NOT_FOUND: 404,
     Code.UNKNOWN_POLICY: 404,

@@ -48,6 +48,7 @@ def create_app(services: WebServices) -> FastAPI:
         openapi_url=None,
         docs_url=None,
         redoc_url=None,
+        redirect_slashes=False,  # It would send clients to whatever host they named.
     )
     _add_failures(app)
     app.add_middleware(Noted)
@@ -60,8 +61,11 @@ def create_app(services: WebServices) -> FastAPI:
 
 def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None]]:
     async def authenticate(request: Request) -> None:
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        given = request.headers.getlist("authorization")
+        scheme, _, token = "".join(given[:1]).partition(" ")
         tenant = services.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+        if len(given) > 1:  # A proxy may have looked at the other one.
+            tenant = None
         if tenant is None:
             raise ServiceError(
                 Code.UNAUTHORIZED,

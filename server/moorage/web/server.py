@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Iterator, MutableMapping
+from dataclasses import replace
 from typing import Any, Final
 
 import uvicorn
@@ -15,8 +16,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.origins import Origins
 from moorage.web.app import create_app
 from moorage.web.bodies import failure
+from moorage.web.checks import RequestChecks
 from moorage.web.services import WebServices
 
 __all__ = ["WebServer"]
@@ -40,12 +43,19 @@ class WebServer:
         services: What the endpoints reach.
         drain_seconds: How long requests may go on after `close`; then they are answered 503
             `shutting_down`.
+        origins: Under which names, and for whose pages, requests are answered.
 
     """
 
-    def __init__(self, services: WebServices, drain_seconds: int = DRAIN_SECONDS) -> None:
+    def __init__(
+        self,
+        services: WebServices,
+        drain_seconds: int = DRAIN_SECONDS,
+        origins: Origins = Origins(),  # noqa: B008  # It cannot be changed.
+    ) -> None:
+        self._checks = RequestChecks(_Drained(create_app(services)), origins)
         config = uvicorn.Config(
-            _Drained(create_app(services)),
+            self._checks,
             http="h11",
             ws="none",
             lifespan="off",
@@ -76,6 +86,7 @@ class WebServer:
         """
         listener = await _bind(host, port)
         bound: int = listener.getsockname()[1]
+        self._checks.origins = replace(self._checks.origins, pages_port=bound)
         self._serving = asyncio.create_task(self._server.serve([listener]), name="web")
         ready = asyncio.create_task(self._server.ready.wait())
         try:

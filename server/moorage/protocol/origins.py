@@ -1,0 +1,160 @@
+"""Who may ask over HTTP: programs and our own pages, but no page of another site.
+
+`gateway`, `web` and served slot pools ask `Origins.refusal` about every request, the handshakes of
+WebSockets included. A browser reaches every port of its machine, and any page may tell it to: a
+form or a WebSocket asks no permission first. Three headers that no page can set say so:
+
+* `Host` is the name in the URL (RFC 9110, 7.2). A page whose own name its owner lets point to
+  127.0.0.1 (DNS rebinding) is of one origin with us to the browser, and reads answers; only the
+  name gives it away. No address can be rebound, so the one that the request came to is fine too.
+* `Origin` is where the page comes from (RFC 6454, 7). Browsers send it with WebSockets and with
+  all that changes anything; programs rarely do. It is ours where it names the server as `Host`
+  does, or the port of our pages. `null`, a page that hides its origin, is nobody's.
+* `Sec-Fetch-Site` (W3C, Fetch Metadata) says the same of what has no `Origin`: images, links,
+  frames. `same-site` is another port of this machine, and so another origin.
+
+The port in `Host` does not count: tunnels change it, and it protects nobody. A request without
+`Host` is HTTP/1.0, which no browser speaks.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+__all__ = ["Foreign", "Origins", "WebOrigin", "is_loopback", "read_origin"]
+
+_PORTS: Final = {"http": 80, "https": 443}
+_AUTHORITY: Final = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{0,5}))?", re.IGNORECASE)
+_OWN_SITES: Final = frozenset({"same-origin", "none"})
+"""`none`: the user typed the address."""
+
+
+class WebOrigin(NamedTuple):
+    """Where a page comes from."""
+
+    scheme: str
+    name: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """Why a request is refused.
+
+    Args:
+        header: What told.
+        reason: A sentence for whoever asked.
+        setting: The daemon's setting that would let it in; empty where none does.
+
+    """
+
+    header: str
+    reason: str
+    setting: str = ""
+
+    @property
+    def advice(self) -> str:
+        """The reason, and what the operator of a daemon can do about it."""
+        return (
+            f"{self.reason}; setting `{self.setting}` lets it in" if self.setting else self.reason
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Origins:
+    """What one server answers to.
+
+    Args:
+        hosts: Its names beside those of loopback: what it listens on, and what operators add.
+        origins: Other sites whose pages may ask, each as `read_origin` takes it.
+        pages_port: Where its own pages come from; 0: nowhere but from the port that is asked.
+
+    """
+
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    pages_port: int = 0
+
+    def refusal(
+        self, target: str, headers: Iterable[tuple[str, str]], here: str = ""
+    ) -> Foreign | None:
+        """Return why a request may not be answered, or None where it may.
+
+        Args:
+            target: What stands after the method; where it names a host, that counts as well.
+            headers: All of them; names in lower case.
+            here: The address of this machine that the request came to.
+
+        """
+        found: dict[str, list[str]] = {"host": [], "origin": [], "sec-fetch-site": []}
+        for name, value in headers:
+            if name in found:
+                found[name].append(value)
+        hosts, origins = found["host"], found["origin"]
+        if not target.startswith("/") and "://" in target:
+            hosts.append(re.split("[/?#]", target.partition("://")[2])[0])
+        names = {_plain(each) for each in (*self.hosts, here) if each}
+        for host in hosts:
+            place = _place("", host, 0)
+            if place is None or not _is_ours(place.name, names):
+                reason = f"Host: {host!r} is no name of this server; a page may be behind it"
+                return Foreign("host", reason, "allowed_hosts")
+        for origin in origins:
+            if not self._may_ask(origin, hosts, names):
+                reason = f"Origin: a page of {origin!r} may not ask this server"
+                return Foreign("origin", reason, "" if origin == "null" else "allowed_origins")
+        if not origins and not _OWN_SITES.issuperset(found["sec-fetch-site"]):
+            reason = "Sec-Fetch-Site: a page of another site may not ask this server"
+            return Foreign("sec-fetch-site", reason)
+        return None
+
+    def _may_ask(self, text: str, hosts: list[str], names: set[str]) -> bool:
+        origin = read_origin(text)
+        if origin is None:
+            return False
+        if origin.port == self.pages_port and _is_ours(origin.name, names):
+            return True
+        # A proxy that ends TLS speaks http to us and https to the page: the scheme does not count.
+        if origin in (_place(origin.scheme, host, _PORTS[origin.scheme]) for host in hosts):
+            return True
+        return origin in map(read_origin, self.origins)
+
+
+def read_origin(text: str) -> WebOrigin | None:
+    """Return the origin that a text names as `http(s)://host[:port]`; None where it names none."""
+    scheme, _, authority = text.partition("://")
+    default = _PORTS.get(scheme.lower())
+    return None if default is None else _place(scheme.lower(), authority, default)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach `host`; names but `localhost` count as not."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_ours(name: str, names: set[str]) -> bool:
+    return is_loopback(name) or name in names
+
+
+def _place(scheme: str, authority: str, default_port: int) -> WebOrigin | None:
+    found = _AUTHORITY.fullmatch(authority)
+    if found is None:
+        return None
+    name, port = found.groups()
+    return WebOrigin(scheme, _plain(name), int(port) if port else default_port)
+
+
+def _plain(name: str) -> str:
+    """Return a name or an address the way two of them are compared."""
+    name = name.strip("[]").lower().removesuffix(".")
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])  # The zone is this machine's affair.
+    except ValueError:
+        return name
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)

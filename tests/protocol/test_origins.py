@@ -1,0 +1,195 @@
+"""Who may ask over HTTP: the one decision behind both doors and served pools."""
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from moorage.protocol.origins import Origins, read_origin
+
+HERE = "127.0.0.1"
+OURS = Origins(
+    hosts=("0.0.0.0", "Moorage.Example", "fd00::7"),  # noqa: S104  # Nothing listens here.
+    origins=("https://console.example", "HTTP://tools.example:3000"),
+    pages_port=8080,
+)
+
+
+def told(origins=OURS, here=HERE, target="/", host="localhost:8765", **headers):
+    """Return the header that had a request refused, or an empty text."""
+    rows = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    found = origins.refusal(target, [("host", host), *rows], here)
+    return "" if found is None else found.header
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "localhost",
+        "LOCALHOST:8765",
+        "localhost.",
+        "localhost.:80",
+        "localhost:",
+        "127.0.0.1:8765",
+        "127.8.9.1",
+        "[::1]:8765",
+        "[0:0:0:0:0:0:0:1]",
+        "[::ffff:127.0.0.1]:8765",
+        "0.0.0.0:8765",
+        "moorage.example",
+        "MOORAGE.example.:443",
+        "[FD00:0::7]",
+    ],
+)
+def test_its_own_names_are_answered_to(host):
+    assert told(host=host) == ""
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8765",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "evil.localhost",
+        "a@localhost",
+        "localhost:8765@evil.example",
+        "localhost:80:80",
+        "localhost:eighty",
+        "localhost evil.example",
+        "localhost,evil.example",
+        "localhost..",
+        "localhost/",
+        "10.0.0.7",
+        "[fd00::8]",
+        "[::1",
+        "::1",
+        "[localhost]",
+        "127.1",
+        "2130706433",
+        "ⓛocalhost",
+        "",
+    ],
+)
+def test_other_names_are_not(host):
+    assert told(host=host) == "host"
+
+
+def test_an_address_is_a_name_where_the_request_came_to_it():
+    for here, host in (
+        ("10.0.0.7", "10.0.0.7:8080"),
+        ("::ffff:10.0.0.7", "10.0.0.7"),
+        ("fe80::1%eth0", "[fe80::1]:8080"),
+    ):
+        assert told(here=here, host=host) == ""
+        assert told(here="10.0.0.8", host=host) == "host"
+
+
+def test_every_host_counts_the_one_of_the_target_too():
+    assert told(target="http://localhost:8080/x?y=//evil.example") == ""
+    assert told(target="//evil.example/") == ""  # A path.
+    assert told(target="/?at=http://evil.example") == ""
+    for target in ("http://evil.example", "HTTP://evil.example/x", "ws://evil.example?localhost"):
+        assert told(target=target) == "host"
+    both = [("host", "localhost"), ("host", "evil.example")]
+    for rows in (both, both[::-1]):
+        found = OURS.refusal("/", rows, HERE)
+        assert found is not None
+        assert found.header == "host"
+    assert OURS.refusal("/", [], HERE) is None  # HTTP/1.0: no browser.
+
+
+@pytest.mark.parametrize(
+    ("origin", "host"),
+    [
+        ("http://localhost:8765", "localhost:8765"),  # Of one origin, at any port.
+        ("http://localhost:9999", "LOCALHOST.:9999"),
+        ("http://127.0.0.1", "127.0.0.1"),
+        ("https://moorage.example", "moorage.example"),  # Through a proxy that ends TLS.
+        ("https://moorage.example", "moorage.example:443"),
+        ("http://[::1]:8765", "[::1]:8765"),
+        ("http://localhost:8080", "localhost:8765"),  # Our pages, at our other port.
+        ("http://127.0.0.1:8080", "localhost:8765"),
+        ("http://[::1]:8080", "localhost:8765"),
+        ("http://moorage.example:8080", "moorage.example:8765"),
+        ("https://console.example", "localhost:8765"),  # As configured.
+        ("https://CONSOLE.example:443", "localhost:8765"),
+        ("http://tools.example:3000", "localhost:8765"),
+    ],
+)
+def test_our_own_pages_and_configured_ones_may_ask(origin, host):
+    assert told(origin=origin, host=host) == ""
+    assert told(origin=origin, host=host, sec_fetch_site="cross-site") == ""
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "null",
+        "",
+        "https://evil.example",
+        "http://evil.example:8080",
+        "http://localhost.evil.example:8080",
+        "http://localhost:3000",  # Another server of this machine.
+        "http://localhost",
+        "http://console.example",  # Not as it is configured.
+        "https://console.example:8443",
+        "https://console.example.",
+        "https://tools.example:3000",
+        "https://console.example https://evil.example",
+        "https://console.example/",
+        "https://a@localhost:8765",
+        "file://localhost:8765",
+        "chrome-extension://localhost:8765",
+        "localhost:8765",
+        "//localhost:8765",
+    ],
+)
+def test_pages_of_other_sites_may_not(origin):
+    expected = "" if origin == "https://console.example." else "origin"  # One name, two spellings.
+    assert told(origin=origin) == expected
+    assert told(origin=origin, sec_fetch_site="same-origin") == expected
+
+
+def test_one_of_two_origins_that_may_not_is_enough():
+    rows = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "null")]
+    assert OURS.refusal("/", rows, HERE) is not None
+
+
+@pytest.mark.parametrize(
+    ("site", "expected"),
+    [
+        ("none", ""),
+        ("same-origin", ""),
+        ("same-site", "sec-fetch-site"),
+        ("cross-site", "sec-fetch-site"),
+        ("", "sec-fetch-site"),
+        ("new-in-some-year", "sec-fetch-site"),
+    ],
+)
+def test_without_an_origin_the_browser_says_whose_page_it_is(site, expected):
+    assert told(sec_fetch_site=site) == expected
+
+
+def test_a_refusal_says_what_it_saw_and_what_to_do():
+    found = OURS.refusal("/", [("host", "evil.example")], HERE)
+    assert found is not None
+    assert "'evil.example'" in found.reason
+    assert found.advice == f"{found.reason}; setting `allowed_hosts` lets it in"
+    found = OURS.refusal("/", [("host", "localhost"), ("origin", "null")], HERE)
+    assert found is not None
+    assert found.advice == found.reason  # Nothing lets a hidden origin in.
+
+
+@given(st.text(), st.text())
+@example("[", "http://[")
+@example("[::1%]", "http://[::%]:99999")
+def test_no_text_is_too_strange(host, origin):
+    told(host=host, origin=origin, target=host)
+    read_origin(origin)
+
+
+@given(st.from_regex(r"[a-z0-9.-]{1,30}\.[a-z]{2,9}", fullmatch=True))
+def test_without_settings_no_name_with_a_domain_is_ours(name):
+    assert told(Origins(), host=name) == "host"
+    assert told(Origins(), origin=f"http://{name}:8765") == "origin"

@@ -1,0 +1,150 @@
+"""What no endpoint sees: requests of other sites' pages, of other names, of two lengths."""
+
+import asyncio
+
+import httpx
+import pytest
+
+from moorage.protocol.origins import Origins
+from moorage.web.server import WebServer
+
+PATIENCE_SECONDS = 20
+
+
+async def said(port: int, request: str) -> tuple[int, str]:
+    """Send a request as it is, and return the status and all of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        writer.write(request.encode())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            answer = b""
+            while chunk := await reader.read(65_536):
+                answer += chunk
+    finally:
+        writer.close()
+    return int(answer.split()[1]), answer.decode()
+
+
+CLOSE = "Connection: close\r\n"
+
+
+@pytest.mark.parametrize("tokens", [{None: "local"}, {"key": "ann"}], ids=["open", "tokens"])
+class TestPages:
+    """With tokens and without: a page may know one."""
+
+    @pytest.mark.parametrize(
+        ("headers", "field"),
+        [
+            ({"Host": "evil.example"}, "host"),
+            ({"Host": "evil.example:8080", "Origin": "http://evil.example:8080"}, "host"),
+            ({"Origin": "https://evil.example"}, "origin"),
+            ({"Origin": "null"}, "origin"),
+            ({"Origin": "http://localhost:1"}, "origin"),
+            ({"Sec-Fetch-Site": "cross-site"}, "sec-fetch-site"),
+            ({"Sec-Fetch-Site": "same-site"}, "sec-fetch-site"),
+        ],
+    )
+    @pytest.mark.parametrize(
+        ("method", "path"),
+        [
+            ("GET", "/healthz"),
+            ("GET", "/metrics"),
+            ("GET", "/policy"),
+            ("POST", "/clusters"),
+            ("POST", "/allocate"),
+            ("OPTIONS", "/clusters"),
+            ("GET", "/nothing/here"),
+        ],
+    )
+    async def test_other_sites_are_refused_everywhere(self, client, method, path, headers, field):
+        headers = {"Authorization": "Bearer key", "Content-Type": "text/plain"} | headers
+        answer = await client.request(method, path, headers=headers, content=b"{}")
+        assert answer.status_code == 403
+        body = answer.json()
+        details = body.get("details", body["error"])
+        assert (details["code"], details["field"]) == ("forbidden", field)
+        assert not any(name.startswith("access-control") for name in answer.headers)
+
+    async def test_programs_and_our_own_pages_are_answered(self, client, site, tokens):
+        token = {"Authorization": "Bearer key"} if "key" in tokens else {}
+        for headers in (
+            {},
+            {"Host": "localhost"},
+            {"Host": "localhost:1234"},  # Through a tunnel.
+            {"Origin": f"http://127.0.0.1:{site.port}", "Sec-Fetch-Site": "same-origin"},
+            {"Origin": f"http://localhost:{site.port}"},
+            {"Host": "localhost:1234", "Origin": "http://localhost:1234"},
+            {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"},
+        ):
+            answer = await client.get("/policy", headers=token | headers)
+            assert answer.status_code == 200, headers
+
+    async def test_an_upgrade_is_no_way_around(self, client):
+        upgrade = {
+            "Connection": "Upgrade",
+            "Upgrade": "websocket",
+            "Origin": "https://evil.example",
+        }
+        assert (await client.get("/", headers=upgrade)).status_code == 403
+
+
+async def test_old_programs_name_no_host(site):
+    assert (await said(site.port, "GET /healthz HTTP/1.0\r\n\r\n"))[0] == 200
+    assert (await said(site.port, f"GET /healthz HTTP/1.1\r\n{CLOSE}\r\n"))[0] == 400
+    both = "Host: localhost\r\nHost: localhost\r\n"
+    assert (await said(site.port, f"GET /healthz HTTP/1.1\r\n{both}{CLOSE}\r\n"))[0] == 400
+
+
+async def test_a_target_with_a_host_names_it(site):
+    ask = "GET http://{}/healthz HTTP/1.1\r\nHost: localhost\r\n" + CLOSE + "\r\n"
+    assert (await said(site.port, ask.format("evil.example")))[0] == 403
+    assert (await said(site.port, ask.format("localhost")))[0] == 404
+
+
+async def test_names_and_origins_can_be_added(site):
+    origins = Origins(("moored.lan",), ("https://console.example",))
+    server = WebServer(site.house, origins=origins)
+    port = await server.start("127.0.0.1", 0)
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        for headers, status in (
+            ({"Host": "moored.lan"}, 200),
+            ({"Host": "other.lan"}, 403),
+            ({"Origin": "https://console.example", "Sec-Fetch-Site": "cross-site"}, 200),
+            ({"Origin": "http://console.example"}, 403),
+        ):
+            assert (await client.get("/policy", headers=headers)).status_code == status
+    await server.close()
+
+
+async def test_on_all_addresses_each_is_a_name_where_it_is_asked(site):
+    server = WebServer(site.house)
+    port = await server.start("0.0.0.0", 0)  # noqa: S104  # What is under test.
+    ask = f"GET /readyz HTTP/1.1\r\nHost: {{}}\r\n{CLOSE}\r\n"
+    for host, status in ((f"127.0.0.1:{port}", 200), ("10.1.2.3", 403), ("evil.example", 403)):
+        assert (await said(port, ask.format(host)))[0] == status
+    await server.close()
+
+
+async def test_a_body_has_one_length(site):
+    lengths = "Content-Length: 2\r\nTransfer-Encoding: chunked\r\n"
+    head = f"POST /clusters/query HTTP/1.1\r\nHost: localhost\r\n{lengths}\r\n"
+    status, answer = await said(site.port, head + "2\r\n{}\r\n0\r\n\r\n")
+    assert status == 400
+    assert "either Content-Length or Transfer-Encoding" in answer
+    assert answer.count("HTTP/1.1 ") == 1  # What came behind it is not read as a request.
+
+
+async def test_two_authorizations_are_none(site):
+    two = "Authorization: Bearer key\r\nAuthorization: Bearer other\r\n"
+    status, _ = await said(
+        site.port, f"GET /policy HTTP/1.1\r\nHost: localhost\r\n{two}{CLOSE}\r\n"
+    )
+    assert status == 401
+
+
+@pytest.mark.parametrize("path", ["/clusters/", "/policy/", "/healthz/"])
+async def test_nobody_is_sent_to_another_host(site, path):
+    ask = f"GET {path} HTTP/1.1\r\nHost: localhost:1\r\n{CLOSE}\r\n"
+    status, answer = await said(site.port, ask)
+    assert status in {404, 405}
+    assert "location:" not in answer.lower()
