@@ -1,5 +1,6 @@
 """Who changed a policy, and when: noted with the change, kept beyond it, bounded."""
 
+import contextlib
 import sqlite3
 
 import pytest
@@ -98,5 +99,5 @@ async def test_the_oldest_history_without_a_policy_makes_room(tmp_path):
 
     assert await store.run(work) == ["gone:2-a", "live:1-a"]
     await store.close()
-    with sqlite3.connect(tmp_path / "catalog.db") as file:
+    with contextlib.closing(sqlite3.connect(tmp_path / "catalog.db")) as file:
         assert file.execute("SELECT count(*) FROM records").fetchone() == (3,)
