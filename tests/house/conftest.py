@@ -1,12 +1,14 @@
 """What the rules of the house look at: the files of the tree, and the Python among them."""
 
 import ast
+import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+import pathspec
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -36,31 +38,32 @@ class Source:
         return ast.parse(self.text, self.name)
 
 
-def _names() -> list[str]:
-    """Return all files of the tree, those included that are not committed yet."""
+def names(root: Path) -> list[str]:
+    """Return all files of a tree, those included that are not committed yet."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    if listed.returncode == 0:
-        return sorted(name for name in set(listed.stdout.splitlines()) if (ROOT / name).is_file())
-    # An unpacked archive has no git, and nothing in it but the tree and what the tests made.
-    made = {".git", "build", "dist", "__pycache__"}
-    files = (path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file())
-    return sorted(
-        str(path)
-        for path in files
-        if not any(
-            part in made or part.startswith(".venv") or part.endswith("_cache")
-            for part in path.parts
-        )
-    )
+    if (root / ".git").exists() and shutil.which("git"):
+        listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
+        if listed.returncode == 0:  # Git reads no tree that is somebody else's.
+            return sorted(
+                name for name in set(listed.stdout.splitlines()) if (root / name).is_file()
+            )
+    # An unpacked archive, also one inside another repository, which may ignore it as a whole.
+    ignored = [".git", *(root / ".gitignore").read_text().splitlines()]
+    files = pathspec.GitIgnoreSpec.from_lines(ignored).match_tree_files(root, negate=True)
+    return sorted(files)
 
 
-_SOURCES = [Source(name) for name in _names()]
+_SOURCES = [Source(name) for name in names(ROOT)]
 
 
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
+
+
+@pytest.fixture(scope="session", name="names")
+def _names() -> Callable[[Path], list[str]]:
+    return names
 
 
 @pytest.fixture(scope="session")
