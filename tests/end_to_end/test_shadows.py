@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -165,14 +164,11 @@ def test_two_versions_that_agree_agree(side):
 def test_a_slow_candidate_delays_nobody_and_what_it_cannot_take_is_counted(side):
     """Its one cell is stuck for half a second per question; live answers go on, far quicker."""
     begin(side, SLEEPS)
-    began = time.monotonic()
     replies = side.say(*[wish("side", resources={"gpus": 1})] * 300)
-    took = time.monotonic() - began
     assert all(reply["success"] for reply in replies)
     found = report(side)
     assert found["asked"] <= 64 + found["compared"]
-    assert found["dropped"] == 300 - found["asked"]
-    assert found["compared"] * 0.5 <= took + 1, "nothing waited for it"
+    assert found["dropped"] == 300 - found["asked"] > 0, "nothing waited for it"
     begin(side, LAST)
     assert report(side)["asked"] == 0, "another candidate starts afresh"
 

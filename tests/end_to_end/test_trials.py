@@ -145,7 +145,7 @@ def test_bench_knows_its_names():
 
 @pytest.mark.trace
 @pytest.mark.heavy
-@pytest.mark.skipif(not OPENB.exists(), reason="the openb trace is not beside the checkout")
+@pytest.mark.skipif(not OPENB.exists(), reason=f"the production traces are not at {OPENB}")
 @pytest.mark.parametrize(
     ("policy", "least", "most"),
     [
@@ -220,6 +220,7 @@ def test_bench_of_the_sandbox():
 
 
 @pytest.mark.heavy
+@pytest.mark.quiet
 def test_a_million_gpus_cost_what_their_hits_cost():
     told = json.loads(moored("bench", "fleet", "--json", timeout=1800).stdout)["fleet"]
     assert told["gpus_many"] == 100 * told["gpus_few"] == 1_000_000

@@ -93,6 +93,8 @@ def longest_wait(decode, encoded):
     return min(waits[:3])
 
 
+@pytest.mark.heavy
+@pytest.mark.quiet
 def test_other_threads_get_their_turn_meanwhile():
     node = {"id": "node-1", "gpus": [{"modelName": "A100", "memory": 40960}] * 16}
     encoded = msgspec.json.encode({"nodes": {"nodeData": [node] * 20_000}})

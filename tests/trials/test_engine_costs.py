@@ -12,6 +12,7 @@ LEASE_COLD_TO_WARM_MIN = 3
 
 
 @pytest.mark.heavy
+@pytest.mark.quiet
 @pytest.mark.parametrize("reset_command", [None, ["true"]])
 def test_a_thousand_cycles_of_a_warm_process_leave_nothing_and_each_costs_little(reset_command):
     spec = ProcessResourceSpec(
@@ -23,6 +24,7 @@ def test_a_thousand_cycles_of_a_warm_process_leave_nothing_and_each_costs_little
 
 
 @pytest.mark.heavy
+@pytest.mark.quiet
 def test_a_warm_container_costs_little_against_a_cold_one(container_engine, container_image):
     spec = ContainerResourceSpec(image=container_image, command=["sleep", "100000"], stop_seconds=0)
     costs = cycles(spec, 100)
@@ -31,6 +33,7 @@ def test_a_warm_container_costs_little_against_a_cold_one(container_engine, cont
 
 
 @pytest.mark.heavy
+@pytest.mark.quiet
 def test_a_warm_lease_costs_little_against_a_cold_one():
     costs = warm_leases()  # It raises where a warm one was started anew, or a cold one was not.
     assert costs["process_cold_to_warm"] >= LEASE_COLD_TO_WARM_MIN
