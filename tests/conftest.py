@@ -5,6 +5,7 @@ import gc
 import io
 import logging
 import os
+import re
 import resource
 import shutil
 import signal
@@ -12,7 +13,7 @@ import subprocess
 import tarfile
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -54,6 +55,46 @@ class _Leftovers(logging.Handler):
 
 _LEFTOVERS: Final = _Leftovers()
 logging.getLogger("asyncio").addHandler(_LEFTOVERS)
+
+
+# What no installation changes; all else that a test lacks can be had where `.ci/run` may install.
+_MAY_LACK: Final = re.compile(
+    r"root may look into every process|the production traces are not at|no control groups here"
+    r"|no Landlock|no GPU here"
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--skips-fail",
+        action="store_true",
+        help="a test that skips fails, unless nothing that can be installed would have it run",
+    )
+
+
+def _refuse_skip(report: Any, config: pytest.Config) -> None:
+    if not report.skipped or hasattr(report, "wasxfail") or not config.getoption("skips_fail"):
+        return
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not _MAY_LACK.search(reason):
+        report.outcome = "failed"
+        report.longrepr = f"{reason}\nWith --skips-fail this is a failure."
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Have a skipped test fail where everything was to be installed."""
+    report = yield
+    _refuse_skip(report, item.config)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, Any, Any]:
+    """Have a file fail, too, that is skipped as a whole."""
+    report = yield
+    _refuse_skip(report, collector.config)
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -361,7 +361,8 @@ async def test_output_is_neither_lost_nor_doubled_while_a_stop_puts_it_away(tmp_
 HIDDEN = "env -i setsid sleep 1000 & echo $!"
 """Starts what neither its parent, nor its session, nor its environment tells of."""
 grouped = pytest.mark.skipif(
-    control_groups.find().base is None, reason=control_groups.find().detail
+    control_groups.find().base is None,
+    reason=f"no control groups here: {control_groups.find().detail}",
 )
 
 

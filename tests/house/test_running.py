@@ -1,0 +1,59 @@
+"""The tests run wherever the tree lies: without git, too, and none is skipped in silence."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SKIPPING = """
+import pytest
+
+def test_with_everything():
+    assert [1]
+
+@pytest.mark.skipif(True, reason="no prometheus here: apt-get install prometheus")
+def test_of_a_tool():
+    assert [1]
+
+def test_of_the_machine():
+    pytest.skip("root may look into every process")
+"""
+SKIPPED_WHOLE = "import pytest\npytest.importorskip('nonesuch', reason='no nonesuch')\n"
+
+
+def test_without_git_the_files_of_the_tree_are_those_that_are_not_ignored(
+    names, tmp_path: Path
+) -> None:
+    (tmp_path / ".gitignore").write_text(".venv*/\n__pycache__/\n*.pyc\n/data/\n")
+    kept = ("README.md", "data.py", "server/data/kept.py", "server/moorage/a.py")
+    made = (".git/HEAD", ".venv-3.13/x.py", "data/x.db", "server/__pycache__/a.pyc", "b.pyc")
+    for name in (*kept, *made):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    assert names(tmp_path) == [".gitignore", *kept]
+
+
+def play(root: Path, folder: Path, *flags: str) -> tuple[int, str]:
+    """Run the tests of a folder under the conftest of all tests."""
+    shutil.copy(root / "tests" / "conftest.py", folder)
+    command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--rootdir", folder, *flags, folder]
+    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return ran.returncode, ran.stdout
+
+
+@pytest.mark.parametrize("workers", [(), ("-n", "1")])
+def test_with_skips_fail_a_skip_is_a_failure_unless_nothing_could_be_installed(
+    root: Path, tmp_path: Path, workers: tuple[str, ...]
+) -> None:
+    (tmp_path / "test_skipping.py").write_text(SKIPPING)
+    assert play(root, tmp_path, *workers)[0] == 0
+    code, shown = play(root, tmp_path, "--skips-fail", *workers)
+    assert code == 1
+    assert "1 passed, 1 skipped, 1 error" in shown
+    assert "no prometheus here: apt-get install prometheus" in shown
+    (tmp_path / "test_skipping.py").write_text(SKIPPED_WHOLE)
+    code, shown = play(root, tmp_path, "--skips-fail", *workers)
+    assert code not in {0, 5}
+    assert "no nonesuch" in shown
