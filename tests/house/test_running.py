@@ -1,5 +1,6 @@
 """The tests run wherever the tree lies: without git, too, and none is skipped in silence."""
 
+import os
 import shutil
 import subprocess
 import sys
@@ -39,7 +40,10 @@ def play(root: Path, folder: Path, *flags: str) -> tuple[int, str]:
     """Run the tests of a folder under the conftest of all tests."""
     shutil.copy(root / "tests" / "conftest.py", folder)
     command = [sys.executable, "-m", "pytest", "-q", "-rfE", "--rootdir", folder, *flags, folder]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    ran = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
     return ran.returncode, ran.stdout
 
 
