@@ -1,6 +1,7 @@
 """`moorage run`, `exec` and `logs` as a user types them, against a real daemon."""
 
 import base64
+import contextlib
 import json
 import os
 import platform
@@ -8,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import termios
 from pathlib import Path
 
 import pytest
@@ -356,3 +358,57 @@ def test_only_the_owner_looks_inside(server, op):
     nothing = server.say({"op": op, "lease": bare["id"], "token": bare["token"], **more})[0]
     assert nothing["error"]["code"] == "unsupported"
     server.say({"op": "release", "lease": bare["id"], "token": bare["token"]})
+
+
+ESCAPES = b"\x1b]0;owned\x07\x1b[31mred\x1b[0m\x9b2J\tgr\xc3\xbcn\r\n\xff\x00\x7f\xe2\x80\xaeend\n"
+
+
+def on_a_terminal(environment, *words: str) -> bytes:
+    """Return what a command writes to a terminal."""
+    here, there = os.openpty()
+    attributes = termios.tcgetattr(there)
+    attributes[1] &= ~termios.OPOST  # The terminal itself adds nothing to what is written.
+    termios.tcsetattr(there, termios.TCSANOW, attributes)
+    with subprocess.Popen(
+        [MOORAGE, *words], env=environment, stdin=subprocess.DEVNULL, stdout=there
+    ) as process:
+        os.close(there)
+        said = b""
+        with contextlib.suppress(OSError):  # That the other end is closed.
+            while piece := os.read(here, 65_536):
+                said += piece
+        process.wait(60)
+    os.close(here)
+    return said
+
+
+def test_a_workload_drives_no_terminal_but_files_get_every_byte(server, environment, tmp_path):
+    file = tmp_path / "escapes"
+    file.write_bytes(ESCAPES)
+    done = moorage(environment, "run", "--json", "--", "cat", str(file))
+    lease = json.loads(done.stdout)["lease"]
+    raw = subprocess.run([MOORAGE, "logs", lease], env=environment, capture_output=True, check=True)
+    assert raw.stdout == ESCAPES
+    document = moorage(environment, "logs", lease, "--json")
+    assert json.loads(document.stdout) == {
+        "lease": lease,
+        "output": ESCAPES.decode(errors="replace"),
+    }
+    tame = "�]0;owned��[31mred�[0m�2J\tgrün\n����end\n"
+    assert on_a_terminal(environment, "logs", lease).decode() == tame
+
+
+def test_nor_does_a_command_inside_of_it(server, environment, tmp_path):
+    file = tmp_path / "escapes"
+    file.write_bytes(ESCAPES.decode(errors="replace").encode())
+    with started(environment, "run", "--", "sleep", "60") as process:
+        lease = process.stderr.readline().split()[1]
+        inside = ("exec", lease, "--", "cat", str(file))
+        until(lambda: moorage(environment, *inside).returncode == 0)
+        raw = subprocess.run([MOORAGE, *inside], env=environment, capture_output=True, check=True)
+        assert raw.stdout == file.read_bytes()
+        said = on_a_terminal(environment, *inside).decode()
+        assert "\x1b" not in said
+        assert "�[31mred" in said
+        process.terminate()
+        process.wait(60)

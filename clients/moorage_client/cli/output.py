@@ -4,6 +4,8 @@ Results go to stdout, everything else to stderr. Text from the server is shown w
 characters: a policy's words must not drive anybody's terminal.
 """
 
+import codecs
+import io
 import json
 import os
 import sys
@@ -48,6 +50,43 @@ def note(text: str) -> None:
 def plain(text: str) -> str:
     """Return text without control characters, line ends and tabs excepted."""
     return "".join(c if c.isprintable() or c in "\n\t" else "�" for c in text)
+
+
+class Passed:
+    """Passes on what a workload wrote: byte by byte to a file or a pipe, tamed to a terminal.
+
+    On a terminal, control characters other than line ends and tabs are shown as `�`, as `ls` and
+    `journalctl` do: a workload's words, which may be a stranger's, could else set the terminal's
+    title, answer in the user's name, or hide lines.
+    """
+
+    def __init__(self) -> None:
+        text = codecs.getincrementaldecoder("utf-8")("replace")
+        tamed = io.IncrementalNewlineDecoder(text, translate=True)
+        self._decoder = tamed if sys.stdout.isatty() else None
+
+    def write(self, data: bytes) -> None:
+        """Pass on the next piece."""
+        if self._decoder is None:
+            write_bytes(data)
+        else:
+            self._tell(self._decoder.decode(data))
+
+    def end(self) -> None:
+        """Pass on what a piece to come would have completed."""
+        if self._decoder is not None:
+            self._tell(self._decoder.decode(b"", final=True))
+
+    def _tell(self, text: str) -> None:
+        sys.stdout.write(plain(text))
+        sys.stdout.flush()
+
+
+def write_bytes(data: bytes) -> None:
+    """Write bytes on stdout as they are."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(data)
+    sys.stdout.buffer.flush()
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:

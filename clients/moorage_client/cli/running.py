@@ -5,7 +5,6 @@ import base64
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ import typer
 
 from moorage.protocol.fields import ATTEMPTS_MAX
 from moorage_client.cli.asking import keep, token_of
-from moorage_client.cli.output import note, print_json, where
+from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import Session
 from moorage_client.cli.tokens import TokenFile, state_path
 from moorage_client.errors import LeaseLost, MoorageError, NotFound
@@ -74,8 +73,8 @@ def run(
 ) -> None:
     """Hold GPUs while a command runs on them; its output and exit code are this one's.
 
-    The command gets no input. What it writes comes out as it was written, also what is no text;
-    with --json as text.
+    The command gets no input. What it writes comes out as it was written, also what is no text and
+    what drives a terminal: it is your own command. With --json it comes as text.
     """
     if image is not None and workdir is not None:
         raise typer.BadParameter(
@@ -104,7 +103,7 @@ def run(
 
     terms = {"ttl_seconds": TTL_SECONDS, "wait_seconds": wait, "priority": priority}
     output = bytearray()
-    write = output.extend if session.json else _write
+    write = output.extend if session.json else write_bytes
     name, code = session.run(lambda client: _hold(client, write, policy, terms | request))
     if session.json:
         print_json({"lease": name, "exit_code": code, "output": output.decode(errors="replace")})
@@ -173,7 +172,10 @@ def execute(
     env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the command")] = None,
     lease_token: _LeaseToken = None,
 ) -> None:
-    """Run a command inside of the workload of a lease; its exit code is this one's."""
+    """Run a command inside of the workload of a lease; its exit code is this one's.
+
+    A terminal is shown no control characters of it; a file or a pipe gets every byte.
+    """
     message = {
         "op": "exec",
         "lease": lease,
@@ -193,7 +195,9 @@ def execute(
     if session.json:
         print_json(done)
     else:
-        _write(done["output"].encode())
+        passed = Passed()
+        passed.write(done["output"].encode())
+        passed.end()
     raise typer.Exit(_exit_code(done["exit_code"]))
 
 
@@ -211,13 +215,20 @@ def logs(
     ] = None,
     lease_token: _LeaseToken = None,
 ) -> None:
-    """Print what the workload of a lease wrote; where it was started again, start by start."""
+    """Print what the workload of a lease wrote; where it was started again, start by start.
+
+    A terminal is shown no control characters of it; a file or a pipe gets every byte. With --json
+    it comes as text, at the end.
+    """
     if follow and attempt is not None:
         raise typer.BadParameter("--attempt is for one start, --follow for those to come too")
     token = token_of(TokenFile(state_path()), lease, lease_token)
 
+    output, passed = bytearray(), Passed()
+    write = output.extend if session.json else passed.write
+
     async def work(client: Any) -> None:
-        reader = _Reader(client, lease, token, _write)
+        reader = _Reader(client, lease, token, write)
         reader.attempt = 0 if tail is not None else attempt or 1
         reader.offset = 0 if tail is None else -tail
         if tail == 0:  # Nothing of what there is: the end is where the last byte is.
@@ -228,6 +239,9 @@ def logs(
             await reader.read(only=attempt or 0)
 
     session.run(work)
+    passed.end()
+    if session.json:
+        print_json({"lease": lease, "output": output.decode(errors="replace")})
 
 
 class _Reader:
@@ -320,12 +334,6 @@ class _Reader:
     async def _lost(self, otherwise: str) -> LeaseLost:
         state = await self._client.status(self._lease)
         return LeaseLost(self._lease, state.get("reason") or otherwise)
-
-
-def _write(data: bytes) -> None:
-    sys.stdout.flush()
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
 
 
 def _exit_code(code: int) -> int:
