@@ -6,7 +6,6 @@ import socket
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from pathlib import Path
 from typing import Any, Final
 
 import moorage.slots
@@ -168,8 +167,8 @@ class ResourcePoolAdapter:
 
     def _connection(self) -> HTTPConnection:
         match self.address:
-            case Uds(path=path):
-                return _UnixConnection(path, self._timeout)
+            case Uds() as address:
+                return _UnixConnection(address, self._timeout)
             case Tcp(host=host, port=port):
                 return HTTPConnection(host, port, timeout=self._timeout)
 
@@ -177,14 +176,15 @@ class ResourcePoolAdapter:
 class _UnixConnection(HTTPConnection):
     """HTTP over a Unix socket."""
 
-    def __init__(self, path: Path, timeout: float) -> None:
+    def __init__(self, address: Uds, timeout: float) -> None:
         super().__init__("pool", timeout=timeout)
-        self._path = path
+        self._address = address
 
     def connect(self) -> None:
+        self._address.check()  # What answers in a stranger's folder is no pool of ours.
         self.sock = socket.socket(socket.AF_UNIX)  # Closed with the connection, connected or not.
         self.sock.settimeout(self.timeout)
-        self.sock.connect(str(self._path))
+        self.sock.connect(str(self._address.path))
 
 
 def _error_of(document: Any) -> Exception:

@@ -1,9 +1,11 @@
 """Where a pool is served: `uds:PATH`, a Unix socket, or `tcp:HOST:PORT` on this machine."""
 
+import errno
 import os
+import stat
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -19,9 +21,37 @@ _PORT_MAX: Final = 65535
 
 @dataclass(frozen=True, slots=True)
 class Uds:
-    """A Unix socket."""
+    """A Unix socket.
+
+    Args:
+        path: Its file.
+        own: Nobody named it: it lies where this user's own socket is looked for.
+
+    """
 
     path: Path
+    own: bool = field(default=False, compare=False)
+
+    def check(self) -> None:
+        """Refuse a folder that another user made, or may change, where this user's own should be.
+
+        In the system's temporary directory anybody may make one of its name.
+
+        Raises:
+            OSError: It is one.
+
+        """
+        if not self.own:
+            return
+        folder = self.path.parent
+        seen = folder.lstat()
+        if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o022:
+            raise PermissionError(
+                errno.EPERM,
+                "expected a folder of yours that nobody else may write to; remove it, or name "
+                "another place with --address or MOORAGE_POOL_ADDRESS",
+                str(folder),
+            )
 
     def __str__(self) -> str:
         return f"uds:{self.path}"
@@ -71,5 +101,5 @@ def address_here(environment: Mapping[str, str]) -> Uds | Tcp:
             except ValueError as error:
                 raise ValueError(f"{name}: {error}") from error
     if folder := environment.get("XDG_RUNTIME_DIR"):
-        return Uds(Path(folder) / "moorage" / "pool.sock")
-    return Uds(Path(tempfile.gettempdir()) / f"moorage-{os.getuid()}" / "pool.sock")
+        return Uds(Path(folder) / "moorage" / "pool.sock", own=True)
+    return Uds(Path(tempfile.gettempdir()) / f"moorage-{os.getuid()}" / "pool.sock", own=True)

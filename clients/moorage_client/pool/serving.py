@@ -6,10 +6,12 @@ second server takes the place of one that runs, so nothing is handed out twice.
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import signal
 import socket
+import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -103,15 +105,16 @@ def _listening(address: Uds | Tcp) -> Iterator[tuple[socket.socket, Uds | Tcp]]:
         match address:
             case Uds(path=path):
                 path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                address.check()
                 stack.enter_context(_locked(path))
-                path.unlink(missing_ok=True)  # Of a server that was killed: the lock is ours.
+                _remove_left(path)
                 listener = stack.enter_context(socket.socket(socket.AF_UNIX))
                 before = os.umask(0o177)
                 try:
                     listener.bind(str(path))
                 finally:
                     os.umask(before)
-                stack.callback(path.unlink, missing_ok=True)
+                stack.callback(_remove_own, path, _identity(path))
                 bound: Uds | Tcp = address
             case Tcp(host=host, port=port):
                 family, kind, protocol, _, where = socket.getaddrinfo(
@@ -129,10 +132,60 @@ def _listening(address: Uds | Tcp) -> Iterator[tuple[socket.socket, Uds | Tcp]]:
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     """Hold the lock beside a socket's file."""
-    # The file stays: were it removed, two servers could each hold the lock of another file.
-    with path.with_name(f"{path.name}.lock").open("w", encoding="ascii") as file:
+    # The file stays: were it removed, two servers could each hold the lock of another file. It is
+    # never written to, and no link is followed: its name can be guessed.
+    lock = path.with_name(f"{path.name}.lock")
+    try:
+        file = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(error.errno, "is a link, and is not followed; remove it", lock) from error
+        raise
+    try:
+        seen = os.fstat(file)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_uid != os.geteuid():
+            raise OSError(errno.EPERM, "expected a file of yours; remove it", str(lock))
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise OSError(error.errno, f"a pool is served at {path} already") from error
         yield
+    finally:
+        os.close(file)
+
+
+def _remove_left(path: Path) -> None:
+    """Remove the socket that a killed server left: the lock is ours, and nobody answers there.
+
+    Raises:
+        OSError: It is no socket, or another program's.
+
+    """
+    try:
+        seen = path.lstat()
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(seen.st_mode):
+        raise OSError(errno.EEXIST, "is no socket, and was left alone; name another", str(path))
+    with socket.socket(socket.AF_UNIX) as caller:
+        caller.setblocking(False)  # noqa: FBT003  # The socket module's own signature.
+        try:
+            caller.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:
+            pass  # Its queue is full: somebody has one.
+    raise OSError(errno.EADDRINUSE, "another program listens there; name another", str(path))
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    seen = path.lstat()
+    return seen.st_dev, seen.st_ino
+
+
+def _remove_own(path: Path, identity: tuple[int, int]) -> None:
+    """Remove the socket that was made here, unless something else has its name meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        if _identity(path) == identity:
+            path.unlink()

@@ -1,0 +1,143 @@
+"""Where a pool is served: what others planted there is neither used nor harmed."""
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from moorage_client import ConnectionFailed
+from moorage_client.pool import ResourcePoolAdapter
+
+MOORAGE = Path(sys.executable).with_name("moorage")
+NOBODY = 65_534
+SECONDS_MAX = 30
+
+
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Make a folder the system's temporary one, as it is where there is no XDG_RUNTIME_DIR."""
+    given = {n: v for n, v in os.environ.items() if not n.startswith(("MOORAGE_", "XDG_"))}
+    return given | {"TMPDIR": str(tmp_path)}
+
+
+def serve(tmp_path: Path, *options: str) -> "subprocess.CompletedProcess[str]":
+    """Serve where it must be refused."""
+    return subprocess.run(
+        [MOORAGE, "pool", "serve", "-r", "cpus=1", *options],
+        env=environment(tmp_path),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=SECONDS_MAX,
+    )
+
+
+@contextlib.contextmanager
+def serving(tmp_path: Path, *options: str) -> Iterator[str]:
+    command = [MOORAGE, "pool", "serve", "-r", "cpus=1", *options]
+    with subprocess.Popen(
+        command, env=environment(tmp_path), stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            yield json.loads(process.stdout.readline())["address"]
+        finally:
+            process.terminate()
+
+
+@pytest.fixture
+def folder(tmp_path) -> Path:
+    return tmp_path / f"moorage-{os.getuid()}"
+
+
+def test_an_own_folder_is_made_and_used(tmp_path, folder, monkeypatch):
+    with serving(tmp_path) as address:
+        assert address == f"uds:{folder}/pool.sock"
+        assert oct(folder.stat().st_mode)[-3:] == "700"
+        for name in ("MOORAGE_POOL_ADDRESS", "CANARY_RESOURCE_POOL_ADDR", "XDG_RUNTIME_DIR"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        assert ResourcePoolAdapter().count("cpus") == 1
+        folder.chmod(0o777)
+        with pytest.raises(ConnectionFailed, match="nobody else may write"):
+            ResourcePoolAdapter().count("cpus")
+
+
+@pytest.mark.parametrize(
+    "plant",
+    [
+        pytest.param(
+            lambda folder: (folder.mkdir(), os.chown(folder, NOBODY, NOBODY)),
+            marks=pytest.mark.skipif(os.getuid() != 0, reason="only root gives a folder away"),
+            id="of another user",
+        ),
+        pytest.param(lambda folder: (folder.mkdir(), folder.chmod(0o777)), id="for everybody"),
+        pytest.param(
+            lambda folder: ((folder.parent / "x").mkdir(), folder.symlink_to("x")), id="a link"
+        ),
+    ],
+)
+def test_a_folder_that_another_may_have_made_is_not_used(tmp_path, folder, plant):
+    plant(folder)
+    done = serve(tmp_path)
+    assert done.returncode == 2
+    assert f"{folder}: expected a folder of yours" in done.stderr
+    assert not (folder / "pool.sock").exists()
+
+
+def test_a_planted_link_empties_no_file(tmp_path):
+    victim, path = tmp_path / "victim", tmp_path / "pool.sock"
+    victim.write_text("precious")
+    lock = tmp_path / "pool.sock.lock"
+    lock.symlink_to(victim)
+    done = serve(tmp_path, "--address", f"uds:{path}")
+    assert done.returncode == 2
+    assert f"{lock}: is a link" in done.stderr
+    assert victim.read_text() == "precious"
+    lock.unlink()
+    lock.write_text("notes")  # No link, and somebody's all the same.
+    with serving(tmp_path, "--address", f"uds:{path}"):
+        assert lock.read_text() == "notes"
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "pipe"])
+def test_what_is_no_socket_is_left_alone(tmp_path, kind):
+    path = tmp_path / "precious"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "link":
+        (tmp_path / "target").write_text("precious")
+        path.symlink_to(tmp_path / "target")
+    else:
+        path.write_text("precious")
+    done = serve(tmp_path, "--address", f"uds:{path}")
+    assert done.returncode == 2
+    assert f"{path}: is no socket" in done.stderr
+    assert path.is_symlink() or path.exists()
+
+
+def test_the_socket_of_another_program_is_left_alone(tmp_path):
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen()
+        done = serve(tmp_path, "--address", f"uds:{path}")
+        assert done.returncode == 2
+        assert "another program listens there" in done.stderr
+        with socket.socket(socket.AF_UNIX) as caller:
+            caller.connect(str(path))
+
+
+def test_a_socket_that_took_the_name_meanwhile_is_left_alone(tmp_path):
+    path = tmp_path / "pool.sock"
+    with serving(tmp_path, "--address", f"uds:{path}"):
+        path.unlink()
+        path.write_text("another's")
+    assert path.read_text() == "another's"
