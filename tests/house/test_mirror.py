@@ -10,6 +10,7 @@ STORIES = {
     "end_to_end",
     "benchmarks",
     "house",
+    "browser",
 }
 WINGS = {"clients": "clients/moorage_client", "policies": "policies/moorage_policies"}
 # Rooms whose behaviour is a story: tested there, as a whole, rather than file by file.

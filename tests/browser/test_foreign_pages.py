@@ -1,0 +1,243 @@
+"""Pages that a real browser shows, against real servers: other sites', hidden ones, rebound ones.
+
+Each attack is seen to arrive, and to be refused: what the browser itself forbids proves nothing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from moorage.trials.process import Running, child, daemon
+from moorage_policies import catalog
+
+pytestmark = pytest.mark.heavy  # A browser, and a daemon for each way to configure it.
+
+FETCH = """async ([url, options]) => {
+    try {
+        const answer = await fetch(url, options);
+        return [answer.status, await answer.text()];
+    } catch (error) { return [0, String(error)]; }
+}"""
+SOCKET = """url => new Promise(done => {
+    const socket = new WebSocket(url);
+    socket.onopen = () => socket.send(JSON.stringify({op: "fleet"}));
+    socket.onmessage = event => { done(JSON.parse(event.data).success); socket.close(); };
+    socket.onerror = () => done("refused");
+})"""
+# A form has no way to say JSON, but its fields can be made to read like it.
+FORM = """([url, text]) => {
+    const [name, value] = text.split("=");
+    const form = document.createElement("form");
+    Object.assign(form, {method: "POST", action: url, enctype: "text/plain"});
+    const field = document.createElement("input");
+    Object.assign(field, {name, value});
+    form.append(field);
+    document.body.append(form);
+    form.submit();
+}"""
+
+
+@pytest.fixture(scope="module", params=["open", "tokens"])
+def served(request) -> Iterator[tuple[Running, dict[str, str]]]:
+    """A default `moored serve`, and what a program must send it."""
+    tokens = {"MOORAGE_TOKENS": "ann:key"} if request.param == "tokens" else {}
+    with daemon(environment=tokens) as running:
+        yield running, {"Authorization": "Bearer key"} if tokens else {}
+        assert running.log.read_text() == ""
+
+
+def show(page, url: str) -> list[tuple[str, int]]:
+    """Show a page, and return a list in which the answers to what it asks appear."""
+    answers: list[tuple[str, int]] = []
+    page.on("response", lambda answer: answers.append((answer.request.method, answer.status)))
+    if urlsplit(url).path == "/page":  # As if the server there had answered with it.
+        page.route(url, lambda route: route.fulfill(content_type="text/html", body="<title>x"))
+    page.goto(url)
+    answers.clear()
+    return answers
+
+
+def port(url: str) -> int:
+    found = urlsplit(url).port
+    assert found is not None
+    return found
+
+
+def start_of_a_process(file: Path) -> list[tuple[str, dict]]:
+    """Return the three requests that have a command run."""
+    here = {"id": "localhost", "gpus": {"count": 0, "gpus": []}, "vcpus": {"count": 4}}
+    nodes = {"count": 1, "nodeData": [{**here, "memory": 4096}]}
+    command = {"command": ["touch", str(file)], "stop_seconds": 1}
+    return [
+        ("/clusters", {"id": "mine", "nodes": nodes}),
+        ("/policy", catalog.document("first_fit")),
+        (
+            "/allocate",
+            {
+                "policy_rule_uri": "first_fit:1.0-stable",
+                "inputs": {"cluster_ids": ["mine"]},
+                "resources": {"cpu_milli": 100},
+                "lease": {"ttl_seconds": 60},
+                "provision": {"backend": "local", "spec": command},
+            },
+        ),
+    ]
+
+
+def test_the_attack_works_where_a_program_makes_it(tmp_path):
+    """Else it would prove nothing that pages cannot."""
+    file = tmp_path / "ran"
+    with daemon() as running, httpx.Client(base_url=running.http, timeout=30) as http:
+        for path, document in start_of_a_process(file):
+            text = f'{json.dumps(document)[:-1]}, "x=": 1}}'
+            answer = http.post(path, content=text, headers={"Content-Type": "text/plain"})
+            assert answer.json().get("success", True), answer.text
+        subprocess.run(
+            ["timeout", "20", "sh", "-c", f"until [ -e {file} ]; do :; done"], check=True
+        )
+
+
+@pytest.mark.parametrize("way", ["form", "fetch"])
+def test_a_page_of_another_site_starts_no_process(page, served, site_port, tmp_path, way):
+    running, token = served
+    file = tmp_path / "ran"
+    for path, document in start_of_a_process(file):
+        answers = show(page, f"http://evil.example:{site_port}/")
+        text = f'{json.dumps(document)[:-1]}, "x=": 1}}'
+        if way == "form":
+            with page.expect_navigation(url=running.http + path):
+                page.evaluate(FORM, [running.http + path, text])
+            assert json.loads(page.inner_text("body"))["success"] is False
+        else:
+            options = {"method": "POST", "mode": "no-cors", "body": text}
+            page.evaluate(FETCH, [running.http + path, options])
+        assert answers == [("POST", 403)]
+    assert not file.exists()
+    with httpx.Client(base_url=running.http, headers=token) as http:
+        assert http.post("/clusters/query", json={}).json() == []
+        assert http.get("/policy").json()["data"] == []
+
+
+@pytest.mark.parametrize("site", ["evil.example", "localhost", "127.0.0.1"])
+def test_pages_of_other_sites_and_ports_are_refused(page, served, site_port, site):
+    """Those of this machine's other ports, too: `localhost` is of one site with us."""
+    running, token = served
+    answers = show(page, f"http://{site}:{site_port}/")
+    for url in (running.http, f"http://localhost:{port(running.http)}"):
+        for path in ("/healthz", "/metrics"):
+            status, _ = page.evaluate(FETCH, [url + path, {"mode": "no-cors"}])
+            assert status == 0  # What is opaque has none.
+        page.evaluate(FETCH, [url + "/policy", {"method": "POST", "body": "{}"}])
+        page.evaluate(FETCH, [url + "/policy", {"headers": token | {"X-Own": "asks first"}}])
+    assert {status for _, status in answers} == {403}
+    for url in (running.ws, f"ws://localhost:{port(running.ws)}"):
+        assert page.evaluate(SOCKET, url) == "refused"
+
+
+def test_links_and_frames_are_refused(page, served, site_port):
+    running, _ = served
+    answers = show(page, f"http://evil.example:{site_port}/")
+    with page.expect_response(f"{running.http}/metrics?frame"):
+        page.evaluate(
+            "src => document.body.append(Object.assign(document.createElement('iframe'), {src}))",
+            f"{running.http}/metrics?frame",
+        )
+    with page.expect_navigation(url=f"{running.http}/metrics"):
+        page.evaluate("url => { location.href = url; }", f"{running.http}/metrics")
+    assert answers == [("GET", 403)] * 2
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1"])
+def test_a_page_that_hides_its_origin_is_refused(page, served, site_port, host):
+    """A sandboxed frame says `null`, also where our own page shows it."""
+    running, _ = served
+    at = port(running.http) if host == "127.0.0.1" else site_port
+    answers = show(page, f"http://{host}:{at}/page")
+    page.evaluate(
+        "() => document.body.append(Object.assign(document.createElement('iframe'),"
+        " {sandbox: 'allow-scripts', srcdoc: '<title>hidden</title>'}))"
+    )
+    frame = page.frames[-1]
+    frame.wait_for_load_state()
+    assert frame.evaluate("() => origin") == "null"
+    options = {"method": "POST", "mode": "no-cors", "body": "{}"}
+    frame.evaluate(FETCH, [running.http + "/policy", options])
+    frame.evaluate(FETCH, [running.http + "/policy", {"mode": "no-cors"}])
+    assert answers == [("POST", 403), ("GET", 403)]
+    assert frame.evaluate(SOCKET, running.ws) == "refused"
+
+
+def test_a_rebound_name_reads_and_changes_nothing(page, served):
+    """Its page is of one origin with us to the browser; only its name gives it away."""
+    running, token = served
+    here = f"http://evil.example:{port(running.http)}"
+    show(page, f"{here}/page")
+    for path, options in (
+        ("/healthz", {}),
+        ("/policy", {}),
+        ("/metrics", {}),
+        ("/clusters", {"method": "POST", "body": '{"id": "mine"}'}),
+        ("/clusters/query", {"method": "POST", "body": "{}"}),
+    ):
+        status, text = page.evaluate(FETCH, [here + path, {**options, "headers": token}])
+        assert status == 403
+        assert "evil.example" in text
+    assert page.evaluate(SOCKET, f"ws://evil.example:{port(running.ws)}") == "refused"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+def test_our_own_page_is_answered(page, served, host):
+    running, token = served
+    here = f"http://{host}:{port(running.http)}"
+    show(page, f"{here}/page")
+    for path, options in (
+        ("/healthz", {}),
+        ("/policy", {}),
+        ("/clusters/query", {"method": "POST", "body": "{}"}),
+    ):
+        assert page.evaluate(FETCH, [here + path, {**options, "headers": token}])[0] == 200
+    for name in ("127.0.0.1", "localhost"):
+        # A page has no way to show a token here; without tokens none is needed.
+        expected = "refused" if token else True
+        assert page.evaluate(SOCKET, f"ws://{name}:{port(running.ws)}") == expected
+
+
+def test_a_name_and_a_site_that_are_allowed(page, site_port):
+    allowed = {
+        "MOORAGE_ALLOWED_HOSTS": "moored.example",
+        "MOORAGE_ALLOWED_ORIGINS": f"http://console.example:{site_port}",
+    }
+    with daemon(environment=allowed) as running:
+        here = f"http://moored.example:{port(running.http)}"
+        show(page, f"{here}/page")
+        assert page.evaluate(FETCH, [here + "/policy", {}])[0] == 200
+        assert page.evaluate(SOCKET, f"ws://moored.example:{port(running.ws)}") is True
+        answers = show(page, f"http://console.example:{site_port}/")
+        assert page.evaluate(SOCKET, running.ws) is True
+        page.evaluate(FETCH, [running.http + "/metrics", {"method": "POST", "mode": "no-cors"}])
+        assert answers == [("POST", 405)]
+
+
+def test_a_served_pool_is_for_programs(page, site_port, tmp_path):
+    command = [str(Path(sys.executable).with_name("moorage")), "pool", "serve"]
+    command += ["--address", "tcp:127.0.0.1:0", "-r", "gpus=4"]
+    with child(command, tmp_path / "log", dict(os.environ)) as (_, ready):
+        at = ready["address"].rpartition(":")[2]
+        rebound = f"http://evil.example:{at}"
+        answers = show(page, f"{rebound}/page")
+        for path in ("/state", "/types"):
+            assert page.evaluate(FETCH, [rebound + path, {}])[0] == 403
+        body = {"method": "POST", "body": "[]", "headers": {"Content-Type": "application/json"}}
+        assert page.evaluate(FETCH, [rebound + "/checkout", body])[0] == 403
+        answers = show(page, f"http://evil.example:{site_port}/")
+        options = {"mode": "no-cors", "method": "POST", "body": "[]"}
+        page.evaluate(FETCH, [f"http://127.0.0.1:{at}/checkout", options])
+        page.evaluate(FETCH, [f"http://127.0.0.1:{at}/state", {"mode": "no-cors"}])
+        assert answers == [("POST", 403), ("GET", 403)]
