@@ -207,8 +207,9 @@ class Config:
         tuple[str, ...],
         Setting(
             HOSTS,
-            "Rules registered with a URL as their `code` must have it on one of these hosts.",
-            default="all but link-local ones",
+            "Rules registered with a URL as their `code` must have it on one of these hosts, whose "
+            "addresses may be private.",
+            default="all with public addresses only",
         ),
     ] = ()
     allocate_over_http: Annotated[

@@ -529,7 +529,7 @@ async def test_a_known_rule_outlives_its_store_for_a_while(site, opened):
         ({"code": 7}, Code.BAD_POLICY, "code: expected"),
         ({"code": "/etc/passwd"}, Code.BAD_POLICY, "has no `policy_code_root`"),
         ({"code": RULE, "policy_settings": 7}, Code.BAD_POLICY, "policy_settings: expected"),
-        ({"code": "http://127.0.0.1:1/x"}, Code.UNAVAILABLE, "could not be fetched"),
+        ({"code": "http://127.0.0.1:1/x"}, Code.BAD_POLICY, "is not public"),
         ({"code": RULE, "policy_rule_uri": "x:1-y"}, Code.UNAVAILABLE, "another policy than"),
     ],
 )

@@ -85,15 +85,8 @@ SOURCES: Broken = {
         document(code="rules/function.py"),
         "has no `policy_code_root` from which paths are read",
     ),
-    "a host that does not answer": (
-        document(code="http://127.0.0.1:1/r.zip"),
-        "could not be fetched",
-    ),
-    "a host that says no": (
-        document(code=f"{HTTP}/nothing-here.zip"),
-        "answered 404; expected 200, with the code",
-    ),
-    "a host with credentials": (document(code="http://169.254.169.254/latest"), "is link-local"),
+    "this server itself": (document(code=f"{HTTP}/openapi.json"), "is not public"),
+    "a host with credentials": (document(code="http://169.254.169.254/latest"), "is not public"),
     "a host that can be none": (document(code="http://xn--a.example./x"), "has no host: "),
     "a data URL without a comma": (document(code="data:text/plain"), "the data: URL has no comma"),
     "a data URL with damaged base64": (

@@ -1,5 +1,8 @@
 """The search endpoints beyond clusters: policies and blocks, scores, and what ranking rules get."""
 
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
 import httpx
 import pytest
 from served import Server, cluster, rule
@@ -184,14 +187,31 @@ def test_the_allocator_over_http_can_be_switched_off():
         server.close()
 
 
+class Git(BaseHTTPRequestHandler):
+    """A host on this machine, with a rule that cannot be read."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"class AIOSv1PolicyRule:\n    key = = 'wJalrXUtnFEMI'\n")
+
+
 @pytest.mark.heavy
-def test_code_comes_only_from_the_hosts_that_are_configured():
-    with daemon(environment={"MOORAGE_POLICY_CODE_HOSTS": "git.lan"}) as running:
+def test_code_comes_only_from_the_hosts_that_are_configured_and_is_not_quoted():
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Git) as git,
+        daemon(environment={"MOORAGE_POLICY_CODE_HOSTS": "git.lan,localhost"}) as running,
+    ):
         server = Server(running)
+        threading.Thread(target=git.handle_request, daemon=True).start()
+        document = {"policy_rule_uri": "x:1-y", "code": f"http://localhost:{git.server_port}/x.py"}
+        refused = server.http.post("/policy", json=document)
+        assert "line 2: SyntaxError: invalid syntax" in refused.json()["message"]
+        assert "wJalr" not in refused.text
         document = {"policy_rule_uri": "x:1-y", "code": "http://127.0.0.1:9/rule.py"}
         refused = server.http.post("/policy", json=document).json()
         assert refused["message"].startswith("code: the host 127.0.0.1 is not allowed")
-        assert refused["error"]["expected"] == "one of git.lan"
+        assert refused["error"]["expected"] == "one of git.lan, localhost"
         server.close()
 
 

@@ -114,7 +114,7 @@ class EmbeddedCatalog:
             path: The file; its folder must exist.
             on_change: Called on the event loop with every change, once it is durable.
             code_root: Folder below which the code of policies may be read; None: nowhere.
-            code_hosts: Hosts that code may be fetched from; None: any that is not link-local.
+            code_hosts: Hosts that code may be fetched from; None: all public ones.
 
         Raises:
             ServiceError: `unavailable`: the file is no catalog, is damaged, or is newer.

@@ -1,14 +1,14 @@
 """Where a policy's `code` comes from: the text itself, an archive in it, a path or a URL.
 
 The embedded catalog calls `CodeSources.fetch` and `CodeSources.files`. A path is read only below
-the folder that the operator configured, a URL not from link-local hosts; what comes back is bytes
-or files, which `catalog.archives` then judges.
+the folder that the operator configured, a URL from public addresses or from hosts that the operator
+listed; what comes back is bytes or files, which `catalog.archives` then judges.
 """
 
 import asyncio
 import base64
 import binascii
-import ipaddress
+import contextlib
 import os
 import re
 import socket
@@ -20,6 +20,7 @@ from typing import Final
 
 import httpx
 
+from moorage.catalog.addresses import is_public
 from moorage.catalog.archives import (
     ENTRY,
     FILES_BYTES_MAX,
@@ -32,12 +33,14 @@ from moorage.catalog.archives import (
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["CODE_BYTES_MAX", "CodeSources", "Files", "without_credentials"]
+__all__ = ["CODE_BYTES_MAX", "CodeSources", "Files", "is_url", "without_credentials"]
 
 CODE_BYTES_MAX: Final = 8 * 1024 * 1024
 """Source text or archive, as uploaded or fetched."""
 FETCH_SECONDS_MAX: Final = 30.0
 """The whole of a download, redirects included."""
+CONNECT_SECONDS_MAX: Final = 5.0
+"""For one of a host's addresses; then the next one is tried."""
 REDIRECTS_MAX: Final = 3
 
 Files = dict[str, bytes]
@@ -47,6 +50,7 @@ _CREDENTIALS: Final = re.compile(r"^(https?://)[^/?#]*@", re.IGNORECASE)
 
 # The first bytes of .zip, .tar.gz and .tar.xz in base64.
 _ARCHIVE_IN_BASE64: Final = ("UEsDB", "H4sI", "/Td6WFoA")
+_CLASS: Final = b"AIOSv1PolicyRule"
 _PATH: Final = re.compile(r"[^\s=#(){}\[\]<>\"';,]+")
 _EXPECTED: Final = (
     "Python source text, a base64 archive (.zip, .tar.gz, .tar.xz), a data: or http(s) URL,"
@@ -60,8 +64,8 @@ class CodeSources:
 
     Args:
         root: Folder below which local paths are read; None refuses every path.
-        hosts: Host names that code may be fetched from; None allows all but link-local ones,
-            where clouds keep their credentials.
+        hosts: Host names that code may be fetched from, wherever they are; None allows all hosts
+            with public addresses only.
 
     """
 
@@ -75,34 +79,36 @@ class CodeSources:
             ServiceError: `bad_policy`, `too_large`, or `unavailable` where the host fails.
 
         """
-        if not code.lower().startswith(("http://", "https://")):
+        if not is_url(code):
             return None
+        shown = without_credentials(code)
         try:
             async with (
                 asyncio.timeout(FETCH_SECONDS_MAX),
-                httpx.AsyncClient(timeout=FETCH_SECONDS_MAX) as client,
+                httpx.AsyncClient(
+                    headers={"accept-encoding": "identity"},
+                    timeout=httpx.Timeout(FETCH_SECONDS_MAX, connect=CONNECT_SECONDS_MAX),
+                    # A connection says nothing about another host at the same address.
+                    limits=httpx.Limits(max_keepalive_connections=0),
+                    verify=httpx.create_ssl_context(),
+                    trust_env=False,  # A proxy would look the host up again, and go anywhere.
+                ) as client,
             ):
-                return await self._follow(client, code)
+                return await self._follow(client, code, shown)
         except UnicodeError as error:
-            shown = without_credentials(code)
             raise bad_code(f"{shown} has no host: {error}", "the name of a host") from error
         except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
             raise ServiceError(
                 Code.UNAVAILABLE,
-                f"code: {without_credentials(code)} could not be fetched:"
-                f" {str(error) or type(error).__name__};"
+                f"code: {shown} could not be fetched: {_cause(error)};"
                 f" expected an answer within {FETCH_SECONDS_MAX:g} seconds",
                 field="code",
                 expected=f"an answer within {FETCH_SECONDS_MAX:g} seconds",
             ) from error
 
-    async def _follow(self, client: httpx.AsyncClient, url: str) -> bytes:
+    async def _follow(self, client: httpx.AsyncClient, url: str, shown: str) -> bytes:
         for _ in range(REDIRECTS_MAX + 1):
-            await self._allow(url)
-            given, shown = httpx.URL(url), without_credentials(url)
-            login = httpx.BasicAuth(given.username, given.password) if given.userinfo else None
-            # The client logs the URL that it is given.
-            async with client.stream("GET", shown, auth=login, follow_redirects=False) as response:
+            async with contextlib.aclosing(await self._get(client, url)) as response:
                 if response.has_redirect_location:
                     url = urllib.parse.urljoin(url, response.headers["location"])
                     continue
@@ -115,29 +121,51 @@ class CodeSources:
                     if len(content) > CODE_BYTES_MAX:
                         raise _too_large()
                 return bytes(content)
-        raise bad_code(
-            f"the last of the redirects leads to {without_credentials(url)}",
-            f"at most {REDIRECTS_MAX} redirects",
-        )
+        raise bad_code(f"{shown} redirects again and again", f"at most {REDIRECTS_MAX} redirects")
 
-    async def _allow(self, url: str) -> None:
-        parsed = httpx.URL(url)
-        if parsed.scheme not in {"http", "https"} or not parsed.host:
-            shown = without_credentials(url)
-            raise bad_code(f"{shown} is no URL to fetch from", "http://… or https://…")
-        if self.hosts is not None:
-            if parsed.host in self.hosts:
-                return
+    async def _get(self, client: httpx.AsyncClient, given: str) -> httpx.Response:
+        """Ask the host of a URL; connect to the addresses that were looked at, and no others."""
+        url = httpx.URL(given)
+        if url.scheme not in {"http", "https"} or not url.host:
             raise bad_code(
-                f"the host {parsed.host} is not allowed",
+                f"{without_credentials(given)} is no URL to fetch from", "http://… or https://…"
+            )
+        login = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
+        addresses = await self._addresses(url)
+        for number, address in enumerate(addresses, 1):
+            request = client.build_request(
+                "GET",
+                url.copy_with(host=address, userinfo=b""),  # The client logs it.
+                headers={"host": url.netloc.decode("ascii")},
+                extensions={"sni_hostname": url.raw_host.decode("ascii")},
+            )
+            try:
+                return await client.send(request, stream=True, auth=login, follow_redirects=False)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                if number == len(addresses):
+                    raise
+        raise OSError("its name has no address")
+
+    async def _addresses(self, url: httpx.URL) -> list[str]:
+        """Look the host of a URL up, once; refuse it where it is not allowed."""
+        if self.hosts is not None and url.host not in self.hosts:
+            raise bad_code(
+                f"the host {url.host} is not allowed",
                 "one of " + (", ".join(sorted(self.hosts)) or "no host at all"),
             )
+        port = url.port or (443 if url.scheme == "https" else 80)
+        # The resolver understands every way to write an address: 127.1, 0x7f000001, 017700000001.
         found = await asyncio.get_running_loop().getaddrinfo(
-            parsed.host, parsed.port or 443, type=socket.SOCK_STREAM
+            url.raw_host.decode("ascii"), port, type=socket.SOCK_STREAM
         )
-        for *_, address in found:
-            if _is_link_local(str(address[0])):
-                raise bad_code(f"the host {parsed.host} is link-local", "another one")
+        addresses = list(dict.fromkeys(str(at[0]) for *_, at in found))
+        if self.hosts is None and not all(map(is_public, addresses)):
+            raise bad_code(
+                f"the host {url.host} is not public",
+                "a host with public addresses only, or one that this server's `policy_code_hosts`"
+                " lists",
+            )
+        return addresses
 
     def files(self, code: str, fetched: bytes | None) -> Files:
         """Return the files that `code` stands for. Blocking; for the catalog's own thread.
@@ -151,13 +179,13 @@ class CodeSources:
 
         """
         if fetched is not None:
-            return _unpacked(fetched)
+            return _fetched(fetched, without_credentials(code))
         if code[:5].lower() == "data:":
             return _unpacked(_from_data_url(code))
         if code.lstrip().startswith(_ARCHIVE_IN_BASE64):
             return _unpacked(_from_base64("".join(code.split())))
         named = code if self.root is None else code.replace(" ", "_")
-        if "AIOSv1PolicyRule" in code or not _PATH.fullmatch(named):
+        if _CLASS.decode() in code or not _PATH.fullmatch(named):
             # Text of one line, too: the place of its mistake tells more than that it is no path.
             return _unpacked(code.encode("utf-8", "surrogatepass"))
         return self._local(code)
@@ -192,11 +220,36 @@ def without_credentials(code: str) -> str:
     return _CREDENTIALS.sub(r"\1", code)
 
 
-def _is_link_local(address: str) -> bool:
-    found = ipaddress.ip_address(address.partition("%")[0])
-    # The same host, written as an IPv6 address.
-    mapped = found.ipv4_mapped if isinstance(found, ipaddress.IPv6Address) else None
-    return found.is_link_local or (mapped is not None and mapped.is_link_local)
+def is_url(code: str) -> bool:
+    """Return whether code is fetched from elsewhere: nothing of it may be quoted."""
+    return code.lower().startswith(("http://", "https://"))
+
+
+def _cause(error: Exception) -> str:
+    """Return why nothing was fetched. What does not speak HTTP is not quoted."""
+    if isinstance(error, OSError | httpx.ConnectError | httpx.InvalidURL):
+        return str(error) or type(error).__name__
+    return type(error).__name__
+
+
+def _fetched(content: bytes, shown: str) -> Files:
+    """Return the files of what was fetched, or refuse it without a word of what it holds.
+
+    Whoever names a URL need not be somebody who may read what this server can read there.
+    """
+    try:
+        files = _unpacked(content)
+    except ServiceError as error:
+        if error.code is Code.TOO_LARGE:
+            raise
+        files = {}
+    if _CLASS not in files.get(ENTRY, b""):
+        raise bad_code(
+            f"{shown} serves no rule",
+            f"a text or an archive that defines {_CLASS.decode()}; put into the document itself,"
+            " in base64, it is told what is wrong",
+        )
+    return files
 
 
 def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:

@@ -9,13 +9,14 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from moorage.catalog.base import Catalog, Document, PolicyRecord, PreparedPolicy
 from moorage.catalog.documents import apply_change
 from moorage.catalog.examples import read_examples
+from moorage.catalog.sources import is_url
 from moorage.core.words import Refusal
 from moorage.daemon.examples import Rehearsal
 from moorage.daemon.finding import code_of
@@ -119,11 +120,11 @@ async def _run(rules: Sandbox, record: PolicyRecord, rehearsals: Sequence[Rehear
     trials = [each.trial for each in rehearsals if each.trial is not None]
     result = await rules.check(code_of(record), trials)
     if not result.ok:
-        raise _unloadable(result)
+        raise _unloadable(record, result)
     for rehearsal, outcome in zip(rehearsals, result.outcomes, strict=True):
         refusal = outcome.refusal or rehearsal.judge(outcome.value)
         if refusal is not None:
-            raise _failed(rehearsal, refusal, _line(refusal, record.files))
+            raise _failed(rehearsal, refusal, _line(refusal, record))
 
 
 def _rehearsals(record: PolicyRecord) -> list[Rehearsal]:
@@ -131,8 +132,11 @@ def _rehearsals(record: PolicyRecord) -> list[Rehearsal]:
     return [Rehearsal(record, example, number) for number, example in enumerate(examples, 1)]
 
 
-def _unloadable(result: CheckResult) -> ServiceError:
-    first = result.findings[0]
+def _unloadable(record: PolicyRecord, result: CheckResult) -> ServiceError:
+    findings = result.findings
+    if is_url(record.document["code"]):
+        findings = tuple(replace(each, text="") for each in findings)
+    first = findings[0]
     line = f", line {first.line}" if first.line else ""
     where = f"{first.file}{line}: " if first.file else ""
     text = f"\n{first.text}" if first.text else ""
@@ -141,7 +145,7 @@ def _unloadable(result: CheckResult) -> ServiceError:
         f"code: {where}{first.message}{text}",
         field="code",
         expected="a rule that loads: a class AIOSv1PolicyRule with eval",
-        details={"findings": [msgspec.to_builtins(each) for each in result.findings]},
+        details={"findings": [msgspec.to_builtins(each) for each in findings]},
     )
 
 
@@ -156,8 +160,10 @@ def _failed(rehearsal: Rehearsal, refusal: Refusal, line: str = "") -> ServiceEr
     )
 
 
-def _line(refusal: Refusal, files: Any) -> str:
+def _line(refusal: Refusal, record: PolicyRecord) -> str:
     """Return the line of the rule that an exception came from, on a line of its own."""
+    if is_url(record.document["code"]):
+        return ""
     name, number = refusal.details.get("file", ""), refusal.details.get("line", 0)
-    lines = files.get(name, b"").decode("utf-8", "replace").splitlines()
+    lines = record.files.get(name, b"").decode("utf-8", "replace").splitlines()
     return f"\n{lines[number - 1][:200]}" if 0 < number <= len(lines) else ""
