@@ -33,7 +33,7 @@ from moorage.core.words import (
     Told,
     Turn,
 )
-from moorage.daemon import recall
+from moorage.daemon import descriptors, recall
 from moorage.daemon.admission import Admission
 from moorage.daemon.answers import encode, refusal_of, refuse
 from moorage.daemon.backends import backends
@@ -268,10 +268,13 @@ class Daemon:
         config = self._config
         settings = GatewaySettings(
             sessions_max=config.sessions_max,
+            descriptors_max=descriptors.connections_max(),
             message_bytes_max=config.message_bytes_max,
             deflate=config.deflate,
             origins=names(config),
         )
+        if config.sessions_max > descriptors.connections_max():
+            log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
         self._gateway = Gateway(self._admission, settings, self._tokens.tenant)
         services = HttpServices(
             catalog=self._catalog,
@@ -288,7 +291,8 @@ class Daemon:
             readiness=self._readiness,
             metrics_text=self._measures.text,
         )
-        web = WebServer(services, origins=names(config))
+        most = settings.descriptors_max
+        web = WebServer(services, origins=names(config), descriptors_max=most)
         http_port = await web.start(config.http_host, config.http_port)
         self._closing.push_async_callback(web.close)
         port = await self._gateway.start(config.host, config.port, http_port)

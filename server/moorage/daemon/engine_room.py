@@ -333,7 +333,7 @@ class EngineRoom:
         while True:
             try:
                 await engine.stop(name)
-            except EngineError:
+            except (EngineError, OSError):
                 pause = next(pauses, pause)
                 await asyncio.sleep(pause)
             else:
@@ -359,7 +359,7 @@ class EngineRoom:
         workload = self._ends.pop(name, None)
         if workload is None or engine is None:
             return  # It was stopped, or failed to start, while this order waited for its turn.
-        with contextlib.suppress(EngineError):
+        with contextlib.suppress(EngineError, OSError):
             if not (await engine.status(name)).phase.over:
                 return  # Late news of the start before this one, which ran under the same name.
         lease = self._running.pop(name, lease)  # Taken over, maybe, while this order waited.

@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import structlog
 import uvloop
 
 from moorage.config import Config
+from moorage.daemon import descriptors
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.rereading import Rereading
 from moorage.engines.base import EngineError
@@ -46,7 +46,7 @@ def serve(config: Config, read: Callable[[], Config], file: Path | None) -> int:
 
     """
     configure_log(config)
-    _raise_file_limit()
+    descriptors.raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(config, Rereading(config, read, file)))
 
@@ -108,12 +108,6 @@ def _exception(task: "asyncio.Future[None]") -> BaseException | None:
 def _last_words(error: BaseException) -> int:
     sys.stderr.write(f"moored: ended, so that no answer is wrong: {error!r}\n")
     return EXIT_BROKEN
-
-
-def _raise_file_limit() -> None:
-    """Open as many files as the system lets us: a session is one, and most shells allow 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _authority(host: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Final, assert_never
 
 from moorage.core.words import Refusal, Told
+from moorage.daemon import descriptors
 from moorage.daemon.engine_room import EngineRoom
 from moorage.daemon.lease_tokens import digest
 from moorage.engines.base import (
@@ -45,6 +46,9 @@ class Workloads:
         if engine is None:
             reason = f"Lease {message.lease} has no workload: it was asked for without `provision`."
             return Refusal(Code.UNSUPPORTED, reason, "lease", "a lease with a workload")
+        if not descriptors.spare():
+            reason = "This server has hardly a file descriptor left; ask again in a moment."
+            return Refusal(Code.BUSY, reason)
         try:
             match message:
                 case wire.Logs():
@@ -60,7 +64,7 @@ class Workloads:
             return Refusal(Code.UNSUPPORTED, f"{error}.", "op")
         except TimeoutError as error:
             return Refusal(Code.ENGINE_FAILED, f"{error}.", "timeout_seconds", "more time")
-        except EngineError as error:
+        except (EngineError, OSError) as error:
             return Refusal(Code.ENGINE_FAILED, f"{error}.")
 
     def _owned(self, message: wire.Logs | wire.Exec) -> Lease | Refusal:

@@ -30,11 +30,17 @@ class Connection(ServerConnection):
     """
 
     def __init__(
-        self, *args: Any, registry: set["Connection"], connections_max: int, **kwargs: Any
+        self,
+        *args: Any,
+        registry: set["Connection"],
+        connections_max: int,
+        descriptors_max: int | None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.registry = registry
         self.connections_max = connections_max
+        self.descriptors_max = descriptors_max
         self.session_id = SessionId("")
         self.tenant: Tenant | None = None
         self.bearer: str | None = None
@@ -75,7 +81,9 @@ class Connection(ServerConnection):
         """Enter the registry, or be cut when there are too many connections."""
         super().connection_made(transport)
         self.recv_messages.resume = self._read_on
-        if len(self.registry) >= self.connections_max:
+        number = self.transport.get_extra_info("socket").fileno()
+        many = self.descriptors_max is not None and number >= self.descriptors_max
+        if many or len(self.registry) >= self.connections_max:
             self.transport.abort()
         self.registry.add(self)
 

@@ -126,6 +126,7 @@ class Gateway:
                 Connection,
                 registry=self._connections,
                 connections_max=settings.sessions_max + settings.handshakes_max,
+                descriptors_max=settings.descriptors_max,
             ),
         )
         port_bound: int = self._server.sockets[0].getsockname()[1]

@@ -30,6 +30,8 @@ class GatewaySettings:
         sessions_max: Open sessions. Beyond it: HTTP 503.
         handshakes_max: Connections without a session yet, and as many again that the kernel
             keeps for us. Beyond it: the connection is cut, or not accepted.
+        descriptors_max: Number of a connection's file descriptor from which on it is cut: the rest
+            of them are the server's own. None: no such number.
         inflight_max: Messages of a session whose replies are not yet written. Beyond it the
             socket is not read; nothing is dropped.
         parked_max: Messages of a session that wait in the queue and so do not count as in
@@ -53,6 +55,7 @@ class GatewaySettings:
     write_buffer_bytes_max: int = 32_768
     sessions_max: int = SESSIONS_MAX
     handshakes_max: int = HANDSHAKES_MAX
+    descriptors_max: int | None = None
     inflight_max: int = INFLIGHT_MAX
     parked_max: int = PARKED_MAX
     events_max: int = EVENTS_MAX

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
@@ -44,6 +45,8 @@ class WebServer:
         drain_seconds: How long requests may go on after `close`; then they are answered 503
             `shutting_down`.
         origins: Under which names, and for whose pages, requests are answered.
+        descriptors_max: Number of a connection's file descriptor from which on it is cut: the rest
+            of them are the server's own. None: no such number.
 
     """
 
@@ -52,11 +55,13 @@ class WebServer:
         services: WebServices,
         drain_seconds: int = DRAIN_SECONDS,
         origins: Origins = Origins(),  # noqa: B008  # It cannot be changed.
+        *,
+        descriptors_max: int | None = None,
     ) -> None:
         self._checks = RequestChecks(_Drained(create_app(services)), origins)
         config = uvicorn.Config(
             self._checks,
-            http="h11",
+            http=_connections(descriptors_max),
             ws="none",
             lifespan="off",
             log_config=None,
@@ -123,6 +128,19 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+def _connections(descriptors_max: int | None) -> type[H11Protocol]:
+    """Return a class of connections that are cut beyond a number of their descriptor."""
+
+    class Connection(H11Protocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
+            super().connection_made(transport)
+            number = transport.get_extra_info("socket").fileno()
+            if descriptors_max is not None and number >= descriptors_max:
+                transport.abort()
+
+    return Connection
 
 
 class _Drained:

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import structlog
+
 from moorage.engines.base import (
     EngineError,
     Execution,
@@ -26,6 +28,8 @@ from moorage.engines.local.shelf import Shelf
 from moorage.engines.specs import BaseResourceSpec, ContainerResourceSpec
 
 __all__ = ["LocalEngine", "this_node"]
+
+log = structlog.get_logger("moored")
 
 
 def this_node() -> str:
@@ -77,6 +81,8 @@ class LocalEngine:
         self._nodes = frozenset(nodes)
         self._listener: Listener | None = None
         folders, boxes = Shelf(root), Shelf(root.absolute() / "containers")
+        for finding in (*folders.quarantined, *boxes.quarantined):
+            log.warning("backend", name=self.name, finding=finding)
         self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
         self._processes = Processes(folders, self._devices, self._tell, outlive=outlive)
         self._containers = Containers(boxes, self._devices, self._tell, outlive=outlive)
@@ -96,7 +102,8 @@ class LocalEngine:
 
     async def discover(self) -> Collection[Workload]:
         """Return what is here; see `Engine.discover`."""
-        return [*await self._processes.discover(), *await self._containers.discover()]
+        with _plain():
+            return [*await self._processes.discover(), *await self._containers.discover()]
 
     async def start(self, order: Order) -> Workload:
         """Start a workload; see `Engine.start`."""
@@ -119,7 +126,8 @@ class LocalEngine:
 
     async def status(self, workload: str) -> Workload:
         """Look at a workload; see `Engine.status`."""
-        return await self._part(workload).status(workload)
+        with _plain():
+            return await self._part(workload).status(workload)
 
     async def probe(self, workload: str) -> Workload:
         """Look at a workload and ask whether it answers; see `Engine.probe`."""
@@ -137,7 +145,8 @@ class LocalEngine:
 
     async def reset(self, workload: str) -> Any:
         """Make a used workload as new; see `Engine.reset`."""
-        await self._part(workload).reset(workload)
+        with _plain():
+            await self._part(workload).reset(workload)
 
     async def execute(
         self,
@@ -162,8 +171,9 @@ class LocalEngine:
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
         """Read a workload's output; see `Engine.logs`."""
-        part = self._containers if self._containers.keeps(workload) else self._processes
-        return await part.logs(workload, offset, attempt)
+        with _plain():
+            part = self._containers if self._containers.keeps(workload) else self._processes
+            return await part.logs(workload, offset, attempt)
 
     async def close(self) -> None:
         """Let go. Workloads go on running."""

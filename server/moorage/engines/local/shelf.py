@@ -44,7 +44,8 @@ from moorage.engines.base import (
 )
 
 ENDED_MAX: Final = 200
-"""Folders of stopped workloads, each start's its own, that are kept for their output."""
+"""Folders of stopped workloads, each start's its own, that are kept for their output; and as many
+of damaged ones."""
 RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
 """Of one file of JSON; a longer one is none that was written here."""
 _ALIEN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
@@ -83,6 +84,7 @@ class Shelf:
             place = self._damaged / folder.name
             _remove(place)
             folder.rename(place)
+            _prune(self._damaged)
             return f"{folder} is no record of a workload, and is kept in {place}"
         return ""
 
@@ -195,8 +197,7 @@ class Shelf:
         _remove(place)
         with contextlib.suppress(FileNotFoundError):  # Two stops at the same time.
             self.folder(workload).rename(place)
-        for folder in sorted(self._ended.iterdir(), key=_changed)[:-ENDED_MAX]:
-            _remove(folder)
+        _prune(self._ended)
 
     def log(self, workload: str, offset: int, attempt: int = 0) -> Log | None:
         """Read output from a byte offset on, also of what was stopped.
@@ -308,6 +309,11 @@ def _sound(folder: Path) -> dict[str, Any] | None:
         sound = sound and isinstance(rows, list)
         sound = sound and all(isinstance(row, dict) and "id" in row for row in rows)
     return order if sound else None
+
+
+def _prune(folder: Path) -> None:
+    for old in sorted(folder.iterdir(), key=_changed)[:-ENDED_MAX]:
+        _remove(old)
 
 
 def _remove(place: Path) -> None:

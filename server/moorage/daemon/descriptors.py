@@ -1,0 +1,53 @@
+"""File descriptors of the daemon: how many there are, and who may use the last ones.
+
+A connection costs one, and anybody may open many. So connections get all but `RESERVED`, which are
+left to the ledger, the catalog, cells and workloads; requests that would open files are refused
+while there are fewer than `SPARE`.
+"""
+
+import os
+import resource
+from typing import Final
+
+RESERVED: Final = 128
+"""Not for connections; where the system allows few, half of them all."""
+SPARE: Final = 32
+"""Not for requests either."""
+
+
+def raise_limit() -> None:
+    """Open as many files as the system lets us: a session is one, and most shells allow 1,024."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
+def connections_max() -> int:
+    """Return the number that no descriptor of a connection may reach."""
+    limit = _limit()
+    return limit - min(RESERVED, limit // 2)
+
+
+def too_few(sessions_max: int) -> str:
+    """Return what to say where fewer sessions fit than the settings allow."""
+    most = connections_max()
+    reason = (
+        f"sessions_max is {sessions_max}, and the system lets this process open {_limit()} files"
+    )
+    return (
+        f"{reason}: at most {most} sessions fit; raise the limit (LimitNOFILE) or lower the setting"
+    )
+
+
+def spare() -> bool:
+    """Return whether a request may open files."""
+    try:
+        lowest = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)  # The system gives the lowest.
+    except OSError:
+        return False
+    os.close(lowest)
+    return lowest < _limit() - SPARE
+
+
+def _limit() -> int:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit

@@ -1,0 +1,156 @@
+"""No file of a workload, and no lack of file descriptors, ends or hangs the daemon."""
+
+import contextlib
+import json
+import os
+import resource
+import shutil
+import socket
+from pathlib import Path
+
+import pytest
+from served import Server, until
+from test_engines import dead, fill, in_state, killed, marked, release, run
+
+from moorage.trials.process import child, daemon, serve_command, serve_variables
+
+WRITES = ["sh", "-c", "echo words; exec sleep 1000"]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture
+def data(tmp_path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture(scope="module")
+def server(shared):
+    with daemon(shared) as running:
+        server = Server(running)
+        fill(server)
+        yield server
+        server.close()
+
+
+def logs(server: Server, lease: dict) -> dict:
+    return server.say({"op": "logs", "lease": lease["id"], "token": lease["token"]})[0]
+
+
+def asking(op: str, lease: dict) -> str:
+    more = {"command": ["true"]} if op == "exec" else {}
+    return json.dumps({"op": op, "lease": lease["id"], "token": lease["token"], **more})
+
+
+def as_folder(place: Path) -> None:
+    place.unlink()
+    place.mkdir()
+
+
+def as_loop(place: Path) -> None:
+    place.unlink()
+    place.symlink_to(place.name)
+
+
+def as_fifo(place: Path) -> None:
+    place.unlink()
+    os.mkfifo(place)
+
+
+def as_socket(place: Path) -> None:
+    place.unlink()
+    with contextlib.chdir(place.parent), socket.socket(socket.AF_UNIX) as made:
+        made.bind(place.name)
+
+
+DAMAGES = [as_folder, as_loop, as_fifo, as_socket]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["output.log", "order.json", "process.json", "lock"])
+def test_what_a_workload_put_in_the_place_of_a_file_is_its_own_affair(server, shared, name, damage):
+    lease = run(server, WRITES)
+    in_state(server, lease, "active")
+    until(lambda: logs(server, lease)["data"]["text"])
+    (pid, *_) = marked(shared)[lease["id"]]
+    damage(shared / "local" / "running" / lease["id"] / name)
+    reply = logs(server, lease)
+    assert reply["success"] or reply["error"]["code"] in {"engine_failed", "not_found"}, reply
+    release(server, lease)
+    in_state(server, lease, "ended")
+    assert lease["id"] not in marked(shared)
+    assert not Path(f"/proc/{pid}").exists()
+    assert server.http.get("/healthz").status_code == 200
+
+
+@pytest.mark.parametrize("damage", [*DAMAGES, shutil.rmtree])
+def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data, damage):
+    with killed(data) as running, contextlib.closing(Server(running)) as before:
+        fill(before)
+        lease = run(before, WRITES)
+        in_state(before, lease, "active")
+        os.kill(running.pid, 9)
+        dead(running.pid)
+    folder = data / "local" / "running" / lease["id"]
+    damage(folder if damage is shutil.rmtree else folder / "order.json")
+    with daemon(data) as running, contextlib.closing(Server(running)) as after:
+        in_state(after, lease, "ended")
+        assert lease["id"] not in marked(data)
+        if damage is not shutil.rmtree:
+            assert "is no record of a workload" in running.log.read_text()
+            assert (data / "local" / "damaged" / lease["id"] / "process.json").exists()
+        again = run(after, WRITES, gpus=8)
+        in_state(after, again, "active")
+        release(after, again)
+        in_state(after, again, "ended")
+
+
+@pytest.mark.parametrize("door", ["ws", "http"])
+def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path, door):
+    command = ["prlimit", "--nofile=256:256", *serve_command(data)]
+    with child(command, tmp_path / "log", serve_variables()) as (process, ready):
+        place = ready[door].rpartition(":")[2]
+        server = Server(type("Running", (), {"ws": ready["ws"], "http": ready["http"]}))
+        fill(server)
+        with server.socket() as kept, contextlib.ExitStack() as opened:
+            lease = run(server, WRITES)
+            in_state(server, lease, "active")
+            for _ in range(300):
+                more = opened.enter_context(socket.socket())
+                more.settimeout(5)
+                more.connect(("127.0.0.1", int(place)))
+            descriptors = Path(f"/proc/{process.pid}/fd")
+            until(lambda: len(list(descriptors.iterdir())) >= 120)
+            for op in ("exec", "logs") * 10:
+                kept.send(asking(op, lease))
+                assert json.loads(kept.recv(30))["success"]
+            assert len(list(descriptors.iterdir())) < 200
+        release(server, lease)
+        in_state(server, lease, "ended")
+        server.close()
+        assert "sessions_max" in (tmp_path / "log").read_text()
+
+
+def test_requests_are_answered_busy_where_no_descriptor_is_left(data, tmp_path):
+    with child(serve_command(data), tmp_path / "log", serve_variables()) as (process, ready):
+        server = Server(type("Running", (), {"ws": ready["ws"], "http": ready["http"]}))
+        fill(server)
+        with server.socket() as kept:
+            lease = run(server, WRITES)
+            in_state(server, lease, "active")
+            limits = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+            used = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+            for left in (0, 1, 2, 3, 5, 8, 20):
+                resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (used + left, limits[1]))
+                for op in ("logs", "exec"):
+                    kept.send(asking(op, lease))
+                    assert json.loads(kept.recv(30))["error"]["code"] == "busy"
+            resource.prlimit(process.pid, resource.RLIMIT_NOFILE, limits)
+            kept.send(asking("exec", lease))
+            assert json.loads(kept.recv(30))["success"]
+        release(server, lease)
+        in_state(server, lease, "ended")
+        server.close()
