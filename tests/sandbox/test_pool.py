@@ -14,7 +14,6 @@ import pytest
 from moorage.core.events import ConsultFailed, Proposed
 from moorage.model import Code, Demand, LeaseTerms, Tenant
 from moorage.sandbox.host import CHECKS_MAX, CHECKS_WAITING_MAX, Limits, PolicyFault
-from moorage.sandbox.nursery import RESTARTS_MAX
 
 TERMS = LeaseTerms(ttl_seconds=60)
 IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
@@ -374,26 +373,6 @@ async def test_what_is_being_forked_when_its_zygote_dies_is_forked_by_the_next(b
     os.kill(zygote, signal.SIGKILL)
     assert [(await each).value for each in asked] == [0, 1, 2, 3]
     assert bench.sandbox.report().counters["zygote_restarts"] == 1
-
-
-async def test_a_zygote_that_dies_all_the_time_is_refused_at_once_and_tried_later(bench):
-    nursery = bench.sandbox._pool.nursery
-    code = bench.policy("return 1")
-    assert await bench.value(code) == 1
-    for round_ in range(RESTARTS_MAX + 1):
-        async with asyncio.timeout(60):
-            while not nursery.up:
-                await asyncio.sleep(0.005)  # Being up has an event, being down has none.
-        os.kill(nursery._zygote.pid, signal.SIGKILL)
-        async with asyncio.timeout(60):
-            while bench.sandbox.report().counters.get("zygote_restarts", 0) <= round_:
-                await asyncio.sleep(0.005)  # As above.
-    assert not bench.sandbox.up
-    refusal = await bench.refusal(code)
-    assert refusal.code == Code.UNAVAILABLE
-    assert "is started again in" in refusal.reason
-    with pytest.raises(PolicyFault, match="is started again in"):
-        await bench.sandbox.check(code)
 
 
 async def test_few_policies_are_checked_at_a_time_and_few_may_wait(make_bench):

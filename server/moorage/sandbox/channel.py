@@ -63,7 +63,7 @@ class Owner(Protocol):
         """The head of the pipe has none."""
 
     def lost(self, cell: "Cell", cause: str) -> None:
-        """The cell is gone; `cause` is `exit`, `closed`, or how it broke the protocol."""
+        """The cell is gone; `cause` is `exit`, or how it broke the protocol."""
 
 
 class Cell(asyncio.Protocol):

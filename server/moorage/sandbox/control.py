@@ -56,6 +56,34 @@ class Spawned:
     pid: int
 
 
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a cell ended.
+
+    Args:
+        cause: In words.
+        innocent: Its rule has no part in it.
+        held_mib: The most memory that it held, beyond what it started with.
+
+    """
+
+    cause: str
+    innocent: bool = False
+    held_mib: int = 0
+
+
+ORPHANED: Final = Death("the process that it was forked from died", innocent=True)
+UNKNOWN: Final = Death("it ended", innocent=True)
+"""Nobody said how, so nobody can be blamed."""
+_FROM_OUTSIDE: Final = frozenset(
+    {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+)
+"""Signals that no cell can send, itself included: the filter lets it send none."""
+_SPENT_MS_PER_SECOND: Final = 800
+"""Milliseconds of CPU time, by its accounts, for each second of a limit that the kernel counts in
+ticks."""
+
+
 class SpawnError(Exception):
     """A cell could not be forked."""
 
@@ -66,7 +94,7 @@ class Zygote:
     Args:
         limits: Memory and CPU of the cells.
         mode: `unsafe` leaves the wall out.
-        ended: Told the process id and wait status of every cell that ended.
+        ended: Told the process id of every cell that ended, and how it did.
         lost: Told when the zygote died without being closed; all its cells die with it.
 
     """
@@ -75,7 +103,7 @@ class Zygote:
         self,
         limits: Limits,
         mode: Mode,
-        ended: Callable[[int, int], None],
+        ended: Callable[[int, Death], None],
         lost: Callable[[], None],
     ) -> None:
         self._limits = limits
@@ -222,7 +250,7 @@ class Zygote:
             self._report(data, fds)
 
     def _report(self, data: bytes, fds: list[int]) -> None:
-        kind, order, pid, status = REPORT.unpack(data)
+        kind, order, pid, status, held_kib, cpu_ms = REPORT.unpack(data)
         future = self._orders.get(order)
         if kind == b"Z" and self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
@@ -235,7 +263,8 @@ class Zygote:
         elif kind == b"E" and future is not None and not future.done():
             future.set_exception(SpawnError(f"fork failed: {os.strerror(pid)}"))
         elif kind == b"X":
-            self._ended(pid, status)
+            spent = cpu_ms >= self._limits.cpu_seconds_per_cell_max * _SPENT_MS_PER_SECOND
+            self._ended(pid, death_of(status, held_kib >> 10, spent=spent))
 
 
 def discard(spawned: Spawned) -> None:
@@ -251,6 +280,27 @@ def kill(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
         return  # It is dead already, which is what was wanted.
+
+
+def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
+    """Return what a wait status means.
+
+    Args:
+        status: As the zygote collected it.
+        held_mib: As in `Death`.
+        spent: The cell had used up its CPU time, at which the kernel kills it.
+
+    """
+    if not os.WIFSIGNALED(status):
+        return Death(f"it exited with status {os.WEXITSTATUS(status)}")
+    number = os.WTERMSIG(status)
+    if number == signal.SIGSYS:
+        return Death("SIGSYS: it made a system call that no rule has a use for")
+    names = {int(member): member.name for member in signal.Signals}
+    cause = f"killed by {names.get(number, f'signal {number}')}"
+    if number == signal.SIGKILL and spent:
+        return Death(f"{cause}: it had used up its CPU time")
+    return Death(cause, number in _FROM_OUTSIDE, held_mib)
 
 
 def _site_packages() -> list[str]:

@@ -21,7 +21,7 @@ from moorage.core.events import ConsultFailed, Proposed
 from moorage.core.words import Consult, Refusal
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
-from moorage.sandbox import frames, self_test
+from moorage.sandbox import self_test
 from moorage.sandbox.channel import Cell
 from moorage.sandbox.contexts import Kept, Key
 from moorage.sandbox.contract import (
@@ -43,15 +43,13 @@ from moorage.sandbox.contract import (
 )
 from moorage.sandbox.control import SpawnError
 from moorage.sandbox.limits import (
-    FINDINGS_MAX,
     INPUT_BYTES_MAX,
-    MESSAGE_CHARACTERS_MAX,
     OUTPUT_RING_BYTES_MAX,
     OUTPUT_RINGS_MAX,
     Limits,
 )
 from moorage.sandbox.pool import Pool
-from moorage.sandbox.rehearsal import tried
+from moorage.sandbox.rehearsal import looked_at
 from moorage.sandbox.turns import Turns
 from moorage.sandbox.work import Work, overrides
 
@@ -329,42 +327,16 @@ class Sandbox:
             The findings, none when it may be registered; and then the outcomes of the trials.
 
         Raises:
-            PolicyFault: No cell could be started to look at it (UNAVAILABLE).
+            PolicyFault: No cell could be started to look at it, or two were killed (UNAVAILABLE).
 
         """
         try:
-            cell = await self._pool.nursery.blank()
-        except (SpawnError, JailError) as error:
-            refusal = Refusal(Code.UNAVAILABLE, f"no cell can be started: {error}")
-            raise PolicyFault(refusal) from error
-        future: asyncio.Future[frames.Loaded] = asyncio.get_running_loop().create_future()
-        try:
-            cell.load(
-                Work("load", code, "", future=future), self._limits.output_bytes_max, check=True
-            )
-            cell.flush()
-            self._pool.watch_soon()
-            loaded = await future
-            tries = () if loaded.faults else trials
-            outcomes = await tried(cell, code, tries, self._pool.watch_soon)
+            return await looked_at(self._pool, code, trials)
         except PolicyFault as fault:
-            if fault.refusal.code in {Code.UNAVAILABLE, Code.SHUTTING_DOWN}:
+            if fault.refusal.code is not Code.UNAVAILABLE:
                 raise
-            return CheckResult((Finding(fault.refusal.reason, "function.py"),))
-        finally:
-            self._pool.nursery.destroy(cell)
-        # The cell obeys these bounds too, but a rule may have spoken in its place.
-        findings = tuple(
-            Finding(
-                fault.message[:MESSAGE_CHARACTERS_MAX],
-                fault.file[:MESSAGE_CHARACTERS_MAX],
-                fault.line,
-                fault.column,
-                fault.text[:MESSAGE_CHARACTERS_MAX],
-            )
-            for fault in loaded.faults[:FINDINGS_MAX]
-        )
-        return CheckResult(findings, loaded.management, loaded.output, tuple(outcomes))
+        # Its process was killed from outside, which may not happen again.
+        return await looked_at(self._pool, code, trials)
 
     async def manage(self, code: PolicyCode, tenant: Tenant, action: str, data: Any) -> Any:
         """Run the rule's `management(action, data)` and return its plain value.

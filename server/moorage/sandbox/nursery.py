@@ -4,10 +4,8 @@ Used by `pool`. A cell leaves here jailed and empty; what it is then used for is
 """
 
 import asyncio
-import os
-import signal
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final
@@ -15,22 +13,35 @@ from typing import Any, Final
 from moorage.sandbox import frames
 from moorage.sandbox.channel import Cell
 from moorage.sandbox.contract import JailError, Mode
-from moorage.sandbox.control import START_SECONDS_MAX, Spawned, SpawnError, Zygote, discard
+from moorage.sandbox.control import (
+    ORPHANED,
+    START_SECONDS_MAX,
+    UNKNOWN,
+    Death,
+    Spawned,
+    SpawnError,
+    Zygote,
+    discard,
+)
 from moorage.sandbox.limits import Limits
 
-OBITUARY_SECONDS_MAX: Final = 0.25
-"""How long a failed head waits for the zygote to say how its cell died."""
-RESTARTS_MAX: Final = 5
-"""Zygotes started in place of dead ones within `RESTART_SECONDS`; the next one has to wait."""
-RESTART_SECONDS: Final = 60.0
+OBITUARY_SECONDS_MAX: Final = 2.0
+"""How long a failed head waits for the zygote to say how its cell died; short of memory, it is
+slow."""
+PAUSE_SECONDS_MIN: Final = 0.1
+"""Before the second zygote in a row is started; twice as long before each further one, since one
+that cannot live costs a core half a second each time."""
+PAUSE_SECONDS_MAX: Final = 5.0
+PATIENCE_SECONDS: Final = 1.0
+"""A pause of at most so long is waited for by whoever needs a cell; a longer one is a refusal."""
+STABLE_SECONDS: Final = 60.0
+"""A zygote that dies later than this after the one before it is the first in a row again."""
 JAIL_SECONDS_MAX: Final = 10.0
 """From a fork to its confirmed wall, and for one attack of the self-test."""
 UNHEARD_MAX: Final = 1024
 """Deaths reported by the zygote before their channel closed; the oldest is forgotten."""
 REFILL_SECONDS: Final = 0.02
 """From taking a spare to making the next one, which costs a core some milliseconds."""
-ORPHANED: Final = "the process that it was forked from died"
-"""Cause of a death that the cell's rule has no part in."""
 _SECCOMP_FILTER: Final = "Seccomp:\t2"
 
 
@@ -70,9 +81,10 @@ class Nursery:
         self._spares: list[Cell] = []
         self._ready: dict[Cell, asyncio.Future[None]] = {}
         self._probes: dict[Cell, asyncio.Future[str]] = {}
-        self._mourners: dict[int, tuple[Callable[[str], None], asyncio.TimerHandle]] = {}
-        self._unheard: dict[int, int] = {}
-        self._restarts: deque[float] = deque(maxlen=RESTARTS_MAX)
+        self._mourners: dict[int, tuple[Callable[[Death], None], asyncio.TimerHandle]] = {}
+        self._unheard: dict[int, Death] = {}
+        self._lost_at = -STABLE_SECONDS
+        self._losses = 0
         self._retry_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._closing = False
@@ -102,7 +114,7 @@ class Nursery:
         for task in list(self._tasks):
             task.cancel()
         for pid in list(self._mourners):
-            self._mourn(pid, cause_of(-1))
+            self._mourn(pid, UNKNOWN)
         for cell in list(self.living.values()):
             self.destroy(cell)
         if self._tasks:
@@ -123,12 +135,16 @@ class Nursery:
             return
         for pid in list(self._mourners):
             self._mourn(pid, ORPHANED)
-        self._retry_at = time.monotonic()
-        if len(self._restarts) == RESTARTS_MAX:
-            self._retry_at = max(self._retry_at, self._restarts[0] + RESTART_SECONDS)
-        self._restarts.append(self._retry_at)
+        now = time.monotonic()
+        self._losses = self._losses + 1 if now - self._lost_at < STABLE_SECONDS else 1
+        self._lost_at = now
+        pause = 0.0
+        if self._losses > 1:
+            doublings = min(self._losses - 2, 10)  # Beyond the longest pause, and no overflow.
+            pause = min(PAUSE_SECONDS_MIN * 2.0**doublings, PAUSE_SECONDS_MAX)
+        self._retry_at = now + pause
         self._counters["zygote_restarts"] += 1
-        self.run(self._restart(self._retry_at - time.monotonic()))
+        self.run(self._restart(pause))
 
     async def _restart(self, wait_seconds: float) -> None:
         old, self._zygote = self._zygote, None
@@ -189,10 +205,10 @@ class Nursery:
 
     async def _running(self) -> Zygote:
         wait = self._retry_at - time.monotonic()
-        if not self.up and wait > 0:
+        if not self.up and wait > PATIENCE_SECONDS:
             raise SpawnError(
-                f"the zygote died {RESTARTS_MAX} times within {RESTART_SECONDS:g} s and is started "
-                f"again in {wait:.0f} s"
+                f"the process that cells are forked from died {self._losses} times in a row and is"
+                f" started again in {wait:.1f} s"
             )
         try:
             async with asyncio.timeout(START_SECONDS_MAX):
@@ -285,19 +301,19 @@ class Nursery:
         if cell in self._spares:
             self._spares.remove(cell)
 
-    def when_ended(self, cell: Cell, tell: Callable[[str], None]) -> None:
-        """Call `tell` with the cause of a death, soon; the zygote's word comes another way."""
+    def when_ended(self, cell: Cell, tell: Callable[[Death], None]) -> None:
+        """Call `tell` with how a cell ended, soon; the zygote's word comes another way."""
         pid = cell.pid
-        status = self._unheard.pop(pid, None)
+        death = self._unheard.pop(pid, None)
         self.destroy(cell)
-        if status is not None:
-            tell(cause_of(status))
+        if death is not None:
+            tell(death)
             return
         if not self.up:
             tell(ORPHANED)
             return
         timer = asyncio.get_running_loop().call_later(
-            OBITUARY_SECONDS_MAX, self._mourn, pid, cause_of(-1)
+            OBITUARY_SECONDS_MAX, self._mourn, pid, UNKNOWN
         )
         self._mourners[pid] = (tell, timer)
 
@@ -310,38 +326,25 @@ class Nursery:
         probe = self._probes.pop(cell, None)
         if probe is not None:
 
-            def tell(cause: str) -> None:
+            def tell(death: Death) -> None:
                 if not probe.done():
-                    probe.set_result(f"killed: {cause}")
+                    probe.set_result(f"killed: {death.cause}")
 
             self.when_ended(cell, tell)
         return probe is not None
 
-    def _ended(self, pid: int, status: int) -> None:
+    def _ended(self, pid: int, death: Death) -> None:
         """The zygote says how a cell ended."""
         if pid in self._mourners:
-            self._mourn(pid, cause_of(status))
+            self._mourn(pid, death)
         elif pid in self.living:
-            self._unheard[pid] = status
+            self._unheard[pid] = death
             if len(self._unheard) > UNHEARD_MAX:
                 del self._unheard[next(iter(self._unheard))]
 
-    def _mourn(self, pid: int, cause: str) -> None:
+    def _mourn(self, pid: int, death: Death) -> None:
         mourner = self._mourners.pop(pid, None)
         if mourner is not None:
             tell, timer = mourner
             timer.cancel()
-            tell(cause)
-
-
-def cause_of(status: int) -> str:
-    """Return what a wait status means, in words; negative when nobody knows it."""
-    if status < 0:
-        return "it ended"
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        if number == signal.SIGSYS:
-            return "SIGSYS: it made a system call that no rule has a use for"
-        names = {int(member): member.name for member in signal.Signals}
-        return f"killed by {names.get(number, f'signal {number}')}"
-    return f"it exited with status {os.WEXITSTATUS(status)}"
+            tell(death)

@@ -20,13 +20,13 @@ from moorage.sandbox import frames
 from moorage.sandbox.channel import Cell
 from moorage.sandbox.contexts import Contexts
 from moorage.sandbox.contract import JailError, Mode, PolicyCode, Rest, Services
-from moorage.sandbox.control import Spawned, SpawnError
+from moorage.sandbox.control import ORPHANED, Death, Spawned, SpawnError
 from moorage.sandbox.groups import Group, GroupKey
 from moorage.sandbox.limits import Limits
-from moorage.sandbox.nursery import ORPHANED, Nursery
+from moorage.sandbox.nursery import Nursery
 from moorage.sandbox.rests import Rests
 from moorage.sandbox.told import World
-from moorage.sandbox.work import Work, crashed, overran, refusal_of, refusal_of_faults
+from moorage.sandbox.work import Work, crashed, killed, overran, refusal_of, refusal_of_faults
 
 WATCH_SECONDS: Final = 0.005
 """How often the clocks of busy cells are looked at."""
@@ -366,26 +366,27 @@ class Pool:
             self._bury(cell, None)
         elif cell.sent[0].kind == "load":
             works = self._detach(cell)
-            self.nursery.when_ended(cell, partial(self._died_loading, group, works))
+            self.nursery.when_ended(cell, partial(self._died, group, works))
         else:
             # How it died arrives by another way; the rest of the pipe need not wait for that.
             head, *behind = self._detach(cell)
             self._resend(group, behind)
-            self.nursery.when_ended(cell, partial(self._died, group, head))
+            self.nursery.when_ended(cell, partial(self._died, group, [head]))
 
-    def _died(self, group: Group | None, head: Work, cause: str) -> None:
-        if cause == ORPHANED and head.kind in {"evaluate", "apply"} and group is not None:
-            self._resend(group, [head])  # Evaluations have no effects; the rule is innocent.
+    def _died(self, group: Group | None, works: list[Work], death: Death) -> None:
+        """The head, or all that stood behind the load of its policy, learns how a cell ended."""
+        ref = works[0].code.ref
+        if not death.innocent and works[0].kind == "load":
+            self._fault(group, works, crashed(f"{death.cause}, while it was loaded", ref))
+        elif not death.innocent:
+            self._finish(works[0], None, crashed(death.cause, ref), None)
         else:
-            self._finish(head, None, crashed(cause, head.code.ref), None)
-
-    def _died_loading(self, group: Group | None, works: list[Work], cause: str) -> None:
-        if cause == ORPHANED:
-            refusal = Refusal(Code.UNAVAILABLE, f"the rule's process ended: {cause}; try again")
-            self._finish(works[0], None, refusal, None)
-            self._resend(group, works[1:])
-            return
-        self._fault(group, works, crashed(f"{cause}, while it was loaded", works[0].code.ref))
+            self.counters["killed_outside"] += death is not ORPHANED
+            refused = {work: killed(death, work, self.limits) for work in works}
+            for work, refusal in refused.items():
+                if refusal is not None:
+                    self._finish(work, None, refusal, None)
+            self._resend(group, [work for work in works if refused[work] is None])
 
     def _bury(self, cell: Cell, refusal: Refusal | None) -> None:
         """Remove a cell: its head gets `refusal`, what was behind it is sent again."""

@@ -13,6 +13,7 @@ from moorage.model import Code, Demand, PolicyRef
 from moorage.sandbox import frames
 from moorage.sandbox.contexts import Chain
 from moorage.sandbox.contract import PolicyCode, PolicyFault, Trial
+from moorage.sandbox.control import ORPHANED, Death
 from moorage.sandbox.limits import (
     CONTEXT_BYTES_MAX,
     MESSAGE_CHARACTERS_MAX,
@@ -21,6 +22,12 @@ from moorage.sandbox.limits import (
     Limits,
 )
 
+KILLS_MAX: Final = 2
+"""Cells that may be killed from outside under one piece of work before that is refused."""
+RETRY_SECONDS: Final = 1.0
+"""When a request is worth repeating that was refused for that."""
+_HUNGRY: Final = 0.75
+"""Share of a cell's memory that speaks against its rule where the machine runs out of it."""
 _NONCE_BYTES: Final = 8
 _NONCES_PER_DRAW: Final = 512
 _overrides_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
@@ -73,6 +80,8 @@ class Work(msgspec.Struct, eq=False):
         fleet: For `apply`, as `Apply` has it.
         proxied: The tenant stands for many that are not known here.
         alone: Nothing is put behind it into its cell's pipe: it is expected to take long.
+        kills: How often a cell that it was at the head of was killed from outside.
+        hungry: How often such a cell held nearly all the memory that it may.
         snapshot_bytes: What the cell has to read of the fleet first, which is not the rule's time.
         future: Gets the outcome of all but live consultations, which are delivered.
 
@@ -91,6 +100,8 @@ class Work(msgspec.Struct, eq=False):
     fleet: bytes | None = None
     proxied: bool = False
     alone: bool = False
+    kills: int = 0
+    hungry: int = 0
     snapshot_bytes: int = 0
     future: asyncio.Future[Any] | None = None
     submitted_at: float = 0.0
@@ -181,6 +192,37 @@ def crashed(reason: str, ref: PolicyRef) -> Refusal:
         Code.POLICY_CRASHED,
         f"the rule's process ended: {reason}",
         details={"policy_rule_uri": ref.uri, "cause": reason},
+    )
+
+
+def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
+    """Take note that a cell was killed from outside under work; return why it is not asked again.
+
+    One kill may be anybody's doing, as where the machine is out of memory: what has no effects is
+    done again elsewhere, once. Where its cells held nearly all they may, the rule eats the memory.
+    """
+    repeatable = work.kind in {"evaluate", "apply"} and work.trial is None
+    work.calls, work.calls_seconds = 0, 0.0
+    if repeatable and death is ORPHANED:
+        return None  # All cells died at once: nothing speaks against this one.
+    work.kills += 1
+    work.hungry += death.held_mib >= limits.memory_mib * _HUNGRY
+    details = {"policy_rule_uri": work.code.ref.uri, "cause": death.cause}
+    if repeatable and work.kills < KILLS_MAX:
+        return None
+    if work.hungry >= KILLS_MAX:
+        return Refusal(
+            Code.POLICY_MEMORY,
+            f"the rule's process was {death.cause} {work.kills} times while it held"
+            f" {death.held_mib} MiB, of the {limits.memory_mib} that it may: this machine has less",
+            expected="a rule that needs less memory, or a machine with more",
+            details=details,
+        )
+    return Refusal(
+        Code.UNAVAILABLE,
+        f"the rule's process ended through no fault of its own: {death.cause}; try again",
+        expected="the same request, in a second; and memory for all that runs here",
+        details={**details, "retry_after_seconds": RETRY_SECONDS},
     )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import sys
@@ -40,8 +41,9 @@ def main() -> NoReturn:
     gc.collect()
     gc.freeze()  # Forks then never write to these pages, so all cells share them.
     null = os.open(os.devnull, os.O_RDWR)
-    signal.signal(signal.SIGCHLD, lambda _signal, _frame: _reap(control))
-    control.send(REPORT.pack(b"Z", 0, os.getpid(), 0))
+    start_kib = _private_kib()
+    signal.signal(signal.SIGCHLD, lambda _signal, _frame: _reap(control, start_kib))
+    control.send(REPORT.pack(b"Z", 0, os.getpid(), 0, 0, 0))
     while True:
         try:
             order = control.recv(ORDER.size + 1)
@@ -61,7 +63,7 @@ def _spawn(control: socket.socket, order: int, plan: jail.Plan, null: int) -> No
         if child == 0:
             _become_cell(theirs.fileno(), plan, null)
         pidfd = os.pidfd_open(child)
-        report = REPORT.pack(b"R", order, child, 0)
+        report = REPORT.pack(b"R", order, child, 0, 0, 0)
         try:
             socket.send_fds(control, [report], [ours.fileno(), pidfd])
         finally:
@@ -69,7 +71,7 @@ def _spawn(control: socket.socket, order: int, plan: jail.Plan, null: int) -> No
     except ConnectionError:
         os._exit(0)  # The host closed its end, as above.
     except OSError as error:
-        control.send(REPORT.pack(b"E", order, error.errno or 0, 0))
+        control.send(REPORT.pack(b"E", order, error.errno or 0, 0, 0, 0))
     finally:
         ours.close()
         theirs.close()
@@ -94,14 +96,23 @@ def _become_cell(channel: int, plan: jail.Plan, null: int) -> NoReturn:
         os._exit(status)
 
 
-def _reap(control: socket.socket) -> None:
+def _private_kib() -> int:
+    """Return how much of this process's memory is no file's: what a fork of it starts with."""
+    with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123  # As in `jail`.
+        _, resident, shared, *_ = map(int, file.read().split())
+    return (resident - shared) * resource.getpagesize() >> 10
+
+
+def _reap(control: socket.socket, start_kib: int) -> None:
     """Collect ended cells and tell the host how they ended."""
     with contextlib.suppress(ChildProcessError):
         while True:
-            child, status = os.waitpid(-1, os.WNOHANG)
+            child, status, used = os.wait4(-1, os.WNOHANG)
             if child == 0:
                 return
+            held_kib = max(0, used.ru_maxrss - start_kib)
+            cpu_ms = round((used.ru_utime + used.ru_stime) * 1000)
             try:
-                control.send(REPORT.pack(b"X", 0, child, status))
+                control.send(REPORT.pack(b"X", 0, child, status, held_kib, cpu_ms))
             except OSError:
                 os._exit(0)  # Nobody is left to tell.

@@ -1,0 +1,158 @@
+"""Cells and zygotes that somebody else kills, as the kernel does where memory runs out."""
+
+import asyncio
+import os
+import signal
+
+import pytest
+
+from moorage.model import Code, Demand
+from moorage.policy import Fleet
+from moorage.sandbox.host import Limits, PolicyFault, Trial
+from moorage.sandbox.nursery import PATIENCE_SECONDS, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN
+
+SLOW = "import time\ntime.sleep(0.5)\nreturn input_data['inputs']['n']"
+HUNGRY = """
+import time
+held = bytearray(230 << 20)
+for place in range(0, len(held), 4096):
+    held[place] = 1
+print('ate')
+time.sleep(20)
+return len(held)
+"""
+
+
+async def until(condition):
+    """Wait until something is there, and return it."""
+    async with asyncio.timeout(60):
+        while not (found := condition()):  # noqa: ASYNC110  # See below.
+            await asyncio.sleep(0.005)  # Processes of others end without an event here.
+    return found
+
+
+async def busy_cell(bench):
+    """Return the cell that evaluates something."""
+    cells = bench.sandbox._pool._group_of
+    busy = await until(lambda: [c for c in cells if c.sent and c.sent[0].kind != "load"])
+    return busy[0]
+
+
+async def kill(bench, number=signal.SIGKILL):
+    cell = await busy_cell(bench)
+    os.kill(cell.pid, number)
+    await until(lambda: not cell.alive)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_what_a_killed_cell_was_doing_is_done_once_more(bench, number):
+    code = bench.policy(SLOW)
+    asked = [bench.ask(code, {"n": n}) for n in range(3)]
+    await kill(bench, number)
+    assert [(await each).value for each in asked] == [0, 1, 2]
+    assert bench.sandbox.report().counters["killed_outside"] == 1
+
+
+async def test_what_is_killed_twice_is_refused_and_no_failure_of_the_rule(bench):
+    code = bench.policy(SLOW)
+    asked = bench.ask(code, {"n": 1})
+    for _ in range(2):
+        await kill(bench)
+    refusal = (await asyncio.wait_for(asked, 60)).refusal
+    assert refusal.code is Code.UNAVAILABLE
+    assert "killed by SIGKILL" in refusal.reason
+    assert refusal.details["retry_after_seconds"] > 0
+    assert await bench.value(code, {"n": 2}) == 2
+
+
+async def test_a_command_is_not_given_twice(bench):
+    code = bench.policy("return 1", "commanded")
+    source = code.files["function.py"] + (
+        b"    def management(self, action, data):\n        import time\n        time.sleep(20)\n"
+    )
+    code = type(code)(code.ref, {"function.py": source})
+    asked = asyncio.ensure_future(bench.sandbox.manage(code, "t", "reset", None))
+    await kill(bench)
+    with pytest.raises(PolicyFault) as caught:
+        await asyncio.wait_for(asked, 60)
+    assert caught.value.refusal.code is Code.UNAVAILABLE
+
+
+async def test_a_rule_that_is_killed_each_time_it_holds_nearly_all_it_may_eats_the_memory(bench):
+    code = bench.policy(HUNGRY, "hungry")
+    asked = bench.ask(code)
+    for _ in range(2):
+        cell = await busy_cell(bench)
+        await until(lambda pid=cell.pid: resident_mib(pid) >= 230)
+        await kill(bench)
+    refusal = (await asyncio.wait_for(asked, 60)).refusal
+    assert refusal.code is Code.POLICY_MEMORY
+    assert "MiB, of the 256 that it may" in refusal.reason
+
+
+def resident_mib(pid):
+    with open(f"/proc/{pid}/statm") as file:  # noqa: PTH123  # procfs.
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+async def test_a_rule_that_uses_up_the_cpu_time_of_its_cell_is_to_blame_for_its_end(make_bench):
+    bench = await make_bench(limits=Limits(evaluation_seconds=60, cpu_seconds_per_cell_max=2))
+    refusal = await bench.refusal(bench.policy("while True: pass"))
+    assert refusal.code is Code.POLICY_CRASHED
+    assert "CPU time" in refusal.reason
+
+
+async def test_what_waits_for_a_policy_whose_loading_cell_is_killed_is_answered(bench):
+    code = bench.policy("return input_data['inputs']['n']")
+    source = b"import time\ntime.sleep(0.5)\n" + code.files["function.py"]
+    code = type(code)(code.ref, {"function.py": source})
+    asked = [bench.ask(code, {"n": n}) for n in range(3)]
+    cells = await until(lambda: list(bench.sandbox._pool._group_of))
+    os.kill(cells[0].pid, signal.SIGKILL)
+    assert [(await each).value for each in asked] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_an_upload_whose_cell_is_killed_is_looked_at_once_more(bench, times):
+    code = bench.policy("import time\ntime.sleep(0.5)\nreturn {}", "upload")
+    trial = Trial("t", Fleet(), bench.registry, input_data={})
+    before = set(bench.sandbox._pool.nursery.living)
+    checked = asyncio.ensure_future(bench.sandbox.check(code, [trial]))
+    for _ in range(times):
+        fresh = await until(lambda seen=frozenset(before): trying(bench, seen))
+        before |= fresh
+        os.kill(fresh.pop(), signal.SIGKILL)
+    if times == 1:
+        assert (await checked).outcomes[0].refusal is None
+    else:
+        with pytest.raises(PolicyFault) as caught:
+            await checked
+        assert caught.value.refusal.code is Code.UNAVAILABLE
+
+
+def trying(bench, before):
+    living = bench.sandbox._pool.nursery.living
+    return {p for p, cell in living.items() if cell.sent and cell.sent[0].trial} - before
+
+
+async def test_kills_of_the_zygote_stop_policies_for_seconds_only(bench):
+    nursery = bench.sandbox._pool.nursery
+    code = bench.policy("return 1")
+    assert await bench.value(code) == 1
+    assert sum(PAUSE_SECONDS_MIN * 2**each for each in range(4)) < PAUSE_SECONDS_MAX
+    rounds, counters = 0, lambda: bench.sandbox.report().counters
+    while PAUSE_SECONDS_MIN * 2.0 ** (rounds - 2) <= PATIENCE_SECONDS:
+        assert await bench.value(code) == 1  # Within the pause, too: so long it is waited for.
+        await until(lambda: nursery.up)
+        os.kill(nursery._zygote.pid, signal.SIGKILL)
+        rounds += 1
+        await until(lambda n=rounds: counters().get("zygote_restarts", 0) == n)
+    assert rounds > 5
+    # One that dies all the time is started less and less often, and nobody waits for that.
+    refusal = await bench.refusal(code)
+    assert refusal.code is Code.UNAVAILABLE
+    assert "is started again in" in refusal.reason
+    with pytest.raises(PolicyFault, match="is started again in"):
+        await bench.sandbox.check(code)
+    await until(lambda: nursery.up)
+    assert await bench.value(code, demand=Demand()) == 1
