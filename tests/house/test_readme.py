@@ -188,7 +188,7 @@ def test_files_that_the_readmes_link_to_exist(root: Path) -> None:
             assert (page.parent / target).exists(), f"{name} links to {target}"
 
 
-READMES = ("README.md", "server/README.md")
+READMES = ("README.md", "server/README.md", "SECURITY.md")
 
 
 def commands(app: typer.Typer, prefix: str) -> Iterator[str]:

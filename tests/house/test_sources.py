@@ -109,6 +109,27 @@ def test_what_counts_as_waiting_by_the_clock(mutant, line: str, nap: bool) -> No
     assert bool(naps([mutant(f"async def f():\n    {line}\n")])) == nap
 
 
+# A bound against hanging is a deadline, which is written without a difference.
+_TIMED = re.compile(r"^\s*assert .*\b(monotonic|perf_counter)(_ns)?\(\) - ")
+
+
+def test_no_test_asserts_a_time(tests) -> None:
+    """Other work on the machine decides it; figures are held to bounds in the group `quiet`."""
+    assert found(_TIMED, tests) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "timed"),
+    [
+        ("    assert time.monotonic() - began < 15", True),
+        ("    assert 0 < perf_counter_ns() - began < 1", True),
+        ("    assert time.monotonic() < deadline", False),
+    ],
+)
+def test_what_counts_as_asserting_a_time(mutant, line: str, timed: bool) -> None:
+    assert bool(found(_TIMED, [mutant(line)])) == timed
+
+
 def test_every_module_says_what_it_is(sources) -> None:
     silent = [each.name for each in sources if not ast.get_docstring(each.tree)]
     assert silent == []
