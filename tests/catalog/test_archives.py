@@ -2,6 +2,7 @@
 
 import io
 import lzma
+import os
 import stat
 import tarfile
 import zipfile
@@ -175,6 +176,13 @@ def test_small_bombs_are_refused_by_their_ratio(pack):
 
 def test_a_gzip_bomb_is_given_up_long_before_it_is_unpacked():
     packed = 8192 * zlib.compress(bytes(1024 * 1024), 9, wbits=zlib.MAX_WBITS | 16)
+    assert f"more than {FILES_BYTES_MAX} bytes together" in refusal(packed)
+
+
+def test_what_is_left_out_of_a_zip_counts_as_unpacked():
+    large = os.urandom(200_000) + bytes(12 * 1024 * 1024)  # No bomb by its ratio.
+    litter = [(f"__MACOSX/{number}", large) for number in range(3)]
+    packed = zipped([("code/function.py", RULE), *litter])
     assert f"more than {FILES_BYTES_MAX} bytes together" in refusal(packed)
 
 

@@ -37,12 +37,15 @@ FILES_MAX: Final = 512
 """Files of one rule; an archive with more members is refused."""
 FILES_BYTES_MAX: Final = 16 * 1024 * 1024
 """All files of one rule, unpacked."""
+_UNPACKED_BYTES_MAX: Final = 2 * FILES_BYTES_MAX
+"""A whole archive, unpacked: what is left out, headers and padding come on top of the files."""
 PATH_CHARS_MAX: Final = 255
 RATIO_MAX: Final = 200
 """Unpacked bytes per packed byte; source code reaches about ten."""
 RATIO_FREE_BYTES: Final = 1024 * 1024
 """So much may be unpacked whatever the ratio: small archives of blank files are no bombs."""
-LZMA_MEMORY_MAX: Final = 128 * 1024 * 1024
+LZMA_MEMORY_MAX: Final = 72 * 1024 * 1024
+"""Of a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
 _SHOWN_CHARS_MAX: Final = 80
 _CHUNK: Final = 64 * 1024
 _GZIP_BITS: Final = zlib.MAX_WBITS | 16
@@ -188,6 +191,8 @@ def _zip_members(content: bytes) -> Iterator[tuple[str, bytes]]:
         unpacked = sum(info.file_size for info in infos)
         if unpacked > max(RATIO_FREE_BYTES, RATIO_MAX * len(content)):
             raise _too_dense()
+        if unpacked > _UNPACKED_BYTES_MAX:  # What is left out of the rule is unpacked, too.
+            raise _too_large()
         for info in infos:
             kind = stat.S_IFMT(info.external_attr >> 16)
             if info.is_dir() and kind in {0, stat.S_IFDIR}:
@@ -248,13 +253,12 @@ def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
 def _unpacked(content: bytes) -> bytes:
     """Return the plain tar, giving up as soon as it grows beyond the caps."""
     dense = max(RATIO_FREE_BYTES, RATIO_MAX * len(content))
-    large = 2 * FILES_BYTES_MAX  # Headers and padding come on top of the files.
     plain = bytearray()
     for chunk in _gunzip(content) if content.startswith(_GZIP) else _unxz(content):
         plain += chunk
         if len(plain) > dense:
             raise _too_dense()
-        if len(plain) > large:
+        if len(plain) > _UNPACKED_BYTES_MAX:
             raise _too_large()
     return bytes(plain)
 

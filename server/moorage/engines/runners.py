@@ -12,6 +12,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import json
 import os
 import shutil
 import tempfile
@@ -44,6 +45,10 @@ __all__ = ["LazyRunner", "LocalRunner", "ModelResource", "default_runners"]
 
 API_PROBE_SECONDS: Final = 0.5
 """Between two looks at whether a model's service answers."""
+API_SECONDS_MAX: Final = 2.0
+"""Of one look."""
+CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""One answer of a model; a longer one is not read to its end."""
 _HOMES: Final[list[IO[bytes]]] = []
 """The locks of this process's folders."""
 _DOWN_FROM: Final = 500
@@ -86,11 +91,14 @@ class ModelResource(BaseResource):
     async def get_status(self) -> ResourceStatus:
         """Ask the service for its models."""
         try:
-            async with self._client(2.0) as client:
-                reply = await client.get(f"{self.endpoint}/models")
-        except httpx.HTTPError:
+            async with (
+                asyncio.timeout(API_SECONDS_MAX),
+                self._client() as client,
+                client.stream("GET", f"{self.endpoint}/models") as reply,
+            ):
+                up = reply.status_code < _DOWN_FROM  # The list itself is not read.
+        except (httpx.HTTPError, TimeoutError):
             return ResourceStatus.PENDING
-        up = reply.status_code < _DOWN_FROM
         return ResourceStatus.RUNNING if up else ResourceStatus.PENDING
 
     async def end(self) -> None:
@@ -110,12 +118,11 @@ class ModelResource(BaseResource):
 
         """
         body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
-        return await _chat(self._client(self.spec.request_timeout), self.endpoint, body)
+        return await _chat(self._client(), self.endpoint, body, self.spec.request_timeout)
 
-    def _client(self, seconds: float | None) -> httpx.AsyncClient:
+    def _client(self) -> httpx.AsyncClient:
         key = self.spec.api_key
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx.AsyncClient(timeout=seconds, headers=headers, trust_env=False)
+        return _client({"Authorization": f"Bearer {key}"} if key else {})
 
 
 class VLLMResource(EngineResource):
@@ -127,16 +134,33 @@ class VLLMResource(EngineResource):
         """Have the model answer; as `ModelResource.generate_async`."""
         assert isinstance(self.spec, VLLMModelResourceSpec)
         body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
-        client = httpx.AsyncClient(timeout=None, trust_env=False)  # noqa: S113  # The caller's.
-        return await _chat(client, f"{self.endpoint}/v1", body)
+        return await _chat(_client({}), f"{self.endpoint}/v1", body, None)
 
 
-async def _chat(client: httpx.AsyncClient, url: str, body: dict[str, Any]) -> dict[str, Any]:
+def _client(headers: Mapping[str, str]) -> httpx.AsyncClient:
+    headers = {"Accept-Encoding": "identity", **headers}  # Nothing is unpacked here.
+    # One deadline covers everything, answers that drip included.
+    return httpx.AsyncClient(timeout=None, headers=headers, trust_env=False)  # noqa: S113
+
+
+async def _chat(
+    client: httpx.AsyncClient, url: str, body: dict[str, Any], seconds: float | None
+) -> dict[str, Any]:
+    content = bytearray()
     try:
-        async with client:
-            reply = await client.post(f"{url}/chat/completions", json=body)
+        async with (
+            asyncio.timeout(seconds),  # None: as long as the caller allows.
+            client,
+            client.stream("POST", f"{url}/chat/completions", json=body) as reply,
+        ):
             reply.raise_for_status()
-            document = reply.json()
+            async for chunk in reply.aiter_raw():
+                content += chunk
+                if len(content) > CHAT_BYTES_MAX:
+                    raise EngineError(f"{url} answered with more than {CHAT_BYTES_MAX} bytes")
+        document = json.loads(content)
+    except TimeoutError as error:
+        raise EngineError(f"{url} did not answer within {seconds:g} s") from error
     except (httpx.HTTPError, ValueError) as error:
         raise EngineError(f"{url} did not answer: {error}") from error
     if not isinstance(document, dict):
