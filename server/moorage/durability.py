@@ -11,13 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-__all__ = ["Found", "Mark", "owner_only", "read_mark", "sync_directory"]
+__all__ = ["Found", "Mark", "log_damage", "owner_only", "read_mark", "sync_directory"]
 
 _SLOT_BYTES: Final = 4096
 """The two copies lie in blocks of their own: one torn write cannot spoil both."""
 _RECORD: Final = struct.Struct(">8sQQQ")
 _SUM: Final = struct.Struct(">I")
 _OWNER_ONLY: Final = 0o600
+_LOG_MAGIC: Final = 0x377F0682
+_LOG_HEADER_BYTES: Final = 32
+_LOG_FRAME_BYTES: Final = 24
+"""Of the header of each frame of SQLite's write-ahead log (fileformat2.html, section 4.1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,3 +154,47 @@ def sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def log_damage(database: Path) -> str:
+    """Return where a write-ahead log of SQLite ends before its time; empty where it does not.
+
+    SQLite itself reads up to there and says nothing. Frames of an earlier round, which have other
+    salts, are no damage: they were brought over into the database before.
+    """
+    try:
+        content = database.with_name(database.name + "-wal").read_bytes()
+    except FileNotFoundError:
+        return f"{database.name}-wal is not there."
+    name = f"{database.name}-wal"
+    if len(content) < _LOG_HEADER_BYTES:
+        return f"{name} is empty." if not content else f"{name} was cut in its header."
+    magic, _, page_bytes, _ = struct.unpack(">4I", content[:16])
+    words = struct.Struct(">2I" if magic & 1 else "<2I")
+    sums = _log_sums(words, content[:24], (0, 0))
+    if magic & ~1 != _LOG_MAGIC or struct.pack(">2I", *sums) != content[24:32]:
+        return f"{name}: its header, the first 32 bytes, does not match its checksum."
+    frame_bytes = _LOG_FRAME_BYTES + page_bytes
+    for start in range(_LOG_HEADER_BYTES, len(content), frame_bytes):
+        frame = content[start : start + frame_bytes]
+        ours = frame[8:16] == content[16:24] or content[16:24] in content[start + frame_bytes :]
+        if not ours and len(frame) == frame_bytes:
+            return ""  # An earlier round begins here.
+        sums = _log_sums(words, frame[:8] + frame[_LOG_FRAME_BYTES:], sums)
+        if len(frame) < frame_bytes or struct.pack(">2I", *sums) != frame[16:24]:
+            number = (start - _LOG_HEADER_BYTES) // frame_bytes + 1
+            return (
+                f"{name}: frame {number}, at byte {start}, does not match its checksum; "
+                f"SQLite reads nothing of the {len(content) - start} bytes from there on."
+            )
+    return f"{name} is whole as far as it goes: it was cut where a frame ends."
+
+
+def _log_sums(words: struct.Struct, content: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+    """Return SQLite's checksum of a log, continued over some more of it."""
+    first, second = sums
+    content = content[: len(content) - len(content) % words.size]
+    for one, other in words.iter_unpack(content):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + other + first) & 0xFFFFFFFF
+    return first, second

@@ -1,9 +1,11 @@
 """A damaged disk: what was promised is kept, or the daemon says what it cannot keep."""
 
+import json
 import os
 import sqlite3
 import stat
 import subprocess
+import sys
 from contextlib import closing
 from pathlib import Path
 
@@ -121,3 +123,73 @@ def test_only_its_owner_may_read_what_a_daemon_keeps(tmp_path):
         os.umask(old)
     assert {"catalog.db", "catalog.db-wal", "ledger.db", "ledger.db-wal"} <= set(modes)
     assert {name: oct(mode) for name, mode in modes.items() if mode != 0o600} == {}
+
+
+def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
+    """Run `moored ledger verify` or `repair`; return its exit code and what it says."""
+    command = [sys.executable, "-m", "moorage", "ledger", word, "--data", str(data), *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stderr == ""
+    return done.returncode, done.stdout
+
+
+def test_what_is_whole_is_said_to_be_also_while_the_daemon_runs(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        fill(server)
+        server.ask(resources={"gpus": 1}, lease=LEASE)
+        code, said = care("verify", tmp_path)
+        assert code == 0, said
+        assert "all as they were written" in said
+        server.close()
+    assert care("repair", tmp_path) == (0, f"{tmp_path}: nothing is damaged\n")
+    code, said = care("verify", tmp_path, "--json")
+    assert json.loads(said)["findings"] == []
+
+
+def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(tmp_path):
+    data = tmp_path / "data"
+    granted = killed_with(data, 30)
+    log = data / "ledger.db-wal"
+    content = bytearray(log.read_bytes())
+    content[len(content) // 2] ^= 1
+    log.write_bytes(content)
+    assert "are missing" in refusal(data)
+    code, said = care("verify", data)
+    assert code == 1
+    assert "ledger.db-wal: frame" in said
+    code, said = care("repair", data)
+    assert code == 1
+    assert "Would be lost:" in said
+    assert "are missing" in refusal(data), "nothing was changed"
+    code, said = care("repair", data, "--accept-loss")
+    assert code == 0
+    assert "everything that was promised or ended since" in said
+    (copy,) = data.glob("damaged-*")
+    assert (copy / "ledger.db-wal").read_bytes() == content
+    assert care("verify", data)[0] == 0
+    with daemon(data) as running:
+        server = Server(running)
+        kept = held(server)
+        by_id = {lease["id"]: lease for lease in granted}
+        assert 0 < len(kept) < len(granted)
+        assert all(by_id[name]["fencing"] == lease["fencing"] for name, lease in kept.items())
+        later = server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)["lease"]
+        assert later["fencing"] > 10_000
+        assert running.log.read_text() == ""
+        server.close()
+
+
+def test_a_catalog_that_is_damaged_is_repaired_likewise(tmp_path):
+    data = tmp_path / "data"
+    killed_with(data, 1)
+    (data / "catalog.db-wal").unlink()
+    assert "changes of" in refusal(data)
+    code, said = care("repair", data, "--accept-loss")
+    assert code == 0
+    assert "in the catalog: catalog.db has seen" in said
+    with daemon(data) as running:
+        server = Server(running)
+        fill(server)
+        assert server.ask(resources={"gpus": 1}, lease=LEASE)["success"]
+        server.close()

@@ -30,7 +30,7 @@ from moorage.durability import Mark, owner_only
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["JOBS_MAX", "Database", "Kind", "Row", "Store", "Usage"]
+__all__ = ["JOBS_MAX", "Database", "Kind", "Row", "Store", "Usage", "new_file"]
 
 JOBS_MAX: Final = 1024
 """Jobs waiting for the thread; one more is refused with `busy`."""
@@ -392,6 +392,13 @@ class Store:
         self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
 
+def new_file(connection: sqlite3.Connection) -> None:
+    """Make the tables of a catalog."""
+    connection.executescript(
+        f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
+    )
+
+
 def _connect(path: Path, warnings: list[str]) -> tuple[sqlite3.Connection, Mark]:
     try:
         owner_only(path)
@@ -409,8 +416,7 @@ def _connect(path: Path, warnings: list[str]) -> tuple[sqlite3.Connection, Mark]
         connection.execute("PRAGMA journal_mode = WAL")
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
-            script = f"BEGIN EXCLUSIVE; {_SCHEMA} PRAGMA user_version = {SCHEMA_VERSION}; COMMIT;"
-            connection.executescript(script)
+            new_file(connection)
         elif found.doubt:
             warnings.append(f"the catalog {path}: {found.doubt}; it was written anew.")
         mark.write_both(commits(connection), 0)

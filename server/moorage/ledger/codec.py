@@ -264,6 +264,11 @@ def link(checksum: int, chain: int) -> int:
     return zlib.crc32(checksum.to_bytes(4), chain)
 
 
+def is_sealed(row: Row) -> bool:
+    """Return whether a stored fact is as it was written."""
+    return _checksum(*row[:-2]) == row.checksum
+
+
 def unseal(row: Row, place: str) -> Entry:
     """Return a stored fact.
 
@@ -272,7 +277,7 @@ def unseal(row: Row, place: str) -> Entry:
         FactUnknown: A newer release wrote it.
 
     """
-    if _checksum(*row[:-2]) != row.checksum:
+    if not is_sealed(row):
         raise LedgerCorrupt(place, f"fact {row.seq} does not match its checksum")
     fact = FACTS.decode(row.kind, row.version, row.body, place, f"fact {row.seq}")
     return Entry(row.seq, row.at, fact)

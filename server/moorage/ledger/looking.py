@@ -42,9 +42,9 @@ def look(ledger: Path) -> Found:
                 f"{found.doubt}, and nothing else says how many facts it must have: "
                 f"it has {0 if new else tables.last_seq(connection)}",
             )
-        missing = _missing(connection, found, new=new)
-    if missing:
-        raise LedgerCorrupt(place, missing)
+        lacking = missing(connection, found, new=new)
+    if lacking:
+        raise LedgerCorrupt(place, lacking)
     return found
 
 
@@ -68,7 +68,7 @@ def copy_ledger(ledger: Path, target: Path) -> None:
         Mark(mark_path(target), LABEL, found.first, found.second, found.writes).close()
 
 
-def _missing(connection: sqlite3.Connection, found: Found, *, new: bool) -> str:
+def missing(connection: sqlite3.Connection, found: Found, *, new: bool) -> str:
     """Return what is missing in a ledger; empty where nothing is."""
     last_seq = 0 if new else tables.last_seq(connection)
     if last_seq < found.first:

@@ -62,6 +62,7 @@ _COLUMNS = "seq, at, kind, version, subject, CAST(coalesce(body, '') AS BLOB), c
 SELECT_LAST: Final = "SELECT coalesce(max(seq), 0) FROM fact"
 SELECT_CHAIN: Final = "SELECT chain FROM fact WHERE seq = ?"
 SELECT_AFTER: Final = f"SELECT {_COLUMNS} FROM fact WHERE seq > ? ORDER BY seq LIMIT ?"  # noqa: S608  # As above.
+SELECT_BETWEEN: Final = f"SELECT {_COLUMNS} FROM fact WHERE seq > ? AND seq <= ? ORDER BY seq"  # noqa: S608  # As above.
 SELECT_ABOUT: Final = (
     f"SELECT {_COLUMNS} FROM fact WHERE subject = ? AND seq > ? ORDER BY seq LIMIT ?"  # noqa: S608  # As above.
 )
@@ -198,6 +199,11 @@ def pruned_seq(connection: sqlite3.Connection) -> int:
     return int(connection.execute("SELECT value FROM meta WHERE name = 'pruned'").fetchone()[0])
 
 
+def set_pruned(connection: sqlite3.Connection, seq: int) -> None:
+    """Write down the last fact that was deleted."""
+    connection.execute("UPDATE meta SET value = ? WHERE name = 'pruned'", (seq,))
+
+
 def lost(connection: sqlite3.Connection) -> list[tuple[int, int]]:
     """Return the first and the last of each run of facts whose loss was accepted, in order."""
     return list(connection.execute("SELECT first, last FROM lost ORDER BY first"))
@@ -258,6 +264,12 @@ def page(
         # An open cursor would keep the write-ahead log from being recycled.
         cursor.close()
     return rows
+
+
+def between(connection: sqlite3.Connection, after: int, last: int) -> list[Row]:
+    """Return the facts after one and up to another, however large they are."""
+    cursor = connection.execute(SELECT_BETWEEN, (after, last))
+    return [Row._make(row) for row in cursor]
 
 
 def checkpoints(connection: sqlite3.Connection) -> list[Checkpoint]:

@@ -1,0 +1,176 @@
+"""A ledger without what it lost: only where somebody said so. `moored ledger repair` calls this.
+
+The state is rebuilt from the newest good checkpoint and the facts behind it, up to the first that
+is missing: what came after that is not taken, since it speaks of what nobody knows.
+"""
+
+import sqlite3
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from moorage.core.words import Counted
+from moorage.durability import Mark, owner_only, sync_directory
+from moorage.ledger import tables
+from moorage.ledger.base import LedgerError
+from moorage.ledger.codec import Row, is_sealed, link, seal
+from moorage.ledger.fencing import LABEL as FENCING
+from moorage.ledger.fencing import fencing_path
+from moorage.ledger.looking import LABEL, mark_path, run
+from moorage.ledger.walking import WINDOW, Held, Walked, readable
+
+LEASES_NAMED: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Salvage:
+    """What is left of a ledger.
+
+    Args:
+        rows: The facts that stay, in order, linked anew.
+        filler: Stands for the fact that the checkpoint is as of, where that one is gone.
+        lost: Runs of facts that are not there.
+        checkpoint: As of which fact the state is rebuilt; None where nothing is left of the state.
+        said: What is lost, each a sentence.
+
+    """
+
+    rows: list[Held]
+    filler: Row | None
+    lost: list[tuple[int, int]]
+    checkpoint: int | None
+    said: list[str]
+
+    @property
+    def last(self) -> tuple[int, int]:
+        """Seq and chain of the last fact."""
+        end = self.filler or (self.rows[-1] if self.rows else None)
+        return (0, 0) if end is None else (end.seq, end.chain)
+
+
+def salvage(found: Walked) -> Salvage:
+    """Return what is left of a ledger.
+
+    Raises:
+        LedgerError: A newer release wrote facts; nothing of them may be left out.
+
+    """
+    if found.unknown:
+        raise LedgerError(f"{found.unknown[0]} Nothing was changed.")
+    base = found.checkpoints[0][0].seq if found.checkpoints else None
+    if base is None and not found.pruned:
+        base = 0
+    rows = _linked(found.rows)
+    whole = next((r.chain for r in rows if r.seq == found.mark.first), None) == found.mark.second
+    last, chain_before = base, None
+    stays = [row for row in rows if base is None or row.seq <= base]
+    for stored, row in zip(found.rows, rows, strict=True):
+        if base is None or last is None or row.seq <= base:
+            chain_before = stored.chain
+            continue
+        broken = chain_before is not None and stored.chain != link(stored.checksum, chain_before)
+        if row.seq != last + 1 or (broken and not whole):
+            break
+        stays.append(row)
+        last, chain_before = row.seq, stored.chain
+    said = _said(found, stays, base, last)
+    filler = None
+    if base and (not stays or stays[-1].seq < base):
+        filler = seal(base, time.time(), Counted(found.fencing_seen), 0)
+    return Salvage(stays, filler, _gaps(stays, found.pruned, filler), base, said)
+
+
+def _linked(rows: Sequence[Held]) -> list[Held]:
+    """Return facts linked anew: each to the one before, where that is there."""
+    linked: list[Held] = []
+    for row in rows:
+        if linked and linked[-1].seq == row.seq - 1:
+            linked.append(row._replace(chain=link(row.checksum, linked[-1].chain)))
+        else:
+            linked.append(row)
+    return linked
+
+
+def _gaps(rows: Sequence[Held], pruned: int, filler: Row | None = None) -> list[tuple[int, int]]:
+    gaps, expected = [], pruned + 1
+    for seq in [*(row.seq for row in rows), *([filler.seq] if filler else [])]:
+        if seq > expected:
+            gaps.append((expected, seq - 1))
+        expected = seq + 1
+    return gaps
+
+
+def _said(found: Walked, stays: Sequence[Held], base: int | None, last: int | None) -> list[str]:
+    said = [
+        f"{run(first, end)} of the history: `why` and backtests do without."
+        for first, end in _gaps(stays, found.pruned)
+    ]
+    if base is None:
+        return [*said, "every lease, waiting request and cluster: no checkpoint can be read."]
+    assert last is not None
+    end = max([found.mark.first, last, *(row.seq for row in found.rows)])
+    if end > last:
+        said.append(f"{run(last + 1, end)}: everything that was promised or ended since.")
+        dropped = [row.lease for row in found.rows if row.seq > last and row.lease]
+        if dropped:
+            more = f" and {len(dropped) - LEASES_NAMED} more" if len(dropped) > LEASES_NAMED else ""
+            said.append(f"among them the leases {', '.join(dropped[:LEASES_NAMED])}{more}.")
+    return said
+
+
+def rebuild(ledger: Path, found: Walked, left: Salvage) -> None:
+    """Put a ledger of what is left in the place of a damaged one. Keep a copy of that first.
+
+    Raises:
+        OSError: A file cannot be written.
+        sqlite3.Error: Likewise.
+
+    """
+    new = ledger.with_name(ledger.name + ".new")
+    new.unlink(missing_ok=True)
+    owner_only(new)
+    with closing(tables.connect(new)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        if left.rows:
+            with closing(tables.connect_to_look(ledger)) as old:
+                _copy(old, connection, left.rows)
+        _fill(connection, found, left)
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA journal_mode=DELETE")  # All in one file, synced.
+    for end in ("-wal", "-shm"):  # They belong to the old one, and would be read into the new.
+        ledger.with_name(ledger.name + end).unlink(missing_ok=True)
+    new.replace(ledger)
+    sync_directory(ledger.parent)
+    Mark(mark_path(ledger), LABEL, *left.last, found.mark.writes).close()
+    reserved = max(found.fencing.first, found.fencing_seen)
+    if not found.fencing.known:
+        # Nobody knows what was given out: microseconds go faster than grants ever did.
+        reserved = max(reserved, time.time_ns() // 1000)
+    Mark(fencing_path(ledger), FENCING, reserved, 0, found.fencing.writes).close()
+
+
+def _copy(old: sqlite3.Connection, new: sqlite3.Connection, rows: Sequence[Held]) -> None:
+    for start in range(0, len(rows), WINDOW):
+        chunk = {row.seq: row for row in rows[start : start + WINDOW]}
+        stored, _ = readable(old, min(chunk) - 1, max(chunk))
+        # By seq: a damaged file may show one twice, or another one under its name.
+        good = {row.seq: row for row in stored if row.seq in chunk and is_sealed(row)}
+        tables.insert(new, [row._replace(chain=chunk[seq].chain) for seq, row in good.items()])
+
+
+def _fill(connection: sqlite3.Connection, found: Walked, left: Salvage) -> None:
+    now = time.time()
+    if left.filler is not None:
+        tables.insert(connection, [left.filler])
+    connection.executemany("INSERT INTO lost VALUES (?,?,?)", [(*gap, now) for gap in left.lost])
+    tables.set_pruned(connection, found.pruned)
+    if left.checkpoint is None:
+        tables.finish_checkpoint(connection, tables.checkpoint(1, left.last[0], 0, 0))
+    for finished, parts in reversed(found.checkpoints):
+        if finished.seq <= left.last[0] or finished.seq == left.checkpoint:
+            for number, body in enumerate(parts):
+                tables.insert_part(connection, finished.number, number, body)
+            tables.finish_checkpoint(connection, finished)

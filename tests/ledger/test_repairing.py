@@ -1,0 +1,192 @@
+"""What `moored ledger verify` finds, and what is left once a loss was accepted."""
+
+import random
+import shutil
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from moorage.core.words import Fact, Granted, Renewed
+from moorage.ledger.repairing import rebuild, salvage
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.ledger.walking import walk
+from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+
+NOW = 1_763_647_000.125
+COMMITS = 200
+CHECKPOINTS = (50, 100)
+
+
+def granted(number: int) -> Granted:
+    name = RequestId(f"r-{number}")
+    return Granted(
+        Lease(name, Tenant("t"), "", PolicyRef("p", "0"), (), number, 1.0, 2.0, LeaseTerms(1.0))
+    )
+
+
+async def written(path: Path) -> list[Fact]:
+    """Write facts, one a commit, with two checkpoints of one fact each, and kill the ledger."""
+    alive = path.parent / "alive" / path.name
+    ledger = SqliteLedger(alive)
+    await ledger.open()
+    for number in range(1, COMMITS + 1):
+        await ledger.append([granted(number)], NOW)
+        if number in CHECKPOINTS:
+            await ledger.checkpoint(number, [granted(number)])
+    shutil.copytree(alive.parent, path.parent, dirs_exist_ok=True)
+    await ledger.close()
+    shutil.rmtree(alive.parent)
+    last = CHECKPOINTS[-1]
+    return [granted(last), *(granted(number) for number in range(last + 1, COMMITS + 1))]
+
+
+async def read_back(path: Path) -> tuple[list[Fact], int]:
+    ledger = SqliteLedger(path)
+    recovery = await ledger.open()
+    try:
+        facts = list(recovery.facts)
+        await ledger.append([Renewed(RequestId("r-200"), 9.0)], NOW)
+        while page := await ledger.read(ledger.last_seq):
+            assert not page
+        return facts, recovery.fencing
+    finally:
+        await ledger.close()
+
+
+def change(path: Path, *statements: str) -> None:
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+
+
+def repaired(path: Path) -> list[str]:
+    found = walk(path)
+    left = salvage(found)
+    rebuild(path, found, left)
+    assert walk(path).findings == []
+    return left.said
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "ledger.db"
+
+
+async def test_a_whole_ledger_has_no_findings(path: Path):
+    await written(path)
+    found = walk(path)
+    assert found.findings == []
+    assert [row.seq for row in found.rows] == list(range(1, COMMITS + 1))
+    assert found.fencing_seen == COMMITS
+
+
+@pytest.mark.parametrize(
+    ("statement", "finding"),
+    [
+        ("UPDATE fact SET body = replace(body, 'r-', 's-') WHERE seq = 30", "fact 30 does not"),
+        ("UPDATE fact SET chain = 7 WHERE seq = 30", "fact 30 is not linked"),
+        ("DELETE FROM fact WHERE seq = 30", "fact 30 cannot be read"),
+        ("UPDATE checkpoint_part SET body = x'00' WHERE checkpoint = 1", "as of fact 50 is dama"),
+    ],
+)
+async def test_an_old_fact_that_is_damaged_is_named_and_costs_its_history_only(
+    path: Path, statement: str, finding: str
+):
+    facts = await written(path)
+    change(path, statement)
+    assert any(finding in each for each in walk(path).findings)
+    said = repaired(path)
+    assert (await read_back(path))[0] == facts
+    assert all("of the history" in each for each in said)
+
+
+async def test_what_follows_a_damaged_fact_of_now_is_lost_and_named(path: Path):
+    facts = await written(path)
+    change(path, "DELETE FROM fact WHERE seq = 150")
+    said = repaired(path)
+    assert said[0].startswith("facts 150 to 200: ")
+    assert "the leases r-151, r-152" in said[1]
+    found, fencing = await read_back(path)
+    assert found == facts[:50]
+    assert fencing >= COMMITS
+
+
+async def test_a_link_alone_that_is_damaged_loses_nothing(path: Path):
+    facts = await written(path)
+    change(path, "UPDATE fact SET chain = 7 WHERE seq = 150")
+    assert repaired(path) == []
+    assert (await read_back(path))[0] == facts
+
+
+async def test_without_a_checkpoint_all_of_it_is_replayed(path: Path):
+    await written(path)
+    change(path, "UPDATE checkpoint SET seq = seq + 1")
+    assert repaired(path) == []
+    assert (await read_back(path))[0] == [granted(number) for number in range(1, COMMITS + 1)]
+
+
+async def test_with_neither_nothing_is_left_but_the_numbers_go_on(path: Path):
+    await written(path)
+    change(
+        path,
+        "DELETE FROM checkpoint",
+        "DELETE FROM fact WHERE seq < 50",
+        "UPDATE meta SET value = 20 WHERE name = 'pruned'",
+    )
+    assert any("every lease" in each for each in repaired(path))
+    found, fencing = await read_back(path)
+    assert found == []
+    assert fencing >= COMMITS
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "ledger.mark", "ledger.fencing"])
+async def test_a_file_that_is_gone_is_done_without(path: Path, name: str):
+    facts = await written(path)
+    file = path.parent / name
+    file.rename(file.with_name("gone"))
+    repaired(path)
+    found, fencing = await read_back(path)
+    assert found == ([] if name == "ledger.db" else facts)
+    assert fencing >= COMMITS
+
+
+@pytest.mark.parametrize(
+    ("name", "places"),
+    [
+        ("ledger.db", 8),
+        ("ledger.db-wal", 8),
+        pytest.param("ledger.db", 60, marks=pytest.mark.heavy),
+        pytest.param("ledger.db-wal", 60, marks=pytest.mark.heavy),
+    ],
+)
+async def test_after_a_repair_all_is_a_part_of_what_was(path: Path, name: str, places: int):
+    facts = await written(path)
+    if name == "ledger.db":
+        ledger = SqliteLedger(path)
+        await ledger.open()
+        await ledger.close()  # Has its log brought over into it.
+    everything = [granted(number) for number in range(1, COMMITS + 1)]
+    dice = random.Random(places)
+    whole = path.parent.rename(path.parent.with_name("whole"))
+    for _ in range(places):
+        shutil.rmtree(path.parent, ignore_errors=True)
+        shutil.copytree(whole, path.parent)
+        spoil(path.parent / name, dice)
+        if not walk(path).findings:
+            continue
+        repaired(path)
+        found, fencing = await read_back(path)
+        earlier = [granted(CHECKPOINTS[0]), *everything[CHECKPOINTS[0] :]]
+        wholes = (facts, earlier, everything)
+        assert any(found == each[: len(found)] for each in wholes)
+        assert fencing >= COMMITS
+
+
+def spoil(path: Path, dice: random.Random) -> None:
+    content = bytearray(path.read_bytes())
+    for _ in range(8):
+        content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
+    path.write_bytes(content)
