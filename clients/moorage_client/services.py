@@ -5,6 +5,7 @@
 server. `Services` reaches the policy and cluster registries of a Moorage server.
 """
 
+import json
 import logging
 import os
 from collections.abc import Mapping
@@ -29,6 +30,9 @@ and `:8888`, since one Moorage server embeds both services."""
 
 SECONDS_MAX: Final = 30.0
 """How long connecting may take, and each wait for more of a reply."""
+
+ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
+"""One answer; a longer one, which no server of ours gives, is not read to its end."""
 
 _CODES: Final[Mapping[int, Code]] = {
     400: Code.BAD_MESSAGE,
@@ -75,10 +79,13 @@ class ClusterClient:
         """Return `(True, document)`, or `(False, message)`."""
         try:
             response = requests.get(
-                f"{self.base_url}/clusters/{quote(cluster_id, safe='')}", timeout=SECONDS_MAX
+                f"{self.base_url}/clusters/{quote(cluster_id, safe='')}",
+                timeout=SECONDS_MAX,
+                stream=True,
             )
+            content = _content(response)
             response.raise_for_status()
-            return True, response.json()
+            return True, json.loads(content)
         except requests.exceptions.HTTPError as http_err:
             return False, f"HTTP error occurred: {http_err}"
         except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
@@ -88,10 +95,14 @@ class ClusterClient:
         """Return `(True, documents)` of the clusters that match, or `(False, message)`."""
         try:
             response = requests.post(
-                f"{self.base_url}/clusters/query", json={"query": query}, timeout=SECONDS_MAX
+                f"{self.base_url}/clusters/query",
+                json={"query": query},
+                timeout=SECONDS_MAX,
+                stream=True,
             )
+            content = _content(response)
             response.raise_for_status()
-            return True, response.json()
+            return True, json.loads(content)
         except requests.exceptions.HTTPError as http_err:
             return False, f"HTTP error occurred: {http_err}"
         except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
@@ -111,8 +122,9 @@ class GlobalClusterMetricsClient:
 
     def _handle_response(self, response: requests.Response) -> Any:
         try:
+            content = _content(response)
             response.raise_for_status()
-            json_data = response.json()
+            json_data = json.loads(content)
             if not json_data.get("success", False):
                 raise APIError(json_data.get("error", "Unknown error"), response.status_code)
             return json_data.get("data")
@@ -126,13 +138,13 @@ class GlobalClusterMetricsClient:
     def get_cluster(self, cluster_id: str) -> Any:
         """Return the metrics document of a cluster."""
         url = f"{self.base_url}/cluster/{quote(cluster_id, safe='')}"
-        response = requests.get(url, timeout=SECONDS_MAX)
+        response = requests.get(url, timeout=SECONDS_MAX, stream=True)
         return self._handle_response(response)
 
     def query_clusters(self, query_params: Mapping[str, Any] | None = None) -> Any:
         """Return the metrics documents that match."""
         url = f"{self.base_url}/cluster/query"
-        response = requests.get(url, params=query_params, timeout=SECONDS_MAX)
+        response = requests.get(url, params=query_params, timeout=SECONDS_MAX, stream=True)
         return self._handle_response(response)
 
 
@@ -303,20 +315,37 @@ class Services:
     def _call(self, method: str, path: str, body: Document | None = None) -> Any:
         try:
             response = self._session.request(
-                method, self.url + path, json=body, timeout=self._timeout
+                method, self.url + path, json=body, timeout=self._timeout, stream=True
             )
-            reply = response.json()
+            reply = json.loads(_content(response))
         except requests.Timeout as error:
             raise Timeout(f"{self.url}: no reply within {self._timeout:g} s") from error
-        except requests.exceptions.JSONDecodeError as error:
-            said = f"{method} {path} answered HTTP {response.status_code}, and no JSON"
-            raise ProtocolViolated(self.url, said) from error
         except requests.RequestException as error:
             raise ConnectionFailed(self.url, _cause(error)) from error
+        except _TooLongError as error:
+            raise ProtocolViolated(self.url, f"{method} {path} answered {error}") from error
+        except ValueError as error:
+            said = f"{method} {path} answered HTTP {response.status_code}, and no JSON"
+            raise ProtocolViolated(self.url, said) from error
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)
             raise _refusal(reply, code, response.reason)
         return reply
+
+
+class _TooLongError(ValueError):
+    """An answer is longer than any that a server gives."""
+
+
+def _content(response: requests.Response) -> bytes:
+    """Read an answer, up to its bound."""
+    content = bytearray()
+    with response:
+        for piece in response.iter_content(1 << 16):
+            content += piece
+            if len(content) > ANSWER_BYTES_MAX:
+                raise _TooLongError(f"more than {ANSWER_BYTES_MAX} bytes")
+    return bytes(content)
 
 
 def _alias(alias: str, action: str = "") -> str:
