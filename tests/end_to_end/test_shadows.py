@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 from served import Server, cluster, rule, until, wish
 
+from moorage.daemon.arms import MANY
 from moorage.trials.process import daemon
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
@@ -175,10 +176,11 @@ def test_a_slow_candidate_delays_nobody_and_what_it_cannot_take_is_counted(side)
 
 def test_reports_by_command_http_and_metrics_and_an_end(side):
     begin(side, LAST)
-    lease(side)
-    compared(side, 1)
+    for number in range(MANY):  # One by one: the candidate's cell is free for each.
+        side.ask("side", resources={"gpus": 1})
+        assert compared(side, number + 1)["compared"] == number + 1
     text = side.http.get("/metrics").text
-    assert f'moorage_shadow{{alias="side:stable",policy="{LAST}",what="differ"}} 1.0' in text
+    assert f'moorage_shadow{{alias="side:stable",policy="{LAST}",what="differ"}} {MANY}.0' in text
     shown = side.http.get("/policy-alias/side").json()["data"]
     assert shown["shadow"] == LAST
     side.http.delete("/policy-alias/side/shadow").raise_for_status()

@@ -150,8 +150,10 @@ def _differences(session: Session, report: dict[str, Any]) -> None:
     if session.json:
         print_json(report)
         return
-    counts = ("asked", "dropped", "compared", "same", "differ", "differ_alone")
-    fields({**{name: report[name] for name in counts}, "cost": report["cost"]})
+    counts = ("asked", "dropped", "compared", "same", "differ", "differ_alone", "cost")
+    fields({name: report[name] for name in counts if name in report})
+    if not report.get("whole", True):
+        note("The alias is another tenant's: figures move in steps, and samples are your own.")
     table(
         ("policy", "placed>", "refused>", "GPUs opened>", "nodes opened>", "p50 ms>", "p99 ms>"),
         (
@@ -159,8 +161,8 @@ def _differences(session: Session, report: dict[str, Any]) -> None:
                 side["policy_rule_uri"],
                 side["placed"],
                 side["refused"],
-                side["gpus_opened"],
-                side["nodes_opened"],
+                side.get("gpus_opened", ""),
+                side.get("nodes_opened", ""),
                 *((side["latency_ms"] or {}).get(name, "") for name in ("p50", "p99")),
             )
             for side in (report["active"], report["candidate"])

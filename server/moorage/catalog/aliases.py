@@ -117,6 +117,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         canary: The candidate that gets a share of the requests.
         shadow: URI of the candidate that is tried beside the active version.
         history: All changes, the latest last.
+        owner: The tenant that made it; empty where that was not noted.
 
     """
 
@@ -125,6 +126,11 @@ class Alias(Struct, frozen=True, omit_defaults=True):
     canary: Canary | None = None
     shadow: str = ""
     history: tuple[Change, ...] = ()
+    owner: str = ""
+
+    def owned_by(self, who: str) -> bool:
+        """Tell whether a tenant made it, and so sees whole what is asked under it."""
+        return self.owner == who
 
     @property
     def former(self) -> str:
@@ -180,6 +186,7 @@ class Alias(Struct, frozen=True, omit_defaults=True):
         latest = next((c for c in reversed(self.history) if c.version == self.version), None)
         return {
             "alias": self.name,
+            "owner": self.owner or None,
             "policy_rule_uri": self.version,
             "former": self.former or None,
             "at": latest.at if latest else None,

@@ -6,7 +6,7 @@ fall back from a version that fails again and again.
 
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any, Final
 
 from moorage.core.words import Advice, Answer, LeaseNews, Refusal, Told
@@ -18,6 +18,8 @@ LATELY_SECONDS: Final = 3600.0
 """Whoever a version answered, or failed, within this time has used it lately."""
 TENANTS_MAX: Final = 1024
 """Tenants remembered to have used a version lately; the one that did the longest ago goes."""
+MANY: Final = 20
+"""So many answers together say little of each one of them."""
 TENANTS_SUFFICIENT: Final = 3
 """So many failing tenants, without a good answer in between, speak for all that use a version."""
 FAULTS: Final = frozenset(
@@ -140,8 +142,13 @@ class Arm:
             f" {'the only tenant' if used == 1 else whose} that used it within the last hour"
         )
 
-    def report(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values."""
+    def report(self, *, whole: bool) -> dict[str, Any]:
+        """Return it as plain JSON values.
+
+        Args:
+            whole: Also what single answers took; else only what speaks for many of them.
+
+        """
         return {
             "policy_rule_uri": self.version,
             "asked": self.asked,
@@ -152,13 +159,19 @@ class Arm:
             "consecutive_faults": self.consecutive,
             "tenants": len(self._used),
             "failing_tenants": len(self.failing),
-            "latency_ms": percentiles(self._latencies),
+            "latency_ms": percentiles(self._latencies, whole=whole),
         }
 
 
-def percentiles(seconds: "deque[float]") -> dict[str, float] | None:
-    """Return median and 99th percentile in milliseconds; None of nothing."""
-    if not seconds:
+def percentiles(seconds: "deque[float]", *, whole: bool) -> dict[str, float] | None:
+    """Return median and 99th percentile in milliseconds; None of nothing.
+
+    A version may take as long as it likes over an answer, and so speak of what it was asked. So
+    who may not see that gets no percentile of few answers, and none that is that of the slowest.
+    """
+    if not seconds or (not whole and len(seconds) < MANY):
         return None
+    if not whole:
+        return {"p50": float(f"{median(seconds) * 1000:.2g}")}
     cuts = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 99
     return {"p50": round(cuts[49] * 1000, 3), "p99": round(cuts[98] * 1000, 3)}

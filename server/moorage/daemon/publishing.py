@@ -187,7 +187,7 @@ class Publishing:
 
         def change(alias: Alias | None) -> Alias:
             if alias is None:
-                return Alias(name, uri).changed(Change(time.time(), who, what, uri))
+                return Alias(name, uri, owner=who).changed(Change(time.time(), who, what, uri))
             if alias.version == uri or (expected and alias.version != expected):
                 return alias
             # What is fallen back from was failing, also where one answer came in between.
@@ -240,18 +240,32 @@ class Publishing:
         after = await self._change(alias.name, who, "shadow_ended", alias.shadow, shadow="")
         return after.document()
 
-    def shadow_report(self, given: str) -> dict[str, Any]:
-        """Return how a candidate differs from the active version, since it was started."""
+    def shadow_report(self, given: str, who: str) -> dict[str, Any]:
+        """Return how a candidate differs from the active version, since it was started.
+
+        The alias's owner is shown all of it, others what it says of their own requests.
+        """
         alias = self._found(given)
-        report = self._shadows.report(alias.name)
+        report = self._shadows.report(alias.name, Tenant(who), whole=alias.owned_by(who))
         if report is None:
             reason = f"alias: {alias.name} has no shadow; start one with {{policy_rule_uri}}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
         return report
 
-    async def delete(self, given: str) -> dict[str, Any]:
-        """Forget an alias; return it as it was. The versions stay."""
-        gone = await self.aliases.delete(self._found(given).name)
+    async def delete(self, given: str, who: str) -> dict[str, Any]:
+        """Forget an alias; return it as it was. The versions stay.
+
+        Raises:
+            ServiceError: `conflict`: it is another tenant's, who sees all that is asked under it.
+
+        """
+        alias = self._found(given)
+        if alias.owner and not alias.owned_by(who):
+            reason = f"alias: {alias.name} is of the tenant {alias.owner}, who alone may delete it"
+            raise ServiceError(
+                Code.CONFLICT, reason, field="alias", expected="an alias that you have made"
+            )
+        gone = await self.aliases.delete(alias.name)
         self._tidy(gone.name)
         self._shadows.follow(gone.name, None)
         return gone.document()
@@ -398,15 +412,18 @@ class Publishing:
         """Return an alias with its history, or raise `not_found`."""
         return self._found(given).document()
 
-    def canary_report(self, given: str) -> dict[str, Any]:
+    def canary_report(self, given: str, who: str) -> dict[str, Any]:
         """Return how the versions under an alias do, since its canary (else each) was started."""
         alias = self._found(given)
+        whole = alias.owned_by(who)
         candidate = alias.canary.version if alias.canary else ""
         return {
             "alias": alias.name,
             "canary": alias.document()["canary"],
-            "active": self._arm(alias.name, alias.version).report(),
-            "candidate": self._arm(alias.name, candidate).report() if candidate else None,
+            "active": self._arm(alias.name, alias.version).report(whole=whole),
+            "candidate": (
+                self._arm(alias.name, candidate).report(whole=whole) if candidate else None
+            ),
         }
 
     def metrics(self) -> Iterable[Metric]:

@@ -1,9 +1,13 @@
-"""Shadows: a candidate is asked what the active version is asked, and nobody ever sees its answer.
+"""Shadows: a candidate is asked what the active version is asked, and no client sees its answer.
 
 The daemon says what live rules are asked and what became of it. A candidate is asked the same, of
 the same fleet, in a cell of its own at low priority; or not at all: what it cannot be asked at once
 it is not asked later, when the fleet is another one. At most `IN_FLIGHT_MAX` of its answers are
 awaited at a time. What was not asked is counted as dropped; live requests never wait for a shadow.
+
+A candidate may be another tenant's than the requests. Whatever it returns, raises or takes time
+over may say what it was asked, so the owner of the alias alone is shown all. Everybody else is
+shown the differences at their own requests, and of the others counts that move in steps of `MANY`.
 """
 
 import asyncio
@@ -24,10 +28,10 @@ from moorage.core.state import State
 from moorage.core.verify import Unsound, verify
 from moorage.core.words import Consult, Dequeued, Refusal, Tell, Turn
 from moorage.daemon.answers import refusal_of
-from moorage.daemon.arms import FAULTS, percentiles
+from moorage.daemon.arms import FAULTS, MANY, percentiles
 from moorage.daemon.finding import code_of
 from moorage.daemon.measures import gauges_of
-from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share
+from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share, Tenant
 from moorage.policy import ProposalError, parse_proposal
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host import PolicyFault, Sandbox
@@ -110,6 +114,16 @@ class Tally:
     gpus_opened: int = 0
     nodes_opened: int = 0
 
+    def figures(self, version: str) -> dict[str, Any]:
+        """Return what speaks for many answers, and nothing that a version may choose freely."""
+        placed = self.kinds["placed"]
+        return {
+            "policy_rule_uri": version,
+            "placed": placed,
+            "refused": self.kinds.total() - placed,
+            "latency_ms": percentiles(self.seconds, whole=False),
+        }
+
     def report(self, version: str) -> dict[str, Any]:
         """Return it as plain JSON values."""
         return {
@@ -119,7 +133,7 @@ class Tally:
             "outcomes": dict(self.kinds),
             "gpus_opened": self.gpus_opened,
             "nodes_opened": self.nodes_opened,
-            "latency_ms": percentiles(self.seconds),
+            "latency_ms": percentiles(self.seconds, whole=True),
         }
 
 
@@ -142,7 +156,8 @@ class Shadow:
         self.asked = self.dropped = self.abandoned = 0
         self.same = self.differ = self.differ_alone = 0
         self.tallies = (Tally(), Tally())
-        self.samples: deque[dict[str, Any]] = deque(maxlen=SAMPLES_MAX)
+        self.samples: deque[tuple[Tenant, dict[str, Any]]] = deque(maxlen=SAMPLES_MAX)
+        self.figures = self._figures()
 
     def compare(self, request: RequestId, pair: Pair, state: State) -> None:
         """Take a finished pair into account."""
@@ -165,25 +180,54 @@ class Shadow:
                 tally.nodes_opened += nodes
         if _gist(pair.active) == _gist(pair.candidate):
             self.same += 1
-            return
-        self.differ += 1
-        self.differ_alone += pair.alone
-        self.samples.append(
-            {
+        else:
+            self.differ += 1
+            self.differ_alone += pair.alone
+            sample = {
                 "request": request,
                 "at": time.time(),
                 "alone": pair.alone,
                 "active": pair.active.shown(),
                 "candidate": pair.candidate.shown(),
             }
-        )
+            self.samples.append((pair.ask.tenant, sample))
+        if (self.same + self.differ) % MANY == 0:
+            self.figures = self._figures()
 
-    def report(self) -> dict[str, Any]:
-        """Return all of it as plain JSON values; README.md says what the figures mean."""
+    def _figures(self) -> dict[str, Any]:
+        """Return what everybody may see of all requests."""
         active, candidate = self.tallies
         return {
             "alias": self.alias,
             "since": self.since,
+            "whole": False,
+            "asked": self.asked,
+            "dropped": self.dropped,
+            "abandoned": self.abandoned,
+            "compared": self.same + self.differ,
+            "same": self.same,
+            "differ": self.differ,
+            "active": active.figures(self.active),
+            "candidate": candidate.figures(self.candidate),
+            "cost": {"refused": active.kinds["placed"] - candidate.kinds["placed"]},
+        }
+
+    def report(self, tenant: Tenant, *, whole: bool) -> dict[str, Any]:
+        """Return it as plain JSON values; README.md says what the figures mean.
+
+        Args:
+            tenant: Who reads it.
+            whole: What belongs to others, too.
+
+        """
+        if not whole:
+            own = [sample for owner, sample in self.samples if owner == tenant]
+            return {**self.figures, "samples": own}
+        active, candidate = self.tallies
+        return {
+            "alias": self.alias,
+            "since": self.since,
+            "whole": True,
             "asked": self.asked,
             "dropped": self.dropped,
             "abandoned": self.abandoned,
@@ -198,7 +242,7 @@ class Shadow:
                 "gpus_opened": candidate.gpus_opened - active.gpus_opened,
                 "nodes_opened": candidate.nodes_opened - active.nodes_opened,
             },
-            "samples": list(self.samples),
+            "samples": [sample for _, sample in self.samples],
         }
 
 
@@ -243,10 +287,10 @@ class Shadows:
         for each in self._by_alias.values():
             self._by_active.setdefault(each.active, []).append(each)
 
-    def report(self, name: str) -> dict[str, Any] | None:
-        """Return the report of an alias's shadow; None where it has none."""
+    def report(self, name: str, tenant: Tenant, *, whole: bool) -> dict[str, Any] | None:
+        """Return the report of an alias's shadow, for a tenant; None where it has none."""
         shadow = self._by_alias.get(name)
-        return shadow.report() if shadow else None
+        return shadow.report(tenant, whole=whole) if shadow else None
 
     # What the daemon says of live rules ------------------------------------------------------
 
@@ -315,10 +359,10 @@ class Shadows:
             shadow.compare(key[0], pair, self._state())
 
     def metrics(self) -> Iterable[Metric]:
-        """Yield the counts of every shadow."""
+        """Yield the counts of every shadow, as everybody may see them."""
         rows: list[tuple[tuple[str, str, str], float]] = []
         for shadow in self._by_alias.values():
-            report = shadow.report()
+            report = shadow.figures
             counts = {what: report[what] for what in ("asked", "dropped", "abandoned", "same")}
             counts |= {what: report["candidate"][what] for what in ("placed", "refused")}
             counts["differ"] = report["differ"]

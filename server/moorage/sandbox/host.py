@@ -212,8 +212,10 @@ class Sandbox:
     def ask_aside(self, consult: Consult, code: PolicyCode) -> "asyncio.Future[Any]":
         """Ask another rule the same question, on the side; its answer changes nothing.
 
-        It runs in a cell of its own at low priority, with contexts of its own, and sees the fleet
-        as the cells of live rules do, but for the proposals of those that are not settled yet.
+        It runs in a cell of its own at low priority, one for each tenant whatever the isolation:
+        who reads its answers for one shall not find what it was asked for another. It has contexts
+        of its own, and sees the fleet as the cells of live rules do, but for the proposals of those
+        that are not settled yet.
 
         Args:
             consult: What a live rule is asked.
@@ -285,7 +287,7 @@ class Sandbox:
         if self._closed:
             return Refusal(Code.SHUTTING_DOWN, "the server is shutting down")
         if self._isolation == "per_policy_version":
-            return self._pool.submit(work, ASIDE if aside else "", aside=aside)
+            return self._pool.submit(work, work.tenant if aside else "", aside=aside)
         if self._isolation == "per_tenant":
             return self._pool.submit(work, f"tenant {work.tenant}", aside=aside)
         self._number += 1

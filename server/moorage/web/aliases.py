@@ -33,14 +33,17 @@ def _looking(router: APIRouter, services: WebServices) -> None:
         return succeeded(services.alias(alias))
 
     @router.get("/policy-alias/{alias}/canary", summary="How does the candidate do?")
-    async def canary_report(alias: str) -> Response:
+    async def canary_report(alias: str, request: Request) -> Response:
         """Answer the outcomes of the active version and of the canary, since it was started."""
-        return succeeded(services.canary_report(alias))
+        return succeeded(services.canary_report(alias, who_of(request)))
 
     @router.get("/policy-alias/{alias}/shadow", summary="How does the candidate differ?")
-    async def shadow_report(alias: str) -> Response:
-        """Answer what the shadow would have done, compared with what the active version did."""
-        return succeeded(services.shadow_report(alias))
+    async def shadow_report(alias: str, request: Request) -> Response:
+        """Answer what the shadow would have done, compared with what the active version did.
+
+        All of it goes to the alias's owner; of others' requests, everybody else gets figures.
+        """
+        return succeeded(services.shadow_report(alias, who_of(request)))
 
     @router.get("/policy/{uri}/logs", summary="What did it print?")
     async def logs(uri: str, request: Request) -> Response:
@@ -97,9 +100,9 @@ def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> N
         return succeeded(await services.stop_shadow(alias, who_of(request)))
 
     @router.delete("/policy-alias/{alias}", summary="Remove an alias")
-    async def delete_alias(alias: str) -> Response:
-        """Answer the alias that was removed; the versions stay."""
-        return succeeded(await services.delete_alias(alias))
+    async def delete_alias(alias: str, request: Request) -> Response:
+        """Answer the alias that was removed, by its owner; the versions stay."""
+        return succeeded(await services.delete_alias(alias, who_of(request)))
 
     @router.post(
         "/policy/{uri}/manage",

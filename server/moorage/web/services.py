@@ -133,7 +133,7 @@ class WebServices(Protocol):
     async def stop_canary(self, alias: str, who: str) -> Document:
         """Send all requests to the active version again; return the alias."""
 
-    def canary_report(self, alias: str) -> Document:
+    def canary_report(self, alias: str, who: str) -> Document:
         """Return how the active version and the candidate do."""
 
     async def start_shadow(self, alias: str, uri: str, who: str) -> Document:
@@ -142,11 +142,11 @@ class WebServices(Protocol):
     async def stop_shadow(self, alias: str, who: str) -> Document:
         """Ask the candidate no more; return the alias."""
 
-    def shadow_report(self, alias: str) -> Document:
-        """Return how the candidate differs from the active version."""
+    def shadow_report(self, alias: str, who: str) -> Document:
+        """Return how the candidate differs from the active version, as far as `who` may see it."""
 
-    async def delete_alias(self, alias: str) -> Document:
-        """Delete an alias and return it as it was."""
+    async def delete_alias(self, alias: str, who: str) -> Document:
+        """Delete an alias of `who` and return it as it was."""
 
     async def create_executor(self, document: Document) -> Document:
         """Store a new executor document and return it."""
