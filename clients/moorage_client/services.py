@@ -5,7 +5,6 @@
 server. `Services` reaches the policy and cluster registries of a Moorage server.
 """
 
-import json
 import logging
 import os
 from collections.abc import Mapping
@@ -30,9 +29,6 @@ and `:8888`, since one Moorage server embeds both services."""
 
 SECONDS_MAX: Final = 30.0
 """How long connecting may take, and each wait for more of a reply."""
-
-ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
-"""One answer; a longer one, which no server of ours gives, is not read to its end."""
 
 _CODES: Final[Mapping[int, Code]] = {
     400: Code.BAD_MESSAGE,
@@ -79,13 +75,10 @@ class ClusterClient:
         """Return `(True, document)`, or `(False, message)`."""
         try:
             response = requests.get(
-                f"{self.base_url}/clusters/{quote(cluster_id, safe='')}",
-                timeout=SECONDS_MAX,
-                stream=True,
+                f"{self.base_url}/clusters/{quote(cluster_id, safe='')}", timeout=SECONDS_MAX
             )
-            content = _content(response)
             response.raise_for_status()
-            return True, json.loads(content)
+            return True, response.json()
         except requests.exceptions.HTTPError as http_err:
             return False, f"HTTP error occurred: {http_err}"
         except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
@@ -95,14 +88,10 @@ class ClusterClient:
         """Return `(True, documents)` of the clusters that match, or `(False, message)`."""
         try:
             response = requests.post(
-                f"{self.base_url}/clusters/query",
-                json={"query": query},
-                timeout=SECONDS_MAX,
-                stream=True,
+                f"{self.base_url}/clusters/query", json={"query": query}, timeout=SECONDS_MAX
             )
-            content = _content(response)
             response.raise_for_status()
-            return True, json.loads(content)
+            return True, response.json()
         except requests.exceptions.HTTPError as http_err:
             return False, f"HTTP error occurred: {http_err}"
         except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
@@ -122,9 +111,8 @@ class GlobalClusterMetricsClient:
 
     def _handle_response(self, response: requests.Response) -> Any:
         try:
-            content = _content(response)
             response.raise_for_status()
-            json_data = json.loads(content)
+            json_data = response.json()
             if not json_data.get("success", False):
                 raise APIError(json_data.get("error", "Unknown error"), response.status_code)
             return json_data.get("data")
@@ -138,13 +126,13 @@ class GlobalClusterMetricsClient:
     def get_cluster(self, cluster_id: str) -> Any:
         """Return the metrics document of a cluster."""
         url = f"{self.base_url}/cluster/{quote(cluster_id, safe='')}"
-        response = requests.get(url, timeout=SECONDS_MAX, stream=True)
+        response = requests.get(url, timeout=SECONDS_MAX)
         return self._handle_response(response)
 
     def query_clusters(self, query_params: Mapping[str, Any] | None = None) -> Any:
         """Return the metrics documents that match."""
         url = f"{self.base_url}/cluster/query"
-        response = requests.get(url, params=query_params, timeout=SECONDS_MAX, stream=True)
+        response = requests.get(url, params=query_params, timeout=SECONDS_MAX)
         return self._handle_response(response)
 
 
@@ -315,37 +303,20 @@ class Services:
     def _call(self, method: str, path: str, body: Document | None = None) -> Any:
         try:
             response = self._session.request(
-                method, self.url + path, json=body, timeout=self._timeout, stream=True
+                method, self.url + path, json=body, timeout=self._timeout
             )
-            reply = json.loads(_content(response))
+            reply = response.json()
         except requests.Timeout as error:
             raise Timeout(f"{self.url}: no reply within {self._timeout:g} s") from error
-        except requests.RequestException as error:
-            raise ConnectionFailed(self.url, _cause(error)) from error
-        except _TooLongError as error:
-            raise ProtocolViolated(self.url, f"{method} {path} answered {error}") from error
-        except ValueError as error:
+        except requests.exceptions.JSONDecodeError as error:
             said = f"{method} {path} answered HTTP {response.status_code}, and no JSON"
             raise ProtocolViolated(self.url, said) from error
+        except requests.RequestException as error:
+            raise ConnectionFailed(self.url, _cause(error)) from error
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)
             raise _refusal(reply, code, response.reason)
         return reply
-
-
-class _TooLongError(ValueError):
-    """An answer is longer than any that a server gives."""
-
-
-def _content(response: requests.Response) -> bytes:
-    """Read an answer, up to its bound."""
-    content = bytearray()
-    with response:
-        for piece in response.iter_content(1 << 16):
-            content += piece
-            if len(content) > ANSWER_BYTES_MAX:
-                raise _TooLongError(f"more than {ANSWER_BYTES_MAX} bytes")
-    return bytes(content)
 
 
 def _alias(alias: str, action: str = "") -> str:

@@ -258,6 +258,12 @@ class Config:
     checkpoint_every_facts: Annotated[
         int, Setting(whole(100, 100_000_000), "Facts after which the ledger writes a checkpoint.")
     ] = 20_000
+    history_days: Annotated[
+        int, Setting(whole(0, 36_500), "Days that the ledger's history goes back.")
+    ] = 30
+    history_mib_max: Annotated[
+        int, Setting(whole(1, 1 << 24), "MiB of the ledger; beyond it the oldest history goes.")
+    ] = 4096
     cluster_service_url: Annotated[
         str,
         Setting(

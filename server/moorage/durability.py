@@ -4,20 +4,36 @@ SQLite reads a write-ahead log up to the first frame that is damaged and says no
 So how far a database had come is written down a second time, in a small file of its own.
 """
 
+import contextlib
 import os
+import queue
 import struct
+import time
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
-__all__ = ["Found", "Mark", "log_damage", "owner_only", "read_mark", "sync_directory"]
+__all__ = [
+    "SYNC_SECONDS",
+    "Found",
+    "Mark",
+    "log_damage",
+    "log_lost",
+    "next_of",
+    "owner_only",
+    "read_mark",
+    "sync_directory",
+]
 
+SYNC_SECONDS: Final = 1.0
+"""How old a mark may be after a power cut. A sync with every commit would cost a third of them."""
 _SLOT_BYTES: Final = 4096
 """The two copies lie in blocks of their own: one torn write cannot spoil both."""
 _RECORD: Final = struct.Struct(">8sQQQ")
 _SUM: Final = struct.Struct(">I")
 _OWNER_ONLY: Final = 0o600
+T = TypeVar("T")
 _LOG_MAGIC: Final = 0x377F0682
 _LOG_HEADER_BYTES: Final = 32
 _LOG_FRAME_BYTES: Final = 24
@@ -87,6 +103,9 @@ class Mark:
         second: The second one.
         writes: How often it was written before.
 
+    Attributes:
+        unsynced: Something was written that a power cut may take back.
+
     Raises:
         OSError: It cannot be written.
 
@@ -95,7 +114,8 @@ class Mark:
     def __init__(self, path: Path, label: str, first: int, second: int, writes: int) -> None:
         self._label = label.encode()
         self._writes = writes
-        self._unsynced = False
+        self._synced_at = time.monotonic()
+        self.unsynced = False
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY)
         try:
             os.fchmod(self._descriptor, _OWNER_ONLY)
@@ -111,13 +131,19 @@ class Mark:
         record = _RECORD.pack(self._label, self._writes, first, second)
         slot = record + _SUM.pack(zlib.crc32(record))
         os.pwrite(self._descriptor, slot.ljust(_SLOT_BYTES, b"\0"), self._writes % 2 * _SLOT_BYTES)
-        self._unsynced = True
+        self.unsynced = True
 
     def sync(self) -> None:
         """Wait until what was written is on the disk."""
-        if self._unsynced:
+        if self.unsynced:
             os.fdatasync(self._descriptor)
-            self._unsynced = False
+            self.unsynced = False
+            self._synced_at = time.monotonic()
+
+    def sync_in_time(self) -> None:
+        """Do so where the last time is `SYNC_SECONDS` ago."""
+        if time.monotonic() - self._synced_at >= SYNC_SECONDS:
+            self.sync()
 
     def write_both(self, first: int, second: int) -> None:
         """Write both copies, one after the other, each durable before the next."""
@@ -128,8 +154,21 @@ class Mark:
     def close(self) -> None:
         """Let go of the file. A second call does nothing."""
         if self._descriptor >= 0:
+            with contextlib.suppress(OSError):  # It is as if the power had been cut.
+                self.sync()
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+def next_of(jobs: "queue.SimpleQueue[T]", mark: Mark | None) -> T:
+    """Return the next job of a thread that writes; meanwhile its mark is synced in time."""
+    if mark is not None and mark.unsynced:
+        try:
+            return jobs.get(timeout=SYNC_SECONDS)
+        except queue.Empty:
+            with contextlib.suppress(OSError):  # The next write says so.
+                mark.sync()
+    return jobs.get()
 
 
 def owner_only(path: Path) -> None:
@@ -157,37 +196,61 @@ def sync_directory(directory: Path) -> None:
 
 
 def log_damage(database: Path) -> str:
-    """Return where a write-ahead log of SQLite ends before its time; empty where it does not.
+    """Return where a write-ahead log of SQLite ends before its time, in words.
 
     SQLite itself reads up to there and says nothing. Frames of an earlier round, which have other
     salts, are no damage: they were brought over into the database before.
     """
+    return _read_log(database)[0]
+
+
+def log_lost(database: Path) -> str:
+    """Return where a log is damaged so that durable commits are lost; empty where none are.
+
+    The frames of the one that was under way at a crash may be there or not, in any order. Each
+    commit before that one was synced before the next began.
+    """
+    where, commits = _read_log(database)
+    return where if commits > 1 else ""
+
+
+def _read_log(database: Path) -> tuple[str, int]:
+    """Return where a log ends, and how many commits there seem to be from there on."""
     try:
         content = database.with_name(database.name + "-wal").read_bytes()
     except FileNotFoundError:
-        return f"{database.name}-wal is not there."
+        return f"{database.name}-wal is not there.", 0
     name = f"{database.name}-wal"
     if len(content) < _LOG_HEADER_BYTES:
-        return f"{name} is empty." if not content else f"{name} was cut in its header."
+        return (f"{name} is empty." if not content else f"{name} was cut in its header."), 0
     magic, _, page_bytes, _ = struct.unpack(">4I", content[:16])
     words = struct.Struct(">2I" if magic & 1 else "<2I")
     sums = _log_sums(words, content[:24], (0, 0))
     if magic & ~1 != _LOG_MAGIC or struct.pack(">2I", *sums) != content[24:32]:
-        return f"{name}: its header, the first 32 bytes, does not match its checksum."
+        # It is written and synced by itself, before the first frame.
+        where = (
+            f"{name}: its header, the first {_LOG_HEADER_BYTES} bytes, does not match its checksum."
+        )
+        return where, 2 if len(content) > _LOG_HEADER_BYTES else 0
     frame_bytes = _LOG_FRAME_BYTES + page_bytes
     for start in range(_LOG_HEADER_BYTES, len(content), frame_bytes):
         frame = content[start : start + frame_bytes]
         ours = frame[8:16] == content[16:24] or content[16:24] in content[start + frame_bytes :]
         if not ours and len(frame) == frame_bytes:
-            return ""  # An earlier round begins here.
+            return "", 0  # An earlier round begins here.
         sums = _log_sums(words, frame[:8] + frame[_LOG_FRAME_BYTES:], sums)
         if len(frame) < frame_bytes or struct.pack(">2I", *sums) != frame[16:24]:
             number = (start - _LOG_HEADER_BYTES) // frame_bytes + 1
+            commits = sum(
+                content[at + 8 : at + 16] == content[16:24]
+                and content[at + 4 : at + 8] != b"\0" * 4
+                for at in range(start, len(content), frame_bytes)
+            )
             return (
                 f"{name}: frame {number}, at byte {start}, does not match its checksum; "
                 f"SQLite reads nothing of the {len(content) - start} bytes from there on."
-            )
-    return f"{name} is whole as far as it goes: it was cut where a frame ends."
+            ), commits
+    return f"{name} is whole as far as it goes: it was cut where a frame ends.", 0
 
 
 def _log_sums(words: struct.Struct, content: bytes, sums: tuple[int, int]) -> tuple[int, int]:

@@ -494,3 +494,73 @@ async def test_facts_lost_from_the_end_are_noticed_by_the_checkpoint(place: Plac
         await ledger.open()
     with pytest.raises(LedgerCorrupt):  # And not LedgerLocked: the first attempt let go.
         await ledger.open()
+
+
+async def checkpointed(ledger: Ledger, last: int) -> None:
+    """Append facts up to one, a second apart, and take a checkpoint."""
+    for number in range(ledger.last_seq + 1, last + 1):
+        await ledger.append([granted(number)], NOW + number)
+    await ledger.checkpoint(last, numbered(1, 1))
+
+
+async def pruned(ledger: Ledger, before: float, bytes_max: int) -> None:
+    while await ledger.prune(before, bytes_max):
+        pass
+
+
+async def test_history_is_pruned_by_age_and_no_further_than_the_older_checkpoint(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await pruned(ledger, NOW + 1e9, 0)
+    await checkpointed(ledger, 300)
+    await pruned(ledger, NOW + 1e9, 0)
+    assert (await ledger.read())[0].seq == 1, "one checkpoint alone may turn out damaged"
+    assert await ledger.kept_since() is None
+    await checkpointed(ledger, 400)
+    await pruned(ledger, NOW + 150, 1 << 40)
+    assert (await ledger.read())[0].seq == 150
+    assert await ledger.kept_since() == NOW + 150
+    assert await ledger.history("r-149") == []
+    assert len(await ledger.history("r-150")) == 1
+    await pruned(ledger, NOW + 1e9, 1 << 40)
+    assert (await ledger.read())[0].seq == 300
+    await ledger.append(numbered(401, 401), NOW + 401)
+    await ledger.close()
+    ledger = place.ledger()
+    assert list((await ledger.open()).facts) == [*numbered(1, 1), *numbered(401, 401)]
+    assert [entry.seq for entry in await ledger.read()] == list(range(300, 402))
+    assert await ledger.kept_since() == NOW + 300
+    await ledger.close()
+    place.spoil_newest_checkpoint()
+    ledger = place.ledger()
+    recovery = await ledger.open()
+    assert recovery.checkpoint_seq == 300
+    assert len(list(recovery.facts)) == 1 + 101
+    await ledger.close()
+
+
+async def test_history_is_pruned_by_size_whatever_its_age(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await checkpointed(ledger, 300)
+    await checkpointed(ledger, 600)
+    await pruned(ledger, 0.0, 1 << 40)
+    assert await ledger.kept_since() is None
+    await pruned(ledger, 0.0, 100_000)
+    assert 1 < (await ledger.read())[0].seq <= 300
+    await ledger.close()
+
+
+async def test_pruning_disturbs_neither_appends_nor_readers(place: Place):
+    ledger = place.ledger()
+    await ledger.open()
+    await checkpointed(ledger, 400)
+    await checkpointed(ledger, 500)
+    pruning = asyncio.ensure_future(pruned(ledger, NOW + 1e9, 0))
+    while not pruning.done():
+        first = await ledger.append([granted(ledger.last_seq + 1)], NOW + 600)
+        seen = [entry.seq for entry in await ledger.read(limit=50)]
+        assert seen == list(range(seen[0], seen[0] + 50))
+        assert first == ledger.last_seq
+    await pruning
+    await ledger.close()

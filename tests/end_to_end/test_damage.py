@@ -9,7 +9,7 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from served import Server, cluster
+from served import Server, cluster, until
 
 from moorage.trials.process import child, daemon, serve_command, serve_variables
 from moorage_policies import catalog
@@ -192,4 +192,32 @@ def test_a_catalog_that_is_damaged_is_repaired_likewise(tmp_path):
         server = Server(running)
         fill(server)
         assert server.ask(resources={"gpus": 1}, lease=LEASE)["success"]
+        server.close()
+
+
+def test_why_says_since_when_there_is_history(tmp_path):
+    days = {"MOORAGE_HISTORY_DAYS": "0", **FEW}
+    with daemon(tmp_path, environment=days) as running:
+        server = Server(running)
+        fill(server, nodes=1)
+        waited = {"ttl_seconds": 60, "wait_seconds": 0.05}
+        server.ask(resources={"gpus": 8}, lease=LEASE)
+        gone = server.ask(resources={"gpus": 1}, lease=waited)["request"]
+        server.close()
+    for _ in range(2):  # Each stop writes a checkpoint, and each start prunes what that allows.
+        with daemon(tmp_path, environment=days) as running:
+            server = Server(running)
+            server.register(cluster("west", nodes=1))
+            server.http.delete("/clusters/west").raise_for_status()
+            server.close()
+    with daemon(tmp_path, environment=days) as running:
+        server = Server(running)
+
+        def told() -> str:
+            return server.say({"op": "why", "request": gone})[0].get("error", {}).get("reason", "")
+
+        until(lambda: "was pruned" in told())
+        assert "History before 2" in told()
+        assert len(held(server)) == 1
+        assert care("verify", tmp_path)[0] == 0
         server.close()

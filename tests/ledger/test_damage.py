@@ -206,3 +206,36 @@ async def test_no_flipped_bit_is_believed(path: Path, name: str, places: int):
             continue
         assert found == facts
         assert fencing == 0 or fencing >= 300
+
+
+@pytest.mark.parametrize("place", [0.6, 0.9])
+async def test_a_log_damaged_in_its_middle_is_noticed_also_where_the_mark_is_old(
+    path: Path, place: float
+):
+    """As a power cut may leave it: the mark was not on the disk yet."""
+    await killed(path)
+    whole = path.parent.rename(path.parent.with_name("whole"))
+    shutil.copytree(whole, path.parent)
+    old = path.parent.parent / "old" / "ledger.db"
+    await killed(old, commits=20)
+    remove(path.with_name("ledger.mark"))
+    shutil.copy(old.with_name("ledger.mark"), path.parent)
+    size = log(path).stat().st_size
+    flip(log(path), int(size * place) * 8)
+    with pytest.raises(LedgerCorrupt, match=r"ledger\.db-wal: frame \d+, at byte \d+, does not"):
+        await read_back(path)
+
+
+async def test_what_a_power_cut_tears_of_the_last_commit_is_no_damage(path: Path):
+    facts = await killed(path)
+    old = path.parent.parent / "old" / "ledger.db"
+    await killed(old, commits=20)
+    remove(path.with_name("ledger.mark"))
+    shutil.copy(old.with_name("ledger.mark"), path.parent)
+    content = bytearray(log(path).read_bytes())
+    frame = 24 + 4096
+    commits = [at for at in range(32, len(content), frame) if content[at + 4 : at + 8] != bytes(4)]
+    first = commits[-2] + frame  # Of the last commit, which has several.
+    content[first : first + frame] = bytes(frame)
+    log(path).write_bytes(content)
+    assert (await read_back(path))[0] == facts[:-1]

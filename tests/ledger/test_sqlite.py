@@ -9,6 +9,7 @@ from moorage.core.words import Fact, Renewed
 from moorage.ledger import tables
 from moorage.ledger.base import CHECKPOINTS_KEPT, PENDING_FACTS_MAX, LedgerCorrupt, LedgerError
 from moorage.ledger.sqlite import CHECKPOINT_PART_FACTS, SqliteLedger
+from moorage.ledger.walking import walk
 from moorage.model import RequestId
 
 NOW = 1_763_647_000.125
@@ -193,3 +194,21 @@ async def test_rotten_text_is_noticed(path: Path):
     with pytest.raises(LedgerCorrupt, match="UTF-8"):
         list(recovery.facts)
     await ledger.close()
+
+
+async def test_a_pruned_file_does_not_grow(path: Path):
+    ledger = SqliteLedger(path)
+    await ledger.open()
+    sizes, last = [], 0
+    for _ in range(8):
+        for _ in range(2):
+            last = await ledger.append(numbered(last + 1, last + 1000), NOW)
+            await ledger.checkpoint(last, numbered(1, 10))
+        while await ledger.prune(NOW + 1, 1 << 40):
+            pass
+        await ledger.close()
+        sizes.append(len(contents(path)))
+        await ledger.open()
+    assert sizes[-1] <= sizes[1] * 1.1, sizes
+    await ledger.close()
+    assert walk(path).findings == []

@@ -7,6 +7,7 @@ import pytest
 
 from moorage.core.allocator import Allocator
 from moorage.core.events import Asked, Proposed, Tick
+from moorage.core.state import State, apply, condense
 from moorage.core.words import Address, Consult, Granted
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
@@ -151,6 +152,29 @@ async def test_a_ledger_is_replayed_as_far_as_it_knows(trace, tmp_path):
     assert first["asked"] == second["asked"]
     assert outcome["notes"] == [timeline.LIMITS_OF_A_LEDGER]
     assert outcome["differing"][0]["placed_elsewhere"] > 0
+
+
+async def test_a_pruned_ledger_is_replayed_from_where_it_begins(trace, tmp_path):
+    line = timeline.of_trace(
+        tmp_path / "nodes.csv", tmp_path / "pods.csv",
+        arrive=1.3, seed=1, limit=None, timed=True, wait_seconds=100.0,
+    )  # fmt: skip
+    data, state = tmp_path / "data", State()
+    data.mkdir()
+    ledger = SqliteLedger(data / "ledger.db")
+    await ledger.open()
+    facts = lived(line)
+    for number, (now, fact) in enumerate(facts, 1):
+        apply(state, fact)
+        await ledger.append([fact], now)
+        if number in (len(facts) // 2, len(facts) - 1):
+            await ledger.checkpoint(number, list(condense(state)))
+    while await ledger.prune(facts[-1][0] + 1, 1 << 40):
+        pass
+    outcome = await backtest(Job(shipped("first_fit"), ledger=str(data)))
+    await ledger.close()
+    assert outcome["rules"][0]["granted"] > 0
+    assert outcome["notes"] == [timeline.LIMITS_OF_A_LEDGER, timeline.PRUNED]
 
 
 async def test_what_cannot_be_replayed_is_said(trace, tmp_path):

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
-from moorage.durability import Found, read_mark
+from moorage.durability import Found, log_lost, read_mark
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -73,6 +73,8 @@ def look(path: Path) -> Found:
             f"it has seen {changes} changes of {found.first} that were durable; its write-ahead"
             " log, or the file itself, is damaged, cut or gone",
         )
+    if lost := log_lost(path):
+        raise damaged(path, lost.rstrip("."))
     return found
 
 

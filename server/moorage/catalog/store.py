@@ -26,7 +26,7 @@ from moorage.catalog.intact import (
     look,
     mark_path,
 )
-from moorage.durability import Mark, owner_only
+from moorage.durability import Mark, next_of, owner_only
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -349,7 +349,7 @@ class Store:
     def _transact(self, connection: sqlite3.Connection, job: _Job[T]) -> T:
         assert self._mark is not None
         connection.execute(f"PRAGMA synchronous = {'FULL' if job.durable else 'NORMAL'}")
-        self._mark.sync()  # Never more than one change behind, and nobody waits for it.
+        self._mark.sync_in_time()
         connection.execute("BEGIN")
         before = connection.total_changes
         try:
@@ -369,7 +369,7 @@ class Store:
 
     def _work(self) -> None:
         connection: sqlite3.Connection | None = None
-        while (job := self._jobs.get()) is not None:
+        while (job := next_of(self._jobs, self._mark)) is not None:
             try:
                 if connection is None:
                     connection, self._mark = _connect(self._path, self.warnings)

@@ -95,8 +95,7 @@ class Asks:
         if (refusal := self._turned_away(ask)) is not None:
             self._desk.tell(to, refusal)
             return
-        self._requests.listen(ask.id, to)
-        pending = Pending(ask, self._desk.now)
+        pending = Pending(ask, [to], self._desk.now)
         reserved = self._queue.reserved_before(ask)
         if self.take_over(pending, reserved):
             self._desk.wakes = True
@@ -125,13 +124,16 @@ class Asks:
         if first is None or not key:
             return False
         lease = self._state.lease(first)
+        pending = self._pending.get(first)
         refusal = mismatch(ask, first, self._requests.known(first), lease)
         if refusal is not None:
             self._desk.tell(to, refusal)
         elif lease is not None:
             self._desk.tell(to, LeaseNews(lease))
+        elif pending is not None:
+            pending.to.append(to)
         else:
-            self._requests.listen(first, to)
+            self._requests.listeners.setdefault(first, []).append(to)
         return True
 
     def consult(self, pending: Pending, reserved: Nodes) -> None:
@@ -340,6 +342,7 @@ class Asks:
             self._queue.add(ask)
             self._desk.record(ask.id, {"state": "waiting", **questions.refusal_object(refusal)})
         self._pending.settle(ask)
+        self._requests.listeners.setdefault(ask.id, []).extend(pending.to)
         self.refuse_line(ask, reserved, gains, room)
         self._desk.wakes = True  # What is kept for this line may have moved, or grown.
 
@@ -401,7 +404,7 @@ class Asks:
         listeners = self._requests.settle(ask)
         record = {"tenant": ask.tenant, **self._reasons(pending)} | questions.outcome(answer)
         self._desk.record(ask.id, record)
-        for to in listeners:
+        for to in (*pending.to, *listeners):
             self._desk.tell(to, answer)
 
     def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
@@ -422,7 +425,7 @@ class Asks:
 
     def _give_up(self, ask: Ask, refusal: Refusal) -> None:
         """End an ask that waits, or that its rule is being consulted about."""
-        pending = self._pending.get(ask.id) or Pending(ask, self._state.waiting[ask.id].at)
+        pending = self._pending.get(ask.id) or Pending(ask, [], self._state.waiting[ask.id].at)
         if pending.consultation:
             self._desk.do(Forget(ask.id, pending.consultation))
         self._refuse(pending, refusal, ())

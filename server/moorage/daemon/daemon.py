@@ -33,7 +33,7 @@ from moorage.core.words import (
     Told,
     Turn,
 )
-from moorage.daemon import descriptors, recall
+from moorage.daemon import descriptors, pruning, recall
 from moorage.daemon.admission import Admission
 from moorage.daemon.answers import encode, refusal_of, refuse
 from moorage.daemon.backends import backends
@@ -142,8 +142,6 @@ class Daemon:
         recovery = await self._ledger.open()
         self._closing.push_async_callback(self._ledger.close)
         self._lease_tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
-        for warning in recovery.warnings:
-            log.warning("ledger", finding=warning)
         self._allocator.replay(recovery.facts, recovery.fencing)
         self._catalog = await open_catalog(config, self._changed, self._examine)
         self._closing.push_async_callback(self._catalog.close)
@@ -163,8 +161,8 @@ class Daemon:
         self._closing.push_async_callback(self._rules.close)
         self._remembering = Remembering(self._catalog.contexts, self._rules)
         await self._remembering.restore()
-        for warning in self._catalog.warnings:
-            log.warning("catalog", finding=warning)
+        for warning in (*recovery.warnings, *self._catalog.warnings):
+            log.warning("damage", finding=warning)
         self._closing.push_async_callback(self._remembering.close)
         self._spawn(self._remembering.run())
         log.info("sandbox", mode=report.mode, layers=dict(report.layers), warning=report.warning)
@@ -179,6 +177,7 @@ class Daemon:
             checkpoint_every_facts=config.checkpoint_every_facts,
         )
         self._spawn(self._crank.commit_forever())
+        self._spawn(pruning.prune_forever(self._ledger, config))
         engines = backends(config, lambda: self._allocator.state.clusters)
         self._engines = EngineRoom(engines, self._post, self._fail, self._progressed)
         self._closing.push_async_callback(self._engines.close)

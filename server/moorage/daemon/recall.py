@@ -1,6 +1,7 @@
 """`why` about what the core has forgotten: told from the ledger's history."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -32,19 +33,21 @@ async def told(question: Recall, ledger: Ledger) -> Answer:
     """
     try:
         entries = await ledger.history(question.subject)
+        since = await ledger.kept_since()
     except LedgerError as error:
         log.warning("ledger", finding=str(error), subject=question.subject)
         reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
         return Refusal(Code.UNAVAILABLE, reason, "request")
-    return answer(question, entries)
+    return answer(question, entries, since)
 
 
-def answer(question: Recall, entries: Sequence[Entry]) -> Answer:
+def answer(question: Recall, entries: Sequence[Entry], since: float | None) -> Answer:
     """Tell the story of a lease or request.
 
     Args:
         question: What was asked, and for which tenant.
         entries: The facts about the subject, oldest first.
+        since: When the oldest fact is from that is still there; None: none was pruned.
 
     Returns:
         The story; a refusal where there is none, or where it is another tenant's.
@@ -60,6 +63,9 @@ def answer(question: Recall, entries: Sequence[Entry]) -> Answer:
             f"Nothing is known of {question.subject}: no request of that id was granted or "
             "queued, and it is not among the last decisions."
         )
+        if since is not None:
+            oldest = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+            reason += f" History before {oldest} was pruned."
         return Refusal(Code.UNKNOWN_REQUEST, reason, "request", "the id of a request or lease")
     story: dict[str, Any] = {"request": question.subject, "history": []}
     for entry in entries:

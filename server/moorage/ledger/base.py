@@ -162,7 +162,7 @@ class Recovery:
 
 
 class Ledger(Protocol):
-    """Facts, in order, for ever. One writer; used from one event loop."""
+    """Facts, in order. The oldest may be pruned. One writer; used from one event loop."""
 
     @property
     def last_seq(self) -> int:
@@ -246,6 +246,36 @@ class Ledger(Protocol):
 
     async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[Entry]:
         """Return the facts after a seq, oldest first; parameters and errors as `history`."""
+        ...
+
+    async def prune(self, before: float, bytes_max: int) -> bool:
+        """Delete some of the oldest facts, between two commits; no start needs them.
+
+        Facts after the older of the two checkpoints stay. The file does not shrink: new facts
+        take the room.
+
+        Args:
+            before: Those appended before this may go, in seconds since the epoch.
+            bytes_max: While more than this is used, others may go, too, the oldest first.
+
+        Returns:
+            Whether there are more to delete.
+
+        Raises:
+            LedgerFailed: The disk refused.
+            LedgerError: The ledger is not open.
+
+        """
+        ...
+
+    async def kept_since(self) -> float | None:
+        """Return when the oldest fact was appended that is still there; None: none was pruned.
+
+        Raises:
+            LedgerFailed: The disk refused.
+            LedgerError: The ledger is not open.
+
+        """
         ...
 
     async def close(self) -> None:

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-from moorage.durability import Found, Mark, read_mark
+from moorage.durability import Found, Mark, log_lost, read_mark
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerCorrupt, place_of
 from moorage.ledger.codec import Row, link
@@ -43,6 +43,8 @@ def look(ledger: Path) -> Found:
                 f"it has {0 if new else tables.last_seq(connection)}",
             )
         lacking = missing(connection, found, new=new)
+    # After a power cut the mark may be a second behind; a log that is damaged shows by itself.
+    lacking = lacking or log_lost(ledger).rstrip(".")
     if lacking:
         raise LedgerCorrupt(place, lacking)
     return found

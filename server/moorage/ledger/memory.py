@@ -35,12 +35,14 @@ class Shelf:
         rows: The facts.
         checkpoints: Seq, bytes and checksum of each, oldest first.
         taken: A ledger has it open.
+        pruned: The last fact that was deleted.
 
     """
 
     rows: list[Row] = field(default_factory=list[Row])
     checkpoints: list[tuple[int, bytes, int]] = field(default_factory=list[tuple[int, bytes, int]])
     taken: bool = False
+    pruned: int = 0
 
 
 class MemoryLedger:
@@ -112,7 +114,29 @@ class MemoryLedger:
         """See `Ledger.read`."""
         await asyncio.sleep(0)
         self._check_open()
+        after = max(after, self._shelf.pruned)
         return self._page(self._gapless(after), limit)
+
+    async def prune(self, before: float, bytes_max: int) -> bool:
+        """See `Ledger.prune`."""
+        self._check_open()
+        await asyncio.sleep(0)
+        shelf = self._shelf
+        if len(shelf.checkpoints) < CHECKPOINTS_KEPT:
+            return False
+        limit = min(seq for seq, _, _ in shelf.checkpoints)
+        used = sum(len(row.body) for row in shelf.rows)
+        while (oldest := shelf.rows[0]).seq < limit and (oldest.at < before or used > bytes_max):
+            shelf.pruned = oldest.seq
+            used -= len(oldest.body)
+            del shelf.rows[0]
+        return False
+
+    async def kept_since(self) -> float | None:
+        """See `Ledger.kept_since`."""
+        self._check_open()
+        await asyncio.sleep(0)
+        return self._shelf.rows[0].at if self._shelf.pruned else None
 
     async def close(self) -> None:
         """See `Ledger.close`."""

@@ -68,7 +68,6 @@ class SqliteLedger:
         self._given_seq = 0
         self._chain = 0
         self._lost: list[tuple[int, int]] = []
-        self._pruned_seq = 0
         self._pending = 0
         self._door = asyncio.Lock()
         self._room = asyncio.Event()
@@ -153,6 +152,18 @@ class SqliteLedger:
         """See `Ledger.read`."""
         return await self._asked(after, limit, None)
 
+    async def prune(self, before: float, bytes_max: int) -> bool:
+        """See `Ledger.prune`."""
+        return bool(
+            await self._work(lambda connection: tables.prune(connection, before, bytes_max))
+        )
+
+    async def kept_since(self) -> float | None:
+        """See `Ledger.kept_since`."""
+        async with self._asking:
+            self._usable()
+            return await asyncio.to_thread(self._kept_since)
+
     async def close(self) -> None:
         """See `Ledger.close`."""
         writer, self._writer = self._writer, None
@@ -185,7 +196,7 @@ class SqliteLedger:
             last_seq = tables.last_seq(connection)
             checkpoint, parts, warnings = self._newest_good(connection, last_seq)
             self._checkpoint_number = tables.last_checkpoint_number(connection)
-            self._pruned_seq, self._lost = tables.pruned_seq(connection), tables.lost(connection)
+            self._lost = tables.lost(connection)
             chain = tables.chain_of(connection, last_seq) or 0
             mark.write_both(last_seq, chain)
             opened.pop_all()
@@ -272,15 +283,22 @@ class SqliteLedger:
         with self._reading:
             if self._reader is None:
                 raise self._closed()
-            if subject is None:
-                after = max(after, self._pruned_seq)
-            with tables.translated(self._path):
+            with tables.translated(self._path), tables.one_moment(self._reader):
+                if subject is None:
+                    after = max(after, tables.pruned_seq(self._reader))
                 rows = tables.page(self._reader, after, min(limit, PAGE_FACTS_MAX), subject)
                 chain = tables.chain_of(self._reader, after) if subject is None else None
         entries = [unseal(row, self._place) for row in rows]
         if subject is None:
             check_linked(rows, after, chain, self._lost, self._place)
         return entries
+
+    def _kept_since(self) -> float | None:
+        with self._reading:
+            if self._reader is None:
+                raise self._closed()
+            with tables.translated(self._path), tables.one_moment(self._reader):
+                return tables.kept_since(self._reader)
 
     # Writing.
 

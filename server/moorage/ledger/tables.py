@@ -8,7 +8,7 @@ import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -27,6 +27,9 @@ FORMAT: Final = 2
 
 ROWS_PER_STATEMENT: Final = 4_000
 """Facts in one INSERT: eight parameters each, and SQLite takes 32,766."""
+
+PRUNED_PER_STEP: Final = 100
+"""Facts that one transaction deletes at most: some milliseconds, between two commits."""
 
 PARTS_PER_SWEEP: Final = 16
 """Parts of dropped checkpoints that one transaction deletes, so that appends are not held up."""
@@ -66,6 +69,8 @@ SELECT_BETWEEN: Final = f"SELECT {_COLUMNS} FROM fact WHERE seq > ? AND seq <= ?
 SELECT_ABOUT: Final = (
     f"SELECT {_COLUMNS} FROM fact WHERE subject = ? AND seq > ? ORDER BY seq LIMIT ?"  # noqa: S608  # As above.
 )
+SELECT_OLDEST: Final = "SELECT seq, at FROM fact WHERE seq < ? ORDER BY seq LIMIT ?"
+SELECT_OLDEST_AT: Final = "SELECT at FROM fact ORDER BY seq LIMIT 1"
 SELECT_PARTS: Final = "SELECT body FROM checkpoint_part WHERE checkpoint = ? ORDER BY number"
 
 
@@ -149,6 +154,16 @@ def connect_to_look(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(address, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)
 
 
+@contextmanager
+def one_moment(connection: sqlite3.Connection) -> Iterator[None]:
+    """Have several questions see the same facts, whatever is written or pruned meanwhile."""
+    connection.execute("BEGIN")
+    try:
+        yield
+    finally:
+        connection.execute("ROLLBACK")
+
+
 def _connection(path: Path) -> sqlite3.Connection:
     # Opened in one thread and used in another, by one at a time.
     return sqlite3.connect(
@@ -197,6 +212,49 @@ def is_new(connection: sqlite3.Connection, path: Path) -> bool:
 def pruned_seq(connection: sqlite3.Connection) -> int:
     """Return the last fact that was deleted for its age or for room; 0 where none was."""
     return int(connection.execute("SELECT value FROM meta WHERE name = 'pruned'").fetchone()[0])
+
+
+def kept_since(connection: sqlite3.Connection) -> float | None:
+    """Return when the oldest fact was appended that was not deleted; None where none was."""
+    if not pruned_seq(connection):
+        return None
+    (at,) = connection.execute(SELECT_OLDEST_AT).fetchone()
+    return float(at)
+
+
+def prune(connection: sqlite3.Connection, before: float, bytes_max: int) -> bool:
+    """Delete some of the oldest facts. Return whether there are more to delete.
+
+    What both checkpoints stand for, and nothing else: a start needs all the others.
+
+    Args:
+        connection: In a transaction.
+        before: Those that were appended before this go, in seconds since the epoch.
+        bytes_max: As long as the file uses more than this, the others go, too.
+
+    """
+    finished = checkpoints(connection)
+    if len(finished) < CHECKPOINTS_KEPT:
+        return False
+    limit = min(each.seq for each in finished)
+    oldest = connection.execute(SELECT_OLDEST, (limit, PRUNED_PER_STEP)).fetchall()
+    if used_bytes(connection) <= bytes_max:
+        oldest = list(takewhile(lambda row: row[1] < before, oldest))
+    if not oldest:
+        return False
+    last = oldest[-1][0]
+    connection.execute("DELETE FROM fact WHERE seq <= ?", (last,))
+    set_pruned(connection, last)
+    return len(oldest) == PRUNED_PER_STEP
+
+
+def used_bytes(connection: sqlite3.Connection) -> int:
+    """Return what the file holds, less what it has free for new facts."""
+    pages, free, size = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
 
 
 def set_pruned(connection: sqlite3.Connection, seq: int) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.durability import Mark
+from moorage.durability import Mark, next_of
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerFailed, place_of
 from moorage.ledger.codec import Row
@@ -98,10 +98,8 @@ class GroupCommit:
                         failure = no if isinstance(no, LedgerFailed) else LedgerFailed(str(no))
                 self._tell(self._settle, jobs, results, failure)
                 if failure is None:
-                    # Whoever waited has been told, and the next commit has not begun: so the mark
-                    # is never more than one commit behind, and nobody waits for it.
                     try:
-                        self._mark.sync()
+                        self._mark.sync_in_time()
                     except OSError as no:
                         failure = _failed(self._path, no)
         finally:
@@ -114,7 +112,7 @@ class GroupCommit:
     def _gather(self) -> tuple[list[Job], bool]:
         """Wait for a job; return it with all that wait behind it, and whether to go on."""
         jobs: list[Job] = []
-        item = self._queue.get()
+        item = next_of(self._queue, self._mark)
         while item is not None:
             jobs.append(item)
             try:

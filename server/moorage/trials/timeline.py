@@ -43,6 +43,10 @@ LIMITS_OF_A_LEDGER: Final = (
     "asks granted at once are known by what they were granted: models, memory per GPU, topology, "
     "inputs and candidates are not in the ledger; asks refused at once are not there at all"
 )
+PRUNED: Final = (
+    "the ledger's older history was pruned: the clusters it began with are those of its last "
+    "checkpoint, and leases that were granted before are not held"
+)
 _NO_POLICY: Final = PolicyRef("", "")
 
 
@@ -168,13 +172,20 @@ async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
         await asyncio.to_thread(_copy, folder / LEDGER_FILE, copy)
         ledger = SqliteLedger(copy)
         try:
-            await ledger.open()
+            recovery = await ledger.open()
+            now = [fact for fact in recovery.facts if isinstance(fact, ClusterSet)]
             history = [entry async for entry in _entries(ledger)]
+            pruned = await ledger.kept_since() is not None
         except LedgerError as error:
             raise TrialError(str(error)) from error
         finally:
             await ledger.close()
+    if pruned:
+        # The inventory of then is gone; what came since follows in its place.
+        history[:0] = [Entry(0, history[0].at, fact) for fact in now]
     timeline = _timeline(history, seed, limit)
+    if pruned:
+        timeline = replace(timeline, notes=(*timeline.notes, PRUNED))
     if not timeline.asks:
         raise TrialError(f"{folder}: nothing was granted or queued in this ledger")
     return timeline

@@ -86,11 +86,8 @@ async def _http(probe: Readiness, host: str, port: int | None) -> bool:
 
 
 def _client() -> httpx.AsyncClient:
-    return httpx.AsyncClient(
-        timeout=None,  # noqa: S113  # One deadline covers everything, dripping answers included.
-        trust_env=False,
-        verify=_no_certificates(),
-    )
+    # One deadline covers everything, answers that drip included.
+    return httpx.AsyncClient(timeout=None, trust_env=False, verify=_no_certificates())  # noqa: S113
 
 
 @functools.cache

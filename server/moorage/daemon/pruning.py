@@ -1,0 +1,24 @@
+"""Prunes the ledger's history by age and by size: a little at a time, beside what is granted."""
+
+import asyncio
+import time
+from typing import Final
+
+from moorage.config import Config
+from moorage.ledger.base import Ledger
+
+LOOK_SECONDS: Final = 60.0
+"""Between two looks whether anything is old enough."""
+PAUSE_FACTOR: Final = 4.0
+"""Pauses are so many times as long as the steps between them: commits have the disk meanwhile."""
+DAY_SECONDS: Final = 86_400.0
+
+
+async def prune_forever(ledger: Ledger, config: Config) -> None:
+    """Delete facts that are too old, or too many, until cancelled."""
+    while True:
+        before = time.time() - config.history_days * DAY_SECONDS
+        began = time.monotonic()
+        more = await ledger.prune(before, config.history_mib_max << 20)
+        took = time.monotonic() - began
+        await asyncio.sleep(PAUSE_FACTOR * took if more else LOOK_SECONDS)
