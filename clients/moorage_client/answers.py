@@ -6,7 +6,7 @@ say more; a key of the wrong kind is an error that names it.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,6 +20,8 @@ from moorage.protocol.replies import (
     WorkloadObject,
 )
 from moorage_client.errors import RequestRefused, refusal
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +161,7 @@ def read_lease(document: Any) -> Lease:
     try:
         found = msgspec.convert(document, LeaseObject)
     except msgspec.ValidationError as error:
-        raise UnreadableError(f"this is not a lease ({error}): {str(document)[:200]}") from error
+        raise UnreadableError(f"this is not a lease ({error}): {_start(document)}") from error
     return Lease(
         id=found.id,
         state=found.state,
@@ -177,6 +179,27 @@ def read_lease(document: Any) -> Lease:
     )
 
 
+def read_as(kind: type[T], document: Any) -> T:
+    """Return a document as what it should be; fields that are unknown are left out.
+
+    Raises:
+        UnreadableError: It is something else; the error names the field.
+
+    """
+    try:
+        return msgspec.convert(document, kind)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise UnreadableError(f"{error}, in {_start(document)}") from error
+
+
+def _start(document: Any) -> str:
+    """Return how a document begins, for messages."""
+    try:
+        return str(document)[:200]
+    except (RecursionError, ValueError):  # Too deep, or a number that is too long to be written.
+        return "what is too large to be shown"
+
+
 def read_object(value: Any) -> dict[str, Any]:
     """Return a JSON object.
 
@@ -185,7 +208,7 @@ def read_object(value: Any) -> dict[str, Any]:
 
     """
     if not isinstance(value, dict):
-        raise UnreadableError(f"expected an object, got {str(value)[:200]}")
+        raise UnreadableError(f"expected an object, got {_start(value)}")
     return value
 
 

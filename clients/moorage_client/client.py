@@ -18,6 +18,7 @@ from moorage_client.answers import (
     Lease,
     UnreadableError,
     read_answer,
+    read_as,
     read_lease,
     read_object,
 )
@@ -316,8 +317,8 @@ class Client:
 
     async def flush(self, cluster: str = "") -> list[str]:
         """End what is kept warm for you, in one cluster or everywhere; return the leases' ids."""
-        data = _read(self.url, read_object, await self.call({"op": "flush", "cluster": cluster}))
-        return [str(name) for name in data["flushed"]]
+        data = _read(self.url, _flushed, await self.call({"op": "flush", "cluster": cluster}))
+        return data["flushed"]
 
     async def status(self, subject: str) -> dict[str, Any]:
         """Return the lease or the waiter with this id, as the server tells it.
@@ -464,10 +465,23 @@ class Client:
         async def fetch(after: str | None) -> tuple[list[T], str | None]:
             page = {"op": op, **fields} if after is None else {"op": op, **fields, "after": after}
             data = _read(self.url, read_object, await self.call(page))
-            items = [_read(self.url, read, item) for item in data.get(key) or ()]
-            return items, data.get("next") or None
+            rows = _read(self.url, _rows, data.get(key) or [])
+            following = _read(self.url, _mark, data.get("next"))
+            return [_read(self.url, read, item) for item in rows], following or None
 
         return Listing(fetch)
+
+
+def _flushed(data: Any) -> dict[str, list[str]]:
+    return read_as(dict[str, list[str]], {"flushed": read_object(data).get("flushed")})
+
+
+def _rows(value: Any) -> list[Any]:
+    return read_as(list[Any], value)
+
+
+def _mark(value: Any) -> str | None:
+    return read_as(str | None, value)  # type: ignore[arg-type]  # A union is no class.
 
 
 def _read(url: str, read: Callable[[Any], T], document: Any) -> T:

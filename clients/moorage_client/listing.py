@@ -10,6 +10,9 @@ T = TypeVar("T")
 PAGES_MAX: Final = 10_000
 """Pages of one listing; more is an error, since it means that the server turns in circles."""
 
+ITEMS_MAX: Final = 1_000_000
+"""Items of one listing that `all` takes; likewise."""
+
 
 class Listing(Generic[T]):
     """A list on the server: `async for item in listing`, or `await listing.all()`.
@@ -29,10 +32,13 @@ class Listing(Generic[T]):
         """Yield one page after the other."""
         mark: str | None = None
         for _ in range(PAGES_MAX):
+            before = mark
             page, mark = await self._fetch(mark)
             yield page
             if mark is None:
                 return
+            if mark == before:
+                raise MoorageError("the list does not end: two of its pages have the same mark")
         raise MoorageError(f"the list did not end within {PAGES_MAX} pages; filter it")
 
     async def __aiter__(self) -> AsyncIterator[T]:
@@ -42,4 +48,9 @@ class Listing(Generic[T]):
 
     async def all(self) -> list[T]:
         """Return the whole list."""
-        return [item async for item in self]
+        items: list[T] = []
+        async for page in self.pages():
+            items += page
+            if len(items) > ITEMS_MAX:
+                raise MoorageError(f"the list has more than {ITEMS_MAX} items; filter it")
+        return items

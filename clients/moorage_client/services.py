@@ -7,14 +7,17 @@ server. `Services` reaches the policy and cluster registries of a Moorage server
 
 import logging
 import os
+import time
 from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Final, Literal, Self
 from urllib.parse import quote
 
+import msgspec
 import requests
 
 from moorage.model import Code
+from moorage_client.answers import UnreadableError, read_as
 from moorage_client.errors import (
     ConnectionFailed,
     ProtocolViolated,
@@ -29,6 +32,17 @@ and `:8888`, since one Moorage server embeds both services."""
 
 SECONDS_MAX: Final = 30.0
 """How long connecting may take, and each wait for more of a reply."""
+
+REPLY_SECONDS_MAX: Final = 600.0
+"""How long a reply may take as a whole."""
+
+REPLY_BYTES_MAX: Final = 1 << 29
+"""A longer reply is an error: no server of ours holds more documents."""
+
+_REDIRECTIONS: Final = 3
+_PIECE_BYTES: Final = 1 << 16
+
+Rows = list[dict[str, Any]]
 
 _CODES: Final[Mapping[int, Code]] = {
     400: Code.BAD_MESSAGE,
@@ -172,19 +186,20 @@ class Services:
 
     def publish_policy(self, document: Document) -> str:
         """Register a policy; return its URI. The same content again is answered the same."""
-        return str(self._enveloped("POST", "/policy", document)["policy_rule_uri"])
+        registered = self._enveloped("POST", "/policy", document, kind=dict[str, Any])
+        return str(self._understood(str, registered.get("policy_rule_uri")))
 
     def policy(self, uri: str) -> Any:
         """Return the PolicyRule document of a policy."""
-        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}")
+        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}", kind=dict[str, Any])
 
     def policy_history(self, uri: str) -> Any:
         """Return who changed a policy and when: `at`, `who`, `what`, `digest`, `fields`."""
-        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/history")
+        return self._enveloped("GET", f"/policy/{quote(uri, safe='')}/history", kind=Rows)
 
     def policies(self, query: Document | None = None) -> Any:
         """Return the PolicyRule documents that match a Mongo-style filter; None: all."""
-        return self._enveloped("POST", "/policy/query", query or {})
+        return self._enveloped("POST", "/policy/query", query or {}, kind=Rows)
 
     def delete_policy(self, uri: str, *, force: bool = False) -> None:
         """Delete a policy; by force, also one that an alias would fall back to."""
@@ -202,11 +217,11 @@ class Services:
 
     def aliases(self) -> Any:
         """Return all aliases, without their histories."""
-        return self._enveloped("GET", "/policy-alias")
+        return self._enveloped("GET", "/policy-alias", kind=Rows)
 
     def alias(self, alias: str) -> Any:
         """Return an alias: the version it means, its canary, its shadow and its history."""
-        return self._enveloped("GET", _alias(alias))
+        return self._enveloped("GET", _alias(alias), kind=dict[str, Any])
 
     def activate_policy(self, alias: str, policy_rule_uri: str) -> Any:
         """Let an alias mean a version from now on; return the alias.
@@ -217,15 +232,15 @@ class Services:
 
         """
         body = {"policy_rule_uri": policy_rule_uri}
-        return self._enveloped("POST", _alias(alias, "/activate"), body)
+        return self._enveloped("POST", _alias(alias, "/activate"), body, kind=dict[str, Any])
 
     def roll_back_policy(self, alias: str) -> Any:
         """Let an alias mean what it meant before; return the alias."""
-        return self._enveloped("POST", _alias(alias, "/rollback"), {})
+        return self._enveloped("POST", _alias(alias, "/rollback"), {}, kind=dict[str, Any])
 
     def delete_alias(self, alias: str) -> Any:
         """Delete an alias and return it as it was; the versions stay."""
-        return self._enveloped("DELETE", _alias(alias))
+        return self._enveloped("DELETE", _alias(alias), kind=dict[str, Any])
 
     def start_canary(
         self,
@@ -247,40 +262,42 @@ class Services:
 
         """
         body = {"policy_rule_uri": policy_rule_uri, "percent": percent, "by": by, "seed": seed}
-        return self._enveloped("POST", _alias(alias, "/canary"), body)
+        return self._enveloped("POST", _alias(alias, "/canary"), body, kind=dict[str, Any])
 
     def stop_canary(self, alias: str) -> Any:
         """Send all requests of an alias to its active version again; return the alias."""
-        return self._enveloped("DELETE", _alias(alias, "/canary"))
+        return self._enveloped("DELETE", _alias(alias, "/canary"), kind=dict[str, Any])
 
     def canary_report(self, alias: str) -> Any:
         """Return how the active version and the candidate do."""
-        return self._enveloped("GET", _alias(alias, "/canary"))
+        return self._enveloped("GET", _alias(alias, "/canary"), kind=dict[str, Any])
 
     def start_shadow(self, alias: str, policy_rule_uri: str) -> Any:
         """Ask a candidate what the active version is asked, unseen; return the alias."""
         body = {"policy_rule_uri": policy_rule_uri}
-        return self._enveloped("POST", _alias(alias, "/shadow"), body)
+        return self._enveloped("POST", _alias(alias, "/shadow"), body, kind=dict[str, Any])
 
     def stop_shadow(self, alias: str) -> Any:
         """Ask the candidate no more; return the alias."""
-        return self._enveloped("DELETE", _alias(alias, "/shadow"))
+        return self._enveloped("DELETE", _alias(alias, "/shadow"), kind=dict[str, Any])
 
     def shadow_report(self, alias: str) -> Any:
         """Return how the candidate differs from the active version, and what it would cost."""
-        return self._enveloped("GET", _alias(alias, "/shadow"))
+        return self._enveloped("GET", _alias(alias, "/shadow"), kind=dict[str, Any])
 
     def clusters(self, query: Document | None = None) -> Any:
         """Return the cluster documents that match a Mongo-style filter; None: all."""
-        return self._call("POST", "/clusters/query", {"query": query or {}})
+        found = self._call("POST", "/clusters/query", {"query": query or {}})
+        return self._understood(Rows, found)
 
     def create_cluster(self, document: Document) -> Any:
         """Register a cluster; return the document as stored. It must not exist yet."""
-        return self._call("POST", "/clusters", document)
+        return self._understood(dict[str, Any], self._call("POST", "/clusters", document))
 
     def replace_cluster(self, document: Document) -> Any:
         """Replace the document of the cluster `document["id"]`; return it as stored."""
-        return self._call("PUT", f"/clusters/{quote(str(document['id']), safe='')}", document)
+        path = f"/clusters/{quote(str(document['id']), safe='')}"
+        return self._understood(dict[str, Any], self._call("PUT", path, document))
 
     def put_cluster(self, document: Document) -> Any:
         """Register a cluster, or replace its document; return the document as stored."""
@@ -291,32 +308,62 @@ class Services:
                 raise
         return self.replace_cluster(document)
 
-    def _enveloped(self, method: str, path: str, body: Document | None = None) -> Any:
+    def _understood(self, kind: Any, document: Any) -> Any:
+        try:
+            return read_as(kind, document)
+        except UnreadableError as error:
+            said = f"sent what the protocol does not know: {error}"
+            raise ProtocolViolated(self.url, said) from error
+
+    def _enveloped(
+        self, method: str, path: str, body: Document | None = None, *, kind: Any = Any
+    ) -> Any:
         """Return the `data` of a reply in the envelope of the policy service."""
         reply = self._call(method, path, body)
         if not isinstance(reply, dict) or "success" not in reply:
             raise ProtocolViolated(self.url, f"{method} {path} answered no envelope")
         if reply["success"] is not True:
             raise _refusal(reply, Code.INTERNAL, "the server gave no reason")
-        return reply.get("data")
+        return self._understood(kind, reply.get("data"))
 
     def _call(self, method: str, path: str, body: Document | None = None) -> Any:
         try:
-            response = self._session.request(
-                method, self.url + path, json=body, timeout=self._timeout
-            )
-            reply = response.json()
+            with self._session.request(
+                method,
+                self.url + path,
+                json=body,
+                timeout=self._timeout,
+                stream=True,
+                allow_redirects=False,  # What is sent is for this server, and for no other.
+            ) as response:
+                text = self._body(response)
         except requests.Timeout as error:
             raise Timeout(f"{self.url}: no reply within {self._timeout:g} s") from error
-        except requests.exceptions.JSONDecodeError as error:
-            said = f"{method} {path} answered HTTP {response.status_code}, and no JSON"
-            raise ProtocolViolated(self.url, said) from error
-        except requests.RequestException as error:
+        except (requests.RequestException, ValueError) as error:  # The latter of a bad redirection.
             raise ConnectionFailed(self.url, _cause(error)) from error
+        if response.status_code // 100 == _REDIRECTIONS:
+            said = f"{method} {path} answered HTTP {response.status_code}: name the URL it leads to"
+            raise ProtocolViolated(self.url, said)
+        try:
+            reply = msgspec.json.decode(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            said = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
+            raise ProtocolViolated(self.url, said) from error
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)
             raise _refusal(reply, code, response.reason)
         return reply
+
+    def _body(self, response: requests.Response) -> bytes:
+        """Read a reply, which may neither grow nor take time without end."""
+        body, late_at = bytearray(), time.monotonic() + REPLY_SECONDS_MAX
+        for piece in response.iter_content(_PIECE_BYTES):
+            body += piece
+            if len(body) > REPLY_BYTES_MAX:
+                raise ProtocolViolated(self.url, f"sent more than {REPLY_BYTES_MAX} bytes")
+            if time.monotonic() > late_at:
+                raise Timeout(f"{self.url}: a reply took longer than {REPLY_SECONDS_MAX:g} s")
+        return bytes(body)
 
 
 def _alias(alias: str, action: str = "") -> str:

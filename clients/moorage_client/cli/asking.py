@@ -11,7 +11,7 @@ from moorage.model import LeaseTerms
 from moorage.protocol.fields import TTL_SECONDS_MAX, WAIT_SECONDS_MAX
 from moorage_client.answers import Answer, Lease
 from moorage_client.cli.exits import TokenMissing
-from moorage_client.cli.output import ends_in, fields, note, print_json, say, where
+from moorage_client.cli.output import ends_in, fields, note, print_json, say, to_line, where
 from moorage_client.cli.session import Session
 from moorage_client.cli.tokens import StateUnusable, TokenFile, state_path
 
@@ -283,7 +283,7 @@ def _show(session: Session, answer: Answer, kept: bool) -> None:
         note(f"warning: {warning}")
     lease = answer.lease
     if lease is None:
-        say(json.dumps(answer.data, ensure_ascii=False))
+        say(to_line(answer.data))
     else:
         say(f"{lease.id}  {where(lease.placement)}")
         note(

@@ -6,8 +6,10 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage.model import Code
+from moorage_client.answers import read_as
 from moorage_client.cli.output import note, print_json, table
 from moorage_client.cli.session import Session
+from moorage_client.cli.shapes import ClusterStored
 from moorage_client.errors import MoorageError, RequestRefused, refusal
 
 DEFAULT: Final = "show"
@@ -86,7 +88,9 @@ def import_fleet(
 
 def _known(services: Any, documents: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     wanted = [document["id"] for document in documents]
-    return {each["id"]: each for each in services.clusters({"id": {"$in": wanted}})}
+    found: list[dict[str, Any]] = services.clusters({"id": {"$in": wanted}})
+    stored = read_as(list[ClusterStored], found)
+    return {each.id: document for each, document in zip(stored, found, strict=True)}
 
 
 def _merged(
@@ -126,15 +130,11 @@ def _register(
     return done
 
 
-def _row(stored: Mapping[str, Any], action: str) -> dict[str, Any]:
-    totals = {name: stored.get(name) or {} for name in ("nodes", "gpus", "vcpus")}
-    counts = {name: group.get("count", 0) for name, group in totals.items()}
-    return {
-        "cluster_id": stored["id"],
-        "action": action,
-        **counts,
-        "memory_mib": stored.get("memory", 0),
-    }
+def _row(document: Mapping[str, Any], action: str) -> dict[str, Any]:
+    stored = read_as(ClusterStored, document)
+    totals = {"nodes": stored.nodes, "gpus": stored.gpus, "vcpus": stored.vcpus}
+    counts = {name: 0 if group is None else group.count for name, group in totals.items()}
+    return {"cluster_id": stored.id, "action": action, **counts, "memory_mib": stored.memory or 0}
 
 
 def _report(session: Session, rows: list[dict[str, Any]]) -> None:

@@ -1,15 +1,18 @@
 """The commands that only look: leases, status, why, queue, fleet."""
 
-import json
 import sys
+from collections.abc import Mapping
 from contextlib import aclosing
+from decimal import Decimal
 from typing import Annotated, Any
 
 import typer
 
-from moorage_client.answers import Lease
-from moorage_client.cli.output import ends_in, fields, print_json, say, table, where
+from moorage.protocol.replies import WorkloadObject
+from moorage_client.answers import Lease, read_as
+from moorage_client.cli.output import ends_in, fields, print_json, say, table, to_line, where
 from moorage_client.cli.session import Session
+from moorage_client.cli.shapes import ClusterRow, NodeRow, Waiter
 
 
 def leases(
@@ -62,22 +65,23 @@ def why(
 def queue(session: Session) -> None:
     """List your waiting requests, in the order in which they are served."""
     waiting = session.run(lambda client: client.queue().all())
-    waiting.sort(key=lambda waiter: waiter.get("position", 0))
+    pairs = zip(read_as(list[Waiter], waiting), waiting, strict=True)
+    order = sorted(pairs, key=lambda pair: pair[0].position)
     if session.json:
-        print_json(waiting)
+        print_json([document for _, document in order])
         return
     table(
         ("position>", "request", "policy", "priority>", "gives up in>", "resources"),
         (
             (
-                waiter.get("position", ""),
-                waiter.get("request", ""),
-                waiter.get("policy_rule_uri", ""),
-                waiter.get("priority", ""),
-                ends_in(float(waiter.get("deadline") or 0.0)),
-                _wants(waiter.get("resources")),
+                waiter.position,
+                waiter.request,
+                waiter.policy_rule_uri,
+                waiter.priority,
+                ends_in(waiter.deadline),
+                _wants(waiter.resources),
             )
-            for waiter in waiting
+            for waiter, _ in order
         ),
         empty="Nothing of yours waits.",
     )
@@ -96,13 +100,13 @@ def fleet(
             ("node", "models", "GPUs free", "cpu milli free>", "memory MiB free>"),
             (
                 (
-                    row.get("node_id", ""),
-                    _listed(row.get("models") or row.get("model")),
-                    _free(row.get("gpus")),
-                    row.get("cpu_milli_free", ""),
-                    row.get("memory_mib_free", ""),
+                    node.node_id,
+                    ", ".join(node.models),
+                    _free(node.gpus),
+                    node.cpu_milli_free,
+                    node.memory_mib_free,
                 )
-                for row in rows
+                for node in read_as(list[NodeRow], rows)
             ),
             empty=f"Cluster {cluster} has no nodes.",
         )
@@ -111,14 +115,14 @@ def fleet(
             ("cluster", "nodes>", "GPUs>", "GPUs free>", "CPUs free>", "memory MiB free>"),
             (
                 (
-                    row.get("cluster_id", ""),
-                    row.get("nodes", ""),
-                    row.get("gpus", ""),
-                    _thousandths(row, "gpu_milli"),
-                    _thousandths(row, "cpu_milli"),
-                    f"{row.get('memory_mib_free', '?')}/{row.get('memory_mib_total', '?')}",
+                    row.cluster_id,
+                    row.nodes,
+                    row.gpus,
+                    _thousandths(row.gpu_milli_free, row.gpu_milli_total),
+                    _thousandths(row.cpu_milli_free, row.cpu_milli_total),
+                    f"{row.memory_mib_free}/{row.memory_mib_total}",
                 )
-                for row in rows
+                for row in read_as(list[ClusterRow], rows)
             ),
             empty="No clusters. Import some: moorage fleet import SOURCE",
         )
@@ -138,7 +142,7 @@ def watch(
         async with aclosing(client.watch(*(topics or ("policies", "leases", "fleet")))) as news:
             async for event in news:
                 line = {"event": event.event, "topic": event.topic, "data": event.data}
-                say(json.dumps(line, ensure_ascii=False))
+                say(to_line(line))
                 sys.stdout.flush()  # Whoever reads us wants it now.
                 seen += 1
                 if seen == count:
@@ -160,38 +164,32 @@ def _about(session: Session, document: dict[str, Any]) -> None:
         _about_workload(whole, workload)
 
 
-def _about_workload(lease: dict[str, Any], workload: dict[str, Any]) -> None:
+def _about_workload(lease: dict[str, Any], document: dict[str, Any]) -> None:
     """Say how a lease and its workload are, and of the last failure what it wrote."""
-    shown = {name: workload.get(name, "") for name in ("backend", "phase", "detail", "endpoint")}
-    shown["attempt"] = f"{workload.get('attempt', 1)} of {workload.get('attempts_max', 1)}"
+    workload = read_as(WorkloadObject, document)
+    shown = {name: getattr(workload, name) for name in ("backend", "phase", "detail", "endpoint")}
+    shown["attempt"] = f"{workload.attempt} of {workload.attempts_max}"
     fields({name: value for name, value in lease.items() if name != "workload"} | shown)
-    outcome = workload.get("outcome")
-    if isinstance(outcome, dict) and outcome.get("phase") == "failed":
-        nodes = (f"{node['cluster_id']}/{node['node_id']}" for node in outcome.get("nodes", ()))
-        say(f"attempt {outcome.get('attempt')} failed on {', '.join(nodes)}: {outcome['detail']}")
-        for line in outcome.get("log_tail", ()):
+    outcome = workload.outcome
+    if outcome is not None and outcome.phase == "failed":
+        nodes = ", ".join(f"{node.cluster_id}/{node.node_id}" for node in outcome.nodes)
+        say(f"attempt {outcome.attempt} failed on {nodes}: {outcome.detail}")
+        for line in outcome.log_tail:
             say(f"  {line}")
 
 
-def _thousandths(row: dict[str, Any], name: str) -> str:
-    free, total = row.get(f"{name}_free"), row.get(f"{name}_total")
-    if not isinstance(free, int) or not isinstance(total, int):
+def _thousandths(free: int | None, total: int | None) -> str:
+    if free is None or total is None:
         return "?"
-    return f"{free / 1000:g}/{total / 1000:g}"
+    return f"{free / Decimal(1000):g}/{total / Decimal(1000):g}"
 
 
-def _free(gpus: Any) -> str:
+def _free(gpus: Mapping[str, int]) -> str:
     """Return the devices of a node, with the thousandths free of each that is not all free."""
-    if not isinstance(gpus, dict):
-        return ""
     return " ".join(gpu if free == 1000 else f"{gpu}:{free}" for gpu, free in gpus.items())  # noqa: PLR2004  # A whole GPU.
 
 
-def _listed(value: Any) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value or "")
-
-
-def _wants(resources: Any) -> str:
-    if not isinstance(resources, dict):
+def _wants(resources: Mapping[str, Any] | None) -> str:
+    if resources is None:
         return ""
     return " ".join(f"{name}={value}" for name, value in resources.items() if value)

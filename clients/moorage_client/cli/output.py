@@ -15,7 +15,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from moorage.model import Placement
+from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
+from moorage_client.cli.shapes import Finding
 from moorage_client.errors import (
     ConnectionFailed,
     LeaseLost,
@@ -28,13 +30,33 @@ from moorage_client.errors import (
 _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at", "retry_at"})
 """Fields that are seconds since the epoch, shown as local time."""
 
+_FAR_SECONDS: Final = 1e12
+"""Times after this, some thirty thousand years from now, do not come."""
+
 _PIPE_COLUMNS: Final = 160
 """Width of tables that go to a pipe, where nobody can say how wide the reader is."""
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on stdout."""
-    sys.stdout.write(json.dumps(document, indent=2) + "\n")
+    """Print one JSON document on stdout.
+
+    Raises:
+        UnreadableError: It is nested too deep.
+
+    """
+    sys.stdout.write(_json(document, indent=2) + "\n")
+
+
+def to_line(document: Any) -> str:
+    """Return a document as JSON in one line. Raises as `print_json`."""
+    return _json(document, ensure_ascii=False)
+
+
+def _json(document: Any, **style: Any) -> str:
+    try:
+        return json.dumps(document, **style)
+    except RecursionError as error:
+        raise UnreadableError("an answer is nested too deep to be shown") from error
 
 
 def say(text: str) -> None:
@@ -131,10 +153,8 @@ def fields(document: Mapping[str, Any]) -> None:
 
 def _value(name: str, value: Any) -> str:
     if name in _TIMES and isinstance(value, int | float):
-        return (
-            datetime.fromtimestamp(value, UTC).astimezone().isoformat(sep=" ", timespec="seconds")
-        )
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        return local_time(value)
+    return value if isinstance(value, str) else _json(value, ensure_ascii=False)
 
 
 def where(placement: Placement) -> str:
@@ -149,6 +169,8 @@ def where(placement: Placement) -> str:
 
 def ends_in(expires_at: float) -> str:
     """Return how far away a time of the server is, for a person."""
+    if expires_at > _FAR_SECONDS:
+        return "never"
     seconds = round(expires_at - time.time())
     if seconds <= 0:
         return "now"
@@ -161,7 +183,26 @@ def ends_in(expires_at: float) -> str:
 
 def moment(at: float) -> str:
     """Return a time, in seconds since the epoch, for people."""
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    when = _when(at)
+    return f"{at:g}" if when is None else when.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def local_time(at: float) -> str:
+    """Return a time, in seconds since the epoch, as clocks here show it."""
+    when = _when(at)
+    if when is None:
+        return f"{at:g}"
+    return when.astimezone().isoformat(sep=" ", timespec="seconds")
+
+
+def _when(at: float) -> datetime | None:
+    """Return a time; None where no calendar has it."""
+    try:
+        when = datetime.fromtimestamp(at, UTC)
+        when.astimezone()
+    except (ValueError, OverflowError, OSError):
+        return None
+    return when
 
 
 def failure_document(error: MoorageError) -> dict[str, Any]:
@@ -200,19 +241,19 @@ def explain_failure(error: MoorageError) -> None:
                 if name == "findings":
                     _explain_findings(value)
                 else:
-                    note(f"  {name}: {json.dumps(value, ensure_ascii=False)}")
+                    note(f"  {name}: {_json(value, ensure_ascii=False)}")
             if error.request:
                 note(f"More: moorage why {error.request}")
         case _:
             pass
 
 
-def _explain_findings(findings: Sequence[Mapping[str, Any]]) -> None:
+def _explain_findings(findings: Any) -> None:
     """Show what is wrong with a policy's code beyond the first, which the error says itself."""
-    for each in findings[1:]:
-        line = f", line {each['line']}" if each["line"] else ""
-        where = f"{each['file']}{line}: " if each["file"] else ""
-        note(f"{where}{each['message']}" + (f"\n{each['text']}" if each["text"] else ""))
+    for each in read_as(list[Finding], findings)[1:]:
+        line = f", line {each.line}" if each.line else ""
+        where = f"{each.file}{line}: " if each.file else ""
+        note(f"{where}{each.message}" + (f"\n{each.text}" if each.text else ""))
 
 
 def _code(error: MoorageError) -> str:

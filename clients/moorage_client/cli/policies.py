@@ -10,10 +10,12 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from moorage_client.answers import read_as
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import moment, print_json, say, table
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import Session
+from moorage_client.cli.shapes import PolicyChange, PolicyRow
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
 """Suffixes of archives that the server reads (allocation-server.md, 3.5)."""
@@ -86,7 +88,10 @@ def list_policies(session: Session) -> None:
         return
     table(
         ("policy", "description"),
-        ((policy.get("policy_rule_uri", ""), policy.get("description", "")) for policy in found),
+        (
+            (policy.policy_rule_uri, policy.description or "")
+            for policy in read_as(list[PolicyRow], found)
+        ),
         empty="No policies. Register one: moorage policy push my_rule.py --uri my-rule:1-stable",
     )
 
@@ -109,13 +114,13 @@ def show(
         ("when", "who", "what", "fields", "digest"),
         (
             (
-                moment(each["at"]),
-                each["who"],
-                each["what"],
-                " ".join(each.get("fields", ())),
-                each["digest"][:12],
+                moment(each.at),
+                each.who,
+                each.what,
+                " ".join(each.fields),
+                each.digest[:12],
             )
-            for each in changes
+            for each in read_as(list[PolicyChange], changes)
         ),
         empty="Nobody changed it.",
     )

@@ -5,17 +5,18 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
 
 from moorage.model import Code
-from moorage_client.cli.output import note, print_json, say, table
+from moorage_client.answers import read_as
+from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.session import Session
+from moorage_client.cli.shapes import Holding, PoolState, Slot
 from moorage_client.errors import refusal
 
 Address = Annotated[
@@ -105,18 +106,19 @@ def show(session: Session, address: Address = None) -> None:
     if session.json:
         print_json(state)
         return
-    held: dict[tuple[str, str], list[str]] = {}
-    for each in state["holdings"]:
-        for kind, rows in each["resources"].items():
+    shown = read_as(PoolState, state)
+    held: dict[tuple[str, str | int], list[str]] = {}
+    for each in shown.holdings:
+        for kind, rows in each.resources.items():
             for row in rows:
-                holder = f"{each['transaction']} ({_holder(each)})"
-                holders = held.setdefault((kind, row["id"]), [])
+                holder = f"{each.transaction} ({_holder(each)})"
+                holders = held.setdefault((kind, row.id), [])
                 holders += [holder] * (holder not in holders)
     table(
         ("type", "id", "free slots>", "held by"),
         (
-            (kind, row["id"], row["slots"], "; ".join(held.get((kind, row["id"]), ())))
-            for kind, rows in sorted(state["resources"].items())
+            (kind, row.id, row.slots, "; ".join(held.get((kind, row.id), ())))
+            for kind, rows in sorted(shown.resources.items())
             for row in rows
         ),
         empty="The pool has no instances.",
@@ -154,8 +156,8 @@ def checkout(
     if session.json:
         print_json({"transaction": taken.transaction, "resources": taken})
         return
-    for kind, rows in taken.items():
-        say(f"{kind}  {','.join(row['id'] for row in rows)}")
+    for kind, rows in read_as(dict[str, list[Slot]], dict(taken)).items():
+        say(f"{kind}  {','.join(str(row.id) for row in rows)}")
     say(f"transaction  {taken.transaction}")
 
 
@@ -250,9 +252,8 @@ def _number(text: str) -> int | float:
     return float(text) if "." in text else int(text)
 
 
-def _holder(holding: Mapping[str, Any]) -> str:
-    parts = [f"process {holding['pid']}"] if holding["pid"] is not None else []
-    if holding["expires_at"] is not None:
-        until = datetime.fromtimestamp(holding["expires_at"], UTC).astimezone()
-        parts.append(f"until {until:%Y-%m-%d %H:%M:%S}")
+def _holder(holding: Holding) -> str:
+    parts = [f"process {holding.pid}"] if holding.pid is not None else []
+    if holding.expires_at is not None:
+        parts.append(f"until {local_time(holding.expires_at)}")
     return ", ".join(parts)

@@ -7,6 +7,7 @@ from typing import Any
 
 import typer
 
+from moorage_client.answers import UnreadableError
 from moorage_client.cli import asking, fleet, looking, offline, policies, pool, publishing, running
 from moorage_client.cli.exits import MEANINGS, Exit, ReaderGone, exit_of
 from moorage_client.cli.output import (
@@ -18,7 +19,7 @@ from moorage_client.cli.output import (
     say,
 )
 from moorage_client.cli.session import HttpUrl, Json, Session, Timeout, Token, Url, command
-from moorage_client.errors import MoorageError
+from moorage_client.errors import MoorageError, ProtocolViolated
 
 _EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {said}" for code, said in MEANINGS.items()) + "."
 
@@ -112,11 +113,9 @@ def run(arguments: Sequence[str]) -> int:
         _fail(as_json, failure("usage", message))
         return error.exit_code
     except MoorageError as error:
-        if as_json:
-            print_json(failure_document(error))
-        else:
-            explain_failure(error)
-        return exit_of(error)
+        return _failed(as_json, error)
+    except UnreadableError as error:
+        return _failed(as_json, ProtocolViolated("the server", str(error)))
     except ReaderGone:
         return Exit.OK
     except Exception as error:  # noqa: BLE001  # The last stop: a defect becomes an exit code.
@@ -126,6 +125,18 @@ def run(arguments: Sequence[str]) -> int:
     if code == Exit.INTERRUPTED:
         _fail(as_json, failure("interrupted", "interrupted"))
     return code if isinstance(code, int) else Exit.OK
+
+
+def _failed(as_json: bool, error: MoorageError) -> int:
+    """Say what went wrong at the server or on the way there."""
+    try:
+        if as_json:
+            print_json(failure_document(error))
+        else:
+            explain_failure(error)
+    except UnreadableError as unreadable:  # The reason was told; what else it said cannot be.
+        _fail(as_json, failure("protocol_violated", str(unreadable)))
+    return exit_of(error)
 
 
 def _fail(as_json: bool, document: dict[str, Any]) -> None:

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from moorage_client.answers import read_as
+from moorage_client.cli import shapes
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import fields, note, print_json, say, table
 from moorage_client.cli.session import Session
@@ -59,7 +61,8 @@ def aliases(
             if session.json:
                 print_json(gone)
             else:
-                say(f"{gone['alias']} is deleted; it meant {gone['policy_rule_uri']}")
+                was = read_as(shapes.Alias, gone)
+                say(f"{was.alias} is deleted; it meant {was.policy_rule_uri}")
         else:
             _show(session, services.alias(alias))
 
@@ -129,14 +132,15 @@ def logs(
     if session.json:
         print_json(found)
         return
-    if rest := found["rests"]:
+    shown = read_as(shapes.PolicyLogs, found)
+    if rest := shown.rests:
         note(
-            f"{found['policy_rule_uri']} rests for another {rest['retry_after_seconds']:g} s:"
-            f" {rest['overruns']} of its latest evaluations for you were stopped at their deadline."
+            f"{shown.policy_rule_uri} rests for another {rest.retry_after_seconds:g} s:"
+            f" {rest.overruns} of its latest evaluations for you were stopped at their deadline."
         )
-    if not found["printed"]:
-        note(f"{found['policy_rule_uri']} has printed nothing lately.")
-    for occasion, text in found["printed"].items():
+    if not shown.printed:
+        note(f"{shown.policy_rule_uri} has printed nothing lately.")
+    for occasion, text in shown.printed.items():
         note(f"{occasion}:")
         say(text.rstrip("\n"))
 
@@ -146,50 +150,55 @@ def _one_of(uri: str, report: bool, stop: bool) -> None:
         raise typer.BadParameter("name a candidate, or give --report or --stop")
 
 
-def _differences(session: Session, report: dict[str, Any]) -> None:
+def _differences(session: Session, document: dict[str, Any]) -> None:
     if session.json:
-        print_json(report)
+        print_json(document)
         return
+    report = read_as(shapes.ShadowReport, document)
     counts = ("asked", "dropped", "compared", "same", "differ", "differ_alone", "cost")
-    fields({name: report[name] for name in counts if name in report})
-    if not report.get("whole", True):
+    shown = {name: getattr(report, name) for name in counts}
+    fields({name: value for name, value in shown.items() if value is not None})
+    if not report.whole:
         note("The alias is another tenant's: figures move in steps, and samples are your own.")
     table(
         ("policy", "placed>", "refused>", "GPUs opened>", "nodes opened>", "p50 ms>", "p99 ms>"),
         (
             (
-                side["policy_rule_uri"],
-                side["placed"],
-                side["refused"],
-                side.get("gpus_opened", ""),
-                side.get("nodes_opened", ""),
-                *((side["latency_ms"] or {}).get(name, "") for name in ("p50", "p99")),
+                side.policy_rule_uri,
+                side.placed,
+                side.refused,
+                side.gpus_opened,
+                side.nodes_opened,
+                *_percentiles(side.latency_ms),
             )
-            for side in (report["active"], report["candidate"])
+            for side in (report.active, report.candidate)
         ),
         empty="",
     )
-    for sample in report["samples"][-SAMPLES_SHOWN:]:
-        say(f"{sample['request']}  {_said(sample['active'])}  |  {_said(sample['candidate'])}")
+    for sample in report.samples[-SAMPLES_SHOWN:]:
+        say(f"{sample.request}  {_said(sample.active)}  |  {_said(sample.candidate)}")
 
 
-def _said(side: dict[str, Any]) -> str:
-    if "error" in side:
-        return f"{side['error']['code']}: {side['error']['reason']}"
-    places = side.get("placement")
-    if places is None:
-        return str(side["data"])
-    return "; ".join(f"{p['cluster_id']}/{p['node_id']} gpus {','.join(p['gpus'])}" for p in places)
+def _percentiles(latency: shapes.Latency | None) -> tuple[float | str, float | str]:
+    return ("", "") if latency is None else (latency.p50, latency.p99)
 
 
-def _changed(session: Session, alias: dict[str, Any]) -> None:
+def _said(side: shapes.Said) -> str:
+    if side.error is not None:
+        return f"{side.error.code}: {side.error.reason}"
+    if side.placement is None:
+        return side.data
+    return "; ".join(f"{p.cluster_id}/{p.node_id} gpus {','.join(p.gpus)}" for p in side.placement)
+
+
+def _changed(session: Session, document: dict[str, Any]) -> None:
     if session.json:
-        print_json(alias)
+        print_json(document)
         return
-    canary, shadow = _canary(alias["canary"]), alias["shadow"] or ""
-    beside = [("canary", canary), ("shadow", shadow)]
+    alias = read_as(shapes.Alias, document)
+    beside = [("canary", _canary(alias.canary)), ("shadow", alias.shadow)]
     said = "".join(f", {what} {which}" for what, which in beside if which)
-    say(f"{alias['alias']} -> {alias['policy_rule_uri']}{said}")
+    say(f"{alias.alias} -> {alias.policy_rule_uri}{said}")
 
 
 def _list(session: Session, found: list[dict[str, Any]]) -> None:
@@ -200,14 +209,14 @@ def _list(session: Session, found: list[dict[str, Any]]) -> None:
         ("alias", "policy", "former", "canary", "shadow", "activated by"),
         (
             (
-                alias["alias"],
-                alias["policy_rule_uri"],
-                alias["former"] or "",
-                _canary(alias["canary"]),
-                alias["shadow"] or "",
-                alias["who"],
+                alias.alias,
+                alias.policy_rule_uri,
+                alias.former or "",
+                _canary(alias.canary),
+                alias.shadow or "",
+                alias.who,
             )
-            for alias in found
+            for alias in read_as(list[shapes.Alias], found)
         ),
         empty="No aliases. Make one: moorage policy activate my-rule:1-stable",
     )
@@ -217,33 +226,35 @@ def _show(session: Session, alias: dict[str, Any]) -> None:
     if session.json:
         print_json(alias)
         return
-    history = alias.pop("history")
-    fields({**alias, "canary": _canary(alias["canary"])})
-    for change in history:
+    shown = read_as(shapes.Alias, alias)
+    alias.pop("history", None)
+    fields({**alias, "canary": _canary(shown.canary)})
+    for change in shown.history:
         say("")
         fields(change)
 
 
-def _canary(canary: dict[str, Any] | None) -> str:
-    return f"{canary['version']} {canary['percent']:g} % by {canary['by']}" if canary else ""
+def _canary(canary: shapes.Canary | None) -> str:
+    return f"{canary.version} {canary.percent:g} % by {canary.by}" if canary else ""
 
 
-def _report(session: Session, report: dict[str, Any]) -> None:
+def _report(session: Session, document: dict[str, Any]) -> None:
     if session.json:
-        print_json(report)
+        print_json(document)
         return
-    arms = [report[name] for name in ("active", "candidate") if report[name]]
+    report = read_as(shapes.CanaryReport, document)
+    arms = [arm for arm in (report.active, report.candidate) if arm]
     table(
         ("policy", "asked>", "granted>", "advised>", "refused>", "faults>", "p50 ms>", "p99 ms>"),
         (
             (
-                arm["policy_rule_uri"],
-                arm["asked"],
-                arm["granted"],
-                arm["advised"],
-                sum(arm["refused"].values()) - arm["faults"],
-                arm["faults"],
-                *((arm["latency_ms"] or {}).get(name, "") for name in ("p50", "p99")),
+                arm.policy_rule_uri,
+                arm.asked,
+                arm.granted,
+                arm.advised,
+                sum(arm.refused.values()) - arm.faults,
+                arm.faults,
+                *_percentiles(arm.latency_ms),
             )
             for arm in arms
         ),

@@ -13,9 +13,11 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage.protocol.fields import ATTEMPTS_MAX
+from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import keep, token_of
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import Session
+from moorage_client.cli.shapes import Attempt, Done, Output
 from moorage_client.cli.tokens import TokenFile, state_path
 from moorage_client.errors import LeaseLost, MoorageError, NotFound
 
@@ -187,18 +189,18 @@ def execute(
         "environment": _variables(env or []),
     }
 
-    async def work(client: Any) -> dict[str, Any]:
-        done: dict[str, Any] = await client.call(message, idempotent=False)
-        return done
+    async def work(client: Any) -> Any:
+        return await client.call(message, idempotent=False)
 
-    done = replace(session, timeout=limit + SPARE_SECONDS).run(work)
+    told = replace(session, timeout=limit + SPARE_SECONDS).run(work)
+    done = read_as(Done, told)
     if session.json:
-        print_json(done)
+        print_json(told)
     else:
         passed = Passed()
-        passed.write(done["output"].encode())
+        passed.write(done.output.encode())
         passed.end()
-    raise typer.Exit(_exit_code(done["exit_code"]))
+    raise typer.Exit(_exit_code(done.exit_code))
 
 
 def logs(
@@ -267,8 +269,9 @@ class _Reader:
 
     async def skip(self) -> None:
         """Go to the end of what there is."""
-        part = await self._client.call(self._message | {"offset": -1, "attempt": self.attempt})
-        self.attempt, self.offset = part["attempt"], part["offset"]
+        told = await self._client.call(self._message | {"offset": -1, "attempt": self.attempt})
+        part = read_as(Output, told)
+        self.attempt, self.offset = part.attempt, part.offset
 
     async def read(self, only: int) -> None:
         """Pass on what there is: of one start, or, where `only` is 0, of this and all later ones.
@@ -279,9 +282,9 @@ class _Reader:
         """
         while True:
             part = await self._next(0.0, skip=not only)
-            if part["over"] or not (part["base64"] or part["attempt"] > self.attempt):
+            if part.over or not (part.base64 or part.attempt > self.attempt):
                 return
-            if only and part["attempt"] != only:
+            if only and part.attempt != only:
                 return
             self._go_on(part)
 
@@ -297,14 +300,13 @@ class _Reader:
                 part = await self._next(FOLLOW_SECONDS, skip=True)
             except NotFound as error:
                 raise await self._lost(str(error)) from error
-            if part["over"]:
-                if part["exit_code"] is None:  # It never ran, or nobody saw it end.
+            if part.over:
+                if part.exit_code is None:  # It never ran, or nobody saw it end.
                     raise await self._lost("it is not known how it ended")
-                code: int = part["exit_code"]
-                return code
+                return part.exit_code
             self._go_on(part)
 
-    async def _next(self, wait_seconds: float, *, skip: bool) -> dict[str, Any]:
+    async def _next(self, wait_seconds: float, *, skip: bool) -> Output:
         """Pass the next piece on; return the reply it came with.
 
         Args:
@@ -315,25 +317,41 @@ class _Reader:
         while True:
             where = {"offset": self.offset, "attempt": self.attempt, "wait_seconds": wait_seconds}
             try:
-                part: dict[str, Any] = await self._client.call(self._message | where)
+                part = read_as(Output, await self._client.call(self._message | where))
             except NotFound as error:
-                later = [a for a in error.details.get("attempts", ()) if a > self.attempt]
+                kept = read_as(list[Attempt], error.details.get("attempts") or [])
+                later = [attempt for attempt in kept if attempt > self.attempt]
                 if not (skip and later):
                     raise
                 note(f"of attempt {self.attempt} no output is kept")
                 self.attempt, self.offset = min(later), 0
             else:
-                self._write(base64.b64decode(part["base64"]))
+                self._write(_decoded(part.base64))
                 return part
 
-    def _go_on(self, part: dict[str, Any]) -> None:
-        if self.attempt and part["attempt"] > self.attempt:
-            note(f"attempt {self.attempt} failed; this is attempt {part['attempt']}")
-        self.attempt, self.offset = part["attempt"], part["offset"]
+    def _go_on(self, part: Output) -> None:
+        """Take note of where the next piece is.
+
+        Raises:
+            UnreadableError: Where it was already: there would be no end of it.
+
+        """
+        if (part.attempt, part.offset) <= (self.attempt, self.offset) and part.base64:
+            raise UnreadableError("the output does not go on: two pieces have the same offset")
+        if self.attempt and part.attempt > self.attempt:
+            note(f"attempt {self.attempt} failed; this is attempt {part.attempt}")
+        self.attempt, self.offset = part.attempt, part.offset
 
     async def _lost(self, otherwise: str) -> LeaseLost:
         state = await self._client.status(self._lease)
         return LeaseLost(self._lease, state.get("reason") or otherwise)
+
+
+def _decoded(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except ValueError as error:
+        raise UnreadableError(f"the output is not base64: {text[:100]!r}") from error
 
 
 def _exit_code(code: int) -> int:

@@ -6,11 +6,12 @@ import socket
 from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import moorage.slots
 from moorage.model import Code
 from moorage.slots import InvalidRequest, Outcome, SlotsError
+from moorage_client.answers import UnreadableError, read_as
 from moorage_client.errors import ConnectionFailed, ProtocolViolated, Timeout, refusal
 from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
 
@@ -18,6 +19,9 @@ __all__ = ["SECONDS_MAX", "Checkout", "ResourcePoolAdapter"]
 
 SECONDS_MAX: Final = 30.0
 """How long an answer may take."""
+ANSWER_BYTES_MAX: Final = 1 << 26
+"""More of an answer is not read."""
+T = TypeVar("T")
 
 
 class Checkout(dict[str, list[dict[str, Any]]]):
@@ -61,7 +65,7 @@ class ResourcePoolAdapter:
     @property
     def types(self) -> list[str]:
         """The types, sorted."""
-        return list(self._call("GET", "/types")["types"])
+        return self._read(list[str], self._call("GET", "/types").get("types"))
 
     def empty(self) -> bool:
         """Return whether there are no types."""
@@ -69,12 +73,14 @@ class ResourcePoolAdapter:
 
     def count(self, type: str) -> int:  # noqa: A002  # The documents' word.
         """Return how many instances there are; as `ResourcePool.count`."""
-        return int(self._call("POST", "/count", type)["count"])
+        return self._read(int, self._call("POST", "/count", type).get("count"))
 
     def accommodates(self, request: Sequence[Mapping[str, Any]]) -> Outcome:
         """Determine whether it could ever fit; as `ResourcePool.accommodates`."""
         answer = self._call("POST", "/accommodates", list(request))
-        return Outcome(answer["ok"], answer["reason"])
+        ok = self._read(bool, answer.get("ok"))
+        reason = self._read(str, answer.get("reason") or "")
+        return Outcome(ok, reason or (None if ok else "nobody says why"))
 
     def checkout(
         self,
@@ -106,7 +112,8 @@ class ResourcePoolAdapter:
             "ttl_seconds": ttl_seconds,
         }
         answer = self._call("POST", "/checkout", body)
-        return Checkout(answer["resources"], answer["transaction"])
+        resources = self._read(dict[str, list[dict[str, Any]]], answer.get("resources"))
+        return Checkout(resources, self._read(str, answer.get("transaction")))
 
     def checkin(self, resources: Mapping[str, Any] | str) -> None:
         """Give back what `checkout` returned, or a transaction by its id: all of it.
@@ -132,7 +139,7 @@ class ResourcePoolAdapter:
         """
         transaction = checkout if isinstance(checkout, str) else checkout.transaction
         body = {"transaction": transaction, "ttl_seconds": ttl_seconds}
-        return float(self._call("POST", "/renew", body)["expires_at"])
+        return self._read(float, self._call("POST", "/renew", body).get("expires_at"))
 
     def state(self) -> dict[str, Any]:
         """Return what is free, all that there is, and who holds what (`holdings`)."""
@@ -148,7 +155,7 @@ class ResourcePoolAdapter:
         try:
             connection.request(method, path, content, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            text = answer.read()
+            text = answer.read(ANSWER_BYTES_MAX)
         except TimeoutError as error:
             raise Timeout(f"{self.address}: no answer in time") from error
         except (OSError, HTTPException) as error:
@@ -157,13 +164,21 @@ class ResourcePoolAdapter:
             connection.close()
         try:
             document = dict(json.loads(text))
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise ProtocolViolated(
                 str(self.address), f"no pool is served there: {text[:100]!r}"
             ) from error
         if answer.status != HTTPStatus.OK:
             raise _error_of(document)
         return document
+
+    def _read(self, kind: type[T], value: Any) -> T:
+        try:
+            return read_as(kind, value)
+        except UnreadableError as error:
+            raise ProtocolViolated(
+                str(self.address), f"no pool is served there: {error}"
+            ) from error
 
     def _connection(self) -> HTTPConnection:
         match self.address:
