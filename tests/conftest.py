@@ -60,7 +60,7 @@ logging.getLogger("asyncio").addHandler(_LEFTOVERS)
 # What no installation changes; all else that a test lacks can be had where `.ci/run` may install.
 _MAY_LACK: Final = re.compile(
     r"root may look into every process|the production traces are not at|no control groups here"
-    r"|no Landlock|no GPU here"
+    r"|no Landlock|no GPU here|only root can make a small disk"
 )
 
 

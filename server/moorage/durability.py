@@ -7,6 +7,7 @@ So how far a database had come is written down a second time, in a small file of
 import contextlib
 import os
 import queue
+import shutil
 import struct
 import time
 import zlib
@@ -18,6 +19,7 @@ __all__ = [
     "SYNC_SECONDS",
     "Found",
     "Mark",
+    "Reserve",
     "log_damage",
     "log_lost",
     "next_of",
@@ -28,6 +30,9 @@ __all__ = [
 
 SYNC_SECONDS: Final = 1.0
 """How old a mark may be after a power cut. A sync with every commit would cost a third of them."""
+RESERVE_BYTES: Final = 16 << 20
+"""What is kept for releases and renewals on a full disk: some ten thousand of them."""
+REFILL_SECONDS: Final = 2.0
 _SLOT_BYTES: Final = 4096
 """The two copies lie in blocks of their own: one torn write cannot spoil both."""
 _RECORD: Final = struct.Struct(">8sQQQ")
@@ -158,6 +163,56 @@ class Mark:
                 self.sync()
             os.close(self._descriptor)
             self._descriptor = -1
+
+
+class Reserve:
+    """Room on the disk that is given up when there is no other: what is promised can still end.
+
+    Args:
+        path: A file of that size, which is there while all is well.
+
+    Attributes:
+        spent: It was given up, or there was no room for it.
+
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.spent = not self._fill()
+        self._tried_at = time.monotonic()
+
+    def spend(self) -> bool:
+        """Give it up; return whether there was any."""
+        if self.spent:
+            return False
+        self.close()
+        self.spent = True
+        return True
+
+    def refill(self) -> None:
+        """Take it back where there is room again; looks every `REFILL_SECONDS`."""
+        now = time.monotonic()
+        if self.spent and now - self._tried_at >= REFILL_SECONDS:
+            self._tried_at = now
+            self.spent = not self._fill()
+
+    def close(self) -> None:
+        """Give the room back."""
+        self._path.unlink(missing_ok=True)
+
+    def _fill(self) -> bool:
+        try:
+            if shutil.disk_usage(self._path.parent).free < 2 * RESERVE_BYTES:
+                return False
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            descriptor = os.open(self._path, flags, _OWNER_ONLY)
+            try:
+                os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError:
+            return False
+        return True
 
 
 def next_of(jobs: "queue.SimpleQueue[T]", mark: Mark | None) -> T:

@@ -60,7 +60,7 @@ async def test_only_its_owner_may_read_it(tmp_path: Path):
     await ledger.open()
     await ledger.append(numbered(1, 1), NOW)
     names = {file.name: stat.S_IMODE(file.stat().st_mode) for file in path.parent.iterdir()}
-    beside = {"ledger.mark", "ledger.fencing"}
+    beside = {"ledger.mark", "ledger.fencing", "ledger.reserve"}
     assert set(names) == beside | {path.name + end for end in ("", ".lock", "-wal", "-shm")}
     assert set(names.values()) == {0o600}
     await ledger.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from moorage.core.words import Counted
-from moorage.durability import Mark
+from moorage.durability import Mark, Reserve
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.codec import seal
@@ -39,7 +39,8 @@ class Groups:
         self.seen: list[tuple[int, bool]] = []
         mark = Mark(mark_path(path), LABEL, 0, 0, 0)
         connection = tables.connect(path)
-        self.writer = GroupCommit(connection, path, mark, Fencing(path), self.settled)
+        reserve = Reserve(path.with_suffix(".reserve"))
+        self.writer = GroupCommit(connection, path, mark, Fencing(path), reserve, self.settled)
 
     def settled(self, jobs: Sequence[Job], failure: LedgerFailed | None) -> None:
         self.seen.append((len(jobs), failure is not None))

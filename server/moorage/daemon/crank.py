@@ -11,15 +11,21 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from moorage.core.allocator import Allocator
-from moorage.core.events import Event, Tick
+from moorage.core.events import Asked, Event, Tick
 from moorage.core.state import condense
-from moorage.core.words import EARLY, Effect, Fact, Turn
+from moorage.core.words import EARLY, Effect, Fact, Refusal, Tell, Turn
 from moorage.ledger.base import Ledger
+from moorage.model import Code
 
 BATCH_MAX: Final = 256
 """Events stepped before the loop gets a chance to read sockets again."""
 UNCOMMITTED_MAX: Final = 20_000
 """Facts waiting for the disk; beyond it events wait in the inbox."""
+FULL: Final = Refusal(
+    Code.UNAVAILABLE,
+    "The disk of the server is full, so it grants no leases; those it has can be renewed and "
+    "released. Its operator must make room.",
+)
 
 
 class Crank:
@@ -77,6 +83,9 @@ class Crank:
 
     def post(self, event: Event) -> None:
         """Have an event stepped soon, after those posted before it."""
+        if isinstance(event, Asked) and event.ask.terms is not None and self._ledger.is_full:
+            self._carry_out(Tell(event.to, FULL))
+            return
         self._inbox.append(event)
         self._idle.clear()
         self._schedule()

@@ -169,6 +169,11 @@ class Ledger(Protocol):
         """The last fact that is durable; 0 where there is none."""
         ...
 
+    @property
+    def is_full(self) -> bool:
+        """Whether the disk is full: nothing new may be promised, what is promised can end."""
+        ...
+
     async def open(self) -> Recovery:
         """Take the single-writer lock, verify, and return what is there.
 

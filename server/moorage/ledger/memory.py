@@ -62,6 +62,11 @@ class MemoryLedger:
         """See `Ledger.last_seq`."""
         return self._shelf.rows[-1].seq if self._shelf.rows else 0
 
+    @property
+    def is_full(self) -> bool:
+        """See `Ledger.is_full`."""
+        return False
+
     async def open(self) -> Recovery:
         """See `Ledger.open`."""
         if self._open:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from moorage.core.words import Fact, Granted
-from moorage.durability import Found, Mark, owner_only, sync_directory
+from moorage.durability import Found, Mark, Reserve, owner_only, sync_directory
 from moorage.ledger import tables
 from moorage.ledger.base import (
     COMMIT_SECONDS_MAX,
@@ -44,6 +44,7 @@ class _Opened(NamedTuple):
     chain: int
     mark: Mark
     fencing: Fencing
+    reserve: Reserve
 
 
 class SqliteLedger:
@@ -68,6 +69,7 @@ class SqliteLedger:
         self._given_seq = 0
         self._chain = 0
         self._lost: list[tuple[int, int]] = []
+        self._reserve: Reserve | None = None
         self._pending = 0
         self._door = asyncio.Lock()
         self._room = asyncio.Event()
@@ -80,6 +82,11 @@ class SqliteLedger:
         """See `Ledger.last_seq`."""
         return self._durable_seq
 
+    @property
+    def is_full(self) -> bool:
+        """See `Ledger.is_full`."""
+        return self._reserve is not None and self._reserve.spent
+
     async def open(self) -> Recovery:
         """See `Ledger.open`."""
         if self._writer is not None:
@@ -91,8 +98,14 @@ class SqliteLedger:
         self._chain = opened.chain
         self._checkpoint_seq = recovery.checkpoint_seq
         self._writer = GroupCommit(
-            opened.connection, self._path, opened.mark, opened.fencing, self._settled
+            opened.connection,
+            self._path,
+            opened.mark,
+            opened.fencing,
+            opened.reserve,
+            self._settled,
         )
+        self._reserve = opened.reserve
         return recovery
 
     async def append(self, facts: Sequence[Fact], at: float) -> int:
@@ -206,7 +219,8 @@ class SqliteLedger:
         checkpoint_seq = checkpoint.seq if checkpoint else 0
         facts = self._recovered(parts, checkpoint_seq, last_seq)
         recovery = Recovery(facts, last_seq, checkpoint_seq, tuple(warnings), fencing.floor)
-        return _Opened(connection, recovery, chain, mark, fencing)
+        reserve = Reserve(self._path.with_suffix(".reserve"))
+        return _Opened(connection, recovery, chain, mark, fencing, reserve)
 
     def _beside(self, opened: ExitStack, found: Found) -> tuple[Fencing, Mark]:
         """Open what lies beside the database; a database without it would be refused."""

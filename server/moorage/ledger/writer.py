@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.durability import Mark, next_of
+from moorage.durability import Mark, Reserve, next_of
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerFailed, place_of
 from moorage.ledger.codec import Row
@@ -46,6 +46,7 @@ class GroupCommit:
         path: The ledger's file, for messages.
         mark: Says how far the ledger has come; its own from now on, too.
         fencing: Reserves the numbers of grants; likewise.
+        reserve: Room for what is promised, should the disk be full.
         settled: Called on the loop after every transaction, before the futures of its jobs are
             resolved, with the jobs and its failure or None.
 
@@ -57,12 +58,14 @@ class GroupCommit:
         path: Path,
         mark: Mark,
         fencing: Fencing,
+        reserve: Reserve,
         settled: Callable[[Sequence[Job], LedgerFailed | None], None],
     ) -> None:
         self._connection = connection
         self._path = path
         self._mark = mark
         self._fencing = fencing
+        self._reserve = reserve
         self._settled = settled
         self._loop = asyncio.get_running_loop()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
@@ -107,6 +110,7 @@ class GroupCommit:
             self._mark.close()
             with contextlib.suppress(OSError):  # Numbers then stay reserved, and unused.
                 self._fencing.close(clean=failure is None)
+                self._reserve.close()
             self._tell(self._end)
 
     def _gather(self) -> tuple[list[Job], bool]:
@@ -124,7 +128,14 @@ class GroupCommit:
     def _commit(self, jobs: Sequence[Job]) -> list[object]:
         rows = [row for job in jobs for row in job.rows]
         self._fencing.reserve(max((job.fencing for job in jobs), default=0))
-        results = self._transact(jobs, rows)
+        self._reserve.refill()
+        try:
+            results = self._transact(jobs, rows)
+        except sqlite3.OperationalError as no:
+            # Nothing of it was written: unlike after a failed sync, it may be tried again.
+            if no.sqlite_errorcode & 0xFF != sqlite3.SQLITE_FULL or not self._reserve.spend():
+                raise
+            results = self._transact(jobs, rows)
         if rows:
             self._mark.write(rows[-1].seq, rows[-1].chain)
         return results

@@ -87,7 +87,8 @@ def repair(data: Path, *, accept_loss: bool) -> tuple[list[str], Path | None]:
         copy.mkdir(mode=0o700)
         for pattern in ("ledger.*", "catalog.*"):
             for file in data.glob(pattern):
-                shutil.copy2(file, copy)
+                if file.suffix != ".reserve":  # Nothing is in it.
+                    shutil.copy2(file, copy)
         if found.ledger.findings:
             repairing.rebuild(data / LEDGER, found.ledger, left)
         if found.catalog.findings:

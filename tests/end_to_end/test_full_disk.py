@@ -1,0 +1,82 @@
+"""A disk that is full: nothing new is promised, what is promised can end, nothing is lost."""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from served import Server, cluster, until
+
+from moorage.trials.process import daemon
+from moorage_policies import catalog
+
+SHORT = {"ttl_seconds": 3_600}
+DISK = "size=56m"
+
+
+@pytest.fixture
+def disk(tmp_path: Path):
+    """A small disk of its own."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = shutil.which("mount")
+    if os.getuid() != 0 or mount is None:
+        pytest.skip("only root can make a small disk")
+    done = subprocess.run(
+        [mount, "-t", "tmpfs", "-o", DISK, "none", str(place)], check=False, capture_output=True
+    )
+    if done.returncode != 0:
+        pytest.skip("only root can make a small disk")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(filler: Path) -> None:
+    """Write until there is no room."""
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"\0" * 4096)
+
+
+def test_a_full_disk_ends_no_daemon_and_loses_no_lease(disk):
+    data = disk / "data"
+    with daemon(data) as running:
+        server = Server(running)
+        server.register(cluster("east", nodes=200, gpus=8))
+        server.publish(catalog.document("first_fit"))
+        held = [server.ask(resources={"gpus": 1}, lease=SHORT)["lease"] for _ in range(5)]
+        filler = disk / "filler"
+        fill(filler)
+        refused = []
+
+        def is_refused() -> bool:
+            reply = server.ask(resources={"gpus": 1}, lease=SHORT)
+            if reply["success"]:
+                held.append(reply["lease"])
+                return False
+            refused.append(reply["error"])
+            return True
+
+        until(is_refused)
+        assert refused[0]["code"] == "unavailable"
+        assert "disk of the server is full" in refused[0]["reason"]
+        first = held.pop(0)
+        ended = server.say({"op": "release", "lease": first["id"], "token": first["token"]})[0]
+        assert ended["lease"]["state"] == "ended"
+        assert server.ask(resources={"gpus": 1})["success"], "advice needs no disk"
+        filler.unlink()
+        until(
+            lambda: (
+                server.say({"op": "renew", "lease": held[0]["id"], "token": held[0]["token"]})
+                and server.ask(resources={"gpus": 1}, lease=SHORT)["success"]
+            )
+        )
+        server.close()
+    with daemon(data) as running:
+        server = Server(running)
+        found = {each["id"] for each in server.say({"op": "leases"})[0]["data"]["leases"]}
+        assert {lease["id"] for lease in held} <= found
+        assert first["id"] not in found
+        server.close()
