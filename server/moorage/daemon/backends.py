@@ -25,7 +25,9 @@ def backends(config: Config, clusters: Clusters) -> dict[str, Engine]:
     """
     made: dict[str, Callable[[], Engine]] = {
         "local": lambda: LocalEngine(
-            config.data_dir / "local", config.local_nodes or (this_node(), "localhost")
+            config.data_dir / "local",
+            config.local_nodes or (this_node(), "localhost"),
+            hidden=config.data_dir,
         ),
         "memory": MemoryEngine,
         "aws": lambda: _aws(config, clusters),

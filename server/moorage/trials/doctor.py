@@ -18,7 +18,7 @@ from typing import Any, Final
 from moorage.config import Config
 from moorage.core.words import ClusterRemoved
 from moorage.engines.base import EngineError
-from moorage.engines.local import control_groups
+from moorage.engines.local import confinement, control_groups
 from moorage.engines.local.container_api import ContainerApi
 from moorage.engines.local.container_sockets import find_socket
 from moorage.ledger.base import LedgerError
@@ -50,6 +50,7 @@ def examine(config: Config) -> list[Finding]:
         _port("http port", config.http_host, config.http_port),
         _containers(),
         _groups(),
+        _confinement(config.data_dir),
     ]
     findings += [Finding(name, "ok", detail) for name, detail in PARTS.items()]
     findings.append(_aws("aws" in config.backends))
@@ -137,6 +138,17 @@ def _groups() -> Finding:
         return Finding("control groups", "ok", f"{found.detail}; {instead}")
     instead += ", and finds what belongs to it by parent and environment"
     return Finding("control groups", "missing", f"{found.detail}; {instead}")
+
+
+def _confinement(folder: Path) -> Finding:
+    parent = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    try:
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".moorage-doctor-") as trial:
+            found = confinement.find(trial)
+            detail = found.detail.replace(os.path.realpath(trial), str(folder))
+    except OSError as error:
+        return Finding("workloads and data", "missing", f"{folder}: {error}")
+    return Finding("workloads and data", "ok" if found.way else "missing", detail)
 
 
 def _port(name: str, host: str, port: int) -> Finding:

@@ -2,13 +2,12 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import signal
 import subprocess
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from pathlib import Path
 from typing import Final
 
 from moorage.engines.base import EngineError, Execution
@@ -25,11 +24,12 @@ _CHUNK_BYTES: Final = 65_536
 async def run(
     command: Sequence[str],
     *,
-    folder: Path,
+    folder: str,
     environment: Mapping[str, str],
     begun: Callable[[int], None],
     timeout_seconds: float | None,
     door: int | None = None,
+    confine: Callable[[], None] | None = None,
 ) -> Execution:
     """Run a command to its end. What it leaves in the background goes on.
 
@@ -40,12 +40,24 @@ async def run(
         begun: Called with its pid as soon as it has one.
         timeout_seconds: How long it may take.
         door: `cgroup.procs` of the group that it and all it starts are to be in.
+        confine: Keeps the calling process out of what it shall not see; it is in `folder` then.
 
     Raises:
         EngineError: It cannot be run.
         TimeoutError: It took too long; it was killed, and all that it had started.
 
     """
+
+    def prepared() -> None:
+        """Do the rest in the child. No lock is taken that another thread may hold."""
+        if door is not None:
+            _enter(door)
+        if confine is not None:
+            confine()
+            os.chdir(folder)
+
+    if not os.path.isdir(folder):  # noqa: ASYNC240, PTH112  # One look; a path may be relative.
+        raise EngineError(f"{folder}: {os.strerror(errno.ENOENT)}")
     mark = uuid.uuid4().hex
     seen, told = os.pipe()
     output = _Output(seen)
@@ -56,12 +68,13 @@ async def run(
                 stdin=subprocess.DEVNULL,
                 stdout=told,
                 stderr=told,
-                cwd=folder,
+                cwd=folder if confine is None else None,
                 env={**environment, marks.EXECUTION: mark},
                 start_new_session=True,
-                # One write, and no lock that another thread may hold: what it starts is in there.
-                preexec_fn=None if door is None else partial(_enter, door),
+                preexec_fn=None if door is None and confine is None else prepared,
             )
+        except subprocess.SubprocessError as error:  # Of what was done before: nobody says what.
+            raise EngineError(f"it cannot be run in {folder}, or not be confined") from error
         except OSError as error:
             raise EngineError(f"{command[0]}: {error.strerror or error}") from error
         finally:

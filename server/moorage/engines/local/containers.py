@@ -39,6 +39,7 @@ from moorage.engines.base import (
 from moorage.engines.finishing import finished
 from moorage.engines.local import container_reaper, marks, readiness, shelf
 from moorage.engines.local.container_api import ContainerApi, Events, Seen
+from moorage.engines.local.container_mounts import shows
 from moorage.engines.local.container_plans import Plan, mounts, plan, probe_port, reachable_host
 from moorage.engines.local.container_sockets import find_socket
 from moorage.engines.local.devices import Devices, Grant
@@ -66,9 +67,16 @@ class Containers(Part):
     noun = "container"
 
     def __init__(
-        self, folders: shelf.Shelf, devices: Devices, tell: Listener, *, outlive: bool
+        self,
+        folders: shelf.Shelf,
+        devices: Devices,
+        tell: Listener,
+        hidden: Path | None,
+        *,
+        outlive: bool,
     ) -> None:
         super().__init__(folders, devices, tell, outlive=outlive)
+        self._hidden = hidden
         self._reaper: int | None = None
         self._begun_here: set[str] = set()
         self._stopping: set[str] = set()
@@ -87,10 +95,12 @@ class Containers(Part):
         """Return whether there is output of a workload here, also after it was stopped."""
         return self._shelf.keeps(workload)
 
-    @staticmethod
-    def refuse(spec: ContainerResourceSpec) -> None:
+    def refuse(self, spec: ContainerResourceSpec) -> None:
         """Look at a spec before anything is held for it; see `Engine.refuse`."""
-        mounts(spec)
+        for outside, _, _ in mounts(spec):
+            if self._hidden is not None and shows(outside, os.fspath(self._hidden)):
+                reason = f"mount: {outside} would show the data folder of this server"
+                raise UnsupportedSpecError(f"{reason}: expected a folder that is none of its own")
         probe_port(spec)
         find_socket()
 

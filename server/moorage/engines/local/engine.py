@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from moorage.engines.base import (
     Workload,
 )
 from moorage.engines.local import containers, processes
+from moorage.engines.local.confinement import Confinement, find
 from moorage.engines.local.containers import Containers
 from moorage.engines.local.devices import Devices
 from moorage.engines.local.parts import LIMITS, Part
@@ -57,6 +59,7 @@ class LocalEngine:
         nodes: Names of nodes that are this machine; empty for whatever name.
         gpus: Ids of GPUs for workloads without a lease.
         outlive: Whether workloads go on when this process ends.
+        hidden: A folder that no workload may look into, but for its own folder in there.
 
     """
 
@@ -77,6 +80,7 @@ class LocalEngine:
         gpus: Iterable[str] = (),
         *,
         outlive: bool = True,
+        hidden: Path | None = None,
     ) -> None:
         self._nodes = frozenset(nodes)
         self._listener: Listener | None = None
@@ -84,8 +88,11 @@ class LocalEngine:
         for finding in (*folders.quarantined, *boxes.quarantined):
             log.warning("backend", name=self.name, finding=finding)
         self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
-        self._processes = Processes(folders, self._devices, self._tell, outlive=outlive)
-        self._containers = Containers(boxes, self._devices, self._tell, outlive=outlive)
+        kept_out = Confinement() if hidden is None else find(os.fspath(hidden))
+        if hidden is not None and not kept_out.way:
+            log.warning("backend", name=self.name, finding=kept_out.detail)
+        self._processes = Processes(folders, self._devices, self._tell, kept_out, outlive=outlive)
+        self._containers = Containers(boxes, self._devices, self._tell, hidden, outlive=outlive)
 
     def listen(self, listener: Listener | None) -> None:
         """Have `listener` told of every change; see `Engine.listen`."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from moorage.engines.base import Order, UnsupportedSpecError
 from moorage.engines.local import marks
+from moorage.engines.local.confinement import Confinement
 from moorage.engines.local.devices import Grant
 from moorage.engines.specs import (
     BaseResourceSpec,
@@ -54,6 +55,7 @@ def document(
     *,
     mark: str,
     group: str,
+    confinement: Confinement,
     owner: int | None,
 ) -> dict[str, Any]:
     """Return what `order.json` holds.
@@ -64,6 +66,7 @@ def document(
         grant: The devices it is bound to.
         mark: Value of the mark of all that belongs to it.
         group: Its control group, empty for none.
+        confinement: What it is kept out of.
         owner: The process that it shall not outlive, if any.
 
     """
@@ -86,8 +89,7 @@ def document(
         "command": command,
         "workdir": spec.workdir,
         "environment": {
-            **inherited,
-            **environment,
+            **confinement.environment({**inherited, **environment}, f"{mark}/work"),
             **grant.environment,  # What it holds is not for the spec to say.
             **order.environment,
             marks.WORKLOAD: mark,
@@ -98,6 +100,8 @@ def document(
         "stop_seconds": spec.stop_seconds,
         "reset_command": spec.reset_command,
         "group": group,
+        "hidden": confinement.hidden,
+        "way": confinement.way,
         "log_bytes_max": OUTPUT_BYTES_MAX,
         "port": port,
         "host": host,

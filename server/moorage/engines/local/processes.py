@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,7 @@ from moorage.engines.base import (
 from moorage.engines.finishing import finished
 from moorage.engines.local import (
     commands,
+    confinement,
     control_groups,
     marks,
     orders,
@@ -36,6 +38,7 @@ from moorage.engines.local import (
     shelf,
     supervision,
 )
+from moorage.engines.local.confinement import Confinement
 from moorage.engines.local.devices import Devices, Grant
 from moorage.engines.local.parts import Part
 from moorage.engines.local.watcher import Watcher, lives
@@ -63,9 +66,16 @@ class Processes(Part):
     noun = "process"
 
     def __init__(
-        self, folders: shelf.Shelf, devices: Devices, tell: Listener, *, outlive: bool
+        self,
+        folders: shelf.Shelf,
+        devices: Devices,
+        tell: Listener,
+        confinement: Confinement,
+        *,
+        outlive: bool,
     ) -> None:
         super().__init__(folders, devices, tell, outlive=outlive)
+        self._confinement = confinement
         self._watcher = Watcher()
         self._groups = control_groups.find()
         self._begun: set[str] = set()  # By this engine, or found by it; and not stopped.
@@ -223,16 +233,21 @@ class Processes(Part):
         if user is not None:
             raise UnsupportedSpecError("a command beside a process runs as the process's own user")
 
+        work = str(self._shelf.folder(workload) / "work")
+        confine = None
+        if order["way"]:  # It may signal the workload, and so all others.
+            confine = partial(
+                confinement.confine, order["way"], order["hidden"], work, signals=True
+            )
         with control_groups.door(order.get("group", "")) as door:
             return await commands.run(
                 command,
-                folder=Path(
-                    order["workdir"] or self._shelf.folder(workload) / "work", workdir or ""
-                ),
+                folder=os.path.join(order["workdir"] or work, workdir or ""),  # noqa: PTH118  # A path may be relative.
                 environment={**order["environment"], **(environment or {})},
                 begun=lambda pid: _bound(pid, order["cpus"], order["memory_bytes"] or None),
                 timeout_seconds=timeout_seconds,
                 door=door,
+                confine=confine,
             )
 
     async def logs(self, workload: str, offset: int, attempt: int) -> Log:
@@ -263,6 +278,7 @@ class Processes(Part):
                         self._devices.take(order),
                         mark=self._mark(order.id),
                         group=self._groups.of(folder),
+                        confinement=self._confinement,
                         owner=None if self._outlive else os.getpid(),
                     )
                     shelf.write(folder / "order.json", document)

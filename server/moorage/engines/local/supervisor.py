@@ -140,9 +140,13 @@ def enter(group: str) -> None:
 
 def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, output: int) -> int:
     """Start the command in a session of its own and return its pid; OSError says why not."""
-    place = order["workdir"] or os.path.join(folder, "work")
+    work = os.path.join(folder, "work")
     with contextlib.suppress(OSError):
-        os.mkdir(os.path.join(folder, "work"), 0o700)
+        os.mkdir(work, 0o700)
+    confinement = None
+    if order["way"]:  # A script's own folder is none that it imports from.
+        sys.path.append(os.path.dirname(__file__))
+        confinement = __import__("confinement")
     seen, told = os.pipe()  # Closed by exec: whatever comes through it is why there was none.
     parent = os.getpid()
     child = os.fork()
@@ -152,25 +156,15 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, o
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
-            signal.pthread_sigmask(signal.SIG_SETMASK, ())
-            for ignored in IGNORED:  # A command would inherit that.
-                signal.signal(ignored, signal.SIG_DFL)
-            nothing = os.open(os.devnull, os.O_RDONLY)
-            for source, target in ((nothing, 0), (output, 1), (output, 2)):
-                os.dup2(source, target)
-            os.closerange(3, told)
-            os.closerange(told + 1, 256)
+            detach(output, told)
             enter(group)
             if order["cpus"]:
                 os.sched_setaffinity(0, order["cpus"])
             if order["memory_bytes"]:
                 resource.setrlimit(resource.RLIMIT_DATA, (order["memory_bytes"],) * 2)
-            try:
-                os.chdir(place)
-            except OSError as error:
-                raise ValueError(f"its workdir {place}: {error.strerror}") from error
-            command = order["command"]
-            os.execvpe(command[0], command, order["environment"])  # noqa: S606  # The user's own.
+            if confinement is not None:
+                confinement.confine(order["way"], order["hidden"], work, signals=False)
+            become(order, order["workdir"] or work)
         except BaseException as error:  # noqa: BLE001  # The parent is told, whatever it is.
             number = error.errno if isinstance(error, OSError) and error.errno else 0
             os.write(told, f"{number} {str(error) or type(error).__name__}"[:REASON_MAX].encode())
@@ -185,6 +179,28 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, o
         code = int(first)
         raise OSError(code, os.strerror(code) if code else reason)
     return child
+
+
+def detach(output: int, told: int) -> None:
+    """Give the calling process a command's signals and descriptors, and keep one more."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for ignored in IGNORED:  # A command would inherit that.
+        signal.signal(ignored, signal.SIG_DFL)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+        os.dup2(source, target)
+    os.closerange(3, told)
+    os.closerange(told + 1, 256)
+
+
+def become(order: "dict[str, Any]", place: str) -> None:
+    """Become the command, in a folder."""
+    try:
+        os.chdir(place)
+    except OSError as error:
+        raise ValueError(f"its workdir {place}: {error.strerror}") from error
+    command = order["command"]
+    os.execvpe(command[0], command, order["environment"])  # noqa: S606  # The user's own.
 
 
 def supervise(

@@ -1,0 +1,148 @@
+"""Workloads are kept out of the daemon's data, and of the daemon, in both ways that there are."""
+
+import os
+import platform
+import sys
+
+import pytest
+from served import Server, until
+from test_engines import fill, in_state, release, run
+
+from moorage.engines.local import confinement
+from moorage.engines.local.container_mounts import shows
+from moorage.trials.process import child, serve_command, serve_variables
+
+WAYS = {"mounts": [], "siblings": ["setpriv", "--bounding-set=-sys_admin"]}
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def confined(request, tmp_path_factory):
+    """A daemon, its data folder, and its pid."""
+    way = request.param
+    folder = tmp_path_factory.mktemp(way)
+    if way == "mounts" and confinement.find(str(folder)).way != way:
+        pytest.skip("only root can mount")
+    before = [] if os.geteuid() else WAYS[way]
+    variables = {**serve_variables(), "AWS_SECRET_ACCESS_KEY": "nobody-may-see-it"}
+    data = folder / "data"
+    command = [*before, *serve_command(data)]
+    with child(command, folder / "log", variables) as (process, ready):
+        server = Server(type("Running", (), {"ws": ready["ws"], "http": ready["http"]}))
+        fill(server)
+        yield server, data, process.pid, way
+        server.close()
+    assert (folder / "log").read_text() == ""
+
+
+def said(server: Server, lease: dict) -> str:
+    state = server.say({"op": "logs", "lease": lease["id"], "token": lease["token"]})[0]["data"]
+    return state["text"]
+
+
+def tried(server: Server, script: str) -> list[str]:
+    """Run a script as a workload, and as a command beside one; return what each printed."""
+    lease = run(server, ["sh", "-c", f"{script}\necho over; exec sleep 1000"])
+    until(lambda: "over\n" in said(server, lease))
+    beside = {"op": "exec", "lease": lease["id"], "token": lease["token"]}
+    (reply,) = server.say({**beside, "command": ["sh", "-c", script]})
+    assert reply["success"], reply
+    printed = [said(server, lease).removesuffix("over\n"), reply["data"]["output"]]
+    release(server, lease)
+    in_state(server, lease, "ended")
+    return printed
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "cat {data}/ledger.db",
+        "cat {data}/*",
+        "echo x >> {data}/ledger.db",
+        "echo x > {data}/new",
+        "rm {data}/ledger.db",
+        "mv {data} {data}.away",
+        "ln {data}/ledger.db here",
+        "cat ../order.json",
+        "rm -f ../lock",
+        "cat /proc/{pid}/root{data}/ledger.db",
+        "cat /proc/1/root{data}/ledger.db",
+        "cat /proc/{pid}/environ | tr -d '\\0'",
+        "cat /proc/{pid}/mem",
+        "cat /proc/{pid}/fd/*",
+        "umount {data}",
+        "unshare -m umount {data}",
+        "nsenter -m -t 1 cat {data}/ledger.db",
+        "ln -s {data}/ledger.db link && cat link",
+        "mount --bind {data} .",
+    ],
+)
+def test_nobody_gets_at_the_data(confined, attempt):
+    server, data, pid, _ = confined
+    before = sorted(each.name for each in data.iterdir())
+    script = f"({attempt.format(data=data, pid=pid)}) > seen 2> /dev/null; echo $? $(wc -c < seen)"
+    for printed in tried(server, script):
+        code, size = printed.split()
+        assert code != "0" or attempt.startswith(("rm -f", "cat /proc")), "or there is nothing"
+        assert size == "0"
+    assert sorted(each.name for each in data.iterdir()) == before
+    assert server.http.get("/healthz").status_code == 200
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux's own")
+def test_a_workload_signals_neither_the_daemon_nor_its_supervisor(confined):
+    server, _, pid, _ = confined
+    if tuple(map(int, platform.release().split(".")[:2])) < (6, 12):
+        pytest.skip("this kernel's Landlock knows no signals")
+    script = f"kill -9 {pid} || kill -9 $PPID || kill -0 $$ && echo its own only"
+    lease = run(server, ["sh", "-c", f"{script}; exec sleep 1000"])
+    until(lambda: "its own only\n" in said(server, lease))
+    release(server, lease)
+    in_state(server, lease, "ended")
+
+
+def test_everything_else_is_as_it_was(confined, tmp_path):
+    server, data, _, way = confined
+    (tmp_path / "old").write_text("old")
+    script = f"""
+        pwd; echo own > file; cat file; mkdir -p deep/er; mv file deep/er; ls deep/er
+        cd {tmp_path}; cat old; echo new > new-$$; cat new-$$; mv new-$$ $OLDPWD
+        ls / > /dev/null && ls {data.parent} > /dev/null && echo listed
+        echo x > /dev/null; echo word > /dev/stdout; head -c 4 /dev/zero | wc -c
+        d=$(mktemp -d) && echo y > $d/file && rm -r $d && echo temporary
+        grep -c . /proc/self/status > /dev/null && echo proc
+        {sys.executable} -c 'import socket, tempfile; tempfile.TemporaryFile(); print("python")'
+    """
+    expected = ["own", "er", "oldnew", "listed", "word", "4", "temporary", "proc", "python"]
+    expected[1:2] = ["file"]
+    for printed in tried(server, script):
+        place, *lines = printed.split()
+        assert place.endswith("/work")
+        assert lines == expected
+    if way == "mounts":
+        for printed in tried(server, f"echo n > {data.parent}/made-$$ && echo made"):
+            assert printed == "made\n"
+
+
+def test_a_command_beside_a_workload_signals_it(confined):
+    server, *_ = confined
+    lease = run(server, ["sh", "-c", "trap 'echo heard' HUP; echo $$; while :; do sleep 0.1; done"])
+    until(lambda: said(server, lease).strip())
+    pid = said(server, lease).strip()
+    beside = {"op": "exec", "lease": lease["id"], "token": lease["token"]}
+    (reply,) = server.say({**beside, "command": ["kill", "-HUP", pid]})
+    assert reply["data"]["exit_code"] == 0
+    until(lambda: "heard" in said(server, lease))
+    release(server, lease)
+    in_state(server, lease, "ended")
+
+
+def test_containers_may_not_mount_the_data_by_any_name(tmp_path):
+    data = tmp_path / "state" / "data"
+    (data / "local").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(data / "local")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "database").mkdir()
+    for shown in ("/", "state", "state/data", "state/data/local", "state/../state/data/x", "link"):
+        assert shows(str(tmp_path / shown), str(data)), shown
+    for harmless in ("other", "database", "state/database", "/dev", "/usr"):
+        assert not shows(str(tmp_path / harmless), str(data)), harmless
