@@ -86,6 +86,30 @@ def test_what_a_workload_put_in_the_place_of_a_file_is_its_own_affair(server, sh
     assert server.http.get("/healthz").status_code == 200
 
 
+def test_commands_beside_one_workload_are_bounded(server, shared):
+    first, second = (run(server, WRITES) for _ in range(2))
+    for lease in (first, second):
+        in_state(server, lease, "active")
+    with server.socket() as socket:
+        for number in range(12):
+            ask = json.loads(asking("exec", first)) | {"id": str(number)}
+            command = ["sh", "-c", "until [ -e go ]; do sleep 0.1; done"]
+            socket.send(json.dumps({**ask, "command": command}))
+        refused = [json.loads(socket.recv(30)) for _ in range(4)]
+        assert {each["error"]["code"] for each in refused} == {"busy"}
+        assert server.say(asking("exec", second))[0]["success"], "another's are its own"
+        ask = json.loads(asking("exec", first))
+        assert server.say(ask)[0]["error"]["code"] == "busy"
+        assert server.say(asking("logs", first))[0]["success"]
+        (shared / "local" / "running" / first["id"] / "work" / "go").touch()
+        for _ in range(8):
+            assert json.loads(socket.recv(30))["data"]["exit_code"] == 0
+    assert server.say(ask)[0]["success"]
+    for lease in (first, second):
+        release(server, lease)
+        in_state(server, lease, "ended")
+
+
 @pytest.mark.parametrize("damage", [*DAMAGES, shutil.rmtree])
 def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data, damage):
     with killed(data) as running, contextlib.closing(Server(running)) as before:

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, Final, assert_never
 
@@ -20,6 +21,10 @@ from moorage.engines.base import (
 from moorage.model import Code, Lease, RequestId
 from moorage.protocol import messages as wire
 
+EXECUTIONS_MAX: Final = 8
+"""Commands beside one workload at a time; further ones are refused as busy."""
+EXECUTIONS_ALL_MAX: Final = 64
+"""The same for all workloads together. Each costs some descriptors and a process."""
 LOOK_SECONDS: Final = 0.1
 """Between two looks for new output. Files and containers do not say when they have grown."""
 
@@ -36,6 +41,7 @@ class Workloads:
     def __init__(self, engines: EngineRoom, lease: Callable[[RequestId], Lease | None]) -> None:
         self._engines = engines
         self._lease = lease
+        self._executing: Counter[str] = Counter()
 
     async def answer(self, message: wire.Logs | wire.Exec) -> Told | Refusal:
         """Do what a message says; whatever goes wrong is a refusal."""
@@ -46,15 +52,19 @@ class Workloads:
         if engine is None:
             reason = f"Lease {message.lease} has no workload: it was asked for without `provision`."
             return Refusal(Code.UNSUPPORTED, reason, "lease", "a lease with a workload")
-        if not descriptors.spare():
-            reason = "This server has hardly a file descriptor left; ask again in a moment."
-            return Refusal(Code.BUSY, reason)
+        if (busy := self._busy(lease, message)) is not None:
+            return busy
         try:
             match message:
                 case wire.Logs():
                     return await self._logs(engine, lease, message)
                 case wire.Exec():
-                    return Told(await self._exec(engine, lease.workload, message))
+                    self._executing[lease.workload] += 1
+                    try:
+                        return Told(await self._exec(engine, lease.workload, message))
+                    finally:
+                        self._executing[lease.workload] -= 1
+                        self._executing += Counter()  # Forgets what is none any more.
                 case _:
                     assert_never(message)
         except UnknownWorkloadError:
@@ -66,6 +76,17 @@ class Workloads:
             return Refusal(Code.ENGINE_FAILED, f"{error}.", "timeout_seconds", "more time")
         except (EngineError, OSError) as error:
             return Refusal(Code.ENGINE_FAILED, f"{error}.")
+
+    def _busy(self, lease: Lease, message: wire.Logs | wire.Exec) -> Refusal | None:
+        """Refuse what would take more of this server than one caller may have of it."""
+        reason = ""
+        if not descriptors.spare():
+            reason = "This server has hardly a file descriptor left"
+        elif isinstance(message, wire.Exec) and self._executing.total() >= EXECUTIONS_ALL_MAX:
+            reason = f"{EXECUTIONS_ALL_MAX} commands run beside workloads already"
+        elif isinstance(message, wire.Exec) and self._executing[lease.workload] >= EXECUTIONS_MAX:
+            reason = f"{EXECUTIONS_MAX} commands run beside the workload of {lease.id} already"
+        return Refusal(Code.BUSY, f"{reason}; ask again in a moment.") if reason else None
 
     def _owned(self, message: wire.Logs | wire.Exec) -> Lease | Refusal:
         """Return the lease, or why the caller may not look into its workload."""

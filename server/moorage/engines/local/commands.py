@@ -47,15 +47,6 @@ async def run(
         TimeoutError: It took too long; it was killed, and all that it had started.
 
     """
-
-    def prepared() -> None:
-        """Do the rest in the child. No lock is taken that another thread may hold."""
-        if door is not None:
-            _enter(door)
-        if confine is not None:
-            confine()
-            os.chdir(folder)
-
     if not os.path.isdir(folder):  # noqa: ASYNC240, PTH112  # One look; a path may be relative.
         raise EngineError(f"{folder}: {os.strerror(errno.ENOENT)}")
     mark = uuid.uuid4().hex
@@ -71,7 +62,7 @@ async def run(
                 cwd=folder if confine is None else None,
                 env={**environment, marks.EXECUTION: mark},
                 start_new_session=True,
-                preexec_fn=None if door is None and confine is None else prepared,
+                preexec_fn=_preparation(folder, door, confine),
             )
         except subprocess.SubprocessError as error:  # Of what was done before: nobody says what.
             raise EngineError(f"it cannot be run in {folder}, or not be confined") from error
@@ -96,6 +87,21 @@ async def run(
             raise
     finally:
         output.close()
+
+
+def _preparation(
+    folder: str, door: int | None, confine: Callable[[], None] | None
+) -> Callable[[], None] | None:
+    """Return what a child is to do before it becomes a command, if anything."""
+
+    def prepare() -> None:  # It takes no lock that another thread may hold.
+        if door is not None:
+            _enter(door)
+        if confine is not None:
+            confine()
+            os.chdir(folder)
+
+    return None if door is None and confine is None else prepare
 
 
 def _enter(door: int) -> None:

@@ -20,6 +20,7 @@ import signal
 import threading
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -49,6 +50,8 @@ from moorage.engines.specs import ContainerResourceSpec, Readiness
 __all__ = ["CATEGORIES", "Containers"]
 
 CATEGORIES: Final = frozenset({"container"})
+COMMANDS_MAX: Final = 64
+"""Commands in containers at a time; further ones wait."""
 RECONNECT_SECONDS: Final = 1.0
 """Pause before a container engine that hung up is asked for news again."""
 OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -77,6 +80,8 @@ class Containers(Part):
     ) -> None:
         super().__init__(folders, devices, tell, outlive=outlive)
         self._hidden = hidden
+        # Threads of their own: commands may take an hour, and everything else has few.
+        self._commands = ThreadPoolExecutor(COMMANDS_MAX, "container-command")
         self._reaper: int | None = None
         self._begun_here: set[str] = set()
         self._stopping: set[str] = set()
@@ -173,7 +178,9 @@ class Containers(Part):
             async with asyncio.timeout(timeout_seconds):
                 made = await finished(begun)
                 running = asyncio.ensure_future(
-                    asyncio.to_thread(lambda: self._api().run_command(made))
+                    asyncio.get_running_loop().run_in_executor(
+                        self._commands, lambda: self._api().run_command(made)
+                    )
                 )
                 await asyncio.wait([running])
                 code, output = running.result()
@@ -194,6 +201,7 @@ class Containers(Part):
     def close(self) -> None:
         """Listen no longer. The containers go on."""
         self._closed.set()
+        self._commands.shutdown(wait=False)
         with self._lock:
             events, listening, connected = self._events, self._listening, self._connected
             self._connected = None
