@@ -2,6 +2,8 @@
 
 import json
 import os
+import random
+import shutil
 import sqlite3
 import stat
 import subprocess
@@ -9,12 +11,14 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 from served import Server, cluster, until
 
-from moorage.trials.process import child, daemon, serve_command, serve_variables
+from moorage.trials.process import TrialError, child, daemon, serve_command, serve_variables
 from moorage_policies import catalog
 
 LEASE = {"ttl_seconds": 3_600}
+PLACES = 5
 FEW = {"MOORAGE_CHECKPOINT_EVERY_FACTS": "100"}
 
 
@@ -221,3 +225,46 @@ def test_why_says_since_when_there_is_history(tmp_path):
         assert len(held(server)) == 1
         assert care("verify", tmp_path)[0] == 0
         server.close()
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ledger.db",
+        "ledger.db-wal",
+        "ledger.mark",
+        "ledger.fencing",
+        "catalog.db",
+        "catalog.db-wal",
+        "catalog.mark",
+    ],
+)
+def test_no_daemon_believes_a_flipped_bit(tmp_path, name):
+    """A few places by a whole daemon; `ledger` and `catalog` are tried at 200 by themselves."""
+    dice = random.Random(name)
+    whole, data = tmp_path / "whole", tmp_path / "data"
+    granted = {lease["id"]: lease for lease in killed_with(whole, 40)}
+    for number in range(PLACES):
+        shutil.rmtree(data, ignore_errors=True)
+        shutil.copytree(whole, data)
+        content = bytearray((data / name).read_bytes())
+        content[dice.randrange(len(content))] ^= 1 << dice.randrange(8)
+        (data / name).write_bytes(content)
+        log = tmp_path / f"{number}.log"
+        try:
+            with child(serve_command(data), log, serve_variables()) as (_, ready):
+                complained = log.read_text() != ""
+                server = Server(type("Running", (), ready))
+                found = held(server)
+                shown = server.http.get("/policy").json()
+                later = server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)
+                server.close()
+        except TrialError:
+            assert "cannot start" in log.read_text()
+            continue
+        placed = {name: lease["placement"] for name, lease in granted.items()}
+        assert {name: lease["placement"] for name, lease in found.items()} == placed
+        if later["success"]:
+            assert later["lease"]["fencing"] not in {each["fencing"] for each in granted.values()}
+        assert complained or (later["success"] and "first_fit:1.0-stable" in str(shown))
