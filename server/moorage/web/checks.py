@@ -1,16 +1,18 @@
-"""What a request must be before any endpoint sees it: of a program or our pages, and of one length.
+"""What a request must be before any endpoint sees it: of a program or our pages, and not too much.
 
 `web.server` puts it around the application.
 """
 
 from typing import Final
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.origins import Origins
 from moorage.web.bodies import failure
+from moorage.web.connections import HEALTH, Connections
 
 __all__ = ["RequestChecks"]
 
@@ -23,12 +25,14 @@ class RequestChecks:
     Args:
         app: The application behind it.
         origins: Under which names, and for whose pages, requests are answered.
+        connections: Those that requests come on.
 
     """
 
-    def __init__(self, app: ASGIApp, origins: Origins) -> None:
+    def __init__(self, app: ASGIApp, origins: Origins, connections: Connections) -> None:
         self._app = app
         self.origins = origins
+        self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, or answer it."""
@@ -45,8 +49,18 @@ class RequestChecks:
             fault = ServiceError.wrong_field(
                 "content-length", "either Content-Length or Transfer-Encoding"
             )
-            answer = failure(fault, scope["path"])
-            answer.headers["connection"] = "close"
-            await answer(scope, receive, send)
+            await _last(fault, scope["path"])(scope, receive, send)
+        elif scope["path"] not in HEALTH and self._connections.crowded(scope["client"][0]):
+            fault = ServiceError(
+                Code.BUSY, "too many requests are under way here, or from your address; ask later"
+            )
+            await _last(fault, scope["path"])(scope, receive, send)
         else:
             await self._app(scope, receive, send)
+
+
+def _last(fault: ServiceError, path: str) -> Response:
+    """Return a failure after which the connection is closed."""
+    answer = failure(fault, path)
+    answer.headers["connection"] = "close"
+    return answer

@@ -9,11 +9,11 @@ import contextlib
 import socket
 from collections.abc import Iterator, MutableMapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import uvicorn
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
@@ -21,6 +21,7 @@ from moorage.protocol.origins import Origins
 from moorage.web.app import create_app
 from moorage.web.bodies import failure
 from moorage.web.checks import RequestChecks
+from moorage.web.connections import Connection, Connections
 from moorage.web.services import WebServices
 
 __all__ = ["WebServer"]
@@ -28,8 +29,6 @@ __all__ = ["WebServer"]
 KEEP_ALIVE_SECONDS: Final = 65
 """How long an idle connection stays open: longer than clients keep theirs, so that none sends a
 request just when it is closed."""
-CONNECTIONS_MAX: Final = 2048
-"""Open connections; requests on further ones are answered 503 by uvicorn."""
 START_SECONDS_MAX: Final = 30.0
 DRAIN_SECONDS: Final = 10
 CLOSE_SECONDS_MAX: Final = 5.0
@@ -45,8 +44,8 @@ class WebServer:
         drain_seconds: How long requests may go on after `close`; then they are answered 503
             `shutting_down`.
         origins: Under which names, and for whose pages, requests are answered.
-        descriptors_max: Number of a connection's file descriptor from which on it is cut: the rest
-            of them are the server's own. None: no such number.
+        descriptors_max: Number of a connection's file descriptor from which on an idle one gives
+            way: the rest of them are the server's own. None: no such number.
 
     """
 
@@ -58,17 +57,17 @@ class WebServer:
         *,
         descriptors_max: int | None = None,
     ) -> None:
-        self._checks = RequestChecks(_Drained(create_app(services)), origins)
+        connections = Connections(descriptors_max)
+        self._checks = RequestChecks(_Drained(create_app(services)), origins, connections)
         config = uvicorn.Config(
             self._checks,
-            http=_connections(descriptors_max),
+            http=partial(Connection, connections),  # type: ignore[arg-type]  # Any factory will do.
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
             proxy_headers=False,  # Anybody may send them; `web.notes` tells them apart.
-            limit_concurrency=CONNECTIONS_MAX,
             timeout_keep_alive=KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=drain_seconds,
         )
@@ -128,19 +127,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _connections(descriptors_max: int | None) -> type[H11Protocol]:
-    """Return a class of connections that are cut beyond a number of their descriptor."""
-
-    class Connection(H11Protocol):
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
-            super().connection_made(transport)
-            number = transport.get_extra_info("socket").fileno()
-            if descriptors_max is not None and number >= descriptors_max:
-                transport.abort()
-
-    return Connection
 
 
 class _Drained:

@@ -1,0 +1,63 @@
+"""Who is connected, by address: what both ports hold against their limits.
+
+`gateway` and `web` keep their connections in it, each those that do something apart from those that
+do nothing; of the latter, whoever has done nothing for longest gives way.
+"""
+
+import ipaddress
+from collections import defaultdict
+from typing import Generic, TypeVar
+
+__all__ = ["Peers", "most_of_one"]
+
+T = TypeVar("T")
+
+
+class Peers(Generic[T]):
+    """Members in the order in which they came, of all addresses and of each."""
+
+    def __init__(self) -> None:
+        self._address: dict[T, str] = {}
+        self._members: defaultdict[str, dict[T, None]] = defaultdict(dict)
+
+    def __len__(self) -> int:
+        return len(self._address)
+
+    def add(self, member: T, address: str) -> None:
+        """Add a member, at the end; one that is there already keeps its place."""
+        place = _place(address)
+        self._address.setdefault(member, place)
+        self._members[place][member] = None
+
+    def remove(self, member: T) -> None:
+        """Remove a member, where it is one."""
+        place = self._address.pop(member, None)
+        if place is not None:
+            del self._members[place][member]
+            if not self._members[place]:
+                del self._members[place]
+
+    def count(self, address: str) -> int:
+        """Return how many members are of an address."""
+        return len(self._members.get(_place(address), ()))
+
+    def oldest(self, address: str | None = None) -> T | None:
+        """Return the member that came first, of all or of an address."""
+        members = self._address if address is None else self._members.get(_place(address), {})
+        return next(iter(members), None)
+
+
+def most_of_one(limit: int) -> int:
+    """Return how much of a limit one address may take: three quarters, so that others find room."""
+    return -(-limit * 3 // 4)
+
+
+def _place(address: str) -> str:
+    """Return what one peer has: an address of IPv4; of IPv6 a whole network."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:  # No network: a socket of this machine.
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return str(found)
+    return str(found.ipv4_mapped or ipaddress.ip_network((int(found), 64), strict=False))

@@ -1,0 +1,174 @@
+"""The connections of the HTTP port: how many, of whom, and how long each may take.
+
+uvicorn makes a `Connection` of each; `web.checks` asks `Connections` whether a request is one too
+many. Without this, connections that say nothing lock everybody out, and so does a head that comes
+byte by byte.
+
+A connection is *busy* from the head of a request to the last byte of its answer, else *idle*. When
+there are too many, the one that has been idle for longest is closed. Busy ones are fewer than all
+by `RESERVED_MAX`, so there is always one to close, and health is told at any time.
+"""
+
+import asyncio
+from typing import Any, Final
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from moorage.protocol.peers import Peers, most_of_one
+
+__all__ = ["HEALTH", "Connection", "Connections"]
+
+CONNECTIONS_MAX: Final = 2_048
+"""Open connections; beyond it, one that is idle is closed."""
+CONNECTIONS_PER_ADDRESS_MAX: Final = most_of_one(CONNECTIONS_MAX)
+"""Those of one address; likewise."""
+RESERVED_MAX: Final = 64
+"""Connections that are never busy with anything but health."""
+REQUESTS_MAX: Final = CONNECTIONS_MAX - RESERVED_MAX
+"""Requests under way; beyond it: 503, but for health."""
+REQUESTS_PER_ADDRESS_MAX: Final = CONNECTIONS_PER_ADDRESS_MAX - RESERVED_MAX
+"""Those of one address; likewise."""
+HEAD_SECONDS_MAX: Final = 10.0
+"""How long the head of a request may take, from its first byte, or from the connection's start; and
+what is left of a body after its answer. Then the connection is closed."""
+UNREAD_SECONDS_MAX: Final = 30.0
+"""How long a client may leave its answer unread. Then the connection is cut."""
+HEALTH: Final = frozenset({"/healthz", "/readyz"})
+"""Paths that are answered however busy the others are."""
+
+_SLOW: Final = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+
+
+class Connections:
+    """All connections of a port.
+
+    Args:
+        descriptors_max: Number of a connection's file descriptor from which on an idle one gives
+            way, the new one itself where there is no other; None: no such number.
+
+    """
+
+    def __init__(self, descriptors_max: int | None = None) -> None:
+        self._descriptors_max = descriptors_max
+        self._idle: Peers[Connection] = Peers()
+        self._busy: Peers[Connection] = Peers()
+
+    def note_new(self, connection: "Connection") -> None:
+        """Note a connection, and close an idle one where there are too many."""
+        self.note(connection, busy=False)
+        number = connection.transport.get_extra_info("socket").fileno()
+        if self._descriptors_max is not None and number >= self._descriptors_max:
+            self._close(self._idle.oldest())
+
+    def note(self, connection: "Connection", *, busy: bool) -> None:
+        """Note what a connection does, and close an idle one where there are too many."""
+        address = connection.address
+        now, before = (self._busy, self._idle) if busy else (self._idle, self._busy)
+        before.remove(connection)
+        now.add(connection, address)
+        if self._idle.count(address) + self._busy.count(address) > CONNECTIONS_PER_ADDRESS_MAX:
+            self._close(self._idle.oldest(address))
+        elif len(self._idle) + len(self._busy) > CONNECTIONS_MAX:
+            self._close(self._idle.oldest())
+
+    def _close(self, connection: "Connection | None") -> None:
+        if connection is not None:
+            self.forget(connection)
+            connection.transport.close()
+
+    def forget(self, connection: "Connection") -> None:
+        """Note that a connection is gone."""
+        self._idle.remove(connection)
+        self._busy.remove(connection)
+
+    def crowded(self, address: str) -> bool:
+        """Tell whether a request of an address, which is counted already, is one too many."""
+        ours = self._busy.count(address)
+        return len(self._busy) > REQUESTS_MAX or ours > REQUESTS_PER_ADDRESS_MAX
+
+
+class Connection(H11Protocol):
+    """One connection.
+
+    Args:
+        connections: All of them.
+        more: What uvicorn gives its protocols.
+
+    """
+
+    def __init__(self, connections: Connections, **more: Any) -> None:
+        super().__init__(**more)
+        self.address = ""
+        self._connections = connections
+        self._answered = False
+        self._head: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # As uvicorn has it.
+        """Enter, and wait for a request."""
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self._connections.note_new(self)
+        self._changed()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Leave."""
+        super().connection_lost(exc)
+        self._connections.forget(self)
+        self._unwatch()
+
+    def data_received(self, data: bytes) -> None:
+        """Read on, but not for ever."""
+        super().data_received(data)
+        self._changed()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        self._answered = True
+        super().on_response_complete()
+        self._changed()
+
+    def pause_writing(self) -> None:
+        """Wait for the client to read, but not for ever."""
+        super().pause_writing()
+        if self._unread is None:
+            self._unread = self.loop.call_later(UNREAD_SECONDS_MAX, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        """Go on: the client has read."""
+        super().resume_writing()
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+            self._changed()
+
+    def _changed(self) -> None:
+        """See what the connection does now, and when that has to end."""
+        if self.transport.is_closing():
+            return
+        busy = self.conn.our_state in {h11.SEND_RESPONSE, h11.SEND_BODY} or self.flow.write_paused
+        self._connections.note(self, busy=busy)
+        # Between two requests nothing is due; how long that may last is uvicorn's to see to.
+        between = self._answered and self.conn.their_state is h11.IDLE and not self._begun
+        if busy or between:
+            if self._head is not None:
+                self._head.cancel()
+                self._head = None
+        elif self._head is None:
+            self._head = self.loop.call_later(HEAD_SECONDS_MAX, self._too_slow)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether something of a request that is not complete has come."""
+        return bool(self.conn.trailing_data[0])
+
+    def _too_slow(self) -> None:
+        if self.conn.our_state is h11.IDLE and self._begun:
+            self.transport.write(_SLOW)
+        self.transport.close()
+
+    def _unwatch(self) -> None:
+        for timer in (self._head, self._unread):
+            if timer is not None:
+                timer.cancel()

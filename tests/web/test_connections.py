@@ -1,0 +1,180 @@
+"""Connections that say nothing, too little or too slowly; real ones, of several addresses."""
+
+import asyncio
+import contextlib
+import re
+import resource
+import socket
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moorage.web import connections
+from moorage.web.server import WebServer
+
+PATIENCE_SECONDS = 30
+
+
+@pytest.fixture(autouse=True)
+def _enough_files():
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[1], before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+class Clients:
+    """Clients of one address each, which send what a test wants and read nothing unasked."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._open: list[socket.socket] = []
+
+    async def connect(self, count: int = 1, sends: bytes = b"", address: str = "127.0.0.1"):
+        found = []
+        for _ in range(count):
+            each = socket.socket()
+            each.setblocking(False)  # noqa: FBT003  # The socket module's own signature.
+            each.bind((address, 0))
+            loop = asyncio.get_running_loop()
+            await loop.sock_connect(each, ("127.0.0.1", self._port))
+            if sends:
+                await loop.sock_sendall(each, sends)
+            found.append(each)
+        self._open += found
+        return found
+
+    async def rest(self, client: socket.socket) -> bytes:
+        """Return what comes until the server closes."""
+        answer = b""
+        # Cut is cut, however the kernel tells it.
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            with contextlib.suppress(ConnectionError):
+                while chunk := await asyncio.get_running_loop().sock_recv(client, 65_536):
+                    answer += chunk
+        return answer
+
+    def close(self) -> None:
+        for each in self._open:
+            each.close()
+
+
+@pytest.fixture
+async def clients(site):
+    found = Clients(site.port)
+    yield found
+    found.close()
+
+
+def files() -> int:
+    """Return how many files this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+async def answers(site, path="/policy", address="127.0.0.1") -> int:
+    """Return the status of a request over a new connection."""
+    transport = httpx.AsyncHTTPTransport(local_address=address)
+    base = f"http://127.0.0.1:{site.port}"
+    async with httpx.AsyncClient(base_url=base, transport=transport, timeout=20) as client:
+        return (await client.get(path)).status_code
+
+
+@pytest.mark.parametrize(
+    "sends", [b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"]
+)
+async def test_idle_connections_lock_nobody_out(site, clients, sends):
+    await clients.connect(2_100, sends)
+    for address in ("127.0.0.1", "127.0.0.2"):
+        assert await answers(site, "/healthz", address) == 200
+        assert await answers(site, "/readyz", address) == 200
+        assert await answers(site, "/policy", address) == 200
+
+
+async def test_the_oldest_idle_connection_gives_way(site, clients):
+    first, second = await clients.connect(2)
+    await clients.connect(connections.CONNECTIONS_PER_ADDRESS_MAX - 1)
+    assert await clients.rest(first) == b""
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    await asyncio.get_running_loop().sock_sendall(second, ask)
+    assert b" 200 " in await clients.rest(second)
+
+
+async def test_the_last_descriptors_are_the_servers_own(site):
+    """Whoever comes then takes the place of an idle connection."""
+    server = WebServer(site.house, descriptors_max=60)
+    clients = Clients(await server.start("127.0.0.1", 0))
+    before = files()
+    await clients.connect(100)
+    ask = b"GET /policy HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    (client,) = await clients.connect(1, ask)
+    assert b" 200 " in await clients.rest(client)
+    assert files() < before + 101 + 60
+    clients.close()
+    await server.close()
+
+
+async def test_one_address_leaves_room_for_others(site, clients):
+    (other,) = await clients.connect(address="127.0.0.2")
+    await clients.connect(2_500)
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    await asyncio.get_running_loop().sock_sendall(other, ask)
+    assert b" 200 " in await clients.rest(other)
+
+
+async def test_bodies_that_never_come_take_no_health(site, clients):
+    """Every connection that may be busy is; what comes then is told so, and health is told."""
+    head = b"POST /policy HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    for address in ("127.0.0.1", "127.0.0.2"):
+        await clients.connect(1_600, head, address)
+    for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
+        assert await answers(site, "/healthz", address) == 200
+        assert await answers(site, "/policy", address) == 503
+
+
+async def test_one_address_that_is_busy_leaves_room_for_others(site, clients):
+    head = b"POST /policy HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
+    await clients.connect(2_100, head)
+    assert await answers(site) == 503
+    assert await answers(site, address="127.0.0.2") == 200
+
+
+@pytest.mark.heavy  # It waits for a deadline to pass.
+async def test_a_head_that_does_not_come_is_cut(site, clients):
+    """Also byte by byte, after a request, and where a body is left over."""
+    loop = asyncio.get_running_loop()
+    full = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    left = b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99\r\n\r\n"
+    began = loop.time()
+    silent, partial, after, body = [
+        (await clients.connect(1, sends))[0] for sends in (b"", b"GET", full + b"GET", left)
+    ]
+
+    async def trickle(client):
+        for _ in range(1_000):
+            await asyncio.sleep(0.5)  # What is under test.
+            await loop.sock_sendall(client, b"x")
+
+    dripping = [asyncio.create_task(trickle(each)) for each in (partial, after, body)]
+    ends = await asyncio.gather(*(clients.rest(each) for each in (silent, partial, after, body)))
+    for each in dripping:
+        each.cancel()
+    await asyncio.gather(*dripping, return_exceptions=True)
+    assert loop.time() - began >= connections.HEAD_SECONDS_MAX
+    statuses = [re.findall(rb"HTTP/1.1 (\d+)", end) for end in ends]
+    # Whoever sends on may not see the last word.
+    assert [each[:1] for each in statuses[::3]] == [[], [b"404"]]
+    assert statuses[1] in ([b"408"], [])
+    assert statuses[2][:1] == [b"200"]
+
+
+@pytest.mark.heavy  # It waits for a deadline to pass.
+async def test_between_requests_a_client_may_rest(site, clients):
+    """As long as before: clients keep connections for some seconds."""
+    (client,) = await clients.connect()
+    ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    loop = asyncio.get_running_loop()
+    await loop.sock_sendall(client, ask + b"\r\n")
+    await asyncio.sleep(connections.HEAD_SECONDS_MAX + 1)  # What is under test.
+    await loop.sock_sendall(client, ask + b"Connection: close\r\n\r\n")
+    assert (await clients.rest(client)).count(b"HTTP/1.1 200") == 2
