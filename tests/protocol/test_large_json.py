@@ -8,7 +8,13 @@ import time
 import msgspec
 import pytest
 
-from moorage.protocol.large_json import LEVELS_MAX, PART_BYTES_MAX, decode_in_parts
+from moorage.protocol.large_json import (
+    LEVELS_MAX,
+    PART_BYTES_MAX,
+    decode_in_parts,
+    encode_in_parts,
+    is_large,
+)
 
 
 def random_value(chance, depth):
@@ -104,3 +110,30 @@ def test_other_threads_get_their_turn_meanwhile():
     finally:
         gc.enable()
     assert waits[0] < waits[1] / 2
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_are_together_what_one_go_encodes(seed):
+    chance = random.Random(seed)
+    rows = [random_value(chance, 4) for _ in range(4_000)]
+    wide = {f"k{number}": random_value(chance, 2) for number in range(3_000)}
+    value = {
+        "id": "c",
+        "nodes": {"nodeData": rows},
+        "wide": wide,
+        "text": "x" * 100_000,
+        "none": [],
+    }
+    for each in (value, [value, 1, value], rows, wide, {}, [], None, {"": [[]] * 3_000}):
+        assert b"".join(encode_in_parts(each)) == msgspec.json.encode(each)
+
+
+def test_only_what_is_large_is_taken_apart():
+    assert not any(map(is_large, (None, "", [], {}, [1] * 100, {"a": {"b": ["c"]}})))
+    assert all(map(is_large, ("x" * 200_000, [[1]] * 2_000, {"a": {"b": [{}] * 3_000}})))
+
+
+def test_a_part_is_a_small_share_of_a_large_document():
+    rows = [{"id": f"n{number}", "gpus": [{"memory": 81_920}] * 8} for number in range(5_000)]
+    parts = list(encode_in_parts([{"id": "c", "nodes": {"nodeData": rows}}] * 3))
+    assert max(map(len, parts)) <= 2 * PART_BYTES_MAX

@@ -19,6 +19,8 @@ from moorage.model import Code
 
 BATCH_MAX: Final = 256
 """Events stepped before the loop gets a chance to read sockets again."""
+BATCH_SECONDS_MAX: Final = 0.005
+"""How long that may take: a page of a large fleet costs as much as a thousand other events."""
 UNCOMMITTED_MAX: Final = 20_000
 """Facts waiting for the disk; beyond it events wait in the inbox."""
 FULL: Final = Refusal(
@@ -153,8 +155,11 @@ class Crank:
     def _turn(self) -> None:
         self._scheduled = False
         try:
+            until = time.monotonic() + BATCH_SECONDS_MAX
             for _ in range(min(len(self._inbox), BATCH_MAX)):
                 self._step(self._inbox.popleft())
+                if time.monotonic() > until:
+                    break
         except Exception as error:  # noqa: BLE001  # A broken invariant ends the process.
             self._failed(error)
             return

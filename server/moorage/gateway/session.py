@@ -22,7 +22,7 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.model import Code, SessionId, Tenant
 from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
-from moorage.protocol.messages import decode
+from moorage.protocol.messages import Fleet, Leases, Queue, decode
 from moorage.protocol.replies import event, failure, failure_from
 
 
@@ -80,6 +80,8 @@ class Session:
         self._drop = drop
         self._loop = asyncio.get_running_loop()
         self._number = 0
+        self._listing = 0
+        """Number of the last message that asked for a list, while that is unanswered."""
         self._unanswered: dict[int, bool] = {}
         """Number of each unanswered message, and whether it has a place in the line."""
         self._line: deque[int] = deque()
@@ -114,18 +116,31 @@ class Session:
     async def serve(self) -> None:
         """Read messages until the client is gone; those that it sent before it left included."""
         receive = self.connection.recv
-        limit = self._settings.inflight_max
         try:
             while True:
                 taking = self._take(await receive())
                 if taking is not None:
                     await asyncio.wait([taking])
-                while self.in_flight >= limit and not self._gone:
+                while self._full() and not self._gone:
                     self._room = self._loop.create_future()
                     await self._room
         except ConnectionClosed:
             if self._tasks:
                 await asyncio.wait(self._tasks)
+
+    def _full(self) -> bool:
+        """Tell whether the next message has to wait.
+
+        A page of a list costs a thousand times what other answers do: whoever asks for many has
+        them made one by one, and none while it does not read.
+        """
+        if self._listing not in self._unanswered:
+            self._listing = 0
+        return (
+            self.in_flight >= self._settings.inflight_max
+            or self.connection.paused
+            or self._listing > 0
+        )
 
     def _take(self, frame: str | bytes) -> asyncio.Task[None] | None:
         """Hand over one message; the task returned must be done before the next one is read."""
@@ -140,6 +155,10 @@ class Session:
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None
+        if isinstance(message, Fleet | Leases | Queue):
+            if self._gone:  # It changes nothing, and nobody is there to read it.
+                return None
+            self._listing = number
         self._expect(number, in_line=message.id is None)
         if self.draining:
             text = "The server is stopping; connect again in a moment."
@@ -259,7 +278,7 @@ class Session:
 
     def _settle(self) -> None:
         """Wake whoever waits for less to be in flight."""
-        if self._room is not None and (self._gone or self.in_flight < self._settings.inflight_max):
+        if self._room is not None and (self._gone or not self._full()):
             if not self._room.done():
                 self._room.set_result(None)
             self._room = None

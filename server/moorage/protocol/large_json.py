@@ -1,21 +1,28 @@
-"""JSON of many megabytes, decoded without stopping whatever else the process does meanwhile.
+"""JSON of many megabytes, read and written without stopping what else the process does meanwhile.
 
 The decoder holds the interpreter's lock from the first byte to the last, so a thread alone spares
 nobody: a document of 16 MiB stops the event loop for as long as it takes to decode. `web` and
 `catalog` call this in a thread for what is large; small values are decoded where they arrive.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any, Final
 
 import msgspec
 
-__all__ = ["PART_BYTES_MAX", "decode_in_parts"]
+__all__ = ["PART_BYTES_MAX", "decode_in_parts", "encode_in_parts", "is_large"]
 
 PART_BYTES_MAX: Final = 64 * 1024
 """What is decoded in one go, some two milliseconds; larger values are taken apart."""
 LEVELS_MAX: Final = 8
 """How deep values are taken apart, each level being one more look at all bytes. The nodes of a
 cluster document, which are most of it, lie on the third."""
+
+VALUES_MAX: Final = 2_000
+"""What is encoded in one go: so many values, a text counting as one more for each 64 characters."""
+ROWS_MAX: Final = 64
+"""Members of a list that are encoded in one go, where the first of them is small."""
 
 _members: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _elements: Final = msgspec.json.Decoder(list[msgspec.Raw])
@@ -51,3 +58,91 @@ def _value(encoded: memoryview, levels: int) -> Any:
             case _:
                 pass
     return msgspec.json.decode(encoded)
+
+
+def is_large(value: Any) -> bool:
+    """Tell whether a value is more than is encoded in one go."""
+    return _cost(value, VALUES_MAX) > VALUES_MAX
+
+
+def encode_in_parts(value: Any) -> Iterator[bytes]:
+    """Yield the JSON text of a value in parts, each encoded when it is asked for.
+
+    Args:
+        value: What nobody changes meanwhile; all that `msgspec.json.encode` takes, but the members
+            of what is large are lists, tuples, and dicts with texts as keys.
+
+    """
+    part = bytearray()
+    for piece in _pieces(value):
+        part += piece
+        if len(part) > PART_BYTES_MAX // 4:
+            yield bytes(part)
+            part.clear()
+    yield bytes(part)
+
+
+def _pieces(value: Any) -> Iterator[bytes]:
+    if isinstance(value, dict) and is_large(value):
+        yield b"{"
+        yield from _fields(value)
+        yield b"}"
+    elif isinstance(value, list | tuple) and is_large(value):
+        yield b"["
+        yield from _rows(value)
+        yield b"]"
+    else:
+        yield msgspec.json.encode(value)
+
+
+def _fields(value: dict[str, Any]) -> Iterator[bytes]:
+    """Yield an object's members without the braces around them; small ones together."""
+    some: dict[str, Any] = {}
+    comma, room = b"", VALUES_MAX
+    for name, each in value.items():
+        room -= _cost(each, VALUES_MAX)
+        if room >= 0:
+            some[name] = each
+            continue
+        if some:
+            yield comma + msgspec.json.encode(some)[1:-1]
+            comma = b","
+            some = {}
+        yield comma + msgspec.json.encode(name) + b":"
+        yield from _pieces(each)
+        comma, room = b",", VALUES_MAX
+    if some:
+        yield comma + msgspec.json.encode(some)[1:-1]
+
+
+def _rows(value: Sequence[Any]) -> Iterator[bytes]:
+    """Yield a list's members without the brackets around them; where they are small, several."""
+    at = 0
+    while at < len(value):
+        if at:
+            yield b","
+        cost = _cost(value[at], VALUES_MAX)
+        if cost > VALUES_MAX:
+            yield from _pieces(value[at])
+            at += 1
+        else:
+            # As many as may be if they are alike, which the rows of one list mostly are.
+            most = min(ROWS_MAX, max(1, VALUES_MAX // cost))
+            yield msgspec.json.encode(value[at : at + most])[1:-1]
+            at += most
+
+
+def _cost(value: Any, budget: int) -> int:
+    """Return how many values there are in one, itself included, or more than `budget`."""
+    found = 1
+    if isinstance(value, str | bytes):
+        return found + len(value) // 64
+    if isinstance(value, dict):
+        value = chain(value, value.values())
+    elif not isinstance(value, list | tuple):
+        return found
+    for each in value:
+        found += _cost(each, budget - found)
+        if found > budget:
+            break
+    return found

@@ -3,10 +3,13 @@
 `web.server.WebServer` runs it; what it needs of the house it takes as `WebServices`.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
+from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
+import msgspec
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -16,7 +19,7 @@ from starlette.routing import compile_path
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import TENANT, BodyReader, failure, json_response
+from moorage.web.bodies import ENCODING, TENANT, BodyReader, failure, json_response
 from moorage.web.notes import Noted
 from moorage.web.routes import service_routes
 from moorage.web.services import WebServices
@@ -50,6 +53,7 @@ def create_app(services: WebServices) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,  # It would send clients to whatever host they named.
     )
+    setattr(app.state, ENCODING, asyncio.Lock())
     _add_failures(app)
     app.add_middleware(Noted)
     app.include_router(_health_routes(services))
@@ -100,18 +104,21 @@ def _health_routes(services: WebServices) -> APIRouter:
 
 def _about_routes(app: FastAPI, services: WebServices) -> APIRouter:
     router = APIRouter(tags=["about"])
+    # It never changes, and costs as much as a hundred other answers.
+    described = cache(lambda: msgspec.json.encode(app.openapi()))
 
     @router.get("/metrics", summary="The server's own metrics")
     async def metrics() -> Response:
         """Answer in the Prometheus text format."""
-        return Response(
-            services.metrics_text(), media_type="text/plain; version=0.0.4; charset=utf-8"
-        )
+        async with getattr(app.state, ENCODING):
+            text = services.metrics_text()
+            await asyncio.sleep(0)  # Whoever asks for many has them made one by one.
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get("/openapi.json", summary="This interface, described")
     async def openapi() -> Response:
         """Answer the OpenAPI document."""
-        return json_response(app.openapi())
+        return Response(described(), media_type="application/json")
 
     return router
 

@@ -12,10 +12,11 @@ from typing import Any, Final
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
-from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts
+from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts, encode_in_parts, is_large
 
 __all__ = [
     "BODY_BYTES_MAX",
@@ -28,6 +29,8 @@ __all__ = [
     "succeeded",
 ]
 
+ENCODING: Final = "encoding"
+"""Where `web.app` keeps, in its own state, the lock that large answers take turns with."""
 TENANT: Final = "tenant"
 """Where `web.app` leaves the authenticated tenant in the request's state."""
 NAMED: Final = "named"
@@ -131,8 +134,36 @@ def _decoded(body: bytes, decode: Callable[[bytes], Any]) -> Any:
         ) from error
 
 
+class _InParts(Response):
+    """A JSON answer that is encoded as its client reads it, one part of all such at a time.
+
+    So no number of large answers holds up the others, nor takes memory while nobody reads them.
+    """
+
+    media_type = "application/json"
+
+    def __init__(self, content: Any, status: int) -> None:
+        super().__init__(status_code=status)
+        del self.headers["content-length"]
+        self._parts = encode_in_parts(content)
+
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
+        """Send it."""
+        start = {"type": "http.response.start", "status": self.status_code}
+        await send({**start, "headers": self.raw_headers})
+        more = True
+        while more:
+            async with getattr(scope["app"].state, ENCODING):
+                part = next(self._parts, b"")
+                await asyncio.sleep(0)  # Whatever else there is to do goes first.
+            more = bool(part)
+            await send({"type": "http.response.body", "body": part, "more_body": more})
+
+
 def json_response(content: Any, status: int = 200) -> Response:
     """Return a JSON answer."""
+    if is_large(content):
+        return _InParts(content, status)
     return Response(msgspec.json.encode(content), status, media_type="application/json")
 
 
