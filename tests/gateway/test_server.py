@@ -101,6 +101,33 @@ async def test_connections_that_say_nothing_are_bounded_and_cut(open_port):
     assert port.gateway.stats().connections == 1
 
 
+async def test_connections_that_say_nothing_lock_nobody_out(open_port):
+    """More than there may be, of one address: health is told, and who opens a session has one."""
+    port = await open_port(handshakes_max=100)
+    idle = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(500)]
+    answer = await port.http(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    client = await port.client()
+    await client.ask(1)
+    assert await client.data() == {"n": 1}
+    await port.harbour.until(lambda: port.gateway.stats().connections <= 76)
+    assert await idle[0][0].read() == b""  # The oldest gave way.
+    for _, writer in idle:
+        writer.close()
+
+
+async def test_one_address_leaves_sessions_to_others(open_port):
+    port = await open_port(sessions_max=4)
+    for _ in range(3):
+        await port.client()
+    with pytest.raises(InvalidStatus) as refused:
+        await port.client()
+    assert b"All 3 sessions that one address may have" in refused.value.response.body
+    other = await port.client(local_addr=("127.0.0.2", 0))
+    await other.ask(1)
+    assert await other.data() == {"n": 1}
+
+
 async def test_sessions_of_a_token_that_is_gone_or_anothers_now_are_closed(open_port):
     tenants = {"old": Tenant("a"), "new": Tenant("a"), "moved": Tenant("a")}
     port = await open_port(authenticate=tenants.get)

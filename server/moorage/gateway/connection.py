@@ -14,6 +14,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.protocol import State
 
 from moorage.model import SessionId, Tenant
+from moorage.protocol.peers import Peers, most_of_one
 
 
 class Connection(ServerConnection):
@@ -21,6 +22,8 @@ class Connection(ServerConnection):
 
     Attributes:
         registry: All connections of the gateway; it enters and leaves by itself.
+        opening: Those of them that have no session yet; the gateway takes it out when it has one.
+        address: Where it comes from.
         session_id, tenant, bearer: Set when the opening handshake lets it in: whose it is, and the
             token that said so.
         on_writable: Called with False when the client has stopped reading, True when it reads
@@ -33,13 +36,16 @@ class Connection(ServerConnection):
         self,
         *args: Any,
         registry: set["Connection"],
-        connections_max: int,
+        opening: Peers["Connection"],
+        opening_max: int,
         descriptors_max: int | None,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         self.registry = registry
-        self.connections_max = connections_max
+        self.opening = opening
+        self.opening_max = opening_max
+        self.address = ""
         self.descriptors_max = descriptors_max
         self.session_id = SessionId("")
         self.tenant: Tenant | None = None
@@ -78,19 +84,28 @@ class Connection(ServerConnection):
     # What asyncio tells a protocol ---------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Enter the registry, or be cut when there are too many connections."""
+        """Enter the registry, and cut the oldest that has no session where there are too many."""
         super().connection_made(transport)
         self.recv_messages.resume = self._read_on
         number = self.transport.get_extra_info("socket").fileno()
         many = self.descriptors_max is not None and number >= self.descriptors_max
-        if many or len(self.registry) >= self.connections_max:
-            self.transport.abort()
+        self.address = (self.transport.get_extra_info("peername") or ("",))[0]
         self.registry.add(self)
+        self.opening.add(self, self.address)
+        surplus = None
+        if self.opening.count(self.address) > most_of_one(self.opening_max):
+            surplus = self.opening.oldest(self.address)
+        elif many or len(self.opening) > self.opening_max:
+            surplus = self.opening.oldest()
+        if surplus is not None:
+            self.opening.remove(surplus)
+            surplus.transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Leave the registry."""
         super().connection_lost(exc)
         self.registry.discard(self)
+        self.opening.remove(self)
         self.on_lost()
 
     def pause_writing(self) -> None:

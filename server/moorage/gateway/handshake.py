@@ -16,6 +16,7 @@ from moorage.gateway.connection import Connection
 from moorage.gateway.session import Counts
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
+from moorage.protocol.peers import Peers, most_of_one
 
 SESSION_HEADER: Final = "Moorage-Session"
 """Header of the handshake's response: the session's id, for `resume`. Nobody can guess it."""
@@ -29,7 +30,7 @@ class Doorman:
         authenticate: Given the bearer token, or None where there was none, returns whose it is,
             or None to refuse.
         counts: Where refusals are counted.
-        sessions: Returns how many sessions there are.
+        sessions: The connections that have one.
 
     """
 
@@ -38,7 +39,7 @@ class Doorman:
         settings: GatewaySettings,
         authenticate: Callable[[str | None], Tenant | None],
         counts: Counts,
-        sessions: Callable[[], int],
+        sessions: Peers[Connection],
     ) -> None:
         self.draining = False
         self.origins = settings.origins
@@ -78,15 +79,21 @@ class Doorman:
             )
             answer.headers["WWW-Authenticate"] = "Bearer"
             return answer
-        if self._sessions() >= self._settings.sessions_max:
+        if (full := self._full(connection.address)) is not None:
             self._counts.refused_full += 1
-            answer = connection.respond(
-                http.HTTPStatus.SERVICE_UNAVAILABLE,
-                f"All {self._settings.sessions_max} sessions are taken; try again later.\n",
-            )
+            text = f"{full} are taken; try again later.\n"
+            answer = connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, text)
             answer.headers["Retry-After"] = "1"
             return answer
         connection.tenant, connection.bearer = tenant, bearer
+        return None
+
+    def _full(self, address: str) -> str | None:
+        most = self._settings.sessions_max
+        if len(self._sessions) >= most:
+            return f"All {most} sessions"
+        if self._sessions.count(address) >= most_of_one(most):
+            return f"All {most_of_one(most)} sessions that one address may have"
         return None
 
     def response(

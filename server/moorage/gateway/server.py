@@ -19,6 +19,7 @@ from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
 from moorage.protocol.codes import Close
+from moorage.protocol.peers import Peers
 
 __all__ = ["Gateway", "GatewaySettings", "GatewayStats"]
 
@@ -83,9 +84,11 @@ class Gateway:
         self._authenticate = authenticate
         self._counts = Counts()
         self._connections: set[Connection] = set()
+        self._opening: Peers[Connection] = Peers()
+        self._open: Peers[Connection] = Peers()
         self._sessions: dict[SessionId, Session] = {}
         self._dropping: set[asyncio.Task[None]] = set()
-        self._doorman = Doorman(settings, authenticate, self._counts, self._sessions.__len__)
+        self._doorman = Doorman(settings, authenticate, self._counts, self._open)
         self._server: Server | None = None
         self._draining = False
 
@@ -125,7 +128,8 @@ class Gateway:
             create_connection=functools.partial(  # type: ignore[arg-type]  # Any factory will do.
                 Connection,
                 registry=self._connections,
-                connections_max=settings.sessions_max + settings.handshakes_max,
+                opening=self._opening,
+                opening_max=settings.handshakes_max,
                 descriptors_max=settings.descriptors_max,
             ),
         )
@@ -238,12 +242,15 @@ class Gateway:
         session.draining = self._draining
         self._counts.sessions += 1
         self._sessions[session.id] = session
+        self._opening.remove(connection)
+        self._open.add(connection, connection.address)
         self._deliver.opened(session.id, session.tenant)
         self._expel_stranger(session)  # Tokens may have changed since the handshake began.
         try:
             await session.serve()
         finally:
             del self._sessions[session.id]
+            self._open.remove(connection)
             self._deliver.lost(session.id)
 
     def _drop(self, session: Session, code: int, reason: str) -> None:

@@ -27,11 +27,11 @@ class GatewaySettings:
             `message_bytes_max`.
         write_buffer_bytes_max: Unsent bytes per connection; beyond it replies stay in the outbox
             and the socket is not read either.
-        sessions_max: Open sessions. Beyond it: HTTP 503.
-        handshakes_max: Connections without a session yet, and as many again that the kernel
-            keeps for us. Beyond it: the connection is cut, or not accepted.
-        descriptors_max: Number of a connection's file descriptor from which on it is cut: the rest
-            of them are the server's own. None: no such number.
+        sessions_max: Open sessions, three quarters of them of one address. Beyond it: HTTP 503.
+        handshakes_max: Connections without a session yet, three quarters of them of one address,
+            and as many again that the kernel keeps for us. Beyond it: the oldest is cut.
+        descriptors_max: Number of a connection's file descriptor from which on the oldest without
+            a session is cut: the rest of them are the server's own. None: no such number.
         inflight_max: Messages of a session whose replies are not yet written. Beyond it the
             socket is not read; nothing is dropped.
         parked_max: Messages of a session that wait in the queue and so do not count as in
