@@ -5,6 +5,7 @@
 server. `Services` reaches the policy and cluster registries of a Moorage server.
 """
 
+import json
 import logging
 import os
 import time
@@ -33,11 +34,11 @@ and `:8888`, since one Moorage server embeds both services."""
 SECONDS_MAX: Final = 30.0
 """How long connecting may take, and each wait for more of a reply."""
 
-REPLY_SECONDS_MAX: Final = 600.0
-"""How long a reply may take as a whole."""
+ANSWER_SECONDS_MAX: Final = 600.0
+"""How long an answer may take as a whole."""
 
-REPLY_BYTES_MAX: Final = 1 << 29
-"""A longer reply is an error: no server of ours holds more documents."""
+ANSWER_BYTES_MAX: Final = 160 * 1024 * 1024
+"""One answer; a longer one, which no server of ours gives, is not read to its end."""
 
 _REDIRECTIONS: Final = 3
 _PIECE_BYTES: Final = 1 << 16
@@ -89,10 +90,13 @@ class ClusterClient:
         """Return `(True, document)`, or `(False, message)`."""
         try:
             response = requests.get(
-                f"{self.base_url}/clusters/{quote(cluster_id, safe='')}", timeout=SECONDS_MAX
+                f"{self.base_url}/clusters/{quote(cluster_id, safe='')}",
+                timeout=SECONDS_MAX,
+                stream=True,
             )
+            content = _content(response)
             response.raise_for_status()
-            return True, response.json()
+            return True, json.loads(content)
         except requests.exceptions.HTTPError as http_err:
             return False, f"HTTP error occurred: {http_err}"
         except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
@@ -102,10 +106,14 @@ class ClusterClient:
         """Return `(True, documents)` of the clusters that match, or `(False, message)`."""
         try:
             response = requests.post(
-                f"{self.base_url}/clusters/query", json={"query": query}, timeout=SECONDS_MAX
+                f"{self.base_url}/clusters/query",
+                json={"query": query},
+                timeout=SECONDS_MAX,
+                stream=True,
             )
+            content = _content(response)
             response.raise_for_status()
-            return True, response.json()
+            return True, json.loads(content)
         except requests.exceptions.HTTPError as http_err:
             return False, f"HTTP error occurred: {http_err}"
         except Exception as err:  # noqa: BLE001  # Documented: every error becomes a message.
@@ -125,8 +133,9 @@ class GlobalClusterMetricsClient:
 
     def _handle_response(self, response: requests.Response) -> Any:
         try:
+            content = _content(response)
             response.raise_for_status()
-            json_data = response.json()
+            json_data = json.loads(content)
             if not json_data.get("success", False):
                 raise APIError(json_data.get("error", "Unknown error"), response.status_code)
             return json_data.get("data")
@@ -140,13 +149,13 @@ class GlobalClusterMetricsClient:
     def get_cluster(self, cluster_id: str) -> Any:
         """Return the metrics document of a cluster."""
         url = f"{self.base_url}/cluster/{quote(cluster_id, safe='')}"
-        response = requests.get(url, timeout=SECONDS_MAX)
+        response = requests.get(url, timeout=SECONDS_MAX, stream=True)
         return self._handle_response(response)
 
     def query_clusters(self, query_params: Mapping[str, Any] | None = None) -> Any:
         """Return the metrics documents that match."""
         url = f"{self.base_url}/cluster/query"
-        response = requests.get(url, params=query_params, timeout=SECONDS_MAX)
+        response = requests.get(url, params=query_params, timeout=SECONDS_MAX, stream=True)
         return self._handle_response(response)
 
 
@@ -336,9 +345,11 @@ class Services:
                 stream=True,
                 allow_redirects=False,  # What is sent is for this server, and for no other.
             ) as response:
-                text = self._body(response)
+                text = _content(response)
         except requests.Timeout as error:
             raise Timeout(f"{self.url}: no reply within {self._timeout:g} s") from error
+        except _TooLongError as error:
+            raise ProtocolViolated(self.url, f"{method} {path} answered {error}") from error
         except (requests.RequestException, ValueError) as error:  # The latter of a bad redirection.
             raise ConnectionFailed(self.url, _cause(error)) from error
         if response.status_code // 100 == _REDIRECTIONS:
@@ -354,16 +365,22 @@ class Services:
             raise _refusal(reply, code, response.reason)
         return reply
 
-    def _body(self, response: requests.Response) -> bytes:
-        """Read a reply, which may neither grow nor take time without end."""
-        body, late_at = bytearray(), time.monotonic() + REPLY_SECONDS_MAX
+
+class _TooLongError(ValueError):
+    """An answer is longer than any that a server gives."""
+
+
+def _content(response: requests.Response) -> bytes:
+    """Read an answer, which may neither grow nor take time without end."""
+    content, late_at = bytearray(), time.monotonic() + ANSWER_SECONDS_MAX
+    with response:
         for piece in response.iter_content(_PIECE_BYTES):
-            body += piece
-            if len(body) > REPLY_BYTES_MAX:
-                raise ProtocolViolated(self.url, f"sent more than {REPLY_BYTES_MAX} bytes")
+            content += piece
+            if len(content) > ANSWER_BYTES_MAX:
+                raise _TooLongError(f"more than {ANSWER_BYTES_MAX} bytes")
             if time.monotonic() > late_at:
-                raise Timeout(f"{self.url}: a reply took longer than {REPLY_SECONDS_MAX:g} s")
-        return bytes(body)
+                raise requests.Timeout(f"an answer took longer than {ANSWER_SECONDS_MAX:g} s")
+    return bytes(content)
 
 
 def _alias(alias: str, action: str = "") -> str:

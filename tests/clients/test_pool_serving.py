@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import httpx
@@ -21,8 +22,9 @@ from moorage.slots import (
     ResourceUnavailable,
     UnknownResourceType,
 )
-from moorage_client import ConnectionFailed
+from moorage_client import ConnectionFailed, ProtocolViolated
 from moorage_client.pool import Checkout, ResourcePoolAdapter
+from moorage_client.pool.adapter import ANSWER_BYTES_MAX
 from moorage_client.pool.addresses import Tcp, Uds
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
@@ -343,6 +345,27 @@ def test_processes_never_hold_the_same(served, tmp_path):
     pool = ResourcePoolAdapter(served)
     assert free(pool) == 4
     assert pool.state()["holdings"] == []
+
+
+class Flood(BaseHTTPRequestHandler):
+    """No pool, and one that does not end."""
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(ConnectionError):
+            while True:
+                self.wfile.write(bytes(1 << 20))
+
+
+def test_an_answer_longer_than_any_is_not_read_to_its_end():
+    with HTTPServer(("127.0.0.1", 0), Flood) as flood:
+        answering = threading.Thread(target=flood.handle_request)
+        answering.start()
+        adapter = ResourcePoolAdapter(f"tcp:127.0.0.1:{flood.server_port}")
+        with pytest.raises(ProtocolViolated, match=f"more than {ANSWER_BYTES_MAX} bytes"):
+            adapter.empty()
+        answering.join()
 
 
 def test_threads_share_an_adapter(pool):

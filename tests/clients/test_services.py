@@ -22,6 +22,7 @@ from moorage_client import (
     Services,
     Timeout,
 )
+from moorage_client.services import ANSWER_BYTES_MAX
 
 
 class Registry(ThreadingHTTPServer):
@@ -170,6 +171,15 @@ def test_services_that_fail(registry):
     with Services("http://127.0.0.1:1") as services, pytest.raises(ConnectionFailed) as caught:
         services.policies()
     assert caught.value.reason == "Connection refused"
+
+
+def test_an_answer_longer_than_any_is_not_read_to_its_end(registry):
+    registry.answers["POST /policy/query"] = (200, bytes(ANSWER_BYTES_MAX + 1))
+    registry.answers["GET /clusters/a"] = registry.answers["POST /policy/query"]
+    what = f"more than {ANSWER_BYTES_MAX} bytes"
+    with Services(registry.url) as services, pytest.raises(ProtocolViolated, match=what):
+        services.policies()
+    assert ClusterClient().read_cluster("a") == (False, f"Error occurred: {what}")
 
 
 def pushed(registry):

@@ -19,8 +19,8 @@ __all__ = ["SECONDS_MAX", "Checkout", "ResourcePoolAdapter"]
 
 SECONDS_MAX: Final = 30.0
 """How long an answer may take."""
-ANSWER_BYTES_MAX: Final = 1 << 26
-"""More of an answer is not read."""
+ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
+"""One answer; a longer one is not read to its end."""
 T = TypeVar("T")
 
 
@@ -155,13 +155,16 @@ class ResourcePoolAdapter:
         try:
             connection.request(method, path, content, {"Content-Type": "application/json"})
             answer = connection.getresponse()
-            text = answer.read(ANSWER_BYTES_MAX)
+            text = answer.read(ANSWER_BYTES_MAX + 1)
         except TimeoutError as error:
             raise Timeout(f"{self.address}: no answer in time") from error
         except (OSError, HTTPException) as error:
             raise ConnectionFailed(str(self.address), str(error) or repr(error)) from error
         finally:
             connection.close()
+        if len(text) > ANSWER_BYTES_MAX:
+            said = f"it answered more than {ANSWER_BYTES_MAX} bytes"
+            raise ProtocolViolated(str(self.address), said)
         try:
             document = dict(json.loads(text))
         except (TypeError, ValueError, RecursionError) as error:
