@@ -139,8 +139,11 @@ class VLLMResource(EngineResource):
 
 def _client(headers: Mapping[str, str]) -> httpx.AsyncClient:
     headers = {"Accept-Encoding": "identity", **headers}  # Nothing is unpacked here.
-    # One deadline covers everything, answers that drip included.
-    return httpx.AsyncClient(timeout=None, headers=headers, trust_env=False)  # noqa: S113
+    return httpx.AsyncClient(
+        timeout=None,  # noqa: S113  # One deadline covers everything, dripping answers included.
+        headers=headers,
+        trust_env=False,
+    )
 
 
 async def _chat(

@@ -86,8 +86,11 @@ async def _http(probe: Readiness, host: str, port: int | None) -> bool:
 
 
 def _client() -> httpx.AsyncClient:
-    # One deadline covers everything, answers that drip included.
-    return httpx.AsyncClient(timeout=None, trust_env=False, verify=_no_certificates())  # noqa: S113
+    return httpx.AsyncClient(
+        timeout=None,  # noqa: S113  # One deadline covers everything, dripping answers included.
+        trust_env=False,
+        verify=_no_certificates(),
+    )
 
 
 @functools.cache
