@@ -216,7 +216,7 @@ def _connected(place: Path) -> Any:
 
 def _busybox() -> bytes:
     """Return a file system with one static program, under many names, as an archive."""
-    program = Path(shutil.which("busybox") or "")
+    program = Path(shutil.which("busybox") or "").resolve()
     names = subprocess.run([program, "--list"], check=True, capture_output=True, text=True)
     archive = io.BytesIO()
     with tarfile.open(fileobj=archive, mode="w") as tar:
