@@ -95,7 +95,8 @@ class Asks:
         if (refusal := self._turned_away(ask)) is not None:
             self._desk.tell(to, refusal)
             return
-        pending = Pending(ask, [to], self._desk.now)
+        self._requests.listen(ask.id, to)
+        pending = Pending(ask, self._desk.now)
         reserved = self._queue.reserved_before(ask)
         if self.take_over(pending, reserved):
             self._desk.wakes = True
@@ -124,16 +125,13 @@ class Asks:
         if first is None or not key:
             return False
         lease = self._state.lease(first)
-        pending = self._pending.get(first)
         refusal = mismatch(ask, first, self._requests.known(first), lease)
         if refusal is not None:
             self._desk.tell(to, refusal)
         elif lease is not None:
             self._desk.tell(to, LeaseNews(lease))
-        elif pending is not None:
-            pending.to.append(to)
         else:
-            self._requests.listeners.setdefault(first, []).append(to)
+            self._requests.listen(first, to)
         return True
 
     def consult(self, pending: Pending, reserved: Nodes) -> None:
@@ -342,7 +340,6 @@ class Asks:
             self._queue.add(ask)
             self._desk.record(ask.id, {"state": "waiting", **questions.refusal_object(refusal)})
         self._pending.settle(ask)
-        self._requests.listeners.setdefault(ask.id, []).extend(pending.to)
         self.refuse_line(ask, reserved, gains, room)
         self._desk.wakes = True  # What is kept for this line may have moved, or grown.
 
@@ -404,7 +401,7 @@ class Asks:
         listeners = self._requests.settle(ask)
         record = {"tenant": ask.tenant, **self._reasons(pending)} | questions.outcome(answer)
         self._desk.record(ask.id, record)
-        for to in (*pending.to, *listeners):
+        for to in listeners:
             self._desk.tell(to, answer)
 
     def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
@@ -425,7 +422,7 @@ class Asks:
 
     def _give_up(self, ask: Ask, refusal: Refusal) -> None:
         """End an ask that waits, or that its rule is being consulted about."""
-        pending = self._pending.get(ask.id) or Pending(ask, [], self._state.waiting[ask.id].at)
+        pending = self._pending.get(ask.id) or Pending(ask, self._state.waiting[ask.id].at)
         if pending.consultation:
             self._desk.do(Forget(ask.id, pending.consultation))
         self._refuse(pending, refusal, ())

@@ -5,10 +5,10 @@ core read and change it; it calls none of them.
 """
 
 from moorage.core.desk import Desk
-from moorage.core.pending import Pending, Undecided
+from moorage.core.pending import Undecided
 from moorage.core.queue import Queue
 from moorage.core.words import Address, Forget
-from moorage.model import Ask, RequestId, Tenant
+from moorage.model import Ask, RequestId, SessionId, Tenant
 
 
 class OpenRequests:
@@ -20,7 +20,7 @@ class OpenRequests:
     Attributes:
         undecided: Those that rules are being consulted about.
         queue: Those that wait, in their order.
-        listeners: Who is told, beside the asker, what becomes of a waiter.
+        listeners: Who is told what becomes of each, in the order in which they asked.
 
     """
 
@@ -30,6 +30,7 @@ class OpenRequests:
         self.undecided = Undecided()
         self.queue = Queue(desk.state)
         self.listeners: dict[RequestId, list[Address]] = {}
+        self._of_session: dict[SessionId, dict[RequestId, None]] = {}
 
     def first_with(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:
         """Return the id of the request that came first with this key, or None."""
@@ -41,29 +42,40 @@ class OpenRequests:
         found = self.undecided.get(request) or self._state.waiting.get(request)
         return found.ask if found else None
 
-    def settle(self, ask: Ask) -> tuple[Address, ...]:
-        """Note that `ask` has its answer; return who listened for it besides its asker."""
+    def listen(self, request: RequestId, to: Address) -> None:
+        """Note that `to` waits for the answer of a request."""
+        self.listeners.setdefault(request, []).append(to)
+        self._of_session.setdefault(to.session, {})[request] = None
+
+    def settle(self, ask: Ask) -> list[Address]:
+        """Note that `ask` has its answer; return who waited for it."""
         self.undecided.settle(ask)
-        return tuple(self.listeners.pop(ask.id, ()))
+        listeners = self.listeners.pop(ask.id, [])
+        for session in {to.session for to in listeners}:
+            requests = self._of_session[session]
+            del requests[ask.id]
+            if not requests:
+                del self._of_session[session]
+        return listeners
 
     def withdraw(self, ask: Ask) -> None:
         """Take a lease that waits for another place out of the queue."""
-        pending = self.undecided.get(ask.id)
-        if pending is not None:
-            self._forget(pending)
-        self.listeners.pop(ask.id, None)
+        self._forget(ask.id)
+        self.settle(ask)
         if not self._state.waiting[ask.id].pauses:
             self.queue.remove(ask)
 
-    def session_lost(self, session: str) -> None:
-        """Drop those that nobody else waits for, but for those with a place in the queue."""
-        for addresses in self.listeners.values():
-            addresses[:] = [to for to in addresses if to.session != session]
-        for pending in self.undecided.all():
-            pending.to[:] = [to for to in pending.to if to.session != session]
-            if not pending.to and pending.ask.id not in self._state.waiting:
-                self._forget(pending)
+    def session_lost(self, session: SessionId) -> None:
+        """Drop its requests that nobody else waits for, but for those with a place in the queue."""
+        for request in self._of_session.pop(session, {}):
+            others = [to for to in self.listeners.pop(request) if to.session != session]
+            if others:
+                self.listeners[request] = others
+            elif request not in self._state.waiting:
+                self._forget(request)
 
-    def _forget(self, pending: Pending) -> None:
-        self._desk.do(Forget(pending.ask.id, pending.consultation))
-        self.undecided.settle(pending.ask)
+    def _forget(self, request: RequestId) -> None:
+        pending = self.undecided.get(request)
+        if pending is not None:
+            self._desk.do(Forget(request, pending.consultation))
+            self.undecided.settle(pending.ask)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass, field
 from typing import Final
 
-from moorage.core.words import Address
 from moorage.model import Ask, Nodes, RequestId, Tenant
 
 PENDING_MAX: Final = 10_000
@@ -18,7 +17,6 @@ class Pending:
     """An ask that its rule is being consulted about."""
 
     ask: Ask
-    to: list[Address]
     since: float
     consultation: int = 0
     consultations: int = 0
@@ -49,10 +47,6 @@ class Undecided:
     def __len__(self) -> int:
         """Return how many there are."""
         return len(self._asks)
-
-    def all(self) -> list[Pending]:
-        """Return them as they are now, oldest first."""
-        return list(self._asks.values())
 
     def get(self, request: RequestId) -> Pending | None:
         """Return one by its id, or None."""

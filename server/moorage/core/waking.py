@@ -55,7 +55,7 @@ class Waking:
     def _wake_line(self, line: Line, reserved: Nodes) -> bool:
         first = (self._state.waiting[name] for name in islice(line.waiters, CONSULTED_MAX))
         idle = [
-            Pending(waiter.ask, [], waiter.at)
+            Pending(waiter.ask, waiter.at)
             for waiter in first
             if self._requests.undecided.get(waiter.ask.id) is None
         ]

@@ -289,8 +289,11 @@ class Witness:
         allocator = self.world.allocator
         things = len(allocator.state.leases) + len(allocator.state.waiting)
         law(len(allocator.state.deadlines) <= 1_001 + 2 * things, "deadlines are swept")
-        strangers = allocator.requests.listeners.keys() - allocator.state.waiting.keys()
-        law(not strangers, "only waiters have listeners", strangers)
+        requests = allocator.requests
+        closed = [name for name in requests.listeners if requests.known(name) is None]
+        law(not closed, "only open requests have listeners", closed)
+        sessions = {to.session for heard in requests.listeners.values() for to in heard}
+        law(sessions == requests._of_session.keys(), "sessions know their own requests")
         law(len(allocator.requests.undecided._keys) <= allocator.undecided, "keys are forgotten")
 
     # Deliveries ----------------------------------------------------------------------------
