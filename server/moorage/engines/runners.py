@@ -24,8 +24,8 @@ from typing import IO, Any, Final
 import httpx
 
 from moorage.engines.base import Engine, EngineError, Workload
-from moorage.engines.local.devices import gpus_here
 from moorage.engines.local.engine import LocalEngine
+from moorage.engines.local.gpus import gpus_here
 from moorage.engines.memory import MemoryEngine
 from moorage.engines.resources import (
     BaseResource,

@@ -1,11 +1,14 @@
 """Which processors and GPUs of this machine a workload is bound to, handed out by the slot pool.
 
-A lease names its GPUs itself, and the core has seen to it that nobody else has them; processors
-have no names in a placement, and a user of the library names neither. Those come from the pool.
+A lease names its GPUs itself; processors have no names in a placement, and a user of the library
+names neither. Those come from the pool.
+
+The core promises a GPU of one node once, but the same machine may be registered as two nodes. So
+what is held is kept here by the device itself, whatever a node calls it (`gpus.Device`): a workload
+that would share one beyond what it has is not started.
 """
 
 import contextlib
-import importlib
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,15 +16,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from moorage.engines.base import EngineError, Order, UnsupportedSpecError
+from moorage.engines.local.gpus import Device, device_of
 from moorage.engines.spec_fields import CPUS_MAX
+from moorage.model import Share
 from moorage.slots import ResourceUnavailable, SlotsError, make_resource_pool
 
-__all__ = ["Devices", "Grant", "Rows", "gpus_here"]
+__all__ = ["Devices", "Grant", "Rows"]
 
 _WHOLE_MILLI: Final = 1000
+_ROUNDING: Final = 1e-6
+
+_LEASED: Final = "leased"
 
 Rows = dict[str, list[dict[str, Any]]]
-"""What was checked out of the pool, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}`."""
+"""What was checked out of the pool, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}`; and what a
+lease named, `{"leased": [{"id", "slots", "of"}]}`: the devices, and by which node it got them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +57,6 @@ class Grant:
     def cpu_count(self) -> float:
         """How many those are, the last one maybe in part."""
         return float(sum(row["slots"] for row in self.rows.get("cpus", ())))
-
-
-def gpus_here() -> list[str]:
-    """Return the ids of the NVIDIA GPUs of this machine, as CUDA takes them; none without NVML."""
-    try:
-        nvml = importlib.import_module("pynvml")
-        nvml.nvmlInit()
-    except Exception:  # noqa: BLE001  # No bindings or no driver: there are no GPUs to hand out.
-        return []
-    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
-    return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
 
 
 class Devices:
@@ -97,10 +95,15 @@ class Devices:
         with self._lock:
             rows = self._held.get(order.id)
             if rows is None:
+                leased = self._leased(share)
                 named = getattr(order.spec, "cpu_count", None) is not None
-                rows = self._held[order.id] = self._check_out(
-                    wanted, must=share is None, could=share is None or named
-                )
+                rows = self._check_out(wanted, must=share is None, could=share is None or named)
+                try:
+                    self._refuse_twice(leased or _whole(rows))
+                except EngineError:
+                    self._check_in(rows)
+                    raise
+                rows = self._held[order.id] = rows | ({_LEASED: leased} if leased else {})
         gpus = None
         if share is not None:
             gpus = share.gpus
@@ -142,6 +145,28 @@ class Devices:
         with self._lock:
             self._check_in(self._held.pop(workload, {}))
 
+    def _leased(self, share: Share | None) -> list[dict[str, Any]]:
+        """Return what a lease has of the GPUs of this machine."""
+        if share is None:
+            return []
+        of, slots = f"{share.cluster_id}/{share.node_id}", share.gpu_milli / _WHOLE_MILLI
+        return [{"id": gpu, "slots": slots, "of": of} for gpu in share.gpus]
+
+    def _refuse_twice(self, wanted: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse devices that other workloads have more of than would leave room.
+
+        Raises:
+            EngineError: Naming the device, who has it, and what to do.
+
+        """
+        for row in wanted:
+            device, left = device_of(str(row["id"])), 1.0
+            for workload, rows in self._held.items():
+                for held in (*rows.get(_LEASED, ()), *_whole(rows)):
+                    left -= _taken(device, device_of(str(held["id"])), float(held["slots"]))
+                    if left + _ROUNDING < float(row["slots"]):
+                        raise _twice(row, workload, held)
+
     def _check_out(self, members: Sequence[Mapping[str, Any]], *, must: bool, could: bool) -> Rows:
         """Check out of the pool; what need not be had is not bound, where it cannot be had.
 
@@ -169,6 +194,8 @@ class Devices:
     def _check_in(self, rows: Rows) -> None:
         """Check into the pool, but for devices that another adopted workload has too."""
         for kind, each in rows.items():
+            if kind == _LEASED:
+                continue
             for row in each:
                 place = (kind, str(row["id"]))
                 if self._adopted[place]:
@@ -184,10 +211,12 @@ class Devices:
         """
         for workload, rows in held.items():
             self._held[workload] = {
-                kind: [{**row, "slots": 1} for row in each] for kind, each in rows.items()
+                kind: [row if kind == _LEASED else {**row, "slots": 1} for row in each]
+                for kind, each in rows.items()
             }
             for kind, each in rows.items():
-                self._adopted.update({(kind, str(row["id"])) for row in each})
+                if kind != _LEASED:
+                    self._adopted.update({(kind, str(row["id"])) for row in each})
         if not self._adopted:
             return
         kinds = [kind for kind in self._pool.types for _ in range(self._pool.count(kind))]
@@ -201,7 +230,34 @@ class Devices:
             del self._adopted[place]
         for rows in self._held.values():
             for kind, each in rows.items():
-                each[:] = [row for row in each if (kind, str(row["id"])) in known]
+                if kind != _LEASED:
+                    each[:] = [row for row in each if (kind, str(row["id"])) in known]
+
+
+def _whole(rows: Rows) -> list[dict[str, Any]]:
+    """Return the GPUs that came from the pool, which has no others' shares."""
+    return [{**row, "slots": 1.0} for row in rows.get("gpus", ())]
+
+
+def _taken(wanted: Device, held: Device, slots: float) -> float:
+    """Return how much of a device is gone with what somebody holds."""
+    if wanted.gpu != held.gpu:
+        return 0.0
+    if wanted.instance == held.instance:
+        return slots
+    # An instance is a part of its GPU: whoever has either leaves nothing of the other.
+    return 0.0 if wanted.instance and held.instance else 1.0
+
+
+def _twice(row: Mapping[str, Any], workload: str, held: Mapping[str, Any]) -> EngineError:
+    of, other = row.get("of"), held.get("of")
+    reason = f"GPU {row['id']} of this machine is in use by the workload {workload}"
+    if other and of and other != of:
+        return EngineError(
+            f"{reason}, which has it as one of {other}, not of {of}: the same machine is registered"
+            " twice; take one of the two nodes out of its cluster"
+        )
+    return EngineError(f"{reason}; it ends with its lease, or release that")
 
 
 def _cpus(count: float | None) -> list[dict[str, Any]]:

@@ -1,0 +1,82 @@
+"""The GPUs of this machine, and which of them an id means. Used by `devices` and the runners."""
+
+import importlib
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+
+class Device(NamedTuple):
+    """A GPU of this machine, or a MIG instance of one.
+
+    Args:
+        gpu: UUID of the GPU; where NVML does not tell, the id that was given.
+        instance: The same of the instance; empty for the whole GPU.
+
+    """
+
+    gpu: str
+    instance: str = ""
+
+
+def gpus_here() -> list[str]:
+    """Return the ids of the NVIDIA GPUs of this machine, as CUDA takes them; none without NVML."""
+    nvml = _nvml()
+    if nvml is None:
+        return []
+    handles = map(nvml.nvmlDeviceGetHandleByIndex, range(nvml.nvmlDeviceGetCount()))
+    return [str(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+
+
+def device_of(name: str) -> Device:
+    """Return what an id means here: an index, `index:instance`, a UUID, or the beginning of one."""
+    known = _known()
+    found = known.get(name.lower())
+    if found is not None:
+        return found
+    beginning = name.lower()
+    meant = {device for each, device in known.items() if each.startswith(beginning)}
+    if beginning.startswith(("gpu-", "mig-")) and len(meant) == 1:
+        return meant.pop()
+    gpu, colon, _ = name.partition(":")
+    whole = known.get(gpu.lower(), Device(gpu)).gpu
+    return Device(whole, name) if colon else Device(whole)
+
+
+@lru_cache(1)
+def _known() -> dict[str, Device]:
+    """Return all names of all devices, in small letters; none without NVML."""
+    nvml = _nvml()
+    if nvml is None:
+        return {}
+    names: dict[str, Device] = {}
+    for index in range(nvml.nvmlDeviceGetCount()):
+        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        gpu = str(nvml.nvmlDeviceGetUUID(handle))
+        names[str(index)] = names[gpu.lower()] = Device(gpu)
+        for number, uuid in _instances(nvml, handle):
+            names[f"{index}:{number}"] = names[uuid.lower()] = Device(gpu, uuid)
+    return names
+
+
+def _instances(nvml: Any, handle: Any) -> list[tuple[int, str]]:
+    found = []
+    try:
+        for number in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+            try:
+                instance = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+            except nvml.NVMLError_NotFound:
+                continue  # Numbers have gaps where instances were destroyed.
+            found.append((number, str(nvml.nvmlDeviceGetUUID(instance))))
+    except nvml.NVMLError:
+        return found  # It cannot be divided.
+    return found
+
+
+def _nvml() -> Any:
+    """Return the bindings, ready for use; None where there is no driver, and so are no GPUs."""
+    try:
+        nvml = importlib.import_module("pynvml")
+        nvml.nvmlInit()
+    except Exception:  # noqa: BLE001  # No bindings or no driver: there are no GPUs to hand out.
+        return None
+    return nvml
