@@ -7,10 +7,10 @@ Units, everywhere: GPU shares and CPU in thousandths (`milli`, 1000 is one devic
 memory in MiB, times in seconds since the epoch, durations in seconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, NewType
+from typing import Any, Final, Literal, NewType
 
 ClusterId = NewType("ClusterId", str)
 NodeId = NewType("NodeId", str)
@@ -50,9 +50,27 @@ class Gpu:
     exclusive: bool = False
 
 
+DEVICE: Final = "device "
+"""Before the UUID of a GPU in a node's `identity`; other keys name the machine."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine of a cluster, as large as it is when nothing runs on it."""
+    """One machine of a cluster, as large as it is when nothing runs on it.
+
+    Args:
+        id: Its name within the cluster.
+        cpu_milli: Its CPU.
+        memory_mib: Its memory.
+        gpus: Its devices.
+        rack: Where it stands.
+        labels: As the inventory has them.
+        identity: What tells it from all other machines, whatever they are called: `machine ID`,
+            `provider ID`, and `device UUID` for each GPU; empty where the inventory has none.
+        duplicate_of: The node, as `cluster/node`, that is the same machine and was there first:
+            this one then counts for nothing. The core says so, no document does.
+
+    """
 
     id: NodeId
     cpu_milli: int
@@ -60,6 +78,29 @@ class Node:
     gpus: tuple[Gpu, ...] = ()
     rack: str = ""
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    identity: tuple[str, ...] = ()
+    duplicate_of: str = ""
+
+
+def is_same_machine(one: Collection[str], other: Collection[str]) -> bool:
+    """Tell whether two identities are of one machine.
+
+    Where both know their GPUs, those decide. Else all that both know must agree: copies of one disk
+    have one machine id, and some Kubernetes distributions number providers' ids from nothing.
+    """
+    mine, theirs = _by_kind(one), _by_kind(other)
+    kinds = mine.keys() & theirs.keys()
+    if DEVICE in kinds:
+        return not mine[DEVICE].isdisjoint(theirs[DEVICE])
+    return bool(kinds) and not any(mine[kind].isdisjoint(theirs[kind]) for kind in kinds)
+
+
+def _by_kind(identity: Collection[str]) -> dict[str, set[str]]:
+    kinds: dict[str, set[str]] = {}
+    for key in identity:
+        kind, space, _ = key.partition(" ")
+        kinds.setdefault(kind + space, set()).add(key)
+    return kinds
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ import pytest
 
 from moorage.trials import trace
 from moorage_client.inventory import InventoryError, TableError, collect, merged, read
+from moorage_client.inventory.documents import machine_key
 
 HERE = Path(__file__).parent
 NODES = HERE / "kubernetes_nodes.json"
@@ -292,3 +293,42 @@ def test_a_list_of_anything_else_is_refused(put):
         collect([pods], "k")
     with pytest.raises(InventoryError, match=r"items: expected a list of nodes"):
         collect([put("none.json", {"kind": "NodeList"})], "k")
+
+
+def listed(*nodes):
+    return {"kind": "NodeList", "items": list(nodes)}
+
+
+def kubernetes_node(name, machine, provider):
+    return {
+        "metadata": {"name": name},
+        "spec": {"providerID": provider},
+        "status": {
+            "capacity": {"cpu": "4", "memory": "8Gi"},
+            "nodeInfo": {"machineID": machine},
+        },
+    }
+
+
+def test_nodes_of_kubernetes_say_which_machines_they_are(put):
+    one, two = "ec2a" * 8, "ec2b" * 8
+    nodes = [kubernetes_node("a", one, "aws:///eu/i-1"), kubernetes_node("b", two, "aws:///eu/i-2")]
+    (document,) = collect([put("nodes.json", listed(*nodes))], "lab").documents
+    first, second = document["nodes"]["nodeData"]
+    assert first["machineId"] == machine_key(one) != machine_key(two) == second["machineId"]
+    assert one not in str(document), "others are not to know it"
+    assert (first["providerId"], second["providerId"]) == ("aws:///eu/i-1", "aws:///eu/i-2")
+
+
+def test_copies_of_one_disk_have_no_machine_id(put):
+    same = "ec2a" * 8
+    nodes = [kubernetes_node(name, same, f"p://{name}") for name in "ab"]
+    found = collect([put("nodes.json", listed(*nodes))], "lab")
+    rows = found.documents[0]["nodes"]["nodeData"]
+    assert [row.get("machineId") for row in rows] == [None, None]
+    assert "2 nodes share their machine id" in found.notes[-1]
+
+
+@pytest.mark.parametrize("given", ["", "uninitialized", "0" * 32, "ab", "zz" * 16])
+def test_what_is_no_machine_id_tells_nothing(given):
+    assert machine_key(given) == ""

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from moorage_client.inventory import collect
+from moorage_client.inventory.documents import machine_key
 
 # The part of NVML's interface that is used, as a driver would export it: two devices joined by
 # NVLink, a third one by itself, and a fourth that is divided into MIG instances 0 and 2.
@@ -34,6 +35,10 @@ int nvmlDeviceGetPciInfo_v3(void *h, Pci *p) {
 }
 int nvmlDeviceGetName(void *h, char *v, unsigned n) {
     snprintf(v, n, INDEX(h) < 100 ? "NVIDIA A100" : "NVIDIA A100 MIG 1g.5gb");
+    return 0;
+}
+int nvmlDeviceGetUUID(void *h, char *v, unsigned n) {
+    snprintf(v, n, INDEX(h) < 100 ? "GPU-%ld" : "MIG-%ld", INDEX(h));
     return 0;
 }
 int nvmlDeviceGetMemoryInfo(void *h, Memory *m) {
@@ -66,6 +71,8 @@ def test_this_machine_as_it_is():
     page, pages = (os.sysconf(name) for name in ("SC_PAGE_SIZE", "SC_PHYS_PAGES"))
     assert 0 < node["memory"] <= page * pages >> 20
     assert node["labels"]["kubernetes.io/os"] == "linux"
+    raw = Path("/etc/machine-id").read_text().strip() if Path("/etc/machine-id").exists() else ""
+    assert node.get("machineId", "") == machine_key(raw) != (raw or None)
     gpus = node["gpus"]["count"]
     assert gpus or found.notes[0].startswith("local: no NVIDIA GPUs: ")
     assert collect(["local"], "desk").documents[0]["id"] == "desk"
@@ -104,11 +111,11 @@ def test_devices_links_and_mig_instances(driver):
     whole = {"modelName": "NVIDIA A100", "memory": 40_960}
     instance = {"modelName": "NVIDIA A100 MIG 1g.5gb", "memory": 4864, "exclusive": True}
     assert node["gpus"]["gpus"] == [
-        {**whole, "id": "0", "linkGroup": "nvlink-0"},
-        {**whole, "id": "1", "linkGroup": "nvlink-0"},
-        {**whole, "id": "2"},
-        {**instance, "id": "3:0"},
-        {**instance, "id": "3:2"},
+        {**whole, "id": "0", "linkGroup": "nvlink-0", "uuid": "GPU-0"},
+        {**whole, "id": "1", "linkGroup": "nvlink-0", "uuid": "GPU-1"},
+        {**whole, "id": "2", "uuid": "GPU-2"},
+        {**instance, "id": "3:0", "uuid": "MIG-100", "parentUuid": "GPU-3"},
+        {**instance, "id": "3:2", "uuid": "MIG-102", "parentUuid": "GPU-3"},
     ]
     assert node["labels"]["nvidia.com/driver"] == "570.1"
     assert document["gpus"] == {"count": 5, "memory": 3 * 40_960 + 2 * 4864}

@@ -10,7 +10,16 @@ import typer
 
 from moorage.protocol.replies import WorkloadObject
 from moorage_client.answers import Lease, read_as
-from moorage_client.cli.output import ends_in, fields, print_json, say, table, to_line, where
+from moorage_client.cli.output import (
+    ends_in,
+    fields,
+    note,
+    print_json,
+    say,
+    table,
+    to_line,
+    where,
+)
 from moorage_client.cli.session import Session
 from moorage_client.cli.shapes import ClusterRow, NodeRow, Waiter
 
@@ -96,6 +105,7 @@ def fleet(
     if session.json:
         print_json(rows)
     elif cluster:
+        nodes = read_as(list[NodeRow], rows)
         table(
             ("node", "models", "GPUs free", "cpu milli free>", "memory MiB free>"),
             (
@@ -106,10 +116,13 @@ def fleet(
                     node.cpu_milli_free,
                     node.memory_mib_free,
                 )
-                for node in read_as(list[NodeRow], rows)
+                for node in nodes
             ),
             empty=f"Cluster {cluster} has no nodes.",
         )
+        for node in nodes:
+            if node.duplicate_of:
+                note(f"{node.node_id} is the same machine as {node.duplicate_of}: it counts there.")
     else:
         table(
             ("cluster", "nodes>", "GPUs>", "GPUs free>", "CPUs free>", "memory MiB free>"),

@@ -52,6 +52,7 @@ class NodeRow(Struct):
     gpus: dict[str, int] = {}
     cpu_milli_free: int | str = ""
     memory_mib_free: int | str = ""
+    duplicate_of: str = ""
 
 
 class Output(Struct):

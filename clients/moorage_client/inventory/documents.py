@@ -4,6 +4,7 @@ Numbers of memory are MiB in fields that are documented in MB, as everywhere in 
 source gives in another unit is converted once, by its reader.
 """
 
+import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +17,9 @@ Document = dict[str, Any]
 MIB: Final = 1 << 20
 """Bytes."""
 
+_MACHINE_ID_BYTES: Final = 16
+_APPLICATION: Final = bytes.fromhex("6f1d4f0c8d5b4b0f9f0c2b7a3e5d8c41")
+"""Of Moorage, drawn once."""
 _TOTALS: Final = ("gpus", "vcpus", "memory", "swap", "storage", "network")
 """Sums over the nodes; the server adds up those that a document lacks."""
 
@@ -59,8 +63,12 @@ def device(
     exclusive: bool = False,
     link_group: str = "",
     numa: int = -1,
+    uuid: str = "",
+    parent_uuid: str = "",
 ) -> Document:
     """Return a device for `gpus.gpus`; arguments as those of `moorage.model.Gpu`.
+
+    `uuid` tells it from all other devices, `parent_uuid` says whose part it is.
 
     What is unknown is left out: a device without a name is called by its index.
     """
@@ -68,6 +76,8 @@ def device(
     known |= {"id": name} if name else {}
     known |= {"exclusive": True} if exclusive else {}
     known |= {"linkGroup": link_group} if link_group else {}
+    known |= {"uuid": uuid} if uuid else {}
+    known |= {"parentUuid": parent_uuid} if parent_uuid else {}
     return known | ({"numa": numa} if numa >= 0 else {})
 
 
@@ -80,8 +90,14 @@ def node_document(
     swap_mib: int = 0,
     rack: str = "",
     labels: Mapping[str, str] | None = None,
+    machine_id: str = "",
+    provider_id: str = "",
 ) -> Document:
-    """Return a machine for `nodes.nodeData`; sizes are those of the machine when it is empty."""
+    """Return a machine for `nodes.nodeData`; sizes are those of the machine when it is empty.
+
+    `machine_id`, as `machine_key` makes it, and `provider_id` say which machine it is, whatever it
+    is called: the server registers none twice.
+    """
     models = dict.fromkeys(each["modelName"] for each in devices)
     node: Document = {
         "id": name,
@@ -95,8 +111,28 @@ def node_document(
         "memory": memory_mib,
         "swap": swap_mib,
     }
+    node |= {"machineId": machine_id} if machine_id else {}
+    node |= {"providerId": provider_id} if provider_id else {}
     node |= {"rack": rack} if rack else {}
     return node | ({"labels": dict(labels)} if labels else {})
+
+
+def machine_key(machine_id: str) -> str:
+    """Return what tells a machine apart, without its machine id, which others are not to know.
+
+    As `sd_id128_get_machine_app_specific` does it: what holds one cannot find out the other.
+
+    Args:
+        machine_id: As `/etc/machine-id` has it; anything else gives nothing.
+
+    """
+    try:
+        key = bytes.fromhex(machine_id.replace("-", ""))
+    except ValueError:
+        return ""
+    if len(key) != _MACHINE_ID_BYTES or not any(key):
+        return ""
+    return hmac.digest(key, _APPLICATION, "sha256")[:_MACHINE_ID_BYTES].hex()
 
 
 def cluster_document(

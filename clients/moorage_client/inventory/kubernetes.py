@@ -7,7 +7,8 @@ labeller, GKE or Karpenter put on the node. Nodes that are cordoned or not ready
 """
 
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from moorage_client.inventory.documents import (
     InventoryError,
     cluster_document,
     device,
+    machine_key,
     node_document,
 )
 
@@ -87,6 +89,7 @@ def kubernetes_inventory(source: str, document: Mapping[str, Any], cluster_id: s
             continue
         regions.add(reading.labels().get(REGION_LABEL, ""))
         nodes.append(_node(reading))
+    copies = _forget_copies(nodes)
     found = cluster_document(
         cluster_id,
         nodes,
@@ -99,6 +102,8 @@ def kubernetes_inventory(source: str, document: Mapping[str, Any], cluster_id: s
         + (f" and {len(names) - 10} more" if len(names) > 10 else "")  # noqa: PLR2004  # Said above.
         for why, names in left_out.items()
     ]
+    if copies:
+        notes.append(f"{source}: {copies} nodes share their machine id, which then tells nothing")
     if not nodes:  # With --replace, it would empty a cluster.
         raise InventoryError(source, "", "; ".join(["at least one node to import", *notes]))
     return Inventory((found,), tuple(notes))
@@ -199,7 +204,18 @@ def _node(node: _Reading) -> Document:
         devices=[*_whole_devices(node), *_mig_devices(node)],
         rack=next((labels[name] for name in RACK_LABELS if labels.get(name)), ""),
         labels=labels,
+        machine_id=machine_key(node.text("status.nodeInfo.machineID")),
+        provider_id=node.text("spec.providerID"),
     )
+
+
+def _forget_copies(nodes: Sequence[Document]) -> int:
+    """Leave out machine ids that several nodes have, as copies of one disk; return how many."""
+    known = Counter(node.get("machineId") for node in nodes)
+    copies = [node for node in nodes if "machineId" in node and known[node["machineId"]] > 1]
+    for node in copies:
+        del node["machineId"]
+    return len(copies)
 
 
 def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:

@@ -67,7 +67,8 @@ def _devices(nvml: Any, handle: Any, index: int, group: str) -> list[Document]:
         memory = nvml.nvmlDeviceGetMemoryInfo(handle).total // MIB
         model = str(nvml.nvmlDeviceGetName(handle))
         # The index is the id, written down: instances of other devices come in between.
-        return [device(model, memory, name=str(index), link_group=group, numa=numa)]
+        uuid = _uuid(nvml, handle)
+        return [device(model, memory, name=str(index), link_group=group, numa=numa, uuid=uuid)]
     return [
         device(
             str(nvml.nvmlDeviceGetName(instance)),
@@ -75,9 +76,19 @@ def _devices(nvml: Any, handle: Any, index: int, group: str) -> list[Document]:
             name=f"{index}:{number}",
             exclusive=True,
             numa=numa,
+            uuid=_uuid(nvml, instance),
+            parent_uuid=_uuid(nvml, handle),
         )
         for number, instance in instances
     ]
+
+
+def _uuid(nvml: Any, handle: Any) -> str:
+    """Return what tells a device from all others; empty where its driver does not."""
+    try:
+        return str(nvml.nvmlDeviceGetUUID(handle))
+    except nvml.NVMLError:
+        return ""
 
 
 def _instances(nvml: Any, handle: Any) -> list[tuple[int, Any]] | None:

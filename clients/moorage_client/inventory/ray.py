@@ -149,7 +149,12 @@ def _devices(
     if len(seen) != count:  # Ray was told another number; then who is who is not known.
         return [device(model) for _ in range(count)]
     return [
-        device(str(each.get("name") or model), int(each.get("memoryTotal") or 0)) for each in seen
+        device(
+            str(each.get("name") or model),
+            int(each.get("memoryTotal") or 0),
+            uuid=str(each.get("uuid") or ""),
+        )
+        for each in seen
     ]
 
 

@@ -14,12 +14,14 @@ from moorage_client.inventory.documents import (
     MIB,
     Inventory,
     cluster_document,
+    machine_key,
     node_document,
 )
 from moorage_client.inventory.nvml import devices_here
 
 _MEMINFO: Final = Path("/proc/meminfo")
 _CGROUP: Final = Path("/sys/fs/cgroup")
+_MACHINE_ID: Final = Path("/etc/machine-id")
 
 
 def machine_inventory(source: str, cluster_id: str) -> Inventory:
@@ -44,6 +46,7 @@ def machine_inventory(source: str, cluster_id: str) -> Inventory:
         devices=devices,
         swap_mib=_meminfo("SwapTotal") // MIB,
         labels=labels | ({"nvidia.com/driver": driver} if driver else {}),
+        machine_id=machine_key(_first_line(_MACHINE_ID)),
     )
     found = cluster_document(
         cluster_id or host, [node], tag="machine", description="A single machine"
@@ -82,4 +85,4 @@ def _first_line(path: Path) -> str:
     try:
         return path.read_text(encoding="ascii").partition("\n")[0]
     except OSError:
-        return ""  # No limit, or another generation of control groups.
+        return ""  # No such file: no limit, say, or another generation of control groups.

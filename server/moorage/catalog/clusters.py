@@ -2,7 +2,9 @@
 
 The embedded catalog calls `read_cluster_document` for every document that it stores. The format is
 that of allocation-server.md, section 6, with a few optional fields that placement can use and the
-documents do not have (GPU `linkGroup`, `numa`, `exclusive`; node `rack`, `labels`).
+documents do not have (GPU `linkGroup`, `numa`, `exclusive`; node `rack`, `labels`), or that say
+which machine a node is, whatever it is called (GPU `uuid`, and `parentUuid` of a MIG instance; node
+`machineId`, `providerId`).
 """
 
 import math
@@ -15,7 +17,7 @@ import msgspec
 
 from moorage.catalog.base import GPUS_PER_NODE_MAX, NODES_PER_CLUSTER_MAX, Document
 from moorage.catalog.documents import WrongField, cluster_id_of
-from moorage.model import Cluster, ClusterId, Code, Gpu, Node, NodeId
+from moorage.model import DEVICE, Cluster, ClusterId, Code, Gpu, Node, NodeId
 from moorage.protocol.faults import ServiceError
 
 __all__ = ["ClusterDocument", "cluster_model", "is_live", "read_cluster_document"]
@@ -28,6 +30,8 @@ NAME_CHARS_MAX: Final = 253
 KINDS_MAX: Final = 4096
 """Kinds of nodes, by their devices, that are remembered: a fleet has few, and a million devices."""
 
+_NAMES: Final = {"machine": "machineId", "provider": "providerId"}
+_UUIDS: Final = frozenset({"uuid", "parentUuid"})
 _encode: Final = msgspec.json.Encoder().encode
 _WHOLE: Final = "a whole number, 0 or more"
 _NUMBER: Final = f"a number from 0 to {AMOUNT_MAX}"
@@ -117,15 +121,43 @@ def _node(entry: Any) -> Node:
     if not isinstance(entry, dict):
         raise WrongField("", _OBJECT)
     cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
+    gpus, uuids = _told_apart(_object(entry, "gpus"))
+    names = [f"{what} {told}" for what, key in _NAMES.items() if (told := _text(entry, key))]
     labels = _object(entry, "labels")
     return Node(
         id=NodeId(_name(entry.get("id"), "id")),
         cpu_milli=round(cores * 1000),
         memory_mib=int(_amount(entry, "memory", "memory")),
-        gpus=_gpus(_object(entry, "gpus")),
+        gpus=_gpus(gpus),
         rack=_text(entry, "rack"),
         labels={key: _label(value, f"labels.{key}") for key, value in labels.items()},
+        identity=(*names, *uuids),
     )
+
+
+def _told_apart(group: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the devices of a node as those of its kind are, and what tells them from these."""
+    devices = group.get("gpus")
+    listed = devices if isinstance(devices, list) else ()
+    if not any(isinstance(each, dict) and not _UUIDS.isdisjoint(each) for each in listed):
+        return group, ()
+    keys: dict[str, None] = {}
+    whole: set[str] = set()
+    alike: list[Any] = []
+    for index, device in enumerate(listed):
+        if not isinstance(device, dict):
+            return group, ()  # Told where it is, where devices are read.
+        try:
+            uuid, parent = (_text(device, name).lower() for name in ("uuid", "parentUuid"))
+        except WrongField as wrong:
+            raise wrong.under(f"gpus.gpus[{index}]") from None
+        if uuid in keys or parent in whole:
+            expected = "the UUID of no other device of this node, nor of a part of one"
+            raise WrongField(f"gpus.gpus[{index}].uuid", expected)
+        whole |= {uuid} - {""} if not parent else set()
+        keys |= dict.fromkeys(each for each in (uuid, parent) if each)
+        alike.append({name: value for name, value in device.items() if name not in _UUIDS})
+    return {**group, "gpus": alike}, tuple(f"{DEVICE}{each}" for each in keys)
 
 
 def _gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:

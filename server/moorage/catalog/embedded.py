@@ -27,12 +27,13 @@ from moorage.catalog.base import (
     SearchAction,
 )
 from moorage.catalog.block_documents import BlockDocuments
-from moorage.catalog.clusters import ClusterDocument, cluster_model, read_cluster_document
+from moorage.catalog.clusters import ClusterDocument, cluster_model
 from moorage.catalog.contexts import KeptContexts
 from moorage.catalog.documents import apply_change, decode, snapshot
 from moorage.catalog.executors import Executors
 from moorage.catalog.filters import compile_filter, parse_filter
 from moorage.catalog.history import history_of, note
+from moorage.catalog.machines import Machines
 from moorage.catalog.metrics import read_metrics_document
 from moorage.catalog.policies import (
     complete_policy_document,
@@ -94,6 +95,7 @@ class EmbeddedCatalog:
         self.contexts = KeptContexts(store)
         self.executors = Executors(store)
         self._live: set[ClusterId] = set()
+        self._machines = Machines()
         self._loaded: dict[str, Cluster] = {}
         self._live_ids: tuple[ClusterId, ...] | None = None
         self._version = 0
@@ -133,6 +135,7 @@ class EmbeddedCatalog:
         for entry, live, cluster in loaded.clusters:
             self._keep_cluster(entry, live=live)
             self._loaded[entry.id] = cluster
+            self._machines.keep(cluster)
         for entry in loaded.metrics:
             self._metrics[entry.id] = entry
         for policy in loaded.policies:
@@ -154,7 +157,7 @@ class EmbeddedCatalog:
 
         def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
             encoded, given = snapshot(document)
-            read = read_cluster_document(given)
+            read = self._machines.read(database, given)
             if database.has("cluster", read.id):
                 raise ServiceError(
                     Code.ALREADY_EXISTS,
@@ -164,8 +167,7 @@ class EmbeddedCatalog:
                 )
             return write(database, "cluster", read.id, encoded, read.document), read
 
-        entry, _ = await self._store.run(work, self._publish_cluster)
-        return entry.document
+        return (await self._store.run(work, self._publish_cluster))[0].document
 
     async def get_cluster(self, cluster_id: str) -> Document:
         """See `Catalog.get_cluster`."""
@@ -176,11 +178,10 @@ class EmbeddedCatalog:
 
         def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
             encoded, given = changed(database, "cluster", cluster_id, change, "id")
-            read = read_cluster_document(given)
+            read = self._machines.read(database, given)
             return write(database, "cluster", read.id, encoded, read.document), read
 
-        entry, _ = await self._store.run(work, self._publish_cluster)
-        return entry.document
+        return (await self._store.run(work, self._publish_cluster))[0].document
 
     async def delete_cluster(self, cluster_id: str) -> Document:
         """See `Catalog.delete_cluster`."""
@@ -454,8 +455,7 @@ class EmbeddedCatalog:
     def clusters(self) -> Sequence[Cluster]:
         """See `Catalog.clusters`."""
         loaded, self._loaded = self._loaded, {}  # What the start read is not read again.
-        kept = self._clusters
-        return [loaded.get(n) or cluster_model(kept[n].document) for n in self.live_ids()]
+        return [loaded.get(n) or cluster_model(self._clusters[n].document) for n in self.live_ids()]
 
     def policy(self, uri: str) -> PolicyRecord | None:
         """See `Catalog.policy`."""

@@ -38,7 +38,7 @@ from moorage.core.state import apply, check
 from moorage.core.waking import Waking
 from moorage.core.warm import Warm
 from moorage.core.words import ClusterRemoved, ClusterSet, Counted, Fact, Recall, Turn
-from moorage.model import Tenant
+from moorage.model import Cluster, Tenant
 
 
 class Allocator:
@@ -62,6 +62,7 @@ class Allocator:
         self._warm = Warm(self._desk, self.judge, self._leases)
         self._asks = Asks(self._desk, self.judge, self.requests, self._leases, self._warm)
         self._waking = Waking(self.state, self.judge, self.requests, self._warm, self._asks)
+        self._freed = -1  # After a restart, all duplicates are looked at once.
 
     @property
     def undecided(self) -> int:
@@ -105,6 +106,10 @@ class Allocator:
         """
         turn = self._desk.begin(now)
         self._decide(event)
+        while self.state.identities.freed != self._freed:
+            self._freed = self.state.identities.freed
+            for cluster_id in [*self.state.identities.duplicates]:
+                self._seen(self.state.clusters[cluster_id])
         if self._desk.wakes:
             self._waking.wake()
         return turn
@@ -138,9 +143,7 @@ class Allocator:
             case FlushAsked(to, tenant, cluster):
                 self._warm.flush(to, tenant, cluster)
             case ClusterSeen(cluster):
-                if self.state.clusters.get(cluster.id) != cluster:
-                    self._desk.be(ClusterSet(cluster))
-                    self._warm.inventory_changed()
+                self._seen(cluster)
             case ClusterGone(cluster_id):
                 if cluster_id in self.state.clusters:
                     self._desk.be(ClusterRemoved(cluster_id))
@@ -152,6 +155,13 @@ class Allocator:
                 self._tick()
             case _:
                 assert_never(event)
+
+    def _seen(self, cluster: Cluster) -> None:
+        """Note a cluster down as it is, where it is not the machines of another one."""
+        decided = self.state.identities.decided(cluster, self.state.leased_places)
+        if self.state.clusters.get(cluster.id) != decided:
+            self._desk.be(ClusterSet(decided))
+            self._warm.inventory_changed()
 
     def _tick(self) -> None:
         while (at := self.state.next_deadline()) is not None and at <= self._desk.now:

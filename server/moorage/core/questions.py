@@ -16,7 +16,17 @@ from moorage.core.events import Inquired
 from moorage.core.queue import Queue
 from moorage.core.state import State, Waiter
 from moorage.core.words import Advice, Answer, LeaseNews, Refusal, Told
-from moorage.model import Code, Demand, Lease, Outcome, Provision, RequestId, Share
+from moorage.model import (
+    ClusterId,
+    Code,
+    Demand,
+    Lease,
+    NodeId,
+    Outcome,
+    Provision,
+    RequestId,
+    Share,
+)
 
 
 def answer(
@@ -267,15 +277,20 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Answer:
         reason = f"No live cluster “{cluster}” is registered."
         return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
 
+    known = state.clusters[ClusterId(cluster)].nodes
+    twins = {node.id: node.duplicate_of for node in known if node.duplicate_of}
+
     def rows() -> Iterable[dict[str, Any]]:
         for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
             if fleet.node_ids[row][1] <= inquiry.after:
                 continue  # Before a thousand rows are made that no page shows.
             cpu, memory, gpus = fleet.capacity(row)
             codes = fleet.gpu_model[row].tolist()
+            twin = twins.get(NodeId(fleet.node_ids[row][1]))
             yield {
                 "cluster_id": cluster,
                 "node_id": fleet.node_ids[row][1],
+                **({"duplicate_of": twin} if twin else {}),
                 "models": sorted({fleet.models[code] for code in codes if code >= 0}),
                 "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
                 "cpu_milli_total": int(fleet.cpu_total[row]),

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
+from moorage.core.identities import Identities, Place
 from moorage.core.words import (
     Carried,
     ClusterRemoved,
@@ -29,7 +30,7 @@ from moorage.core.words import (
     Started,
     Warmed,
 )
-from moorage.model import GPU_MILLI, Ask, Cluster, ClusterId, Lease, RequestId, Tenant
+from moorage.model import DEVICE, GPU_MILLI, Ask, Cluster, ClusterId, Lease, RequestId, Tenant
 from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
@@ -87,6 +88,7 @@ class State:
         warm: The leases that nobody owns and whose workloads are kept for the next request.
         resetting: Those that were released and whose workloads are made fit for that.
         fencing: The last fencing number given out.
+        identities: Which node is which machine.
         gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
             until this changes.
 
@@ -104,6 +106,7 @@ class State:
     resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     fencing: int = 0
     gains: int = field(default=0, compare=False)
+    identities: Identities = field(default_factory=Identities, compare=False)
     deadlines: list[tuple[float, RequestId]] = field(
         default_factory=list[tuple[float, RequestId]], compare=False
     )
@@ -144,6 +147,14 @@ class State:
         if waiter is not None:
             return waiter.lease
         return self.leases.get(request) or self.ended.get(request)
+
+    def leased_places(self) -> set[Place]:
+        """Return the nodes that leases hold something of."""
+        return {
+            (share.cluster_id, share.node_id)
+            for lease in self.leases.values()
+            for share in lease.placement
+        }
 
     def next_deadline(self) -> float | None:
         """Return when the next lease or waiter runs out, or ends its pause, or None."""
@@ -189,6 +200,8 @@ class State:
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.give(share)
+        places = [(share.cluster_id, share.node_id) for share in lease.placement]
+        self.identities.lease_ended(places, self.leased_places)
 
 
 def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case per fact.
@@ -196,9 +209,11 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case 
     match fact:
         case ClusterSet(cluster):
             state.clusters[cluster.id] = cluster
+            state.identities.put(cluster.id, cluster.nodes, state.leased_places)
             state._inventory_changed(cluster.id)  # noqa: SLF001  # apply() is the one mutator of State.
         case ClusterRemoved(cluster):
             del state.clusters[cluster]
+            state.identities.put(cluster, (), state.leased_places)
             state._inventory_changed(cluster)  # noqa: SLF001  # As above.
         case Queued(ask, at, deadline):
             assert ask.id not in state.leases
@@ -400,6 +415,14 @@ def check(state: State) -> None:
             for gpu in share.gpus:
                 held[share.cluster_id, share.node_id, gpu] += share.gpu_milli
     assert all(milli <= GPU_MILLI for milli in held.values()), "a GPU is promised twice"
+    devices = Counter(
+        key
+        for cluster in state.clusters.values()
+        for node in cluster.nodes
+        for key in (() if node.duplicate_of else node.identity)
+        if key.startswith(DEVICE)
+    )
+    assert all(count == 1 for count in devices.values()), "a device counts on two nodes"
     assert len({lease.fencing for lease in state.leases.values()}) == len(state.leases)
     assert state.warm.keys() == {n for n, each in state.leases.items() if each.state == "warm"}
     released = {n for n, each in state.leases.items() if each.reason == RELEASED and each.likeness}

@@ -56,7 +56,7 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind("cluster_set", 1, ClusterSet),
+    Kind("cluster_set", 2, ClusterSet),
     Kind("cluster_removed", 1, ClusterRemoved),
     Kind("queued", 3, Queued),
     Kind("dequeued", 1, Dequeued),
@@ -98,6 +98,8 @@ UPGRADES: Final[Mapping[tuple[str, int], Upgrade]] = {
     ("queued", 1): _as_it_is,
     ("granted", 1): _as_it_is,
     ("carried", 1): _as_it_is,
+    # A node says which machine it is.
+    ("cluster_set", 1): _as_it_is,
     # A lease in the queue may pause.
     ("granted", 2): _as_it_is,
     ("carried", 2): _as_it_is,

@@ -9,13 +9,14 @@ a deterministic tie-break. GPU columns are `[nodes, devices]`, zero where a node
 
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from moorage.model import GPU_MILLI, Cluster, Gpu
+from moorage.model import GPU_MILLI, Cluster, Gpu, Node
 
 CHANGES_MAX: Final = 65_536
 """Changes remembered for `changed_since`; whoever is further behind is told to look at all."""
@@ -71,7 +72,7 @@ class Inventory:
 
     def _fill(self, clusters: Sequence[Cluster]) -> None:
         pairs = [
-            (number, cluster.id, node)
+            (number, cluster.id, _counted(node))
             for number, cluster in enumerate(clusters)
             for node in sorted(cluster.nodes, key=lambda node: node.id)
         ]
@@ -344,6 +345,11 @@ class Inventory:
         rows = dict.fromkeys(self._changes[version - self._changes_base :])
         rows.pop(-1, None)
         return list(rows)
+
+
+def _counted(node: Node) -> Node:
+    """Return what of a node counts: nothing of one that is another one's machine."""
+    return replace(node, cpu_milli=0, memory_mib=0, gpus=()) if node.duplicate_of else node
 
 
 def _spliced(column: npt.NDArray[Any], rows: npt.NDArray[Any], start: int, end: int) -> Any:

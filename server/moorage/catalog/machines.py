@@ -1,0 +1,86 @@
+"""Which registered node is which machine: none is registered twice. Used by `embedded`.
+
+Everything here runs in the store's thread, and before the change is committed. So what it remembers
+is looked up in the file before it refuses anything: a change may have failed to become durable.
+"""
+
+from typing import Any, Final
+
+from moorage.catalog.clusters import ClusterDocument, cluster_model, read_cluster_document
+from moorage.catalog.documents import decode
+from moorage.catalog.store import Database
+from moorage.model import Cluster, ClusterId, Code, Node, is_same_machine
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["Machines"]
+
+_SPARE: Final = 1000
+"""Clusters that are gone and remembered, beyond as many as there are, before a sweep."""
+
+
+class Machines:
+    """All nodes that say which machine they are."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, tuple[str, str]] = {}
+        self._keys: dict[str, list[str]] = {}
+
+    def keep(self, cluster: Cluster) -> None:
+        """Remember the machines of a cluster, and forget those that it had before."""
+        for key in self._keys.pop(cluster.id, ()):
+            if self._places[key][0] == cluster.id:
+                del self._places[key]
+        for node in cluster.nodes:
+            for key in node.identity:
+                if self._places.setdefault(key, (cluster.id, node.id)) == (cluster.id, node.id):
+                    self._keys.setdefault(cluster.id, []).append(key)
+
+    def read(self, database: Database, given: Any) -> ClusterDocument:
+        """Read a cluster document that is about to be stored.
+
+        Raises:
+            ServiceError: As `read_cluster_document`; `conflict`: one of its nodes is a machine that
+                is registered as another node.
+
+        """
+        read = read_cluster_document(given)
+        own: dict[str, Node] = {}
+        for number, node in enumerate(read.cluster.nodes):
+            other = self._other(database, read.cluster, node, own)
+            if other:
+                raise _twice(f"{read.id}/{node.id}", number, other)
+            own |= dict.fromkeys(node.identity, node)
+        self.keep(read.cluster)
+        if len(self._keys) > 2 * database.count("cluster") + _SPARE:
+            for gone in [name for name in self._keys if not database.has("cluster", name)]:
+                if gone != read.id:
+                    self.keep(Cluster(ClusterId(gone), ()))
+        return read
+
+    def _other(self, database: Database, cluster: Cluster, node: Node, own: dict[str, Node]) -> str:
+        """Return the node that is the same machine, as `cluster/node`; empty for none."""
+        for key in node.identity:
+            twin = own.get(key)
+            if twin is not None and is_same_machine(node.identity, twin.identity):
+                return f"{cluster.id}/{twin.id}"
+            name, other = self._places.get(key, ("", ""))
+            if name in {"", cluster.id}:
+                continue  # What it had before, it has no more.
+            row = database.get("cluster", name)
+            known = cluster_model(decode(row.document)).nodes if row is not None else ()
+            if any(is_same_machine(node.identity, each.identity) for each in known):
+                return f"{name}/{other}"
+        return ""
+
+
+def _twice(name: str, number: int, other: str) -> ServiceError:
+    cluster = other.partition("/")[0]
+    return ServiceError(
+        Code.CONFLICT,
+        f"nodes.nodeData[{number}]: {name} is the machine that is registered as {other} (the same"
+        f" machineId, providerId or uuid of a device). To move it, take it out of {cluster} first;"
+        " a copy of another machine's disk needs a machine id of its own",
+        field=f"nodes.nodeData[{number}]",
+        expected="a machine that no other node is",
+        details={"registered_as": other},
+    )

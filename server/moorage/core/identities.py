@@ -1,0 +1,105 @@
+"""Which node of the inventory is which machine, so that no machine counts twice.
+
+The same machine may be in the inventory under two clusters or two names. What was there first is
+the one that counts; the other is a duplicate and has no capacity. The allocator has that decided
+here before a cluster becomes a fact; `State` has it follow the facts.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from moorage.model import Cluster, ClusterId, Node, is_same_machine
+
+Place = tuple[str, str]
+"""A node by name: cluster and node."""
+Leased = Callable[[], Collection[Place]]
+"""Returns the nodes that leases hold something of; it takes time in the number of leases."""
+
+
+@dataclass(slots=True)
+class Identities:
+    """All nodes that say which machine they are, and that count.
+
+    Attributes:
+        duplicates: Clusters with nodes that do not count.
+        freed: Grows when a machine is no node's any more, so that a duplicate may count.
+
+    """
+
+    duplicates: dict[ClusterId, None] = field(default_factory=dict[ClusterId, None])
+    freed: int = 0
+    _of: dict[Place, tuple[str, ...]] = field(default_factory=dict[Place, tuple[str, ...]])
+    _holders: dict[str, Place] = field(default_factory=dict[str, Place])
+    _by_cluster: dict[str, set[Place]] = field(default_factory=dict[str, set[Place]])
+    _left: set[Place] = field(default_factory=set[Place])
+    """Nodes that are gone while leases stand on them: their workloads may still run."""
+
+    def decided(self, cluster: Cluster, leased: Leased) -> Cluster:
+        """Return a cluster in which each node that is another one's machine says so."""
+        if not any(node.identity for node in cluster.nodes):
+            return cluster
+        own = {(cluster.id, node.id) for node in cluster.nodes}
+        gone = self._by_cluster.get(cluster.id, set()) - own
+        # They make room for what comes in their place, but for those that are in use.
+        ignored = (own | gone) - (set(leased()) - own if gone else set())
+        counting: dict[str, tuple[Place, Node]] = {}
+        decided: dict[str, Node] = {}
+        # What counts by now goes on counting, wherever it stands in the list.
+        for node in sorted(cluster.nodes, key=lambda node: (cluster.id, node.id) not in self._of):
+            other = self._other(node, ignored, counting)
+            decided[node.id] = replace(node, duplicate_of="/".join(other) if other else "")
+            if other is None:
+                for key in node.identity:
+                    counting.setdefault(key, ((cluster.id, node.id), node))
+        return replace(cluster, nodes=tuple(decided[node.id] for node in cluster.nodes))
+
+    def _other(
+        self, node: Node, ignored: Collection[Place], counting: dict[str, tuple[Place, Node]]
+    ) -> Place | None:
+        """Return the node that is this machine and counts; None where there is none."""
+        for key in node.identity:
+            place = self._holders.get(key)
+            if place is not None and place not in ignored:
+                if is_same_machine(node.identity, self._of[place]):
+                    return place
+            elif key in counting and is_same_machine(node.identity, counting[key][1].identity):
+                return counting[key][0]
+        return None
+
+    def put(self, cluster_id: ClusterId, nodes: Sequence[Node], leased: Leased) -> None:
+        """Follow a fact: the cluster has these nodes now, none where it is gone."""
+        fresh: dict[Place, tuple[str, ...]] = {
+            (cluster_id, node.id): node.identity
+            for node in nodes
+            if node.identity and not node.duplicate_of
+        }
+        before = self._by_cluster.pop(cluster_id, set())
+        dropped = {place for place in before if self._of[place] != fresh.get(place)}
+        self._left -= fresh.keys()
+        if gone := dropped - fresh.keys():
+            self._left |= gone & set(leased())
+        for place in dropped - self._left:
+            self._drop(place)
+        for place, identity in fresh.items():
+            self._of[place] = identity
+            for key in identity:
+                self._holders.setdefault(key, place)
+        if kept := fresh.keys() | (before & self._left):
+            self._by_cluster[cluster_id] = set(kept)
+        self.duplicates.pop(cluster_id, None)
+        if any(node.duplicate_of for node in nodes):
+            self.duplicates[cluster_id] = None
+
+    def lease_ended(self, places: Iterable[Place], leased: Leased) -> None:
+        """Forget nodes that are gone once no lease stands on them."""
+        for place in self._left.intersection(places):
+            if place not in leased():
+                self._left.discard(place)
+                self._by_cluster[place[0]].discard(place)
+                self._drop(place)
+
+    def _drop(self, place: Place) -> None:
+        for key in self._of.pop(place):
+            if self._holders.get(key) == place:
+                del self._holders[key]
+        self.freed += 1

@@ -1,0 +1,66 @@
+"""One machine, registered under several names: its GPU goes to one workload at a time."""
+
+import platform
+
+from served import Server, cluster, rule
+from test_engines import in_state, release, status
+
+from moorage.trials.process import daemon
+
+PICKS = """
+inputs = input_data["inputs"]
+return {"cluster_id": inputs["cluster"], "node_id": inputs["node"], "gpus": ["0"]}
+"""
+
+
+def here(name: str, node: str, **more) -> dict:
+    document = cluster(name, nodes=1, gpus=1)
+    document["nodes"]["nodeData"][0] |= {"id": node, **more}
+    return document
+
+
+def start(server: Server, name: str, node: str) -> dict:
+    reply = server.ask(
+        "picks",
+        inputs={"cluster": name, "node": node},
+        resources={"gpus": 1},
+        lease={"ttl_seconds": 600},
+        provision={"backend": "local", "spec": {"command": ["sleep", "1000"]}},
+    )
+    assert reply["success"], reply
+    return reply["lease"]
+
+
+def test_one_gpu_of_three_names_is_started_on_once(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        server.publish(rule(PICKS, "picks:1-x"))
+        server.http.post(
+            "/policy-alias/picks/activate", json={"policy_rule_uri": "picks:1-x"}
+        ).raise_for_status()
+        places = [("a", platform.node()), ("b", platform.node()), ("c", "localhost")]
+        server.register(*(here(*place) for place in places))
+        first = start(server, *places[0])
+        in_state(server, first, "active")
+        for place in places[1:]:
+            refused = in_state(server, start(server, *place), "ended")
+            assert "the same machine is registered twice" in refused["reason"]
+            assert f"a/{platform.node()}" in refused["reason"]
+        assert status(server, first)["state"] == "active"
+        release(server, first)
+        in_state(server, first, "ended")
+        second = start(server, *places[2])
+        in_state(server, second, "active")
+        release(server, second)
+        server.close()
+
+
+def test_a_second_registration_is_refused_with_the_first_one(tmp_path):
+    with daemon(tmp_path) as running:
+        server = Server(running)
+        server.register(here("a", "one", machineId="m"))
+        again = server.http.post("/clusters", json=here("b", "two", machineId="m"))
+        assert again.status_code == 409
+        assert "b/two is the machine that is registered as a/one" in again.json()["message"]
+        assert server.http.put("/clusters/a", json=here("a", "one", machineId="m")).is_success
+        server.close()
