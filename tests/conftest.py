@@ -1,4 +1,4 @@
-"""What tests of all rooms need: no test pays for another, a container engine, and Ctrl-C."""
+"""What tests of all packages need: no test pays for another, a container engine, and Ctrl-C."""
 
 import contextlib
 import gc
@@ -106,7 +106,7 @@ def pytest_xdist_auto_num_workers() -> int | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have the rooms go first whose single files take long: no worker ends alone with one."""
+    """Have the packages go first whose single files take long: no worker ends alone with one."""
     items.sort(key=lambda item: Path(item.path).relative_to(_HERE).parts[0] not in _LONG_ROOMS)
 
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from moorage.durability import Mark, owner_only, read_mark
+from moorage.durability import DurableMark, owner_only, read_mark
 
 COPY_BYTES = 4096
 
 
 def written(path: Path, *values: tuple[int, int]) -> None:
     found = read_mark(path, "ledger")
-    mark = Mark(path, "ledger", found.first, found.second, found.writes)
+    mark = DurableMark(path, "ledger", found.first, found.second, found.writes)
     for first, second in values:
         mark.write(first, second)
     mark.close()

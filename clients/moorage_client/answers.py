@@ -64,7 +64,7 @@ class Lease:
         token: Whoever shows it may renew and release; empty in lists and to strangers.
         granted_at: When it was granted, in seconds since the epoch.
         ttl_seconds: It ends this long after its grant or last renewal.
-        policy_rule_uri: The rule that placed it.
+        policy_rule_uri: The policy that placed it.
         reason: Why it is queued, ending or ended; empty in the other states.
         retry_at: While it is `queued` and pauses after a failure: when it is tried again, in
             seconds since the epoch; 0 where it does not pause.

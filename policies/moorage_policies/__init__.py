@@ -1,1 +1,1 @@
-"""The rules that ship with Moorage. Each file is one `AIOSv1PolicyRule`, readable on its own."""
+"""The policies that ship with Moorage. Each file is one `AIOSv1PolicyRule`, readable on its own."""

@@ -1,7 +1,7 @@
-"""The shipped rules as a server takes them: their source, and a document for `POST /policy`.
+"""The shipped policies as a server takes them: their source, and a document for `POST /policy`.
 
-Called by the trials (demo, replay, bench), which publish the rules to a daemon over HTTP, and
-by whoever wants a copy of a shipped rule to start from.
+Called by the trials (demo, replay, bench), which publish the policies to a daemon over HTTP, and
+by whoever wants a copy of a shipped policy to start from.
 """
 
 from collections.abc import Mapping
@@ -132,7 +132,7 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
 
 
 def shipped() -> dict[str, str]:
-    """Return the source text of every shipped rule, by its name."""
+    """Return the source text of every shipped policy, by its name."""
     folder = resources.files("moorage_policies")
     return {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in _RULES}
 
@@ -144,16 +144,16 @@ def document(
     version: str = VERSION,
     release_tag: str = RELEASE_TAG,
 ) -> dict[str, Any]:
-    """Return the PolicyRule document that publishes a shipped rule by `POST /policy`.
+    """Return the PolicyRule document that publishes a shipped policy by `POST /policy`.
 
     Args:
         name: One of `shipped()`.
-        parameters: Defaults that this publication shall have, in place of the rule's own.
+        parameters: Defaults that this publication shall have, in place of the policy's own.
         version: Its version; a URI is published once, so other defaults want another one.
         release_tag: Its release tag; the URI is `name:version-release_tag`.
 
     Raises:
-        KeyError: No such rule is shipped.
+        KeyError: No such policy is shipped.
 
     """
     if name not in _RULES:

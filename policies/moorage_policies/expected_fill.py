@@ -38,9 +38,9 @@ import numpy.typing as npt
 from moorage.model import GPU_MILLI, Demand
 from moorage.policy import (
     FleetView,
-    Kind,
-    Learner,
     Misfit,
+    MixLearner,
+    RequestKind,
     best_rows,
     decline,
     node_sorts,
@@ -99,7 +99,9 @@ class Streams:
 
     """
 
-    def __init__(self, kinds: Sequence[Kind], weights: Floats, width: int, seed: int) -> None:
+    def __init__(
+        self, kinds: Sequence[RequestKind], weights: Floats, width: int, seed: int
+    ) -> None:
         self._length = length = max(STREAM_LENGTH, 5 * width)
         self._width = width
         # A GPU's free milli and its number in one figure, so that no two GPUs are equal. Free
@@ -216,7 +218,7 @@ class Streams:
         return filled
 
 
-def size_of(kind: Kind) -> int:
+def size_of(kind: RequestKind) -> int:
     """Return what a kind needs of a node's GPUs, on the scale of `Streams`."""
     return kind.gpu_milli + kind.gpus - 1 if kind.gpus else 0
 
@@ -245,7 +247,7 @@ class Scarce:
 
     """
 
-    def __init__(self, kinds: Sequence[Kind], serves: Bools, shares: Floats) -> None:
+    def __init__(self, kinds: Sequence[RequestKind], serves: Bools, shares: Floats) -> None:
         kept, worths = [], []
         for number, (kind, share) in enumerate(zip(kinds, shares.tolist(), strict=True)):
             if kind.gpus and share and (kind.gpus > 1 or share < 1):
@@ -284,7 +286,7 @@ class Values:
 
     """
 
-    def __init__(self, kinds: Sequence[Kind], fleet: FleetView, seed: int) -> None:
+    def __init__(self, kinds: Sequence[RequestKind], fleet: FleetView, seed: int) -> None:
         serves, self._sort_of = node_sorts(kinds, fleet)
         devices = (fleet.gpu_total > 0).sum(1)
         # Nodes that are equal when they are empty, and how many GPUs are on such nodes.
@@ -354,7 +356,7 @@ class Values:
         return value + self._scarce.protect(sorts, cpu, memory, gpus)
 
 
-class Judged:
+class FillScores:
     """The scores of one demand on every node, and the GPU they were reached on."""
 
     def __init__(self, nodes: int) -> None:
@@ -368,11 +370,11 @@ class AIOSv1PolicyRule:
     """Proposes the node and GPU whose loss leaves the fleet the most fillable."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:  # noqa: ARG002  # The contract's signature.
-        self._learner = Learner()
+        self._learner = MixLearner()
         self._typical: tuple[list[dict[str, Any]], int] | None = None
         self._nodes: list[tuple[str, str]] | None = None
         self._layout = -1
-        self._judged: dict[Demand, Judged] = {}
+        self._scored: dict[Demand, FillScores] = {}
 
     def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
         """Return the placement, or `{"declined": reason}`."""
@@ -380,14 +382,14 @@ class AIOSv1PolicyRule:
         if demand is None:
             return decline(None)
         self._prepare(fleet, demand, parameters, context)
-        judged = self._judge(fleet, demand)
-        scores = judged.scores
+        scored = self._assess(fleet, demand)
+        scores = scored.scores
         if fleet.allowed is not None:
             scores = np.where(fleet.allowed, scores, -1.0)
         rows = best_rows(fleet, demand, scores)
         if demand.gpus != 1:
             return propose(fleet, demand, rows)
-        columns = judged.columns
+        columns = scored.columns
         return propose(
             fleet,
             demand,
@@ -411,27 +413,27 @@ class AIOSv1PolicyRule:
         kinds = read_typical(typical) if typical else self._learner.typical(fleet, context)
         self._values = Values(kinds, fleet, seed)
         self._typical, self._nodes, self._layout = (typical, seed), fleet.node_ids, fleet.layout
-        self._judged.clear()
+        self._scored.clear()
         self._worth, self._version = np.full(len(fleet), np.nan), fleet.version
 
-    def _judge(self, fleet: FleetView, demand: Demand) -> Judged:
+    def _assess(self, fleet: FleetView, demand: Demand) -> FillScores:
         """Return the demand's scores, after judging the nodes that changed since the last time."""
-        judged = self._judged.pop(demand, None)
-        changed = None if judged is None else fleet.changed_since(judged.version)
-        if judged is None or changed is None:
-            judged, rows = Judged(len(fleet)), np.arange(len(fleet))
-            if len(self._judged) >= DEMANDS_MAX:
-                del self._judged[next(iter(self._judged))]
+        scored = self._scored.pop(demand, None)
+        changed = None if scored is None else fleet.changed_since(scored.version)
+        if scored is None or changed is None:
+            scored, rows = FillScores(len(fleet)), np.arange(len(fleet))
+            if len(self._scored) >= DEMANDS_MAX:
+                del self._scored[next(iter(self._scored))]
         else:
             rows = np.array(changed, np.int64)
-            if len(judged.later):
-                rows = np.union1d(rows, judged.later)
-        self._judged[demand] = judged  # Last in the order: judged most recently.
-        judged.version = fleet.version
+            if len(scored.later):
+                rows = np.union1d(rows, scored.later)
+        self._scored[demand] = scored  # Last in the order: judged most recently.
+        scored.version = fleet.version
         self._forget_worth(fleet)
         if len(rows):
-            self._score(fleet, demand, rows, judged)
-        return judged
+            self._score(fleet, demand, rows, scored)
+        return scored
 
     def _forget_worth(self, fleet: FleetView) -> None:
         changed = fleet.changed_since(self._version)
@@ -447,16 +449,16 @@ class AIOSv1PolicyRule:
         worth: Floats = self._worth[rows]
         return worth
 
-    def _score(self, fleet: FleetView, demand: Demand, rows: Ints, judged: Judged) -> None:
-        judged.scores[rows] = -1
+    def _score(self, fleet: FleetView, demand: Demand, rows: Ints, scored: FillScores) -> None:
+        scored.scores[rows] = -1
         able = (fleet.gpu_free[rows] >= demand.gpu_milli) & fleet.eligible_gpus(demand)[rows]
         fits = able.sum(1) >= demand.gpus
         fits &= fleet.cpu_free[rows] >= demand.cpu_milli
         fits &= fleet.memory_free[rows] >= demand.memory_mib
         if demand.gpus > 1 and demand.topology in {"nvlink", "numa"}:
             fits &= fleet.misfits(demand, rows) == Misfit.FITS
-        judged.later = rows[fits][ROWS_MAX:]
-        judged.scores[judged.later], judged.columns[judged.later] = 0, -1
+        scored.later = rows[fits][ROWS_MAX:]
+        scored.scores[scored.later], scored.columns[scored.later] = 0, -1
         rows, able = rows[fits][:ROWS_MAX], able[fits][:ROWS_MAX]
         if not len(rows):
             return
@@ -470,13 +472,13 @@ class AIOSv1PolicyRule:
             values[option, column] = self._values.of(
                 rows[option], cpu[option], memory[option], gpus
             )
-            judged.columns[rows] = values.argmax(1)
+            scored.columns[rows] = values.argmax(1)
             after = values.max(1)
         else:
             if demand.gpus:
                 gpus = gpus - tightest_gpus(demand, gpus, able) * demand.gpu_milli
             after = self._values.of(rows, cpu, memory, gpus)
-        judged.scores[rows] = _FITS + after - self._worth_of(fleet, rows)
+        scored.scores[rows] = _FITS + after - self._worth_of(fleet, rows)
 
 
 def first_of_equals(gpus: Ints) -> Bools:

@@ -85,7 +85,7 @@ def read_typical(raw: list[dict[str, Any]]) -> list[Typical]:
 class Learner:
     """The typical requests of a fleet that nobody described: those seen, after a guess.
 
-    What was seen is kept in the rule's `context`, which outlives this instance: a count per
+    What was seen is kept in the policy's `context`, which outlives this instance: a count per
     kind. It is brought up to date once per `BATCH` requests, since the server has to carry a
     changed context; the fleet is valued anew each time the count has doubled.
     """
@@ -247,7 +247,7 @@ class Usable:
         return gains
 
 
-class Judged:
+class FragmentationScores:
     """The scores of one demand on every node, and the GPU they were reached on."""
 
     def __init__(self, nodes: int) -> None:
@@ -264,7 +264,7 @@ class AIOSv1PolicyRule:
         self._typical: list[dict[str, Any]] | None = None
         self._nodes: list[tuple[str, str]] | None = None
         self._layout = -1
-        self._judged: dict[Demand, Judged] = {}
+        self._scored: dict[Demand, FragmentationScores] = {}
 
     def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
         """Return the placement, or `{"declined": reason}`."""
@@ -272,13 +272,13 @@ class AIOSv1PolicyRule:
         if demand is None:
             return decline(None)
         self._prepare(fleet, demand, parameters.get("typical") or [], context)
-        judged = self._judge(fleet, demand)
-        scores = judged.scores
+        scored = self._assess(fleet, demand)
+        scores = scored.scores
         if fleet.allowed is not None:
             scores = np.where(fleet.allowed, scores, np.int8(-1))
         rows = best_rows(fleet, demand, scores)
         if demand.gpus == 1:
-            return propose(fleet, demand, rows, lambda row: [int(judged.columns[row])])
+            return propose(fleet, demand, rows, lambda row: [int(scored.columns[row])])
         return propose(fleet, demand, rows)
 
     def _prepare(
@@ -296,26 +296,28 @@ class AIOSv1PolicyRule:
         kinds = read_typical(typical) if typical else self._learner.typical(fleet, context)
         self._usable = Usable(kinds, fleet)
         self._typical, self._nodes, self._layout = typical, fleet.node_ids, fleet.layout
-        self._judged.clear()
+        self._scored.clear()
 
-    def _judge(self, fleet: FleetView, demand: Demand) -> Judged:
+    def _assess(self, fleet: FleetView, demand: Demand) -> FragmentationScores:
         """Return the demand's scores, after judging the nodes that changed since the last time."""
-        judged = self._judged.pop(demand, None)
-        changed = None if judged is None else fleet.changed_since(judged.version)
-        if judged is None or changed is None:
-            judged, rows = Judged(len(fleet)), np.arange(len(fleet))
-            if len(self._judged) >= DEMANDS_MAX:
-                del self._judged[next(iter(self._judged))]
+        scored = self._scored.pop(demand, None)
+        changed = None if scored is None else fleet.changed_since(scored.version)
+        if scored is None or changed is None:
+            scored, rows = FragmentationScores(len(fleet)), np.arange(len(fleet))
+            if len(self._scored) >= DEMANDS_MAX:
+                del self._scored[next(iter(self._scored))]
         else:
             rows = np.array(changed, np.int64)
-        self._judged[demand] = judged  # Last in the order: judged most recently.
-        judged.version = fleet.version
+        self._scored[demand] = scored  # Last in the order: judged most recently.
+        scored.version = fleet.version
         if len(rows):
-            self._score(fleet, demand, rows, judged)
-        return judged
+            self._score(fleet, demand, rows, scored)
+        return scored
 
-    def _score(self, fleet: FleetView, demand: Demand, rows: Ints, judged: Judged) -> None:
-        judged.scores[rows] = -1
+    def _score(
+        self, fleet: FleetView, demand: Demand, rows: Ints, scored: FragmentationScores
+    ) -> None:
+        scored.scores[rows] = -1
         cpu, gpus = fleet.cpu_free[rows], fleet.gpu_free[rows]
         able = (gpus >= demand.gpu_milli) & fleet.eligible_gpus(demand)[rows]
         fits = able.sum(1) >= demand.gpus
@@ -331,5 +333,5 @@ class AIOSv1PolicyRule:
         scores = (100 / (1 + np.exp(-fragmented_less))).astype(np.int8)
         if demand.gpus == 1:
             scores = np.where(able, scores, np.int8(-1))
-            judged.columns[rows] = scores.argmax(1)
-        judged.scores[rows] = scores.max(1)
+            scored.columns[rows] = scores.argmax(1)
+        scored.scores[rows] = scores.max(1)

@@ -1,6 +1,6 @@
 """First fit: the first node with room, in the order of (cluster id, node id).
 
-The cheapest rule, and the baseline that the others are measured against. It fills nodes from the
+The cheapest policy, and the baseline that the others are measured against. It fills nodes from the
 front, so the last ones stay empty, but it leaves small gaps wherever a request happens to fit.
 
 Parameters: none.

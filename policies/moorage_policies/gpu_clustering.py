@@ -13,7 +13,7 @@ plus 25 * used // all, the GPU milli in use of as many GPUs as the fleet's large
 request without GPUs scores 0 everywhere. Equal scores go to the first node. A share takes the GPU
 with the least left.
 
-A rule sees what is free, not what for. So this one remembers where it placed what, until a node
+A policy sees what is free, not what for. So this one remembers where it placed what, until a node
 is empty again. Of a node that others filled, or that was filled before this cell began, it knows
 what can be seen: a GPU in part in use holds shares, and one wholly in use a request of one GPU.
 

@@ -39,10 +39,10 @@ class AIOSv1PolicyRule:
         scores = np.full(len(fleet), -1)
         scores[rows[order]] = np.arange(len(rows), 0, -1)
 
-        def roomiest(row: int) -> list[int]:
+        def emptiest(row: int) -> list[int]:
             most_first = np.argsort(-free[row], kind="stable")[: demand.gpus]
             return sorted(most_first.tolist())
 
         # With a topology the GPUs must also belong together, which `pick_gpus` sees to.
-        pick = None if demand.topology in {"nvlink", "numa"} else roomiest
+        pick = None if demand.topology in {"nvlink", "numa"} else emptiest
         return propose(fleet, demand, best_rows(fleet, demand, scores), pick)

@@ -8,8 +8,8 @@ The distance is Gower's (Biometrics 27, 1971): per path a distance from 0 to 1, 
 weighted mean. Numbers (several, as in a list of nodes, by their mean) differ as a part of the
 range over all documents; texts by Jaccard's distance, the part of the texts that either has and
 not both. A document with nothing at a path is at distance 1 there; a path where the reference has
-nothing does not count. Equal distances stay in the order of the ids. A search without a rule
-ranks by the same measure, over an index; this rule is there to be changed, and for requests.
+nothing does not count. Equal distances stay in the order of the ids. A search without a policy
+ranks by the same measure, over an index; this policy is there to be changed, and for requests.
 
 Parameters:
     like: the id of a cluster (a ranking leaves it out), or (a part of) a cluster document.

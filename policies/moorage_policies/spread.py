@@ -1,7 +1,7 @@
 """Spread: the node that is left with the most, and on it the GPUs with the most left.
 
 Evens out load, heat and contention, and limits what the loss of one node takes along. The price
-is fragmentation: large requests find no empty node sooner than with any packing rule.
+is fragmentation: large requests find no empty node sooner than with any packing policy.
 
 The score of a node is the free fraction it keeps: (1 - cpu_weight) * GPU + cpu_weight * CPU. A
 request without GPUs counts CPU alone. Equal scores go to the first node.

@@ -2,7 +2,7 @@
 
 The GPUs of a node come from one NVLink group where one has the room, else from one NUMA domain,
 else from the node as a whole; the nodes of a gang from one rack where one has the room.
-`resources` with a `topology` demands such a thing and waits for it; this rule prefers it and
+`resources` with a `topology` demands such a thing and waits for it; this policy prefers it and
 takes what there is.
 
 A node of a better level wins; within a level the node with the least free GPU, then the first.

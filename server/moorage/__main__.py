@@ -1,4 +1,4 @@
-"""`moored`: the daemon, and the trials that play a client against it."""
+"""`moored`: the daemon, and the commands that play a client against it."""
 
 import contextlib
 import io
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from moorage.config import Config, ConfigError, settings_file, settings_help
+from moorage.config.settings import Config, ConfigError, settings_file, settings_help
 
 EXIT_USAGE = 2
 STDERR = 2
@@ -68,12 +68,12 @@ def serve(
 def demo(as_json: JsonFlag = False, sandbox: SandboxOption = None) -> None:
     """Start a daemon, register a small fleet, ask over a real socket, show lease and reason."""
     started = time.perf_counter()
-    from moorage.trials import show  # noqa: PLC0415  # As in serve.
-    from moorage.trials.demo import demo as play  # noqa: PLC0415  # As in serve.
+    from moorage.commands import display  # noqa: PLC0415  # As in serve.
+    from moorage.commands.demo import demo as play  # noqa: PLC0415  # As in serve.
 
-    with _trial_errors():
+    with _command_errors():
         options = ("--sandbox", sandbox) if sandbox else ()
-        show.demo(play(started, options=options), as_json=as_json)
+        display.demo(play(started, options=options), as_json=as_json)
 
 
 @app.command(short_help="Drive a trace through a real daemon.")
@@ -92,8 +92,8 @@ def replay(
     as_json: JsonFlag = False,
 ) -> None:
     """Drive a trace through a real daemon, socket, sandbox and ledger, and report."""
-    from moorage.trials import show  # noqa: PLC0415  # As in serve.
-    from moorage.trials.replay import Options  # noqa: PLC0415  # As in serve.
+    from moorage.benchmarks.replay import Options  # noqa: PLC0415  # As in serve.
+    from moorage.commands import display  # noqa: PLC0415  # As in serve.
 
     options = Options(
         nodes,
@@ -106,8 +106,8 @@ def replay(
         connections,
         ("--sandbox", sandbox) if sandbox else (),
     )
-    with _trial_errors():
-        show.replay(options, as_json=as_json)
+    with _command_errors():
+        display.replay(options, as_json=as_json)
 
 
 @app.command(short_help="Tell what works here, and why not.")
@@ -116,11 +116,11 @@ def doctor(
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
 ) -> None:
     """Tell which sandbox layers, services and backends work here; exit 1 if serve would fail."""
-    from moorage.trials import show  # noqa: PLC0415  # As in serve.
-    from moorage.trials.doctor import examine  # noqa: PLC0415  # As in serve.
+    from moorage.commands import display  # noqa: PLC0415  # As in serve.
+    from moorage.commands.doctor import examine  # noqa: PLC0415  # As in serve.
 
     findings = examine(_config({}, config))
-    show.doctor(findings, as_json=as_json)
+    display.doctor(findings, as_json=as_json)
     raise typer.Exit(any(finding.state == "broken" for finding in findings))
 
 
@@ -155,12 +155,12 @@ def bench(
     as_json: JsonFlag = False,
 ) -> None:
     """Measure what it costs. Every figure is a ratio to a baseline taken in the same run."""
-    from moorage.trials import show  # noqa: PLC0415  # As in serve.
+    from moorage.commands import display  # noqa: PLC0415  # As in serve.
 
-    with _trial_errors():
+    with _command_errors():
         table = {"seeds": seeds, "rules": rule or [], "stream_seeds": stream_seeds}
         killing = {"times": kills, "category": category, "image": image}
-        show.bench(names or [], nodes, pods, table, killing, as_json=as_json)
+        display.bench(names or [], nodes, pods, table, killing, as_json=as_json)
 
 
 @app.command(short_help="Ask AWS for instance types and prices.")
@@ -176,16 +176,16 @@ def prices(
     """
     folder = _config({"data_dir": data}, config).data_dir / "aws"
     try:
-        from moorage.engines.aws.calls import AwsCalls  # noqa: PLC0415  # It needs an extra.
-        from moorage.engines.aws.catalogue import refresh  # noqa: PLC0415  # As above.
+        from moorage.backends.aws.calls import AwsCalls  # noqa: PLC0415  # It needs an extra.
+        from moorage.backends.aws.catalogue import refresh  # noqa: PLC0415  # As above.
     except ModuleNotFoundError as error:
         typer.echo(f"moored: prices needs {error.name}: pip install 'moorage[aws]'", err=True)
         raise typer.Exit(1) from None
-    from moorage.engines import EngineError  # noqa: PLC0415  # As in serve.
+    from moorage.resources import BackendError  # noqa: PLC0415  # As in serve.
 
     try:
         made = refresh(AwsCalls(), folder, region)
-    except (EngineError, OSError) as error:
+    except (BackendError, OSError) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None
     priced = sum(each.usd_per_hour is not None for each in made.types)
@@ -207,7 +207,7 @@ def ledger_verify(
 ) -> None:
     """Look at every fact and record; exit 1 if one is damaged. The daemon may be running."""
     folder = _config({"data_dir": data}, config).data_dir
-    from moorage.trials.ledger_care import verify  # noqa: PLC0415  # As in serve.
+    from moorage.commands.ledger_care import verify  # noqa: PLC0415  # As in serve.
 
     with _ledger_errors():
         found = verify(folder)
@@ -236,7 +236,7 @@ def ledger_repair(
     The damaged files are kept in a folder beside them. Prefer a backup, where there is one.
     """
     folder = _config({"data_dir": data}, config).data_dir
-    from moorage.trials.ledger_care import repair  # noqa: PLC0415  # As in serve.
+    from moorage.commands.ledger_care import repair  # noqa: PLC0415  # As in serve.
 
     with _ledger_errors():
         lost, copy = repair(folder, accept_loss=accept_loss)
@@ -273,19 +273,19 @@ def _config(flags: dict[str, Any], file: Path | None) -> Config:
 
 
 @contextlib.contextmanager
-def _trial_errors() -> Iterator[None]:
-    """Turn what keeps a trial from being played into one line and an exit code."""
+def _command_errors() -> Iterator[None]:
+    """Turn what keeps a command from running into one line and an exit code."""
     from httpx import HTTPError  # noqa: PLC0415  # As in serve.
     from websockets.exceptions import WebSocketException  # noqa: PLC0415  # As in serve.
 
-    from moorage.trials.process import TrialError  # noqa: PLC0415  # As in serve.
-    from moorage.trials.trace import TraceError  # noqa: PLC0415  # As in serve.
+    from moorage.lab.errors import CommandError  # noqa: PLC0415  # As in serve.
+    from moorage.lab.trace import TraceError  # noqa: PLC0415  # As in serve.
 
-    # Whoever stops a trial stops its daemon too, and lets it clean up.
+    # Whoever stops a command stops its daemon too, and lets it clean up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield
-    except (TrialError, TraceError, OSError, HTTPError, WebSocketException) as error:
+    except (CommandError, TraceError, OSError, HTTPError, WebSocketException) as error:
         typer.echo(f"moored: {error}", err=True)
         raise typer.Exit(1) from None
 

@@ -17,8 +17,8 @@ from typing import Final, TypeVar
 
 __all__ = [
     "SYNC_SECONDS",
+    "DurableMark",
     "Found",
-    "Mark",
     "Reserve",
     "log_damage",
     "log_lost",
@@ -98,7 +98,7 @@ def _unpack(slot: bytes, label: str) -> tuple[int, int, int] | None:
     return (writes, first, second) if name.rstrip(b"\0") == label.encode() else None
 
 
-class Mark:
+class DurableMark:
     """A mark that is written. One thread at a time.
 
     Args:
@@ -215,7 +215,7 @@ class Reserve:
         return True
 
 
-def next_of(jobs: "queue.SimpleQueue[T]", mark: Mark | None) -> T:
+def next_of(jobs: "queue.SimpleQueue[T]", mark: DurableMark | None) -> T:
     """Return the next job of a thread that writes; meanwhile its mark is synced in time."""
     if mark is not None and mark.unsynced:
         try:

@@ -1,6 +1,6 @@
 """The nouns of the house: GPUs, nodes, clusters, demands, placements, asks and leases.
 
-Values only, no behaviour beyond what a value can say about itself. Every room may import this
+Values only, no behaviour beyond what a value can say about itself. Every package may import this
 file; it imports nothing but the standard library.
 
 Units, everywhere: GPU shares and CPU in thousandths (`milli`, 1000 is one device or one core),
@@ -187,7 +187,7 @@ class LeaseTerms:
 
 @dataclass(frozen=True, slots=True)
 class PolicyRef:
-    """One immutable version of a rule: its URI, and the digest of its content."""
+    """One immutable version of a policy: its URI, and the digest of its content."""
 
     uri: str
     digest: str
@@ -195,10 +195,10 @@ class PolicyRef:
 
 @dataclass(frozen=True, slots=True)
 class Provision:
-    """What to start on the granted resources: an engine's name and the spec it understands.
+    """What to start on the granted resources: a backend's name and the spec it understands.
 
     Args:
-        backend: The engine.
+        backend: The backend.
         spec: What it starts.
         on_failure: What a workload that fails, while it starts or later, does to its lease: `end`
             ends it; `requeue` gives back what it holds and has it wait for another place.
@@ -246,16 +246,16 @@ class Ask:
     Args:
         id: The server's name for it.
         tenant: Whose it is.
-        policy: The rule that proposes.
+        policy: The policy that proposes.
         candidates: Clusters it may go to, or None for every live one.
         demand: What must fit, or None where the request gave no `resources`.
         terms: The lease asked for, or None for advice.
         provision: What to start, or None.
-        inputs: The request's own `inputs`, for the rule alone.
-        parameters: Overrides of the rule's default parameters.
-        settings: Overrides of the rule's default settings.
+        inputs: The request's own `inputs`, for the policy alone.
+        parameters: Overrides of the policy's default parameters.
+        settings: Overrides of the policy's default settings.
         token_digest: Digest of the token that will own the lease; the shell makes the token.
-        seed: Seed of every choice that the rule makes at random for this ask.
+        seed: Seed of every choice that the policy makes at random for this ask.
         explain: The caller wants the reasons in the reply.
         dry_run: Decide, verify and answer, but hold nothing.
         size: Bytes of inputs, parameters, settings and spec as JSON, for the bounds on memory.
@@ -296,17 +296,17 @@ class Lease:
         id: The id of the ask that it was granted to.
         tenant: Whose it is.
         token_digest: Digest of its token: whoever shows that may renew and release.
-        policy: The rule that proposed the placement.
+        policy: The policy that proposed the placement.
         placement: What is held.
         fencing: Grows with every grant of this server and never repeats.
         granted_at: When, in seconds since the epoch.
         expires_at: When it ends unless it is renewed.
         terms: As asked.
         provision: What runs on it, or None.
-        state: `granted`; `starting` while an engine starts its workload; `active` once that
-            runs; `failing` when that came to an end by itself, until the engine has put away what
+        state: `granted`; `starting` while a backend starts its workload; `active` once that
+            runs; `failing` when that came to an end by itself, until the backend has put away what
             is left; `queued` while it waits for another place because its workload failed (it
-            holds nothing then); `ending` while the engine stops or resets it (its GPUs are still
+            holds nothing then); `ending` while the backend stops or resets it (its GPUs are still
             held); `warm` while its workload is kept for the next request like its own, and nobody
             owns it (its GPUs are still held); `ended`.
         reason: Why it is queued, ending, warm or ended; empty in the other states.
@@ -321,7 +321,7 @@ class Lease:
             kept warm; empty where it ends with its lease.
         retry_at: While it is queued and pauses: when it may be tried again, in seconds since the
             epoch; 0 where it does not pause.
-        faults: While it is queued: how often in a row its rule did not get to answer.
+        faults: While it is queued: how often in a row its policy did not get to answer.
 
     """
 
@@ -364,7 +364,7 @@ class Lease:
 
     @property
     def workload(self) -> str:
-        """The name that the engine knows its workload by."""
+        """The name that the backend knows its workload by."""
         return self.inherited or self.id
 
 
@@ -395,7 +395,7 @@ class Code(StrEnum):
     NO_CAPACITY = "no_capacity"
     WAIT_TIMEOUT = "wait_timeout"
     CONFLICT = "conflict"
-    # The rule.
+    # The policy.
     BAD_POLICY = "bad_policy"
     POLICY_ERROR = "policy_error"
     POLICY_TIMEOUT = "policy_timeout"

@@ -1,8 +1,8 @@
-"""How long a shipped rule takes to decide, and how well it packs: the published protocol.
+"""How long a shipped policy takes to decide, and how well it packs: the published protocol.
 
     python tests/benchmarks/bench_policies.py [--trace default] [--seeds 42,43] [--data DIR]
 
-Prints a line per rule and seed. Times are of `eval` alone, in this process, warm; their ratio to
+Prints a line per policy and seed. Times are of `eval` alone, in this process, warm; their ratio to
 `first_fit` in the same run is the figure to compare between machines.
 """
 
@@ -10,16 +10,16 @@ import argparse
 from importlib import import_module
 from pathlib import Path
 
-from moorage.trials.packing import openb, pack
-from moorage.trials.replay import typical_of
-from moorage.trials.trace import arrivals, capacity_milli, read_nodes, read_pods
+from moorage.lab.packing import openb, pack
+from moorage.lab.trace import arrivals, capacity_milli, read_nodes, read_pods
+from moorage.lab.typical import typical_of
 from moorage_policies import catalog
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
 
 
 def main() -> None:
-    """Run every rule over the trace, once per seed."""
+    """Run every policy over the trace, once per seed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--trace", default="default")
     parser.add_argument("--seeds", default="42")
@@ -36,8 +36,8 @@ def main() -> None:
         order = arrivals(pods, capacity_milli(nodes), 1.3, seed)
         baseline = 0.0
         for label, name, parameters in runs:
-            rule = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule("", {}, parameters)
-            packing = pack(rule, openb(nodes, seed), order, parameters, seed)
+            policy = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule("", {}, parameters)
+            packing = pack(policy, openb(nodes, seed), order, parameters, seed)
             each = packing.microseconds_per_decision
             baseline = baseline or each
             ratio, percent = each / baseline, packing.allocated_percent

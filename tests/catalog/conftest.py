@@ -1,4 +1,4 @@
-"""Lets the tests of this room import `liar`."""
+"""Lets the tests of this package import `faulty_service`."""
 
 import sys
 from pathlib import Path

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.catalog.embedded import EmbeddedCatalog
-from moorage.catalog.store import Row, Store
+from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.catalog.embedded.store import DocumentStore, StoredRow
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage_policies import catalog as shipped
@@ -121,12 +121,12 @@ async def test_a_policy_is_checked_against_its_digest_when_it_is_read(path: Path
     """Also where all checksums are right: nobody but a digest knows what was registered."""
     stored = await killed(path)
     uri = next(iter(stored))
-    store = await Store.open(path)
+    store = await DocumentStore.open(path)
 
     def forge(database):
         row = database.get("policy", uri)
         document = row.document.replace(stored[uri]["digest"].encode(), b"0" * 64)
-        database.put("policy", Row(uri, document, row.files))
+        database.put("policy", StoredRow(uri, document, row.files))
 
     await store.run(forge)
     await store.close()
@@ -146,8 +146,10 @@ async def test_a_record_that_went_missing_is_noticed(path: Path):
 async def test_a_record_of_another_time_is_noticed(path: Path):
     await killed(path)
     change(path, "DROP TRIGGER record_changed")
-    older = await Store.open(path)
-    await older.run(lambda db: db.put("metrics", Row("fgd", b'{"clusterId":"fgd","nodes":[]} ')))
+    older = await DocumentStore.open(path)
+    await older.run(
+        lambda db: db.put("metrics", StoredRow("fgd", b'{"clusterId":"fgd","nodes":[]} '))
+    )
     await older.close()
     with pytest.raises(ServiceError, match="a metrics is not the one that was stored last"):
         await policies(path)

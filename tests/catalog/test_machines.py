@@ -2,8 +2,8 @@
 
 import pytest
 
-from moorage.catalog.clusters import cluster_model
-from moorage.catalog.embedded import EmbeddedCatalog
+from moorage.catalog.documents.clusters import cluster_model
+from moorage.catalog.embedded.catalog import EmbeddedCatalog
 from moorage.model import Code, Gpu
 from moorage.protocol.faults import ServiceError
 

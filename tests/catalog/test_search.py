@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from moorage.catalog.embedded import EmbeddedCatalog
+from moorage.catalog.embedded.catalog import EmbeddedCatalog
 from moorage.catalog.search import CHANGED_MAX, FEW, WAITING_MAX
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError

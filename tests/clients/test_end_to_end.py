@@ -29,7 +29,7 @@ from moorage_client import (
 
 README = Path(moorage_client.__file__).with_name("README.md").read_text()
 
-RULE = """
+POLICY = """
 class AIOSv1PolicyRule:
     def __init__(self, rule_id, settings, parameters):
         pass
@@ -105,7 +105,7 @@ def daemon(tmp_path_factory) -> Iterator[Daemon]:
                 "release_tag": "x",
                 "policy_rule_uri": "first:1-x",
                 "type": "python_class_v1",
-                "code": RULE,
+                "code": POLICY,
             }
         )
     yield daemon
@@ -127,7 +127,7 @@ def only_json(done, code=0):
 
 def test_the_command_line(at_daemon, tmp_path):
     moorage = at_daemon
-    (tmp_path / "function.py").write_text(RULE)
+    (tmp_path / "function.py").write_text(POLICY)
     pushed = only_json(moorage("policy", "push", str(tmp_path), "--uri=packed:1-x", "--json"))
     assert pushed == {"policy_rule_uri": "packed:1-x"}
     listed = only_json(moorage("policy", "list", "--json"))

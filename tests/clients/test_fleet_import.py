@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_client.cli.program import run
 
 HERE = Path(__file__).parent

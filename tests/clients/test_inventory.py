@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.trials import trace
+from moorage.lab import trace
 from moorage_client.inventory import InventoryError, TableError, collect, merged, read
 from moorage_client.inventory.documents import machine_key
 
@@ -43,7 +43,7 @@ def ids(document):
 
 @pytest.mark.trace
 @pytest.mark.skipif(not OPENB.is_file(), reason=f"the production traces are not at {OPENB}")
-def test_openb_is_the_document_that_the_trials_register():
+def test_openb_is_the_document_that_the_commands_register():
     (document,) = collect([str(OPENB)], "openb").documents
     assert document == trace.cluster_document(trace.read_nodes(OPENB))
     assert (document["nodes"]["count"], document["gpus"]["count"]) == (1213, 6212)

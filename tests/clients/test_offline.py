@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-RULE = """
+POLICY = """
 from moorage.policy import best_rows, decline, propose, read_demand
 import numpy as np
 
@@ -34,38 +34,38 @@ def moorage(*words, expect=0, cwd=None):
     return done
 
 
-def test_a_rule_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_path):
+def test_a_policy_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_path):
     assert "best_fit:1.0-stable: passed" in moorage("policy", "test", "best_fit").stdout
     done = moorage("policy", "test", "best_fitt", expect=2)
     assert "no shipped rule 'best_fitt'; there are first_fit, best_fit" in done.stderr
     (tmp_path / "best_fit").mkdir()
-    (tmp_path / "best_fit" / "function.py").write_text(RULE)
+    (tmp_path / "best_fit" / "function.py").write_text(POLICY)
     assert "best_fit:0-test: passed" in moorage("policy", "test", "best_fit", cwd=tmp_path).stdout
 
 
-def test_a_rule_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path):
-    rule, asked = tmp_path / "my-rüle: 2.py", tmp_path / "asked.json"
-    rule.write_text(RULE)
+def test_a_policy_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path):
+    policy, asked = tmp_path / "my-rüle: 2.py", tmp_path / "asked.json"
+    policy.write_text(POLICY)
     asked.write_text(json.dumps([{"resources": {"gpus": 1}, "lease": {"ttl_seconds": 9}}] * 3))
-    done = moorage("policy", "test", rule, "--requests", asked, "--profile")
+    done = moorage("policy", "test", policy, "--requests", asked, "--profile")
     assert "3 requests: 3 granted" in done.stdout
     assert "function.py:13" in done.stdout
     assert done.stdout.endswith("my_r_le_2:0-test: passed\n")
-    rule.write_text(RULE.replace("return propose(", "return (propose("))
-    told = json.loads(moorage("policy", "test", rule, "--json", expect=6).stdout)
+    policy.write_text(POLICY.replace("return propose(", "return (propose("))
+    told = json.loads(moorage("policy", "test", policy, "--json", expect=6).stdout)
     assert told["passed"] is False
     assert "SyntaxError: '(' was never closed" in told["findings"][0]
 
 
 def test_what_cannot_be_tried_is_a_matter_of_the_command_line(tmp_path):
-    rule, broken = tmp_path / "rule.py", tmp_path / "broken.json"
-    rule.write_text(RULE)
+    policy, broken = tmp_path / "rule.py", tmp_path / "broken.json"
+    policy.write_text(POLICY)
     broken.write_text("[1")
-    assert "is not JSON" in moorage("policy", "test", rule, "--requests", broken, expect=2).stderr
+    assert "is not JSON" in moorage("policy", "test", policy, "--requests", broken, expect=2).stderr
     broken.write_text('[{"resources": 1}]')
-    done = moorage("policy", "test", rule, "--requests", broken, "--json", expect=2)
+    done = moorage("policy", "test", policy, "--requests", broken, "--json", expect=2)
     assert "request 0: " in json.loads(done.stdout)["message"]
-    nan = moorage("policy", "test", rule, "--parameters", '{"score": NaN}', expect=2)
+    nan = moorage("policy", "test", policy, "--parameters", '{"score": NaN}', expect=2)
     assert "NaN and Infinity are no JSON" in nan.stderr
     missing = moorage("policy", "test", tmp_path / "none.py", expect=2)
     assert "cannot read" in missing.stderr
@@ -74,7 +74,7 @@ def test_what_cannot_be_tried_is_a_matter_of_the_command_line(tmp_path):
 def test_no_module_of_the_working_directory_is_run_outside_of_the_jail(tmp_path):
     for name in ("numpy", "random", "typing", "moorage"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('run outside of the jail')\n")
-    (tmp_path / "random.py").write_text(RULE)
+    (tmp_path / "random.py").write_text(POLICY)
     asked = tmp_path / "asked.json"
     asked.write_text('[{"resources": {"gpus": 1}}]')
     done = moorage("policy", "test", "random.py", "--requests", asked, cwd=tmp_path)
@@ -82,23 +82,23 @@ def test_no_module_of_the_working_directory_is_run_outside_of_the_jail(tmp_path)
 
 
 def test_options_out_of_range_are_refused_before_anything_runs(tmp_path):
-    rule = tmp_path / "rule.py"
-    rule.write_text(RULE)
+    policy = tmp_path / "rule.py"
+    policy.write_text(POLICY)
     for words in (("--seed", 2**31), ("--sandbox", "none")):
-        assert words[0] in moorage("policy", "test", rule, *words, expect=2).stderr
+        assert words[0] in moorage("policy", "test", policy, *words, expect=2).stderr
         trace = ("--trace", "n.csv", "p.csv")
-        refused = moorage("policy", "backtest", rule, *trace, *words, expect=2)
+        refused = moorage("policy", "backtest", policy, *trace, *words, expect=2)
         assert words[0] in refused.stderr
 
 
 @pytest.mark.heavy
-def test_rules_are_played_side_by_side(tmp_path):
+def test_policies_are_played_side_by_side(tmp_path):
     nodes, pods, mine = tmp_path / "nodes.csv", tmp_path / "pods.csv", tmp_path / "mine.py"
     rows = "".join(f"n{n},64000,262144,4,A100\n" for n in range(3))
     nodes.write_text("sn,cpu_milli,memory_mib,gpu,model\n" + rows)
     rows = "".join(f"p{n},1000,1024,1,1000\n" for n in range(16))
     pods.write_text("name,cpu_milli,memory_mib,num_gpu,gpu_milli\n" + rows)
-    mine.write_text(RULE)
+    mine.write_text(POLICY)
     words = ("policy", "backtest", mine, "spread", "--trace", nodes, pods)
     told = json.loads(moorage(*words, "--json").stdout)
     first, second = told["rules"]

@@ -16,12 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moorage.slots import (
-    InvalidCheckin,
-    InvalidRequest,
-    ResourceUnavailable,
-    UnknownResourceType,
-)
+from moorage.slots import InvalidCheckin, InvalidRequest, ResourceUnavailable, UnknownResourceType
 from moorage_client import ConnectionFailed, ProtocolViolated
 from moorage_client.pool import Checkout, ResourcePoolAdapter
 from moorage_client.pool.adapter import ANSWER_BYTES_MAX

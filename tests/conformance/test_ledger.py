@@ -8,7 +8,7 @@ from typing import Protocol
 
 import pytest
 
-from moorage.core.words import ClusterRemoved, Ended, Fact, Granted, Renewed
+from moorage.core.facts import ClusterRemoved, Ended, Fact, Granted, Renewed
 from moorage.ledger.base import (
     PAGE_BYTES_MAX,
     PAGE_FACTS_MAX,
@@ -19,8 +19,8 @@ from moorage.ledger.base import (
     LedgerError,
     LedgerLocked,
 )
-from moorage.ledger.codec import Row, _checksum
-from moorage.ledger.memory import MemoryLedger, Shelf
+from moorage.ledger.codec import FactRow, _checksum
+from moorage.ledger.memory import MemoryLedger, MemoryStorage
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import (
     ClusterId,
@@ -49,28 +49,28 @@ class Place(Protocol):
 
 class MemoryPlace:
     def __init__(self) -> None:
-        self.shelf = Shelf()
+        self.storage = MemoryStorage()
 
     def ledger(self) -> Ledger:
-        return MemoryLedger(self.shelf)
+        return MemoryLedger(self.storage)
 
     def relabel(self, seq: int, kind: str, version: int) -> None:
         # Sealed again, as a release that knows the kind would have done.
-        row = self.shelf.rows[seq - 1]
-        self.shelf.rows[seq - 1] = row._replace(
+        row = self.storage.rows[seq - 1]
+        self.storage.rows[seq - 1] = row._replace(
             kind=kind, version=version, checksum=resealed(row, kind, version)
         )
 
     def flip_a_bit(self, seq: int) -> None:
-        row = self.shelf.rows[seq - 1]
-        self.shelf.rows[seq - 1] = row._replace(body=row.body.replace(b"r-", b"s-"))
+        row = self.storage.rows[seq - 1]
+        self.storage.rows[seq - 1] = row._replace(body=row.body.replace(b"r-", b"s-"))
 
     def lose(self, seq: int) -> None:
-        del self.shelf.rows[seq - 1]
+        del self.storage.rows[seq - 1]
 
     def spoil_newest_checkpoint(self) -> None:
-        seq, body, checksum = self.shelf.checkpoints[-1]
-        self.shelf.checkpoints[-1] = (seq, body.replace(b"r-", b"s-"), checksum)
+        seq, body, checksum = self.storage.checkpoints[-1]
+        self.storage.checkpoints[-1] = (seq, body.replace(b"r-", b"s-"), checksum)
 
 
 class SqlitePlace:
@@ -82,7 +82,7 @@ class SqlitePlace:
 
     def relabel(self, seq: int, kind: str, version: int) -> None:
         connection = sqlite3.connect(self.path)
-        row = Row._make(
+        row = FactRow._make(
             connection.execute(
                 "SELECT seq, at, kind, version, subject, CAST(body AS BLOB), checksum, chain "
                 "FROM fact WHERE seq = ?",
@@ -115,7 +115,7 @@ class SqlitePlace:
         connection.close()
 
 
-def resealed(row: Row, kind: str, version: int) -> int:
+def resealed(row: FactRow, kind: str, version: int) -> int:
     return _checksum(row.seq, row.at, kind, version, row.subject, row.body)
 
 

@@ -5,8 +5,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from moorage.core.allocator import Allocator
+from moorage.core.effects import Address, Consult, Information, Respond
 from moorage.core.events import Asked, ClusterSeen, Event, Inquired, Proposed
-from moorage.core.words import Address, Consult, Fact, Tell, Told, Turn
+from moorage.core.facts import Fact
+from moorage.core.turn import Turn
 from moorage.model import (
     Ask,
     Cluster,
@@ -22,7 +24,7 @@ from moorage.model import (
     Tenant,
 )
 
-RULE = PolicyRef("rule", "digest")
+POLICY = PolicyRef("rule", "digest")
 
 
 def nodes(count: int, gpus: int, name: str = "c") -> Cluster:
@@ -33,7 +35,11 @@ def nodes(count: int, gpus: int, name: str = "c") -> Cluster:
 
 def ask(name: str, demand: Demand | None, wait: float = 0.0, **changes: Any) -> Ask:
     terms = {"ttl_seconds": 60.0, "wait_seconds": wait, **changes.pop("terms", {})}
-    given = {"tenant": Tenant("ann"), "policy": RULE, "token_digest": f"token of {name}"} | changes
+    given = {
+        "tenant": Tenant("ann"),
+        "policy": POLICY,
+        "token_digest": f"token of {name}",
+    } | changes
     return Ask(RequestId(name), demand=demand, terms=LeaseTerms(**terms), **given)
 
 
@@ -78,11 +84,11 @@ class Hand:
 
 
 def is_told(effect: Any) -> bool:
-    return isinstance(effect, Tell) and isinstance(effect.answer, Told)
+    return isinstance(effect, Respond) and isinstance(effect.answer, Information)
 
 
 def answers(turn: Turn) -> list[Any]:
-    return [effect.answer for effect in turn.effects if isinstance(effect, Tell)]
+    return [effect.answer for effect in turn.effects if isinstance(effect, Respond)]
 
 
 def consults(turn: Turn) -> list[str]:

@@ -6,8 +6,7 @@ import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
-from moorage.core.asks import CONSULTS_MAX
-from moorage.core.desk import DECISIONS_MAX
+from moorage.core.effects import Advice, LeaseNews, Recall
 from moorage.core.events import (
     CancelAsked,
     ClusterGone,
@@ -17,10 +16,12 @@ from moorage.core.events import (
     SessionLost,
     Tick,
 )
+from moorage.core.facts import Granted, Refusal
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX
 from moorage.core.queue import CONSULTED_MAX
+from moorage.core.requests import CONSULTS_MAX
 from moorage.core.state import DEADLINES_SPARE, ENDED_MAX, check, condense
-from moorage.core.words import Advice, Granted, LeaseNews, Recall, Refusal
+from moorage.core.turn import DECISIONS_MAX
 from moorage.model import ClusterId, Code, Demand, Provision, RequestId, SessionId, Tenant
 
 ONE = Demand(gpus=1)
@@ -92,7 +93,7 @@ def test_a_conflict_does_not_put_a_waiter_to_sleep_while_it_fits() -> None:
     assert isinstance(answers(hand.propose(turn, place("n001", "0")))[0], LeaseNews)
 
 
-def test_a_rule_is_asked_again_about_what_came_free_while_it_thought() -> None:
+def test_a_policy_is_asked_again_about_what_came_free_while_it_thought() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     hand.grant(ask("holder", ONE), place("n000", "0"))
@@ -105,7 +106,7 @@ def test_a_rule_is_asked_again_about_what_came_free_while_it_thought() -> None:
     assert consults(hand.see(nodes(1, 2, name="d"))) == ["picky"]
 
 
-def test_a_new_request_gets_what_came_free_while_its_rule_thought() -> None:
+def test_a_new_request_gets_what_came_free_while_its_policy_thought() -> None:
     for demand in (ONE, None):
         hand = Hand()
         hand.see(nodes(1, 2))
@@ -118,7 +119,7 @@ def test_a_new_request_gets_what_came_free_while_its_rule_thought() -> None:
 
 
 def test_a_new_request_gets_what_another_proposal_was_for_that_came_to_nothing() -> None:
-    """Its rule's cell took that proposal for granted: it comes from the same replica."""
+    """Its policy's cell took that proposal for granted: it comes from the same replica."""
     hand = Hand()
     hand.see(nodes(1, 1))
     first, second = hand.ask(ask("first", None)), hand.ask(ask("second", None))
@@ -128,7 +129,7 @@ def test_a_new_request_gets_what_another_proposal_was_for_that_came_to_nothing()
     assert isinstance(answers(hand.propose(turn, place("n000", "0")))[0], LeaseNews)
 
 
-def test_a_rule_that_declines_whatever_comes_back_is_believed() -> None:
+def test_a_policy_that_declines_whatever_comes_back_is_believed() -> None:
     hand = Hand()
     hand.see(nodes(1, 2))
     turn = hand.ask(ask("never", ONE))
@@ -166,7 +167,7 @@ def test_identical_waiters_are_judged_once() -> None:
     assert len(consults(turn)) == CONSULTED_MAX
 
 
-def test_an_honest_rule_is_not_blamed_for_an_inventory_that_moved() -> None:
+def test_an_honest_policy_is_not_blamed_for_an_inventory_that_moved() -> None:
     hand = Hand()
     hand.see(nodes(2, 1))
     hand.see(nodes(1, 1, name="d"))
@@ -240,7 +241,7 @@ def test_the_last_ended_leases_are_known_and_older_ones_are_not() -> None:
     state = hand.allocator.state
     assert len(state.ended) == ENDED_MAX
     assert len(state.keys) == ENDED_MAX
-    assert len(hand.allocator._desk.decisions) <= DECISIONS_MAX
+    assert len(hand.allocator._turn.decisions) <= DECISIONS_MAX
     assert answers(release(hand, "r0"))[0].code is Code.UNKNOWN_LEASE
     assert isinstance(answers(release(hand, "r1"))[0], LeaseNews)
     assert isinstance(hand.inquire("why", subject="r0"), Recall)
@@ -348,7 +349,7 @@ def test_what_undecided_and_waiting_asks_bring_along_is_bounded_in_bytes() -> No
     assert hand.allocator.state.waiting_bytes == large
     hand.step(CancelAsked(hand.to(), first.id, first.tenant))
     assert hand.allocator.state.waiting_bytes == 0
-    # Without a demand the rule is asked at once, and again as long as nothing is answered.
+    # Without a demand the policy is asked at once, and again as long as nothing is answered.
     (asked,) = consults(hand.ask(ask("third", None, size=large)))
     assert asked == "third"
     (no,) = answers(hand.ask(ask("fourth", None, size=large)))

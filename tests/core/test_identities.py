@@ -5,9 +5,10 @@ from dataclasses import replace
 from by_hand import Hand, answers, ask, nodes, place
 
 from moorage.core.allocator import Allocator
+from moorage.core.effects import LeaseNews
 from moorage.core.events import ClusterGone, ReleaseAsked
+from moorage.core.facts import ClusterSet
 from moorage.core.state import check, condense
-from moorage.core.words import ClusterSet, LeaseNews
 from moorage.model import Cluster, ClusterId, Code, Demand, NodeId, RequestId, is_same_machine
 
 ONE = Demand(gpus=1)

@@ -4,23 +4,25 @@ import pytest
 from by_hand import Hand, answers, ask, consults, nodes, place
 
 from moorage.core.allocator import Allocator
-from moorage.core.asks import FAULT_PAUSE_SECONDS, FAULTS_MAX, PASSING
+from moorage.core.effects import Consult, LeaseNews
 from moorage.core.events import (
     Asked,
     CancelAsked,
     ConsultFailed,
-    EngineFailed,
-    EngineStarted,
     ReleaseAsked,
     RenewAsked,
     Restarted,
     Tick,
+    WorkloadFailed,
+    WorkloadStarted,
 )
+from moorage.core.facts import Refusal, Requeued
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS_MAX
+from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX, PASSING
 from moorage.core.state import check, condense
-from moorage.core.words import Consult, LeaseNews, Refusal, Requeued, Turn
+from moorage.core.turn import Turn
 from moorage.model import Code, Demand, Provision, RequestId, Tenant
-from moorage.sandbox.rests import REST_SECONDS_MAX
+from moorage.sandbox.host.circuit_breaker import OPEN_SECONDS_MAX
 
 ONE = Demand(gpus=1)
 AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
@@ -28,7 +30,7 @@ AGAIN = Provision("memory", on_failure="requeue", attempts_max=3)
 
 def fail(hand: Hand, name: str):
     lease = hand.allocator.state.leases[RequestId(name)]
-    return hand.step(EngineFailed(lease.id, lease.fencing, "no image", 1, ("its last line",)))
+    return hand.step(WorkloadFailed(lease.id, lease.fencing, "no image", 1, ("its last line",)))
 
 
 def release(hand: Hand, name: str):
@@ -82,7 +84,7 @@ def test_what_a_lease_in_the_queue_brought_along_counts_until_it_leaves() -> Non
     assert state.ended[RequestId("r")].ask is None
 
 
-def test_a_rule_that_fails_among_the_other_nodes_is_asked_about_all() -> None:
+def test_a_policy_that_fails_among_the_other_nodes_is_asked_about_all() -> None:
     hand = at_once()
     hand.see(nodes(2, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))
@@ -142,7 +144,7 @@ def test_pages_of_leases_go_on_where_one_of_them_waits() -> None:
 def test_what_started_says_where_it_is_reached_as_long_as_it_runs() -> None:
     hand = crowded("a")
     lease = hand.allocator.state.leases[RequestId("a")]
-    hand.step(EngineStarted(lease.id, lease.fencing, "http://10.0.0.1:80"))
+    hand.step(WorkloadStarted(lease.id, lease.fencing, "http://10.0.0.1:80"))
     (row,) = hand.inquire("leases")["leases"]
     assert row["workload"]["endpoint"] == "http://10.0.0.1:80"
     hand.propose(fail(hand, "a"), {"declined": "not today"})
@@ -267,7 +269,7 @@ def test_a_fault_of_the_sandbox_ends_no_lease(code: Code) -> None:
     check(hand.allocator.state)
 
 
-def test_a_rule_that_never_answers_ends_a_lease_after_a_while_also_over_restarts() -> None:
+def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restarts() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     terms = {"ttl_seconds": 1e6}
@@ -281,7 +283,7 @@ def test_a_rule_that_never_answers_ends_a_lease_after_a_while_also_over_restarts
         hand.allocator.replay(facts)
         hand.now = hand.allocator.next_deadline() or 0.0
         turn = hand.step(Tick())
-    assert hand.now - began > 2 * REST_SECONDS_MAX, "a rule that rests is asked again after it"
+    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a rule that rests is asked again after it"
     unanswered(hand, turn)
     ended = hand.allocator.state.ended[RequestId("r")]
     assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"
@@ -298,7 +300,7 @@ def test_faults_count_anew_for_each_start() -> None:
         hand.propose(hand.step(Tick()), place("n000", "0"))
 
 
-def test_others_are_served_while_a_lease_pauses_whose_rule_did_not_answer() -> None:
+def test_others_are_served_while_a_lease_pauses_whose_policy_did_not_answer() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))

@@ -1,4 +1,4 @@
-"""Broken code of policies: archives, requirements and rules; `broken_uploads` has the rest."""
+"""Broken code of policies: archives, requirements and policies; `broken_uploads` has the rest."""
 
 import base64
 import gzip
@@ -86,7 +86,7 @@ def files(**named: str) -> dict[str, Any]:
 
 
 def method(line: str) -> str:
-    """Return a rule with one method in the place of a good one of its name."""
+    """Return a policy with one method in the place of a good one of its name."""
     name = line.split("(", maxsplit=1)[0].rsplit(maxsplit=1)[-1]
     rest = "".join(each for each in (INIT, EVAL) if f"def {name}(" not in each)
     return HEAD + rest + f"    {line}\n"
@@ -200,7 +200,7 @@ REQUIREMENTS: Broken = {
     ),
 }
 
-RULES: Broken = {
+POLICIES: Broken = {
     "a syntax error": (
         coded(GOOD + "x = (1,\n"),
         "line 4: SyntaxError: '(' was never closed\nx = (1,\n    ^",

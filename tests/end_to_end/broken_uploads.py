@@ -6,7 +6,7 @@ the one sentence that the answer must have. `HTTP` stands for the daemon's own H
 
 from typing import Any
 
-from broken_code import ARCHIVES, GOOD, HTTP, REQUIREMENTS, RULES, URI, Broken, document, files
+from broken_code import ARCHIVES, GOOD, HTTP, POLICIES, REQUIREMENTS, URI, Broken, document, files
 
 __all__ = ["BROKEN", "HTTP", "URI"]
 
@@ -247,7 +247,7 @@ BROKEN: Broken = {
     **SOURCES,
     **ARCHIVES,
     **REQUIREMENTS,
-    **RULES,
+    **POLICIES,
     **SCHEMAS,
     **EXAMPLES,
 }

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
-sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests of this room import `served`.
-sys.path.insert(0, str(Path(__file__).parents[1] / "engines"))  # And `aws_world`.
+sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests of this package import `served`.
+sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))  # And `aws_world`.
 
 from served import Server, cluster
 

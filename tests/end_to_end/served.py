@@ -10,7 +10,7 @@ from collections.abc import Callable
 import httpx
 from websockets.sync.client import connect
 
-from moorage.trials.process import Running
+from moorage.benchmarks.daemon_process import Running
 
 FIRST_FIT = "first_fit:1.0-stable"
 
@@ -25,7 +25,7 @@ def cluster(name: str, nodes: int = 2, gpus: int = 4, model: str = "A100", **mor
     return {"id": name, "nodes": {"count": nodes, "nodeData": rows}, **more}
 
 
-def rule(body: str, name: str, **more) -> dict:
+def policy(body: str, name: str, **more) -> dict:
     """Return a PolicyRule document whose `eval` is `body`."""
     lines = "\n".join(f"        {line}" for line in body.strip().splitlines())
     code = (
@@ -74,7 +74,7 @@ class Server:
             return [json.loads(socket.recv(30)) for _ in messages]
 
     def ask(self, policy: str = FIRST_FIT, **more) -> dict:
-        return self.say(wish(policy, **more))[0]
+        return self.say(ask_message(policy, **more))[0]
 
     def close(self) -> None:
         self.http.close()
@@ -88,5 +88,5 @@ def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
         time.sleep(0.01)  # There is no event to wait for.
 
 
-def wish(policy: str = FIRST_FIT, **more) -> dict:
+def ask_message(policy: str = FIRST_FIT, **more) -> dict:
     return {"adhoc": True, "policy_rule_uri": policy, "inputs": {}, **more}

@@ -1,8 +1,8 @@
-"""The main job over real sockets: advice, leases, order, warnings, what a rule sees and keeps."""
+"""The main job over real sockets: advice, leases, order, warnings, what a policy sees and keeps."""
 
 import json
 
-from served import archive, cluster, rule, wish
+from served import archive, ask_message, cluster, policy
 
 
 def hold(server, **more) -> dict:
@@ -43,7 +43,7 @@ def test_a_lease_holds_until_it_is_released(server):
 
 def test_eight_requests_at_once_get_eight_different_gpus_and_the_ninth_a_reason(server):
     lease = {"ttl_seconds": 60}
-    ask = wish(resources={"gpus": 1}, lease=lease, clusters=["east"])
+    ask = ask_message(resources={"gpus": 1}, lease=lease, clusters=["east"])
     replies = server.say(*[ask] * 9)
     server.leases = [reply["lease"] for reply in replies if reply["success"]]
     held = {
@@ -68,13 +68,20 @@ def test_shares_of_one_gpu_add_up_to_it(server):
 
 
 def test_replies_without_ids_come_in_order_and_with_ids_carry_them(server):
-    messages = [wish(resources={"gpus": 1}), {"op": "fleet"}, "not json", wish("nobody:1-x")]
+    messages = [
+        ask_message(resources={"gpus": 1}),
+        {"op": "fleet"},
+        "not json",
+        ask_message("nobody:1-x"),
+    ]
     first, fleet, broken, unknown = server.say(*messages)
     assert first["data"]["cluster_id"] == "east"
     assert [each["cluster_id"] for each in fleet["data"]["clusters"]] == ["east", "west"]
     assert broken["error"]["code"] == "bad_json"
     assert unknown["error"]["code"] == "unknown_policy"
-    replies = server.say(*[wish(id=f"r{number}", resources={"gpus": 1}) for number in range(5)])
+    replies = server.say(
+        *[ask_message(id=f"r{number}", resources={"gpus": 1}) for number in range(5)]
+    )
     assert {reply["id"] for reply in replies} == {f"r{number}" for number in range(5)}
 
 
@@ -116,7 +123,9 @@ def test_a_waiter_is_served_when_somebody_lets_go(server):
     all_east = {"resources": {"gpus": 4}, "clusters": ["east"]}
     holders = [hold(server, **all_east)["lease"] for _ in range(2)]
     with server.socket() as socket:
-        socket.send(json.dumps(wish(lease={"ttl_seconds": 60, "wait_seconds": 30}, **all_east)))
+        socket.send(
+            json.dumps(ask_message(lease={"ttl_seconds": 60, "wait_seconds": 30}, **all_east))
+        )
         waiting = server.say({"op": "queue"})[0]["data"]["waiting"]
         while not waiting:
             waiting = server.say({"op": "queue"})[0]["data"]["waiting"]
@@ -130,7 +139,7 @@ def test_a_waiter_is_served_when_somebody_lets_go(server):
 def test_a_session_full_of_waiters_is_still_heard(server):
     filled = [hold(server, clusters=["east"])["lease"] for _ in range(8)]
     lease = {"ttl_seconds": 60, "wait_seconds": 60}
-    ask = wish(resources={"gpus": 1}, lease=lease, clusters=["east"])
+    ask = ask_message(resources={"gpus": 1}, lease=lease, clusters=["east"])
     release = {"op": "release", "lease": filled[0]["id"], "token": filled[0]["token"], "id": "free"}
     with server.socket() as socket:
         for number in range(300):  # More than may be in flight on one session.
@@ -152,7 +161,7 @@ def test_a_message_without_an_id_has_no_name_to_be_cancelled_by(server):
     filled = [hold(server, clusters=["east"])["lease"] for _ in range(8)]
     lease = {"ttl_seconds": 60, "wait_seconds": 60}
     with server.socket() as socket:
-        socket.send(json.dumps(wish(resources={"gpus": 1}, lease=lease, clusters=["east"])))
+        socket.send(json.dumps(ask_message(resources={"gpus": 1}, lease=lease, clusters=["east"])))
         socket.send(json.dumps({"op": "cancel", "request": "None", "id": "cancel"}))
         reply = json.loads(socket.recv(30))
         assert (reply["id"], reply["error"]["code"]) == ("cancel", "unknown_request")
@@ -174,7 +183,7 @@ def test_dry_run_decides_and_holds_nothing(server):
     assert server.say({"op": "leases"})[0]["data"]["leases"] == []
 
 
-def test_a_rule_sees_documents_metrics_capacity_inputs_and_its_clients(server):
+def test_a_policy_sees_documents_metrics_capacity_inputs_and_its_clients(server):
     metrics = {"clusterId": "west", "nodes": [{"id": "west-0", "vcpu": {"load5m": 0.5}}]}
     server.http.post("/cluster", json=metrics).raise_for_status()
     body = """
@@ -199,7 +208,7 @@ def server_said(x): pass
 """
     body = body.replace("server_said(input_data)", 'entry["data"]["id"]')
     body = body.replace("def server_said(x): pass\n", "")
-    server.publish(rule(body, "see:1-x", policy_parameters={"depth": 1, "width": 2}))
+    server.publish(policy(body, "see:1-x", policy_parameters={"depth": 1, "width": 2}))
     for _ in range(2):  # What one evaluation changes, the next does not see.
         reply = server.ask("see:1-x", inputs={"a": [1]}, parameters={"depth": 9})
         assert reply["data"] == {
@@ -216,7 +225,7 @@ def server_said(x): pass
         }
 
 
-def test_a_rule_reads_what_holds_now_also_of_clusters_that_came_with_another(server):
+def test_a_policy_reads_what_holds_now_also_of_clusters_that_came_with_another(server):
     body = """
 client, metrics = self.settings["cluster_client"], self.settings["cluster_metrics_client"]
 found = {}
@@ -229,7 +238,7 @@ for name in input_data["inputs"]["read"]:
         found[name] = [found[name], type(error).__name__]
 return found
 """
-    server.publish(rule(body, "now:1-x"))
+    server.publish(policy(body, "now:1-x"))
     server.register({**cluster("north"), "tags": ["old"]})
 
     def read(*names):
@@ -258,7 +267,7 @@ if input_data["inputs"].get("fail"):
     raise ValueError("as asked")
 return {"count": context["count"]}
 """
-    server.publish(rule(body, "count:1-x"))
+    server.publish(policy(body, "count:1-x"))
     assert server.ask("count:1-x")["data"] == {"count": 1}
     assert server.ask("count:1-x")["data"] == {"count": 2}
     failed = server.ask("count:1-x", inputs={"fail": True})
@@ -289,14 +298,14 @@ def test_an_unsound_proposal_grants_nothing_and_says_why(server):
         "none": ('return {"cluster_id": "east", "node_id": "east-0", "gpus": []}', "gpus"),
     }
     for name, (body, field) in cases.items():
-        server.publish(rule(body, f"unsound-{name}:1-x"))
+        server.publish(policy(body, f"unsound-{name}:1-x"))
         error = hold(server, policy=f"unsound-{name}:1-x")["error"]
         assert (error["code"], error["field"]) == ("policy_unsound", field), name
     assert server.say({"op": "leases"})[0]["data"]["leases"] == []
 
 
 def test_a_value_that_names_no_cluster_is_passed_on(server):
-    server.publish(rule('return {"error": "GPU memory"}', "error:1-x"))
+    server.publish(policy('return {"error": "GPU memory"}', "error:1-x"))
     passed_on = server.ask("error:1-x", clusters=["east"])
     assert passed_on == {"success": True, "data": {"error": "GPU memory"}}
     error = hold(server, policy="error:1-x")["error"]
@@ -304,9 +313,9 @@ def test_a_value_that_names_no_cluster_is_passed_on(server):
 
 
 def test_management_is_reachable(server):
-    source = rule("return {}", "managed:1-x")
+    source = policy("return {}", "managed:1-x")
     source["code"] += "    def management(self, action, data):\n        return {action: data}\n"
-    server.publish(source, rule("return {}", "unmanaged:1-x"))
+    server.publish(source, policy("return {}", "unmanaged:1-x"))
     manage = {"op": "manage", "action": "tune", "data": {"x": 1}}
     done, refused, unknown = server.say(
         {**manage, "policy_rule_uri": "managed:1-x"},
@@ -340,7 +349,7 @@ def test_inventory_changes_reach_the_next_ask(server):
     assert server.ask(clusters=["fresh"])["error"]["code"] == "unknown_clusters"
 
 
-def test_provisioning_on_the_memory_engine_starts_and_stops(server):
+def test_provisioning_on_the_memory_backend_starts_and_stops(server):
     def state(lease) -> str:
         return server.say({"op": "status", "lease": lease["id"]})[0]["lease"]["state"]
 
@@ -363,7 +372,7 @@ def test_provisioning_on_the_memory_engine_starts_and_stops(server):
 
 
 def test_a_declining_value_is_told_once_and_not_kept(server):
-    server.publish(rule("return ['no'] * 1000", "decliner:1.0-x"))
+    server.publish(policy("return ['no'] * 1000", "decliner:1.0-x"))
     reply = server.ask("decliner:1.0-x", lease={})
     assert reply["error"]["code"] == "policy_declined"
     assert reply["error"]["data"] == ["no"] * 1000

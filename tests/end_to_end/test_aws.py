@@ -11,7 +11,8 @@ import pytest
 from aws_world import AwsWorld, aws_server
 from served import Server, cluster, until
 
-from moorage.trials.process import TrialError, daemon
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
 __all__ = ["aws_server"]
@@ -58,7 +59,7 @@ def own(aws: AwsWorld, server_id: str) -> list[dict]:
 
 def test_a_lease_rents_what_its_node_says_and_finds_it_again_after_kill_9(aws_server, tmp_path):
     environment = {**ENVIRONMENT, **aws_server.environment}
-    with contextlib.suppress(TrialError), daemon(tmp_path, environment=environment) as running:
+    with contextlib.suppress(CommandError), daemon(tmp_path, environment=environment) as running:
         server = Server(running)
         fill(server)
         lease = ask(server)

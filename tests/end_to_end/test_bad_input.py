@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from served import FIRST_FIT, wish
+from served import FIRST_FIT, ask_message
 from websockets.exceptions import ConnectionClosed
 
-GOOD = wish(resources={"gpus": 1})
+GOOD = ask_message(resources={"gpus": 1})
 
 # What is sent, the code of the reply, and the field it names.
 BAD = [
@@ -117,7 +117,7 @@ def test_http_refuses_with_a_status_and_a_reason(server, method, path, body, sta
     assert server.http.get("/healthz").status_code == 200
 
 
-def test_a_broken_rule_is_shown_line_and_caret(server):
+def test_a_broken_policy_is_shown_line_and_caret(server):
     code = "class AIOSv1PolicyRule:\n    def eval(self\n"
     answer = server.http.post("/policy", json={"policy_rule_uri": "broken:1-x", "code": code})
     assert answer.status_code == 400

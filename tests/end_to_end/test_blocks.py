@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterator
 
 import pytest
-from served import Server, cluster, rule, until, wish
+from served import Server, ask_message, cluster, policy, until
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
 # The least GPUs of one healthy node whose free memory together suffices.
-POOLS = rule(
+POOLS = policy(
     """
 payload = input_data["payload"]
 assert input_data["action"] == "dry_run" and input_data["cluster"] == payload["cluster"]
@@ -35,7 +35,7 @@ return {"selection_score_data": {"score": 1 / count, "node_info": info}}
     "pools:1.0-gpus",
 )
 # Answers what the block tells it to, to prove what is checked.
-TOLD = rule(
+TOLD = policy(
     """
 said = input_data.get("block") or input_data.get("block_data") or {}
 if input_data["action"] == "dry_run":
@@ -92,11 +92,11 @@ def say(site, document: dict, **more) -> dict:
 
 
 def told(says, **more) -> dict:
-    """Return the score data of a cluster, as TOLD is to return it."""
+    """Return the score data of a cluster, as asked is to return it."""
     return {"selection_score_data": {"score": says, "node_info": {}, **more}}
 
 
-# Acceptance scenarios of public third-party policies (allocation-server.md, section 11) --------
+# Acceptance scenarios of public third-party policies --------
 
 
 def free(site, **nodes: list[int]) -> None:
@@ -253,7 +253,7 @@ def test_the_built_in_score_is_what_the_allocator_has_free(site):
     empty = say(site, document)["score_data"]
     assert empty == {"score": 1.0, "node_info": {"node_id": "one-0", "gpus": ["0"]}}
     ask = {"clusters": ["one"], "resources": {"gpus": 3}, "lease": {"ttl_seconds": 60}}
-    held = site.say(*[wish(**ask)] * 3)
+    held = site.say(*[ask_message(**ask)] * 3)
     try:
         busy = say(site, document)["score_data"]
         assert busy == {"score": 0.25, "node_info": {"node_id": "one-0", "gpus": ["3"]}}
@@ -354,7 +354,7 @@ def test_selections_and_choices_are_checked(site, said, code):
 
 def test_replies_keep_their_order_among_other_messages(site):
     slow = {"input": block("told:1.0-block", says={"*": told(0.5)})}
-    replies = site.say(slow, wish(resources={"gpus": 1}), {"input": {}, "mode": "x"}, slow)
+    replies = site.say(slow, ask_message(resources={"gpus": 1}), {"input": {}, "mode": "x"}, slow)
     assert [reply.get("id") for reply in replies] == ["one", None, None, "one"]
     assert replies[1]["data"]["cluster_id"] == "one"
     assert replies[2]["error"]["field"] == "mode"

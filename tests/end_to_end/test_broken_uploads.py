@@ -9,7 +9,7 @@ import threading
 
 import pytest
 from broken_uploads import BROKEN, HTTP, URI
-from served import wish
+from served import ask_message
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -39,7 +39,7 @@ def answers(server):
     def ask():
         with server.socket() as socket:
             while not over.wait(PAUSE_SECONDS):
-                socket.send(json.dumps(wish(resources={"gpus": 1})))
+                socket.send(json.dumps(ask_message(resources={"gpus": 1})))
                 placed.append(json.loads(socket.recv(ANSWER_SECONDS_MAX))["success"])
 
     bystander = threading.Thread(target=ask)

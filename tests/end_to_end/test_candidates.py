@@ -5,9 +5,9 @@ import json
 import threading
 
 import pytest
-from served import FIRST_FIT, Server, cluster, rule, wish
+from served import FIRST_FIT, Server, ask_message, cluster, policy
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
 SEEN = "seen:1.0-x"
@@ -34,8 +34,8 @@ def server():
             answer.raise_for_status()
         server.publish(
             catalog.document("first_fit"),
-            rule("return {'clusters': sorted(input_data['cluster_data'])}", SEEN),
-            rule(
+            policy("return {'clusters': sorted(input_data['cluster_data'])}", SEEN),
+            policy(
                 "key = self.settings.get('by', 'reputation')\n"
                 "ranked = sorted(input_data, key=lambda each: each.get(key, 0))\n"
                 "if parameters.get('highest'):\n    ranked.reverse()\n"
@@ -219,7 +219,7 @@ def test_more_than_a_policy_can_be_given_is_refused_and_likeness_still_ranks_it(
 
 
 def test_the_order_of_a_search_is_the_order_of_the_candidates(server):
-    server.publish(rule("return {'order': list(input_data['cluster_data'])}", "order:1.0-x"))
+    server.publish(policy("return {'order': list(input_data['cluster_data'])}", "order:1.0-x"))
     for highest, order in ((True, ["north", "east", "west", "south"]), (False, None)):
         expected = order or ["south", "west", "east", "north"]
         reply = server.ask("order:1.0-x", search=ranking(CHEAPEST, highest=highest))
@@ -284,7 +284,9 @@ def test_what_is_wrong_is_refused_by_its_place(server, field, body, place, code,
     place = place or "rankingPolicyRule.policyRuleURI"
     if wrap:
         body, place = enveloped(body), f"body.values.{place}"
-    reply, after = server.say(wish(SEEN, **{field: body}), wish(resources={"gpus": 1}))
+    reply, after = server.say(
+        ask_message(SEEN, **{field: body}), ask_message(resources={"gpus": 1})
+    )
     assert (reply["error"]["code"], reply["error"]["field"]) == (code, f"{field}.{place}")
     assert after["success"]
     answer = server.http.post(ROUTES[field], json=body)
@@ -310,7 +312,7 @@ def test_replies_of_one_socket_come_in_the_order_of_the_requests(server):
     eu = filtering(simple("tags", "==", "eu"))
     search = ranking(CHEAPEST, **{"return": 1})
     asks = [{"clusters": ["west"]}, {"filter": eu}, {"search": search}, {"filter": {"x": 1}}, {}]
-    replies = server.say(*(wish(SEEN, **more) for more in asks * 20))
+    replies = server.say(*(ask_message(SEEN, **more) for more in asks * 20))
     for start in range(0, len(replies), len(asks)):
         named, filtered, ranked, bad, every = replies[start : start + len(asks)]
         assert named["data"]["clusters"] == ["west"]
@@ -321,7 +323,7 @@ def test_replies_of_one_socket_come_in_the_order_of_the_requests(server):
 
 
 def test_a_ranking_that_never_ends_holds_up_nobody_else(server):
-    server.publish(rule("while True: pass", "endless:1.0-x"))
+    server.publish(policy("while True: pass", "endless:1.0-x"))
     replies = []
 
     def ask() -> None:
@@ -398,7 +400,7 @@ def test_every_spoiled_query_is_refused_by_its_place_and_the_daemon_lives(server
                 kind = "clusterMetricsQuery" if metrics else "clusterQuery"
                 places.append(f"filter.filter.{kind}.conditions[{number}].{key}")
     assert len(bodies) > 200
-    replies = server.say(*(wish(SEEN, filter=body) for body in bodies))
+    replies = server.say(*(ask_message(SEEN, filter=body) for body in bodies))
     for reply, place in zip(replies, places, strict=True):
         assert reply["success"] is False
         assert reply["error"]["field"] == place

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 from served import Server, until
-from test_engines import fill, in_state, release, run
+from test_backends import fill, in_state, release, run
 
-from moorage.engines.local import confinement
-from moorage.engines.local.container_mounts import shows
-from moorage.trials.process import child, serve_command, serve_variables
+from moorage.backends.local import confinement
+from moorage.backends.local.container_mounts import shows
+from moorage.benchmarks.daemon_process import child, serve_command, serve_variables
 
 WAYS = {"mounts": [], "siblings": ["setpriv", "--bounding-set=-sys_admin"]}
 

@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from served import Server, cluster, until
 
-from moorage.trials.process import TrialError, daemon
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
 
 @contextlib.contextmanager
 def killed(data: Path):
     """A daemon that the test kills, which is no error."""
-    with contextlib.suppress(TrialError), daemon(data) as running:
+    with contextlib.suppress(CommandError), daemon(data) as running:
         yield running
         os.kill(running.pid, signal.SIGKILL)
 

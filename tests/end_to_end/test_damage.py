@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 from served import Server, cluster, until
 
-from moorage.trials.process import TrialError, child, daemon, serve_command, serve_variables
+from moorage.benchmarks.daemon_process import child, daemon, serve_command, serve_variables
+from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
 LEASE = {"ttl_seconds": 3_600}
@@ -260,7 +261,7 @@ def test_no_daemon_believes_a_flipped_bit(tmp_path, name):
                 shown = server.http.get("/policy").json()
                 later = server.ask(resources={"gpus": 1, "gpu_milli": 100}, lease=LEASE)
                 server.close()
-        except TrialError:
+        except CommandError:
             assert "cannot start" in log.read_text()
             continue
         placed = {name: lease["placement"] for name, lease in granted.items()}

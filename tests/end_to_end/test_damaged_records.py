@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 from served import Server, until
-from test_engines import dead, fill, in_state, killed, marked, release, run
+from test_backends import dead, fill, in_state, killed, marked, release, run
 
-from moorage.trials.process import child, daemon, serve_command, serve_variables
+from moorage.benchmarks.daemon_process import child, daemon, serve_command, serve_variables
 
 WRITES = ["sh", "-c", "echo words; exec sleep 1000"]
 

@@ -1,4 +1,4 @@
-"""One daemon executes rules for another, and what an executor says is verified like anything."""
+"""One daemon executes policies for another, and what an executor says is verified like anything."""
 
 import json
 import threading
@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from served import FIRST_FIT, Server, cluster, rule, wish
+from served import FIRST_FIT, Server, ask_message, cluster, policy
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
-RULES = {
+POLICIES = {
     "shows:1-x": "return {'keys': sorted(input_data), 'p': parameters, 's': self.settings['a'],"
     " 'free': input_data['cluster_data']['east']['capacity']['east-0']['gpus']['0']}",
     "fails:1-x": "raise ValueError('on purpose')",
@@ -23,17 +23,17 @@ RULES = {
 DEFAULTS = {"policy_parameters": {"x": 1, "y": 2}, "policy_settings": {"a": "default"}}
 
 
-def rules() -> list[dict]:
-    documents = [rule(body, uri, **DEFAULTS) for uri, body in RULES.items()]
+def policies() -> list[dict]:
+    documents = [policy(body, uri, **DEFAULTS) for uri, body in POLICIES.items()]
     return [*documents, *map(catalog.document, ("first_fit", "fgd"))]
 
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory) -> Iterator[tuple[Server, Server]]:
-    """A daemon that decides and one that executes its rules; the latter knows no machines."""
+    """A daemon that decides and one that executes its policies; the latter knows no machines."""
     with daemon(environment={"MOORAGE_POLICY_DEADLINE_SECONDS": "0.3"}) as second:
         executes = Server(second)
-        executes.publish(*rules())
+        executes.publish(*policies())
         executes.http.post("/executor", json={"executor_id": "e1"}).raise_for_status()
         elsewhere = {
             "POLICY_EXECUTION_MODE": "central",
@@ -43,7 +43,7 @@ def pair(tmp_path_factory) -> Iterator[tuple[Server, Server]]:
         with daemon(tmp_path_factory.mktemp("decides"), environment=elsewhere) as first:
             decides = Server(first)
             decides.register(cluster("east"), cluster("west", model="H100"))
-            decides.publish(*rules())
+            decides.publish(*policies())
             yield decides, executes
             decides.close()
         executes.close()
@@ -57,7 +57,7 @@ def counted(server: Server) -> float:
 
 
 @pytest.mark.parametrize("policy", [FIRST_FIT, "fgd:1.0-stable"])
-def test_a_lease_is_decided_by_a_rule_that_runs_on_the_other_daemon(pair, policy):
+def test_a_lease_is_decided_by_a_policy_that_runs_on_the_other_daemon(pair, policy):
     decides, executes = pair
     here, there = counted(decides), counted(executes)
     held = []
@@ -83,7 +83,8 @@ def test_a_lease_is_decided_by_a_rule_that_runs_on_the_other_daemon(pair, policy
 def test_many_at_a_time_share_out_what_there_is(pair):
     decides, _ = pair
     asks = [
-        wish(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60}, id=n) for n in range(16)
+        ask_message(FIRST_FIT, resources={"gpus": 1}, lease={"ttl_seconds": 60}, id=n)
+        for n in range(16)
     ]
     replies = decides.say(*asks)
     leases = [reply["lease"] for reply in replies if reply["success"]]
@@ -94,7 +95,7 @@ def test_many_at_a_time_share_out_what_there_is(pair):
         decides.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
 
 
-def test_the_rule_gets_what_is_documented_and_the_caller_overrides(pair):
+def test_the_policy_gets_what_is_documented_and_the_caller_overrides(pair):
     decides, _ = pair
     given = {"parameters": {"y": 3}, "settings": {"a": "mine"}, "clusters": ["east"]}
     said = decides.ask("shows:1-x", **given)["data"]
@@ -110,7 +111,7 @@ def test_the_rule_gets_what_is_documented_and_the_caller_overrides(pair):
         ("spins:1-x", "policy_timeout", "did not answer within 0.3 s"),
     ],
 )
-def test_what_a_rule_does_wrong_there_is_said_here(pair, policy, code, says):
+def test_what_a_policy_does_wrong_there_is_said_here(pair, policy, code, says):
     decides, _ = pair
     for _ in range(8):
         error = decides.ask(policy)["error"]
@@ -118,7 +119,7 @@ def test_what_a_rule_does_wrong_there_is_said_here(pair, policy, code, says):
     assert decides.ask("shows:1-x")["success"], "a failing rule is no failing service"
 
 
-def test_management_is_refused_where_rules_run_elsewhere(pair):
+def test_management_is_refused_where_policies_run_elsewhere(pair):
     decides, _ = pair
     (reply,) = decides.say({"op": "manage", "policy_rule_uri": FIRST_FIT, "action": "x"})
     assert reply["error"]["code"] == "unsupported"
@@ -194,11 +195,11 @@ class Liar(BaseHTTPRequestHandler):
 
 
 def test_an_executor_that_lies_breaks_or_is_gone_grants_nothing(tmp_path):
-    liar = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
-    threading.Thread(target=liar.serve_forever, daemon=True).start()
+    faulty = ThreadingHTTPServer(("127.0.0.1", 0), Liar)
+    threading.Thread(target=faulty.serve_forever, daemon=True).start()
     elsewhere = {
         "MOORAGE_POLICY_EXECUTION_MODE": "remote",
-        "MOORAGE_POLICY_EXECUTOR_HOST_URL": f"http://127.0.0.1:{liar.server_port}",
+        "MOORAGE_POLICY_EXECUTOR_HOST_URL": f"http://127.0.0.1:{faulty.server_port}",
         "MOORAGE_EXTERNAL_TIMEOUT_SECONDS": "1",
     }
     with daemon(tmp_path, environment=elsewhere) as running:
@@ -222,8 +223,8 @@ def test_an_executor_that_lies_breaks_or_is_gone_grants_nothing(tmp_path):
             assert reply["error"]["code"] == code, (says, reply)
         assert set(Liar.asked[0]) == {"policy_rule_uri", "input_data", "parameters"}
         assert Liar.asked[0]["policy_rule_uri"] == FIRST_FIT
-        liar.shutdown()
-        liar.server_close()
+        faulty.shutdown()
+        faulty.server_close()
         for _ in range(3):
             reply = server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 5})
             assert reply["error"]["code"] == "unavailable"

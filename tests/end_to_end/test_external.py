@@ -10,14 +10,24 @@ import time
 from pathlib import Path
 
 import pytest
-from served import FIRST_FIT, Server, cluster, rule, wish
+from served import FIRST_FIT, Server, ask_message, cluster, policy
 
-from moorage.trials.process import TrialError, daemon
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "catalog"))  # Lets this test import `liar`.
+sys.path.insert(0, str(Path(__file__).parents[1] / "catalog"))  # Lets this test import `faulty`.
 
-from liar import LiarInThread, answer, drip, flood, hang_up, nonsense, silence, stop_halfway
+from faulty_service import (
+    FaultyServiceInThread,
+    answer,
+    drip,
+    flood,
+    hang_up,
+    nonsense,
+    silence,
+    stop_halfway,
+)
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -27,7 +37,7 @@ node, free = min(cluster["capacity"].items())
 return {"cluster_id": name, "node_id": node, "gpus": sorted(free["gpus"])[:1]}
 """
 LEASE = {"ttl_seconds": 600}
-READS_METRICS = rule(
+READS_METRICS = policy(
     "return {name: each['cluster_metrics'] and each['cluster_metrics']['cluster']"
     " for name, each in input_data['cluster_data'].items()}",
     "reads:1.0-metrics",
@@ -96,7 +106,7 @@ def outpost(site):
         assert outpost.running.log.read_text() == ""
 
 
-def test_leases_on_clusters_of_another_registry_by_rules_of_another_store(site, outpost):
+def test_leases_on_clusters_of_another_registry_by_policies_of_another_store(site, outpost):
     taken = set()
     for _ in range(8):
         reply = outpost.ask(clusters=["east"], resources={"gpus": 1}, lease=LEASE)
@@ -110,7 +120,7 @@ def test_leases_on_clusters_of_another_registry_by_rules_of_another_store(site, 
     assert site.ask(clusters=["east"], resources={"gpus": 1})["success"]
 
 
-def test_metrics_of_another_service_reach_the_rule(outpost, site):
+def test_metrics_of_another_service_reach_the_policy(outpost, site):
     reply = outpost.ask("reads:1.0-metrics", clusters=["west"])
     assert reply["data"] == {"west": {"gpu": {"totalFreeMem": 5}}}
     site.http.post("/cluster", json=metrics("west", 6)).raise_for_status()
@@ -121,11 +131,11 @@ def test_metrics_of_another_service_reach_the_rule(outpost, site):
 
 def test_what_is_new_there_can_be_asked_for_here_at_once(outpost, site):
     fill(site, "new")
-    site.publish(rule("return {'cluster_id': 'new'}", "new:1.0-x"))
+    site.publish(policy("return {'cluster_id': 'new'}", "new:1.0-x"))
     asked = {"clusters": ["new", "none", "../x"], "lease": LEASE, "resources": {"gpus": 1}}
     reply = outpost.ask("new:1.0-x", **asked)
     assert reply["lease"]["placement"][0]["cluster_id"] == "new"
-    # A rule and a cluster never seen take both requests: the metrics come with the next ask.
+    # A policy and a cluster never seen take both requests: the metrics come with the next ask.
     of_metrics, of_clusters = reply["warnings"]
     assert of_metrics.startswith("The metrics of 1 clusters were not read and are null: new.")
     assert "at most 2 requests" in of_metrics
@@ -135,11 +145,11 @@ def test_what_is_new_there_can_be_asked_for_here_at_once(outpost, site):
     assert gone["error"]["code"] == "unknown_clusters"
 
 
-def test_a_rule_that_is_not_there_and_one_that_does_not_load(outpost, site):
+def test_a_policy_that_is_not_there_and_one_that_does_not_load(outpost, site):
     unknown = outpost.ask("nobody:1.0-x")
     assert unknown["error"]["code"] == "unknown_policy"
     assert site.running.http in unknown["message"]
-    twin = outpost.http.post("/allocate", json=wish("nobody:1.0-x"))
+    twin = outpost.http.post("/allocate", json=ask_message("nobody:1.0-x"))
     assert (twin.status_code, twin.json()["error"]["code"]) == (500, "unknown_policy")
     (managed,) = outpost.say(
         {"op": "manage", "policy_rule_uri": "nobody:1.0-x", "action": "x", "data": {}}
@@ -172,7 +182,7 @@ def test_a_site_is_killed_and_comes_back(tmp_path):
         assert here.ask(lease=LEASE)["error"]["code"] == "unavailable"
 
         # The trial ends where its daemon is killed, so the kill is the last of several statements.
-        with pytest.raises(TrialError, match="-9"), serving(**site_at) as site:  # noqa: PT012  # As said.
+        with pytest.raises(CommandError, match="-9"), serving(**site_at) as site:  # noqa: PT012  # As said.
             fill(site, "east")
             site.publish(catalog.document("first_fit"), READS_METRICS)
             asked = {"resources": {"gpus": 1}, "lease": LEASE}
@@ -180,7 +190,7 @@ def test_a_site_is_killed_and_comes_back(tmp_path):
             until(lambda: here.ask("reads:1.0-metrics"), lambda reply: not doubts(reply))
             os.kill(site.running.pid, signal.SIGKILL)
 
-        # Known clusters and rules are served, with warnings; metrics are null.
+        # Known clusters and policies are served, with warnings; metrics are null.
         reply = until(lambda: here.ask("reads:1.0-metrics"), lambda reply: len(doubts(reply)) == 3)
         assert reply["data"] == {"east": None}
         of_policy, of_clusters, of_metrics = doubts(reply)
@@ -249,24 +259,24 @@ def truth(names):
 
 def test_two_requests_for_any_number_of_candidates_and_none_for_the_next(tmp_path):
     names = [f"c{number:03}" for number in range(200)]
-    with LiarInThread() as liar:
-        liar.behave = truth(names)
+    with FaultyServiceInThread() as faulty:
+        faulty.behave = truth(names)
         slow = {"MOORAGE_METRICS_FRESH_SECONDS": "600", "MOORAGE_CLUSTER_REFRESH_SECONDS": "600"}
         services = (*PARTS, "SEARCH_SERVER_API_URL")
-        with serving(**dict.fromkeys(services, liar.url), **slow) as here:
-            liar.asked.clear()
+        with serving(**dict.fromkeys(services, faulty.url), **slow) as here:
+            faulty.asked.clear()
             assert len(here.ask("reads:1.0-metrics", clusters=names)["data"]) == 200
-            assert [each.path for each in liar.asked] == [
+            assert [each.path for each in faulty.asked] == [
                 "/policy/reads:1.0-metrics",
                 "/cluster/query",
             ]
-            liar.asked.clear()
+            faulty.asked.clear()
             assert len(here.ask("reads:1.0-metrics")["data"]) == 200
-            assert liar.asked == []
+            assert faulty.asked == []
             for action in ("filter", "search"):
                 found = here.ask("reads:1.0-metrics", **{action: {"matchType": "cluster"}})
                 assert list(found["data"]) == [names[-1]]
-            assert [each.path for each in liar.asked] == [
+            assert [each.path for each in faulty.asked] == [
                 "/api/no-ir/filter",
                 "/api/no-ir/similarity-search",
             ]
@@ -278,18 +288,18 @@ def test_the_examples_of_a_mirrored_policy_run_and_what_fails_is_said_with_each_
         {"name": "the second node", "request": {}, "output": {"node_id": "node-2"}},
     ]
     documents = {
-        "fails:1-x": rule(FIRST_NODE, "fails:1-x", metadata={"examples": examples}),
-        "passes:1-x": rule(FIRST_NODE, "passes:1-x", metadata={"examples": examples[:1]}),
-        "other:1-x": rule(FIRST_NODE, "other:1-x", metadata={"examples": "see the wiki"}),
+        "fails:1-x": policy(FIRST_NODE, "fails:1-x", metadata={"examples": examples}),
+        "passes:1-x": policy(FIRST_NODE, "passes:1-x", metadata={"examples": examples[:1]}),
+        "other:1-x": policy(FIRST_NODE, "other:1-x", metadata={"examples": "see the wiki"}),
     }
 
     async def store(asked, writer):
         found = documents[asked.path.removeprefix("/policy/")]
         await answer({"success": True, "data": found})(asked, writer)
 
-    with LiarInThread() as liar:
-        liar.behave = store
-        with serving(POLICY_DB_URL=liar.url) as here, here.socket() as socket:
+    with FaultyServiceInThread() as faulty:
+        faulty.behave = store
+        with serving(POLICY_DB_URL=faulty.url) as here, here.socket() as socket:
             here.register(cluster("east"))
             socket.send(json.dumps({"op": "watch", "topics": ["policies"]}))
             assert json.loads(socket.recv(30))["success"]
@@ -324,11 +334,11 @@ ALWAYS_OLD = NEVER_OLD | {
 @pytest.mark.parametrize("search", [True, False], ids=["search too", "search here"])
 def test_no_ask_makes_more_than_two_requests(age, search):
     names = [f"c{number:03}" for number in range(50)]
-    with LiarInThread() as liar:
-        liar.behave = truth(names)
+    with FaultyServiceInThread() as faulty:
+        faulty.behave = truth(names)
         services = (*PARTS, "SEARCH_SERVER_API_URL") if search else PARTS
-        with serving(**dict.fromkeys(services, liar.url), **age) as here:
-            rules, late = iter(range(1000)), iter(range(1000))
+        with serving(**dict.fromkeys(services, faulty.url), **age) as here:
+            policies, late = iter(range(1000)), iter(range(1000))
 
             def candidates(kind):
                 """Return what names the candidates; new clusters are ones that came just now."""
@@ -341,12 +351,12 @@ def test_no_ask_makes_more_than_two_requests(age, search):
                 return {kind: {"matchType": "cluster", **bodies[kind]}} if kind in bodies else {}
 
             for kind in ("all", "new", "filter", "search"):
-                new_rule = f"reads:1.{next(rules)}-metrics"
-                for uri in (new_rule, new_rule, new_rule):
+                new_policy = f"reads:1.{next(policies)}-metrics"
+                for uri in (new_policy, new_policy, new_policy):
                     asked = candidates(kind)
-                    before = len(liar.asked)
+                    before = len(faulty.asked)
                     reply = here.ask(uri, **asked)
-                    requests = liar.asked[before:]
+                    requests = faulty.asked[before:]
                     assert reply["success"], reply
                     assert len(requests) <= 2, [each.path for each in requests]
                     unread = [each for each in reply.get("warnings", []) if "not read" in each]
@@ -356,14 +366,14 @@ def test_no_ask_makes_more_than_two_requests(age, search):
                     assert not unread
 
 
-def test_a_rule_in_use_is_read_again_in_the_background_and_costs_no_ask(tmp_path):
-    with LiarInThread() as liar:
-        liar.behave = truth(["east"])
+def test_a_policy_in_use_is_read_again_in_the_background_and_costs_no_ask(tmp_path):
+    with FaultyServiceInThread() as faulty:
+        faulty.behave = truth(["east"])
         age = NEVER_OLD | {"MOORAGE_POLICY_FRESH_SECONDS": "4"}
-        with serving(**dict.fromkeys(PARTS, liar.url), **age) as here:
+        with serving(**dict.fromkeys(PARTS, faulty.url), **age) as here:
 
             def read():
-                return liar.count("/policy/")
+                return faulty.count("/policy/")
 
             assert here.ask("reads:1.0-metrics")["success"]
             assert read() == 1
@@ -403,22 +413,22 @@ LIES = {
 @pytest.fixture(scope="module")
 def lied_to():
     """A daemon whose registry is honest, and whose other services are a liar's."""
-    with LiarInThread() as liar, LiarInThread() as registry:
+    with FaultyServiceInThread() as faulty, FaultyServiceInThread() as registry:
         registry.behave = truth(["east"])
-        urls = {PARTS[0]: registry.url, PARTS[1]: liar.url, "SEARCH_SERVER_API_URL": liar.url}
+        urls = {PARTS[0]: registry.url, PARTS[1]: faulty.url, "SEARCH_SERVER_API_URL": faulty.url}
         with serving(**urls, **QUICK) as here:
             here.publish(READS_METRICS)
-            yield here, liar
+            yield here, faulty
             assert here.running.log.read_text() == ""
 
 
 @pytest.mark.parametrize("lie", LIES)
 def test_no_lie_costs_more_than_its_part_of_the_answer(lied_to, lie):
-    here, liar = lied_to
-    liar.behave = truth(["east"])
+    here, faulty = lied_to
+    faulty.behave = truth(["east"])
     honest = {"east": {"gpu": {"totalFreeMem": 5}}}
     until(lambda: here.ask("reads:1.0-metrics"), lambda r: r["data"] == honest)
-    liar.behave = LIES[lie]
+    faulty.behave = LIES[lie]
     reply = here.ask("reads:1.0-metrics")
     assert reply["success"], reply
     assert reply["data"] == {"east": None}
@@ -436,13 +446,13 @@ def test_no_lie_costs_more_than_its_part_of_the_answer(lied_to, lie):
 
 @pytest.mark.parametrize("part", [PARTS[0], PARTS[2]])
 def test_a_registry_or_a_store_that_lies_gets_every_ask_a_reply(part):
-    with LiarInThread() as liar, serving(**{part: liar.url}, **QUICK) as here:
+    with FaultyServiceInThread() as faulty, serving(**{part: faulty.url}, **QUICK) as here:
         if part == PARTS[0]:
             here.publish(catalog.document("first_fit"))
         else:
             here.register(cluster("east"))
         for lie, behave in {**LIES, "twins": answer([cluster("east")] * 3)}.items():
-            liar.behave = behave
+            faulty.behave = behave
             for named in ({}, {"clusters": ["east"]}, {"clusters": ["late"]}):
                 reply = here.ask(resources={"gpus": 1}, **named)
                 assert reply["success"] or reply["error"]["code"] != "internal", (lie, reply)
@@ -451,12 +461,12 @@ def test_a_registry_or_a_store_that_lies_gets_every_ask_a_reply(part):
 
 
 def test_replies_stay_in_order_where_some_have_to_wait(lied_to):
-    here, liar = lied_to
-    liar.behave = truth(["east"])
+    here, faulty = lied_to
+    faulty.behave = truth(["east"])
     until(lambda: here.ask("reads:1.0-metrics"), lambda r: not doubts(r))
     with here.socket() as client:
         for number in range(20):
             uri = "reads:1.0-metrics" if number % 2 else f"none:1.0-x{number}"
-            client.send(json.dumps(wish(uri)))
+            client.send(json.dumps(ask_message(uri)))
         verdicts = [json.loads(client.recv(30))["success"] for _ in range(20)]
     assert verdicts == [False, True] * 10

@@ -10,9 +10,9 @@ from contextlib import aclosing, suppress
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, rule, until, wish
+from served import Server, ask_message, cluster, policy, until
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_client import Client, ConnectionFailed, RequestRefused
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
@@ -38,8 +38,8 @@ def harbour(tmp_path_factory) -> Iterator[Server]:
     with daemon(tmp_path_factory.mktemp("fallback"), environment=SETTINGS) as running:
         server = Server(running)
         server.register(cluster("east"))
-        server.publish(rule(PLACES, GOOD), rule(PLACES, ALSO_GOOD))
-        server.publish(*(rule(body, uri) for uri, body in BAD.items()))
+        server.publish(policy(PLACES, GOOD), policy(PLACES, ALSO_GOOD))
+        server.publish(*(policy(body, uri) for uri, body in BAD.items()))
         yield server
         server.close()
 
@@ -90,11 +90,13 @@ def test_after_so_many_failures_in_a_row_the_last_good_version_answers(steady, b
 def test_one_good_answer_starts_the_count_afresh(steady):
     sometimes = "steady:6-sometimes"
     fails = "if input_data['inputs'].get('fail'): raise ValueError('asked to')"
-    steady.publish(rule(f"{fails}\n{PLACES}", sometimes))
+    steady.publish(policy(f"{fails}\n{PLACES}", sometimes))
     activate(steady, sometimes)
     bad, good = {"inputs": {"fail": True}}, {}
     for _ in range(3):
-        replies = steady.say(*[wish("steady", **bad)] * (FAILURES - 1), wish("steady", **good))
+        replies = steady.say(
+            *[ask_message("steady", **bad)] * (FAILURES - 1), ask_message("steady", **good)
+        )
         assert [reply["success"] for reply in replies] == [False] * (FAILURES - 1) + [True]
     assert active(steady) == sometimes
 
@@ -102,10 +104,10 @@ def test_one_good_answer_starts_the_count_afresh(steady):
 def test_a_good_answer_on_the_heels_of_the_last_fault_does_not_change_what_is_said(steady):
     hasty = "steady:7-hasty"
     fails = "if input_data['inputs'].get('fail'): raise ValueError('asked to')"
-    steady.publish(rule(f"{fails}\n{PLACES}", hasty))
+    steady.publish(policy(f"{fails}\n{PLACES}", hasty))
     activate(steady, hasty)
-    bad = wish("steady", inputs={"fail": True})
-    replies = steady.say(*[bad] * FAILURES, wish("steady"), wish("steady"))
+    bad = ask_message("steady", inputs={"fail": True})
+    replies = steady.say(*[bad] * FAILURES, ask_message("steady"), ask_message("steady"))
     assert [reply["success"] for reply in replies] == [False] * FAILURES + [True, True]
     until(lambda: active(steady) == ALSO_GOOD)
     reason = steady.http.get("/policy-alias/steady").json()["data"]["history"][-1]["reason"]
@@ -124,7 +126,7 @@ def test_the_inputs_of_one_tenant_move_nobody_else(tmp_path):
         server = Server(running)
         server.http.headers["Authorization"] = "Bearer alpha"
         server.register(cluster("east"))
-        server.publish(rule(PLACES, "picky:1-a"), rule(f"{fails}\n{PLACES}", picky))
+        server.publish(policy(PLACES, "picky:1-a"), policy(f"{fails}\n{PLACES}", picky))
         activate(server, "picky:1-a", "picky")
 
         async def played() -> list:
@@ -176,7 +178,7 @@ def test_with_nothing_to_fall_back_to_it_stays_and_says_so(harbour):
 
     async def watched() -> None:
         async with Client(harbour.running.ws) as client, aclosing(client.watch("policies")) as news:
-            harbour.publish(rule("raise ValueError('no')", "lone:1-x"))
+            harbour.publish(policy("raise ValueError('no')", "lone:1-x"))
             first = asyncio.ensure_future(anext(news))
             await asyncio.sleep(0.2)  # The watch has begun when its reply came, which anext hides.
             activate(harbour, "lone:1-x", "lone")
@@ -195,14 +197,14 @@ def test_with_nothing_to_fall_back_to_it_stays_and_says_so(harbour):
 
 def test_other_code_under_the_uri_of_a_good_version_does_not_take_over(harbour):
     first, second, bad = "urn:1-a", "urn:2-b", "urn:3-bad"
-    harbour.publish(rule(PLACES, first), rule(PLACES, second))
-    harbour.publish(rule("raise ValueError('no')", bad))
+    harbour.publish(policy(PLACES, first), policy(PLACES, second))
+    harbour.publish(policy("raise ValueError('no')", bad))
     for uri in (first, second):
         activate(harbour, uri, "urn")
         assert harbour.ask("urn", resources={})["success"]
     activate(harbour, bad, "urn")
     harbour.http.delete(f"/policy/{second}", params={"force": "true"}).raise_for_status()
-    harbour.publish(rule(f"print('never tried')\n{PLACES}", second))
+    harbour.publish(policy(f"print('never tried')\n{PLACES}", second))
     for _ in range(FAILURES):
         harbour.ask("urn", resources={})
     until(lambda: active(harbour, "urn") == first)
@@ -251,7 +253,7 @@ def test_metrics_count_changes_and_faults(steady):
 
 def test_what_overruns_again_and_again_rests_until_it_is_activated(harbour):
     uri = "rests:1-loop"
-    harbour.publish(rule("while True: pass", uri))
+    harbour.publish(policy("while True: pass", uri))
     with harbour.socket() as socket:
         socket.send(json.dumps({"op": "watch", "topics": ["policies"], "id": 1}))
         assert json.loads(socket.recv(30))["success"]
@@ -278,7 +280,7 @@ def test_a_fallback_outlives_a_restart(tmp_path):
     with daemon(tmp_path, environment=SETTINGS) as running:
         server = Server(running)
         server.register(cluster("east"))
-        server.publish(rule(PLACES, GOOD), rule(BAD[RAISES], RAISES))
+        server.publish(policy(PLACES, GOOD), policy(BAD[RAISES], RAISES))
         activate(server, GOOD)
         server.ask("steady")
         activate(server, RAISES)
@@ -324,7 +326,7 @@ def test_tenants_watch_their_own_leases_only(tmp_path):
         server = Server(running)
         server.http.headers["Authorization"] = "Bearer alpha"
         server.register(cluster("east"))
-        server.publish(rule(PLACES, GOOD))
+        server.publish(policy(PLACES, GOOD))
 
         async def played() -> list:
             alpha, beta = (Client(running.ws, token) for token in ("alpha", "beta"))

@@ -12,11 +12,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, until, wish
+from served import Server, ask_message, cluster, until
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from moorage.trials.process import TrialError, child, daemon
+from moorage.benchmarks.daemon_process import child, daemon
+from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
 LEASE = {"ttl_seconds": 3_600}
@@ -43,7 +44,7 @@ def test_a_clean_stop_closes_with_1012_and_says_nothing(tmp_path):
         fill(server)
         kept = server.ask(resources={"gpus": 1}, lease=LEASE)["lease"]
         with connect(running.ws) as socket:
-            socket.send(json.dumps(wish(resources={"gpus": 1})))
+            socket.send(json.dumps(ask_message(resources={"gpus": 1})))
             socket.recv(30)
             os.kill(running.pid, signal.SIGTERM)
             with pytest.raises(ConnectionClosed) as closed:
@@ -65,7 +66,9 @@ def test_a_stop_answers_whoever_waits_over_http(tmp_path):
         server = Server(running)
         server.register(cluster("east", nodes=1, gpus=1))
         server.publish(catalog.document("first_fit"))
-        wait = wish(resources={"gpus": 1}, lease={"ttl_seconds": 60, "wait_seconds": 60}, id=7)
+        wait = ask_message(
+            resources={"gpus": 1}, lease={"ttl_seconds": 60, "wait_seconds": 60}, id=7
+        )
         server.ask(resources={"gpus": 1}, lease=LEASE)
         replies: list[dict] = []
         caller = threading.Thread(
@@ -119,7 +122,7 @@ def test_a_clock_that_is_set_back_delays_nobody(tmp_path):
 def test_a_second_daemon_on_the_same_data_is_told_who_has_it(tmp_path):
     with (
         daemon(tmp_path) as running,
-        pytest.raises(TrialError, match=rf"process {running.pid}"),
+        pytest.raises(CommandError, match=rf"process {running.pid}"),
         daemon(tmp_path),
     ):
         pass
@@ -127,7 +130,7 @@ def test_a_second_daemon_on_the_same_data_is_told_who_has_it(tmp_path):
 
 def test_a_damaged_catalog_is_named_and_nothing_is_served(tmp_path):
     (tmp_path / "catalog.db").write_bytes(bytes(range(256)) * 40)
-    with pytest.raises(TrialError, match=r"cannot start: .*catalog\.db"), daemon(tmp_path):
+    with pytest.raises(CommandError, match=r"cannot start: .*catalog\.db"), daemon(tmp_path):
         pass
 
 
@@ -136,7 +139,7 @@ def test_a_ledger_that_fails_while_the_daemon_starts_ends_it(tmp_path):
     with daemon(tmp_path) as running:
         server = Server(running)
         fill(server)
-        ask = wish(resources={"gpus": 1, "gpu_milli": 10}, lease={"ttl_seconds": 10})
+        ask = ask_message(resources={"gpus": 1, "gpu_milli": 10}, lease={"ttl_seconds": 10})
         for _ in range(8):
             assert all(reply["success"] for reply in server.say(*[ask] * 100))
         server.close()
@@ -199,7 +202,7 @@ def test_tokens_say_whose_a_lease_is(tmp_path):
                 socket.send(json.dumps(message))
                 return json.loads(socket.recv(30))
 
-        lease = say(ann, wish(resources={"gpus": 1}, lease=LEASE))["lease"]
+        lease = say(ann, ask_message(resources={"gpus": 1}, lease=LEASE))["lease"]
         assert lease["tenant"] == "ann"
         assert say(bob, {"op": "leases"})["data"]["leases"] == []
         assert say(bob, {"op": "status", "lease": lease["id"]})["success"] is False
@@ -225,7 +228,7 @@ def hammer(url: str, acknowledged: list[dict], stop: threading.Event, number: in
                     if json.loads(socket.recv(30))["success"]:
                         lease["over"] = True
                 else:
-                    socket.send(json.dumps(wish(resources={"gpus": 1}, lease=LEASE)))
+                    socket.send(json.dumps(ask_message(resources={"gpus": 1}, lease=LEASE)))
                     reply = json.loads(socket.recv(30))
                     if reply["success"]:
                         acknowledged.append(reply["lease"])

@@ -3,9 +3,9 @@
 import json
 
 import pytest
-from served import Server, cluster, rule, until
+from served import Server, cluster, policy, until
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage.web.notes import READS
 
 BODIES = {
@@ -19,7 +19,7 @@ BODIES = {
     "POST /block": {"blockId": "b", "instances": []},
     "PUT /block": {"blockId": "b", "instances": []},
     "PUT /block/{block_id}": {"blockId": "b", "instances": []},
-    "POST /policy": rule("return {}", "one:1-x"),
+    "POST /policy": policy("return {}", "one:1-x"),
     "PUT /policy/{uri}": {"$set": {"description": "anew"}},
     "POST /policy-alias/{alias}/activate": {"policy_rule_uri": "one:1-x"},
     "POST /policy-alias/{alias}/canary": {"policy_rule_uri": "one:2-x", "percent": 10},
@@ -45,7 +45,7 @@ LAST = ("DELETE /policy-alias/{alias}", "DELETE /policy/{uri}")
 
 
 def managed(name):
-    document = rule("return {}", name)
+    document = policy("return {}", name)
     document["code"] += "    def management(self, action, data):\n        return action\n"
     return document
 

@@ -2,10 +2,10 @@
 
 import platform
 
-from served import Server, cluster, rule
-from test_engines import in_state, release, status
+from served import Server, cluster, policy
+from test_backends import in_state, release, status
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 
 PICKS = """
 inputs = input_data["inputs"]
@@ -34,7 +34,7 @@ def start(server: Server, name: str, node: str) -> dict:
 def test_one_gpu_of_three_names_is_started_on_once(tmp_path):
     with daemon(tmp_path) as running:
         server = Server(running)
-        server.publish(rule(PICKS, "picks:1-x"))
+        server.publish(policy(PICKS, "picks:1-x"))
         server.http.post(
             "/policy-alias/picks/activate", json={"policy_rule_uri": "picks:1-x"}
         ).raise_for_status()

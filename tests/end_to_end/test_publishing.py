@@ -12,9 +12,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, rule, wish
+from served import Server, ask_message, cluster, policy
 
-from moorage.trials.process import TrialError, daemon
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -24,7 +25,7 @@ SAYS = 'return {{"cluster_id": "east", "node_id": "east-0", "says": "{0}"}}'
 
 
 def version(uri: str, body: str = "", **more) -> dict:
-    return rule(body or SAYS.format(uri), uri, **more)
+    return policy(body or SAYS.format(uri), uri, **more)
 
 
 def activate(server: Server, alias: str, uri: str) -> dict:
@@ -36,7 +37,7 @@ def activate(server: Server, alias: str, uri: str) -> dict:
 
 @pytest.fixture
 def swap(server):
-    """The shared server with two versions of one rule, the first of them active."""
+    """The shared server with two versions of one policy, the first of them active."""
     server.publish(version(ONE), version(TWO))
     activate(server, "swap", ONE)
     yield server
@@ -53,7 +54,7 @@ def test_an_alias_and_a_bare_name_are_answered_by_the_active_version(swap):
     assert held["lease"]["policy_rule_uri"] == TWO
     swap.leases = [held["lease"]]
     assert "policy_rule_uri" not in swap.ask(ONE), "who names a version knows it"
-    twin = swap.http.post("/allocate", json=wish("swap")).json()
+    twin = swap.http.post("/allocate", json=ask_message("swap")).json()
     assert (twin["success"], twin["policy_rule_uri"]) == (True, TWO)
 
 
@@ -71,7 +72,7 @@ def test_rollback_activates_the_former_and_the_history_says_who_and_when(swap):
 
 
 def test_a_repeated_request_is_answered_by_the_version_of_the_first(swap):
-    ask = wish("swap", lease={"ttl_seconds": 30, "idempotency_key": "k1"}) | {"id": 1}
+    ask = ask_message("swap", lease={"ttl_seconds": 30, "idempotency_key": "k1"}) | {"id": 1}
     (first,) = swap.say(ask)
     activate(swap, "swap", TWO)
     (again,) = swap.say(ask)
@@ -115,7 +116,7 @@ def test_a_version_that_an_alias_would_fall_back_to_is_deleted_only_by_force(swa
     assert swap.http.delete(f"/policy/{TWO}", params={"force": "true"}).status_code == 409
     assert swap.http.delete(path, params={"force": "true"}).status_code == 200
     # Under its URI other code may be registered, and a rollback must not activate that.
-    swap.publish(rule("return {'says': 'something else'}", ONE))
+    swap.publish(policy("return {'says': 'something else'}", ONE))
     back = swap.http.post("/policy-alias/swap/rollback")
     assert (back.status_code, back.json()["error"]["code"]) == (409, "conflict")
     assert "registered with other content" in back.json()["message"]
@@ -157,7 +158,7 @@ def test_fifty_activations_while_eight_sockets_ask_disturb_nobody(swap):
             sent = 0
             while not stop.is_set():
                 sent += 1
-                socket.send(json.dumps(wish("swap") | {"id": f"{number}-{sent}"}))
+                socket.send(json.dumps(ask_message("swap") | {"id": f"{number}-{sent}"}))
                 reply = json.loads(socket.recv(30))
                 same = reply.get("data", {}).get("says") == reply.get("policy_rule_uri")
                 if not reply["success"] or not same or reply["id"] != f"{number}-{sent}":
@@ -172,7 +173,7 @@ def test_fifty_activations_while_eight_sockets_ask_disturb_nobody(swap):
             for turn in range(50):
                 uri = (TWO, ONE)[turn % 2]
                 activate(swap, "swap", uri)
-                witness.send(json.dumps(wish("swap")))
+                witness.send(json.dumps(ask_message("swap")))
                 assert json.loads(witness.recv(30))["policy_rule_uri"] == uri, "answered: in force"
     finally:
         stop.set()
@@ -186,7 +187,7 @@ def test_fifty_activations_while_eight_sockets_ask_disturb_nobody(swap):
 def test_a_kill_in_the_middle_of_activating_leaves_one_of_the_two(tmp_path):
     for round_ in range(3):
         told = [ONE]
-        with contextlib.suppress(TrialError), daemon(tmp_path / "data") as running:
+        with contextlib.suppress(CommandError), daemon(tmp_path / "data") as running:
             server = Server(running)
             if not round_:
                 server.register(cluster("east"))
@@ -213,7 +214,9 @@ def test_a_canary_gets_its_share_and_repetitions_agree(swap):
     body = {"policy_rule_uri": TWO, "percent": 25, "seed": 7}
     assert swap.http.post("/policy-alias/swap/canary", json=body).status_code == 200
     asks = [
-        wish("swap", lease={"ttl_seconds": 30, "idempotency_key": f"c{n}"}, resources={}, id=n)
+        ask_message(
+            "swap", lease={"ttl_seconds": 30, "idempotency_key": f"c{n}"}, resources={}, id=n
+        )
         for n in range(200)
     ]
     first = {reply["id"]: reply for reply in swap.say(*asks)}
@@ -228,9 +231,9 @@ def test_a_canary_gets_its_share_and_repetitions_agree(swap):
     assert again == {number: reply["policy_rule_uri"] for number, reply in first.items()}
     by_tenant = {**body, "by": "tenant"}
     assert swap.http.post("/policy-alias/swap/canary", json=by_tenant).status_code == 200
-    assert len({reply["policy_rule_uri"] for reply in swap.say(*[wish("swap")] * 20)}) == 1
+    assert len({reply["policy_rule_uri"] for reply in swap.say(*[ask_message("swap")] * 20)}) == 1
     assert swap.http.delete("/policy-alias/swap/canary").status_code == 200
-    assert {r["policy_rule_uri"] for r in swap.say(*[wish("swap")] * 20)} == {ONE}
+    assert {r["policy_rule_uri"] for r in swap.say(*[ask_message("swap")] * 20)} == {ONE}
     assert swap.http.delete("/policy-alias/swap/canary").status_code == 404
 
 
@@ -275,7 +278,7 @@ def test_the_command_line_publishes_and_manages(swap):
     assert run(server, "policy", "rollback", "swap") == f"swap:stable -> {ONE}\n"
     assert run(server, "policy", "canary", "swap", TWO, "--percent", "50")
     assert f"{TWO} 50 % by request" in run(server, "policy", "aliases")
-    server.say(*[wish("swap")] * 10)
+    server.say(*[ask_message("swap")] * 10)
     report = json.loads(run(server, "policy", "canary", "swap", "--report", "--json"))
     assert report["active"]["advised"] + report["candidate"]["advised"] == 10
     assert ONE in run(server, "policy", "canary", "swap", "--report")
@@ -315,9 +318,9 @@ def test_the_command_line_publishes_and_manages(swap):
     assert reply["data"] == {"id": "managed:1-x", "x": {}}
 
 
-def test_logs_show_what_a_rule_printed_at_ones_own_requests(swap):
+def test_logs_show_what_a_policy_printed_at_ones_own_requests(swap):
     says = "print('asked', input_data['inputs'])\nreturn {}"
-    swap.publish(rule(says, "prints:1-x"))
+    swap.publish(policy(says, "prints:1-x"))
     assert json.loads(run(swap, "policy", "logs", "prints:1-x", "--json"))["printed"] == {}
     swap.ask("prints:1-x", inputs={"a": 1})
     assert run(swap, "policy", "logs", "prints:1-x") == "asked {'a': 1}\n"
@@ -331,7 +334,7 @@ def test_logs_show_what_a_rule_printed_at_ones_own_requests(swap):
 
 def test_blocks_and_searches_know_aliases_too(swap):
     ranks = "return sorted((each['id'] for each in input_data), reverse=True)"
-    swap.publish(rule(ranks, "ranks:1-x"))
+    swap.publish(policy(ranks, "ranks:1-x"))
     activate(swap, "ranks", "ranks:1-x")
     body = {"matchType": "cluster", "rankingPolicyRule": {"policyRuleURI": "ranks"}}
     found = swap.http.post("/api/similarity-search", json=body).json()

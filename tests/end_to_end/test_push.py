@@ -10,9 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from served import rule
+from served import policy
 
-RULE = rule("return {'cluster_id': 'lab', 'gpus': ['0']}", "x")["code"]
+POLICY = policy("return {'cluster_id': 'lab', 'gpus': ['0']}", "x")["code"]
 EXAMPLES = [{"request": {"resources": {"gpus": 1}}, "output": {"cluster_id": "lab"}}]
 FAILING = [{"request": {}, "output": {"cluster_id": "elsewhere"}}]
 
@@ -37,15 +37,15 @@ def push(server, tmp_path):
 
 
 def forms(folder: Path) -> None:
-    """Write one rule in every form, with an example in those that can hold one."""
-    files = {"function.py": RULE, "examples.json": json.dumps(EXAMPLES)}
-    (folder / "rule.py").write_text(RULE)
+    """Write one policy in every form, with an example in those that can hold one."""
+    files = {"function.py": POLICY, "examples.json": json.dumps(EXAMPLES)}
+    (folder / "rule.py").write_text(POLICY)
     (folder / "whole" / "code").mkdir(parents=True)
     for name, text in files.items():
         (folder / "whole" / "code" / name).write_text(text)
     identity = {"name": "pushed", "version": "7", "release_tag": "whole", "tags": "a,b"}
     (folder / "whole" / "policy.json").write_text(json.dumps(identity))
-    document = {"policy_rule_uri": "pushed:7-json", "code": RULE, "metadata": {"owner": "ann"}}
+    document = {"policy_rule_uri": "pushed:7-json", "code": POLICY, "metadata": {"owner": "ann"}}
     (folder / "rule.json").write_text(json.dumps(document))
     with zipfile.ZipFile(folder / "rule.zip", "w") as packed:
         for name, text in files.items():
@@ -101,7 +101,7 @@ def test_options_go_before_the_document(push, server, tmp_path):
 
 
 def test_a_syntax_error_is_shown_with_its_caret(push, tmp_path):
-    (tmp_path / "bad.py").write_text(RULE + "    x = (1,\n")
+    (tmp_path / "bad.py").write_text(POLICY + "    x = (1,\n")
     done = push("bad.py", "--uri=bad:1-x")
     assert done.returncode == 6
     *_, line, caret = done.stderr.rstrip("\n").splitlines()
@@ -120,7 +120,7 @@ def test_all_that_is_wrong_is_shown(push, tmp_path):
 
 
 def test_a_failing_example_is_shown(push, tmp_path):
-    (tmp_path / "rule.py").write_text(RULE)
+    (tmp_path / "rule.py").write_text(POLICY)
     (tmp_path / "examples.json").write_text(json.dumps(FAILING))
     done = push("rule.py", "--uri=bad:1-x", "--examples=examples.json")
     assert done.returncode == 6

@@ -1,4 +1,4 @@
-"""What rules remember, share and may ask: contexts, isolation, injected clients, precedence."""
+"""What policies remember, share and may ask: contexts, isolation, injected clients, precedence."""
 
 import json
 import os
@@ -8,9 +8,10 @@ import time
 from contextlib import nullcontext
 
 import pytest
-from served import Server, cluster, rule, wish
+from served import Server, ask_message, cluster, policy
 
-from moorage.trials.process import TrialError, daemon
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -85,7 +86,7 @@ def test_a_context_outlives_restarts_of_the_daemon(tmp_path):
             server = Server(running)
             if not start:
                 server.register(cluster("east"))
-                server.publish(rule(COUNTS, "counts:1-x"))
+                server.publish(policy(COUNTS, "counts:1-x"))
             for turn in range(2):
                 assert told(server.ask("counts:1-x"))["n"] == start * 2 + turn + 1
             server.close()
@@ -95,13 +96,13 @@ def test_a_context_that_is_deleted_with_its_policy_does_not_come_back(tmp_path):
     with daemon(tmp_path) as running:
         server = Server(running)
         server.register(cluster("east"))
-        server.publish(rule(COUNTS, "counts:1-x"))
+        server.publish(policy(COUNTS, "counts:1-x"))
         assert [told(server.ask("counts:1-x"))["n"] for _ in range(2)] == [1, 2]
         server.http.delete("/policy/counts:1-x").raise_for_status()
         server.close()
     with daemon(tmp_path) as running:
         server = Server(running)
-        server.publish(rule(COUNTS, "counts:1-x"))
+        server.publish(policy(COUNTS, "counts:1-x"))
         assert told(server.ask("counts:1-x"))["n"] == 1
         server.close()
 
@@ -120,11 +121,13 @@ def test_who_shares_a_process_is_a_setting_and_contexts_never_mix(tmp_path, isol
         server = Server(running)
         server.http.headers["Authorization"] = "Bearer a"
         server.register(cluster("east"))
-        server.publish(rule(SHARED, "s:1-x"), rule(SHARED, "s:2-x"), rule(COUNTS, "counts:1-x"))
+        server.publish(
+            policy(SHARED, "s:1-x"), policy(SHARED, "s:2-x"), policy(COUNTS, "counts:1-x")
+        )
 
         def ask(token: str, uri: str) -> dict:
             header = {"Authorization": f"Bearer {token}"}
-            return told(server.http.post("/allocate", json=wish(uri), headers=header).json())
+            return told(server.http.post("/allocate", json=ask_message(uri), headers=header).json())
 
         seen: dict[str, list[int]] = {"one": [], "two": [], "other": []}
         for _ in range(2):
@@ -149,7 +152,7 @@ def test_swaps_lose_no_change_and_management_shares_the_context(tmp_path):
             with server.socket() as socket:
                 for number in range(10):
                     inputs = {"spin": 200_000}
-                    socket.send(json.dumps(wish("swaps:1-x", inputs=inputs, id=number)))
+                    socket.send(json.dumps(ask_message("swaps:1-x", inputs=inputs, id=number)))
                 replies.extend(json.loads(socket.recv(60)) for _ in range(10))
 
         threads = [threading.Thread(target=ask) for _ in range(4)]
@@ -174,7 +177,7 @@ def test_a_version_from_before_a_restart_is_good_while_nothing_changed_and_never
         message = {"op": "manage", "policy_rule_uri": "swaps:1-x", "action": "swap", "data": data}
         return server.say(message)[0]
 
-    died = pytest.raises(TrialError, match="ended with -9") if killed else nullcontext()
+    died = pytest.raises(CommandError, match="ended with -9") if killed else nullcontext()
     with died, daemon(tmp_path) as running:
         server = Server(running)
         server.publish({"policy_rule_uri": "swaps:1-x", "type": "python_class_v1", "code": SWAPS})
@@ -255,7 +258,7 @@ def test_a_swap_that_cannot_be_is_a_typed_error(server, action, exception, says)
     ],
 )
 def test_each_documented_method_of_the_injected_clients(server, client, method, arguments, check):
-    server.publish(rule(CLIENTS, "clients:1-x"))
+    server.publish(policy(CLIENTS, "clients:1-x"))
     server.http.post("/cluster", json={"clusterId": "east", "nodes": []}).raise_for_status()
     inputs = {"client": client, "method": method, "arguments": arguments}
     reply = told(server.ask("clients:1-x", inputs=inputs))
@@ -264,7 +267,7 @@ def test_each_documented_method_of_the_injected_clients(server, client, method, 
 
 
 def test_the_metrics_client_raises_where_the_documented_one_does(server):
-    server.publish(rule(CLIENTS, "clients:1-x"))
+    server.publish(policy(CLIENTS, "clients:1-x"))
     inputs = {"client": "metrics", "method": "get_cluster", "arguments": ["nowhere"]}
     reply = told(server.ask("clients:1-x", inputs=inputs))
     assert (reply["raised"], reply["status"]) == ("APIError", 404)
@@ -276,7 +279,7 @@ def test_the_caller_overrides_defaults_and_never_the_injected_clients(server):
         "return {'p': parameters, 'own': self.parameters, 's': self.settings['a'], 'kind': kind}"
     )
     defaults = {"policy_parameters": {"x": 1, "y": 2}, "policy_settings": {"a": "default"}}
-    server.publish(rule(body, "precedence:1-x", **defaults))
+    server.publish(policy(body, "precedence:1-x", **defaults))
     plain = told(server.ask("precedence:1-x"))
     assert (plain["p"], plain["s"]) == ({"x": 1, "y": 2}, "default")
     given = {"parameters": {"y": 3}, "settings": {"a": "mine", "cluster_client": "evil"}}

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, rule, until
-from test_engines import dead, in_state, killed, marked, release, status
+from served import Server, cluster, policy, until
+from test_backends import dead, in_state, killed, marked, release, status
 
+from moorage.benchmarks.daemon_process import daemon
 from moorage.model import LeaseTerms, Provision
-from moorage.trials.process import daemon
 from moorage_client import BlockingClient
 from moorage_policies import catalog
 
@@ -250,8 +250,8 @@ def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_p
         in_state(server, lease, "active")
         with server.socket() as waiting:
             terms = {"ttl_seconds": 3600, "wait_seconds": 3600, "priority": 1}
-            wish = {"adhoc": True, "policy_rule_uri": "first_fit:1.0-stable", "inputs": {}}
-            waiting.send(json.dumps(wish | {"lease": terms, "resources": {"gpus": 1}}))
+            ask_message = {"adhoc": True, "policy_rule_uri": "first_fit:1.0-stable", "inputs": {}}
+            waiting.send(json.dumps(ask_message | {"lease": terms, "resources": {"gpus": 1}}))
             until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
             go.touch()
             other = json.loads(waiting.recv(30))["lease"]
@@ -319,17 +319,22 @@ def test_a_lease_that_is_cancelled_while_it_waits_is_told_as_ended(tmp_path, mon
         server.close()
 
 
-def test_a_rule_is_asked_at_the_start_about_what_waited(tmp_path):
-    """There is room, and the rule declined: the daemon that comes back asks it anew."""
+def test_a_policy_is_asked_at_the_start_about_what_waited(tmp_path):
+    """There is room, and the policy declined: the daemon that comes back asks it anew."""
     body = 'return {"declined": "not today"}'
     with daemon(tmp_path) as running:
         server = Server(running)
         fill(server)
-        server.publish(rule(body, "never:1-x"))
+        server.publish(policy(body, "never:1-x"))
         with server.socket() as waiting:
             terms = {"ttl_seconds": 60, "wait_seconds": 3600}
-            wish = {"adhoc": True, "policy_rule_uri": "never:1-x", "inputs": {}, "lease": terms}
-            waiting.send(json.dumps(wish | {"resources": {"gpus": 1}}))
+            ask_message = {
+                "adhoc": True,
+                "policy_rule_uri": "never:1-x",
+                "inputs": {},
+                "lease": terms,
+            }
+            waiting.send(json.dumps(ask_message | {"resources": {"gpus": 1}}))
             until(lambda: server.say({"op": "queue"})[0]["data"]["waiting"])
         server.close()
     with daemon(tmp_path) as running:

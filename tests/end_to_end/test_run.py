@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from served import Server, cluster, until
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
 MOORAGE = str(Path(sys.executable).parent / "moorage")

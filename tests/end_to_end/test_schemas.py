@@ -1,7 +1,7 @@
 """The schemas of a policy, on a running daemon: asks, answers, blocks, rankings and commands."""
 
 import pytest
-from served import rule
+from served import policy
 
 COUNT = {"type": "number", "min": 1, "max": 4, "description": "GPUs"}
 SIZE = {**COUNT, "default": 2}
@@ -16,7 +16,7 @@ SAYS = "return input_data['inputs']['says']"
 @pytest.fixture(scope="module", autouse=True)
 def _published(server):
     server.publish(
-        rule(
+        policy(
             ECHO,
             "schemas.echo:1-t",
             policy_input_schema={"jobs": {"type": "array", "items": COUNT}, "size": SIZE},
@@ -24,7 +24,7 @@ def _published(server):
             policy_settings_schema={"zone": ZONE},
             policy_settings={"zone": "z0"},
         ),
-        rule(
+        policy(
             SAYS,
             "schemas.says:1-t",
             policy_output_schema={
@@ -98,7 +98,7 @@ def test_an_answer_is_held_against_its_schema(server, says, field):
 def test_what_a_refused_proposal_took_is_given_back(server):
     """A cell takes its own proposal at once; when the schema refuses it, it must let go of it."""
     server.publish(
-        rule(
+        policy(
             'return {"cluster_id": "east", "node_id": "east-0",'
             ' "gpus": input_data["inputs"]["gpus"], "free":'
             ' sum(input_data["cluster_data"]["east"]["capacity"]["east-0"]["gpus"].values())}',
@@ -123,17 +123,17 @@ def test_blocks_and_rankings_keep_to_them_too(server):
     assert error["code"] == "bad_message"
     assert "parameters.zone" in error["reason"]
     server.publish(
-        rule(
+        policy(
             "return {'selection_score_data': {'score': parameters['score']}}",
             "schemas.score:1-t",
             policy_parameters_schema={"score": {"type": "number", "default": 1}},
             policy_output_schema={"selection_score_data": {"type": "object", "required": True}},
         )
     )
-    policy = {"policyRuleURI": "schemas.score:1-t"}
-    block = {"input": {"policies": {"resourceAllocator": policy}}, "id": 1}
+    reference = {"policyRuleURI": "schemas.score:1-t"}
+    block = {"input": {"policies": {"resourceAllocator": reference}}, "id": 1}
     assert server.say(block)[0]["success"]
-    policy["parameters"] = {"score": "high"}
+    reference["parameters"] = {"score": "high"}
     error = server.say(block)[0]["error"]
     assert error["code"] == "bad_message"
     assert "parameters.score: expected a number" in error["reason"]
@@ -145,12 +145,12 @@ def test_what_a_block_brings_is_held_against_the_input_schema(server):
     region = {"type": "object", "properties": {"regionId": {"type": "string"}}}
     score = "input_data['block']['needs']['gpus'] / 8"
     server.publish(
-        rule(
+        policy(
             f"return {{'selection_score_data': {{'score': {score}, 'node_info': {{}}}}}}",
             "schemas.needs:1-t",
             policy_input_schema={"block": block_schema, "cluster": region},
         ),
-        rule(
+        policy(
             "if input_data['action'] == 'selection':\n"
             "    return {'clusters': input_data['filter_result']}\n"
             "return input_data['clusters'][0]",
@@ -183,12 +183,12 @@ def test_what_a_block_brings_is_held_against_the_input_schema(server):
 
 def test_what_is_ranked_is_held_against_the_input_schema(server):
     server.publish(
-        rule(
+        policy(
             "return sorted(input_data, key=lambda each: (each['rank'], each['id']))",
             "schemas.ranks:1-t",
             policy_input_schema={"rank": {"type": "number", "max": 4, "default": 3}},
         ),
-        rule(
+        policy(
             "return input_data",
             "schemas.picky:1-t",
             policy_input_schema={"id": {"type": "number"}},

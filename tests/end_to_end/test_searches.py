@@ -1,26 +1,26 @@
-"""The search endpoints beyond clusters: policies and blocks, scores, and what ranking rules get."""
+"""The search endpoints beyond clusters: policies, blocks, scores, and what rankings get."""
 
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
 import pytest
-from served import Server, cluster, rule
+from served import Server, cluster, policy
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
-SCORES = rule(
+SCORES = policy(
     "ranked = sorted(input_data, key=lambda each: -each['reputation'])\n"
     "for number, each in enumerate(ranked):\n"
     "    each['score'] = 1 / (1 + number)\n"
     "return ranked",
     "scores:1.0-x",
 )
-BRIEF = rule(
+BRIEF = policy(
     "return [{'id': each['id'], 'score': 7} for each in input_data] + ['east']", "brief:1.0-x"
 )
-BY_LOAD = rule(
+BY_LOAD = policy(
     "busy = {}\n"
     "for each in self.settings['block_metrics_api'].query_blocks({}):\n"
     "    busy[each['blockId']] = each['instances'][0]['load']\n"
@@ -69,8 +69,8 @@ def find(server, body, path="/api/no-ir/filter"):
 
 
 def ranked(server, match_type, uri="", **parameters):
-    rule = {"policyRuleURI": uri, "parameters": parameters}
-    body = {"matchType": match_type, "rankingPolicyRule": rule}
+    policy = {"policyRuleURI": uri, "parameters": parameters}
+    body = {"matchType": match_type, "rankingPolicyRule": policy}
     return find(server, body, "/api/similarity-search")
 
 
@@ -88,7 +88,7 @@ def test_what_a_ranking_policy_adds_is_answered(server):
     assert reply["data"]["cluster_id"]
 
 
-def test_ranking_rules_have_their_metrics_clients(server):
+def test_ranking_policies_have_their_metrics_clients(server):
     found = ranked(server, "block", "by_load:1.0-x")
     assert [each["id"] for each in found] == ["whisper", "llama"]
     name, free, raised = found[0]["said"]
@@ -188,7 +188,7 @@ def test_the_allocator_over_http_can_be_switched_off():
 
 
 class Git(BaseHTTPRequestHandler):
-    """A host on this machine, with a rule that cannot be read."""
+    """A host on this machine, with a policy that cannot be read."""
 
     def do_GET(self):
         self.send_response(200)

@@ -5,10 +5,10 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from served import Server, cluster, rule, until, wish
+from served import Server, ask_message, cluster, policy, until
 
-from moorage.daemon.arms import MANY
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
+from moorage.daemon.publishing.version_statistics import MANY
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -33,11 +33,11 @@ def harbour(tmp_path_factory) -> Iterator[Server]:
         server = Server(running)
         server.register(cluster("east"))
         server.publish(
-            rule(PICKS.format(0), FIRST),
-            rule(PICKS.format(-1), LAST),
-            rule("raise ValueError('no')", RAISES),
-            rule('return {"cluster_id": "east", "node_id": "nowhere", "gpus": ["0"]}', LIES),
-            rule("while True: pass", SLEEPS),
+            policy(PICKS.format(0), FIRST),
+            policy(PICKS.format(-1), LAST),
+            policy("raise ValueError('no')", RAISES),
+            policy('return {"cluster_id": "east", "node_id": "nowhere", "gpus": ["0"]}', LIES),
+            policy("while True: pass", SLEEPS),
         )
         yield server
         server.close()
@@ -102,7 +102,7 @@ def test_a_candidate_is_asked_by_its_own_schemas(side):
     takes = "gpus = gpus[:int(input_data['inputs']['take'])]"
     body = PICKS.format(0).replace('gpus[:input_data["resources"]["gpus"]]', "gpus")
     side.publish(
-        rule(
+        policy(
             body.replace("\nreturn", f"\n{takes}\nreturn"),
             "side:6-schemas",
             policy_input_schema={"take": {"type": "number", "max": 2, "default": 1}},
@@ -145,7 +145,7 @@ def test_a_broken_candidate_alters_no_answer_and_is_reported(side, candidate, co
 
 
 def test_an_answer_without_a_placement_is_shown_as_json(side):
-    side.publish(rule("return {'declined': True, 'why': None}", "side:7-no"))
+    side.publish(policy("return {'declined': True, 'why': None}", "side:7-no"))
     begin(side, "side:7-no")
     lease(side)
     found = compared(side, 1)
@@ -153,7 +153,7 @@ def test_an_answer_without_a_placement_is_shown_as_json(side):
 
 
 def test_two_versions_that_agree_agree(side):
-    side.publish(rule(PICKS.format(0), "side:6-same"))
+    side.publish(policy(PICKS.format(0), "side:6-same"))
     begin(side, "side:6-same")
     for _ in range(5):
         lease(side)
@@ -165,7 +165,7 @@ def test_two_versions_that_agree_agree(side):
 def test_a_slow_candidate_delays_nobody_and_what_it_cannot_take_is_counted(side):
     """Its one cell is stuck for half a second per question; live answers go on, far quicker."""
     begin(side, SLEEPS)
-    replies = side.say(*[wish("side", resources={"gpus": 1})] * 300)
+    replies = side.say(*[ask_message("side", resources={"gpus": 1})] * 300)
     assert all(reply["success"] for reply in replies)
     found = report(side)
     assert found["asked"] <= 64 + found["compared"]
@@ -197,7 +197,7 @@ def test_shadows_under_load_keep_their_books(side):
     def ask() -> None:
         with side.socket() as socket:
             for number in range(50):
-                socket.send(json.dumps(wish("side", resources={"gpus": 1}) | {"id": number}))
+                socket.send(json.dumps(ask_message("side", resources={"gpus": 1}) | {"id": number}))
             for _ in range(40):
                 socket.recv(30)
 

@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from served import Server, cluster, rule, until, wish
+from served import Server, ask_message, cluster, policy, until
 
-from moorage.daemon.arms import MANY
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
+from moorage.daemon.publishing.version_statistics import MANY
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
 
@@ -36,8 +36,8 @@ def site(tmp_path_factory):
         for server, token in ((ann, "of-ann"), (bob, "of-bob")):
             server.http.headers["Authorization"] = f"Bearer {token}"
         ann.register(cluster("east"))
-        ann.publish(rule(PLACES, ACTIVE))
-        bob.publish(rule(SPIES, SPY))
+        ann.publish(policy(PLACES, ACTIVE))
+        bob.publish(policy(SPIES, SPY))
         post(ann, "activate", ACTIVE)
         post(bob, "shadow", SPY)
         yield ann, bob
@@ -58,7 +58,7 @@ def ask(server, token, whole, **inputs):
     """Ask under the alias, and wait until that was compared, or was not asked."""
     before = whole()
     with server.socket({"Authorization": f"Bearer {token}"}) as socket:
-        socket.send(json.dumps(wish("side", inputs=inputs, resources={"gpus": 1})))
+        socket.send(json.dumps(ask_message("side", inputs=inputs, resources={"gpus": 1})))
         reply = json.loads(socket.recv(30))
     assert reply["success"], reply
     until(lambda: whole() > before)

@@ -4,9 +4,10 @@ import stat
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, wish
+from served import Server, ask_message, cluster
 
-from moorage.trials.process import TrialError, daemon
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
 from moorage_policies import catalog
 
 KEPT = {"gpus": 1}
@@ -26,18 +27,18 @@ def has(folder: Path, text: str) -> list[Path]:
 
 
 def test_no_file_holds_a_token_and_a_retry_is_told_it_again(tmp_path):
-    asked = wish(resources=KEPT, lease=TERMS)
+    asked = ask_message(resources=KEPT, lease=TERMS)
     with daemon(tmp_path, environment=OFTEN) as running:
         server = Server(running)
         fill(server)
         lease = server.say(asked)[0]["lease"]
         token = lease["token"]
         assert server.say(asked)[0]["lease"]["token"] == token
-        short = wish(resources=KEPT, lease={"ttl_seconds": 300})
+        short = ask_message(resources=KEPT, lease={"ttl_seconds": 300})
         for _ in range(60):  # Makes it write a checkpoint.
             other = server.ask(**short)["lease"]
             server.say({"op": "release", "lease": other["id"], "token": other["token"]})
-        waiting = wish(resources={"gpus": 99}, lease={"ttl_seconds": 9, "wait_seconds": 0})
+        waiting = ask_message(resources={"gpus": 99}, lease={"ttl_seconds": 9, "wait_seconds": 0})
         server.say(waiting)
         assert token not in str(server.say({"op": "leases"}, {"op": "why", "lease": lease["id"]}))
         assert has(tmp_path, lease["id"])
@@ -55,7 +56,7 @@ def test_no_file_holds_a_token_and_a_retry_is_told_it_again(tmp_path):
 
 
 def test_tokens_outlive_the_secret_that_they_were_made_with(tmp_path):
-    asked = wish(resources=KEPT, lease=TERMS)
+    asked = ask_message(resources=KEPT, lease=TERMS)
     secret = tmp_path / "lease_secret"
     with daemon(tmp_path) as running:
         server = Server(running)
@@ -64,7 +65,7 @@ def test_tokens_outlive_the_secret_that_they_were_made_with(tmp_path):
         server.close()
     assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     secret.write_bytes(b"cut off")
-    with pytest.raises(TrialError, match=r"lease_secret: expected 32 bytes, got 7"):
+    with pytest.raises(CommandError, match=r"lease_secret: expected 32 bytes, got 7"):
         daemon(tmp_path).__enter__()
     secret.unlink()
     with daemon(tmp_path) as running:
@@ -93,7 +94,7 @@ def test_local_is_off_where_there_are_tokens_unless_it_is_asked_for(tmp_path, en
             server.http.headers["Authorization"] = "Bearer sesame"
         fill(server)
         started = {"backend": "local", "spec": {"command": ["true"]}}
-        body = wish(resources=KEPT, lease={"ttl_seconds": 60}, provision=started)
+        body = ask_message(resources=KEPT, lease={"ttl_seconds": 60}, provision=started)
         reply = server.http.post("/allocate", json=body).json()
         assert reply["success"] is on
         if not on:

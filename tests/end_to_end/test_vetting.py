@@ -8,20 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-from served import cluster, rule, until
+from served import cluster, policy, until
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_policies import catalog
 
 ECHO = "return input_data['inputs']['answer']"
-WISH = {
+ASK_MESSAGE = {
     "request": {"inputs": {"answer": {"cluster_id": "lab", "node_id": "node-1", "gpus": ["0"]}}}
 }
 """Of an example that echoes a placement on the fleet that examples have by default."""
 
 
 def publish(server, *examples, body=ECHO, **more):
-    document = rule(body, "vetted:1-x", metadata={"examples": list(examples)}, **more)
+    document = policy(body, "vetted:1-x", metadata={"examples": list(examples)}, **more)
     return server.http.post("/policy", json=document)
 
 
@@ -47,7 +47,7 @@ def test_one_tenants_flood_of_uploads_holds_up_nobody_else(tmp_path):
         # Those that are too many are refused at once; the others take their five seconds each.
         until(lambda: sum(each.done() for each in flood) >= 48 - (3 + 32))
         for number in range(3):
-            answer = upload(rule(ECHO, f"calm:{number}-x"), "beta")
+            answer = upload(policy(ECHO, f"calm:{number}-x"), "beta")
             assert answer.status_code == 201, answer.text
         assert sum(each.done() for each in flood) < 48 - 16, "the flood is still there"
         codes = {each.result().json()["error"]["code"] for each in flood if each.done()}
@@ -56,8 +56,8 @@ def test_one_tenants_flood_of_uploads_holds_up_nobody_else(tmp_path):
 
 def test_a_policy_whose_examples_pass_is_registered(server):
     good = [
-        WISH,
-        {**WISH, "output": {"gpus": [0]}},
+        ASK_MESSAGE,
+        {**ASK_MESSAGE, "output": {"gpus": [0]}},
         {"request": {"inputs": {"answer": {"declined": "full"}}}, "output": {"declined": "full"}},
         {"input_data": {"inputs": {"answer": [1]}}, "output": [1]},
     ]
@@ -66,7 +66,7 @@ def test_a_policy_whose_examples_pass_is_registered(server):
 
 
 @pytest.mark.parametrize("name", catalog.shipped())
-def test_the_shipped_rules_pass_the_same_examples(server, name):
+def test_the_shipped_policies_pass_the_same_examples(server, name):
     """Through `cluster_data` and through the columns alike."""
     document = catalog.document(name)
     examples = [
@@ -84,7 +84,7 @@ def test_the_shipped_rules_pass_the_same_examples(server, name):
     assert answer.status_code == 201, answer.text
 
 
-def test_a_rule_sees_the_fleet_of_its_example_and_nothing_of_the_server(server):
+def test_a_policy_sees_the_fleet_of_its_example_and_nothing_of_the_server(server):
     body = """
 client = self.settings["cluster_client"]
 _, lab = client.read_cluster("lab")
@@ -130,7 +130,7 @@ def test_what_examples_leave_in_the_context_is_gone(server):
     ("example", "said"),
     [
         (
-            {**WISH, "name": "one", "output": {"gpus": ["1"]}},
+            {**ASK_MESSAGE, "name": "one", "output": {"gpus": ["1"]}},
             'metadata.examples[0] “one” fails: expected output.gpus[0] to be "1"; it is "0"',
         ),
         (
@@ -138,11 +138,11 @@ def test_what_examples_leave_in_the_context_is_gone(server):
             "The rule's proposal is not sound: cluster_id: expected a live cluster",
         ),
         (
-            {"request": {**WISH["request"], "resources": {"gpus": 2}}},
+            {"request": {**ASK_MESSAGE["request"], "resources": {"gpus": 2}}},
             "The rule's proposal is not sound: gpus: expected 2 GPUs; 1 proposed.",
         ),
         (
-            {"request": {**WISH["request"], "resources": {"gpus": 5}}},
+            {"request": {**ASK_MESSAGE["request"], "resources": {"gpus": 5}}},
             "metadata.examples[0] fails: It can never fit: of 2 nodes, 2 have too few GPUs",
         ),
         (
@@ -191,15 +191,18 @@ def test_schemas_hold_for_examples_too(server):
     bad = {"request": {"inputs": {"answer": "x"}}}
     answer = server.http.post(
         "/policy",
-        json=rule(ECHO, "vetted:2-x", metadata={"examples": [bad]}, policy_input_schema=schema),
+        json=policy(ECHO, "vetted:2-x", metadata={"examples": [bad]}, policy_input_schema=schema),
     )
     assert "inputs.answer: expected a number" in answer.json()["message"]
 
 
 def test_an_archive_brings_its_examples_along(server):
     packed = io.BytesIO()
-    code = rule(ECHO, "x")["code"]
-    files = {"function.py": code, "examples.json": json.dumps([{**WISH, "output": {"gpus": 7}}])}
+    code = policy(ECHO, "x")["code"]
+    files = {
+        "function.py": code,
+        "examples.json": json.dumps([{**ASK_MESSAGE, "output": {"gpus": 7}}]),
+    }
     with tarfile.open(fileobj=packed, mode="w:xz") as out:
         for name, text in files.items():
             info = tarfile.TarInfo(f"code/{name}")
@@ -214,18 +217,18 @@ def test_an_archive_brings_its_examples_along(server):
 
 
 def test_examples_that_come_with_a_change_must_pass_too(server):
-    assert publish(server, WISH).status_code == 201
-    wrong = {**WISH, "output": {"gpus": [1]}}
+    assert publish(server, ASK_MESSAGE).status_code == 201
+    wrong = {**ASK_MESSAGE, "output": {"gpus": [1]}}
     for change in (
-        {"metadata": {"examples": [WISH, wrong]}},
+        {"metadata": {"examples": [ASK_MESSAGE, wrong]}},
         {"$set": {"metadata.examples": [wrong]}},
     ):
         answer = server.http.put("/policy/vetted:1-x", json=change)
         assert answer.status_code == 400, answer.text
         assert "fails: expected output.gpus[0] to be 1" in answer.text
     kept = server.http.get("/policy/vetted:1-x").json()["data"]["metadata"]
-    assert kept == {"examples": [WISH]}
-    good = {"$set": {"metadata.examples": [WISH, WISH]}}
+    assert kept == {"examples": [ASK_MESSAGE]}
+    good = {"$set": {"metadata.examples": [ASK_MESSAGE, ASK_MESSAGE]}}
     answer = server.http.put("/policy/vetted:1-x", json=good)
     assert answer.status_code == 200, answer.text
     assert len(answer.json()["data"]["metadata"]["examples"]) == 2

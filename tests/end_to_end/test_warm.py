@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from served import Server, cluster, rule, until, wish
-from test_engines import dead, killed, marked, status
+from served import Server, ask_message, cluster, policy, until
+from test_backends import dead, killed, marked, status
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_client import BlockingClient
 from moorage_policies import catalog
 
@@ -156,7 +156,7 @@ def test_who_takes_it_over_is_answered_before_the_news_that_it_is_ready(server):
     with server.socket() as watching:
         watching.send(json.dumps({"op": "watch", "topics": ["leases"], "id": "watch"}))
         terms = {"lease": {"ttl_seconds": 60}, "resources": {"gpus": 1}, "provision": provision()}
-        watching.send(json.dumps({**wish(**terms), "id": "ask"}))
+        watching.send(json.dumps({**ask_message(**terms), "id": "ask"}))
         said = []
         while not said or said[-1].get("event") != "started":
             said.append(json.loads(watching.recv(30)))
@@ -233,7 +233,7 @@ if (fleet.gpu_free[0] < 1000).any():
 cluster_id, node_id = fleet.node_ids[0]
 return {"cluster_id": cluster_id, "node_id": node_id, "gpus": fleet.gpu_ids[0]}
 """
-    server.publish(rule(body, "pair:1-a"))
+    server.publish(policy(body, "pair:1-a"))
     reply = server.ask("pair:1-a", lease={"ttl_seconds": 60})
     assert reply["success"], reply
     server.started.append(reply["lease"])
@@ -456,7 +456,7 @@ def test_kill_9_in_the_middle_of_an_eviction(tmp_path):
         fill(server)
         first, pid = warm(server, provision=provision(STUBBORN, stop_seconds=3))
         second, _ = warm(server, provision=provision(["sleep", "200000"]))
-        patient = wish(resources={"gpus": 1}, lease={"ttl_seconds": 60, "wait_seconds": 60})
+        patient = ask_message(resources={"gpus": 1}, lease={"ttl_seconds": 60, "wait_seconds": 60})
         with server.socket() as socket:
             socket.send(json.dumps({**patient, "id": 1}))
             in_state(server, first, "ending")

@@ -14,7 +14,7 @@ import uvloop
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-from moorage.core.words import Address
+from moorage.core.effects import Address
 from moorage.gateway import Gateway, GatewaySettings, Request
 from moorage.model import SessionId, Tenant
 from moorage.protocol import AllocationRequest, success
@@ -28,7 +28,7 @@ UPGRADE = (
 
 
 def pytest_asyncio_loop_factories() -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run every test of this room on both loops."""
+    """Run every test of this package on both loops."""
     return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
 
 

@@ -34,7 +34,7 @@ async def test_as_printed_it_is_told_what_it_left_empty(port):
     assert reply["error"]["missing"] == ["policy_rule_uri"]
 
 
-async def test_with_a_policy_it_gets_what_the_rule_returned(port):
+async def test_with_a_policy_it_gets_what_the_policy_returned(port):
     placeholder = '"policy_rule_uri": ""'
     assert placeholder in PRINTED
     filled = PRINTED.replace(placeholder, '"policy_rule_uri": "best-fit:1.0-stable"')

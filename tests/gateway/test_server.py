@@ -9,7 +9,7 @@ import logging
 import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from moorage.core.words import Address
+from moorage.core.effects import Address
 from moorage.gateway import SESSION_HEADER
 from moorage.model import SessionId, Tenant
 from moorage.protocol import Close, event

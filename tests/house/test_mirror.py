@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-# Folders of tests that are about more than one room.
-STORIES = {
+# Folders of tests that are about more than one package.
+ACROSS = {
     "simulation",
     "transcripts",
     "conformance",
@@ -12,38 +12,51 @@ STORIES = {
     "house",
     "browser",
 }
-WINGS = {"clients": "clients/moorage_client", "policies": "policies/moorage_policies"}
-# Rooms whose behaviour is a story: tested there, as a whole, rather than file by file.
-TOLD = {
+OUTSIDE = {"clients": "clients/moorage_client", "policies": "policies/moorage_policies"}
+# Packages whose behaviour is tested there, as a whole, rather than file by file.
+AS_A_WHOLE = {
     "core": "simulation",
     "daemon": "end_to_end",
-    "engines": "conformance",
-    "policy": "policies",  # What a rule sees is tested with the rules that see it.
+    "backends": "conformance",
+    "commands": "end_to_end",
+    "policy": "policies",  # What a policy sees is tested with the policies that see it.
 }
-# Rooms with several kinds behind one Protocol: it is in `base.py`, each kind in a file of its name.
-KINDS = ("ledger", "engines", "catalog")
+# Packages with several kinds behind one Protocol, and the file that it is in.
+KINDS = ("ledger/base.py", "backends/base.py", "catalog/ports.py")
 
 
-def rooms(root: Path) -> dict[str, Path]:
+def packages(root: Path) -> dict[str, Path]:
     server = root / "server" / "moorage"
     found = {path.parent.name: path.parent for path in server.glob("*/__init__.py")}
-    return found | {name: root / place for name, place in WINGS.items()}
+    return found | {name: root / place for name, place in OUTSIDE.items()}
 
 
-def test_every_folder_of_tests_is_a_room_or_a_story(root: Path, tests) -> None:
+def test_every_folder_of_tests_is_a_package_or_across_them(root: Path, tests) -> None:
     folders = {each.name.split("/")[1] for each in tests if each.name.count("/") > 1}
-    assert folders - STORIES <= set(rooms(root))
+    assert folders - ACROSS <= set(packages(root))
 
 
-def test_every_room_has_its_tests(root: Path, tests) -> None:
+def test_inner_folders_of_tests_are_inner_packages(root: Path, tests) -> None:
+    known = packages(root)
+    inner = {tuple(each.name.split("/")[1:3]) for each in tests if each.name.count("/") > 2}
+    lost = [
+        "/".join(pair)
+        for pair in inner
+        if pair[0] in known and not (known[pair[0]] / pair[1] / "__init__.py").is_file()
+    ]
+    assert [each for each in lost if each != "sandbox/attacks"] == []  # Those are on all of it.
+
+
+def test_every_package_has_its_tests(root: Path, tests) -> None:
     tested = {each.name.split("/")[1] for each in tests if "/test_" in each.name}
-    busy = {name for name, path in rooms(root).items() if len(list(path.glob("*.py"))) > 1}
-    assert {name for name in busy if name not in tested and TOLD.get(name) not in tested} == set()
+    busy = {name for name, path in packages(root).items() if len(list(path.rglob("*.py"))) > 1}
+    untested = {name for name in busy if name not in tested}
+    assert {name for name in untested if AS_A_WHOLE.get(name) not in tested} == set()
 
 
-def test_kinds_of_one_thing_share_their_base(root: Path) -> None:
+def test_kinds_of_one_thing_share_their_protocol(root: Path) -> None:
     server = root / "server" / "moorage"
-    assert [room for room in KINDS if not (server / room / "base.py").is_file()] == []
+    assert [name for name in KINDS if not (server / name).is_file()] == []
 
 
 def test_every_test_is_collected(tests) -> None:

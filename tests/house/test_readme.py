@@ -27,7 +27,7 @@ import pytest
 import typer
 from websockets.sync.client import connect
 
-from moorage.config import (
+from moorage.config.settings import (
     CONFIG_FILE,
     EXECUTION_NAMES,
     EXTERNAL_SERVICES,

@@ -59,9 +59,9 @@ def test_what_counts_as_a_reason(mutant, line: str, explained: bool) -> None:
 
 def test_every_rule_left_out_in_pyproject_has_its_reason(root: Path) -> None:
     lines = (root / "pyproject.toml").read_text().splitlines()
-    rules = [line for line in lines if re.match(r'^    "[A-Z]+\d*",', line)]
-    assert rules
-    assert [line for line in rules if not re.search(r"# \S", line)] == []
+    policies = [line for line in lines if re.match(r'^    "[A-Z]+\d*",', line)]
+    assert policies
+    assert [line for line in policies if not re.search(r"# \S", line)] == []
 
 
 def test_nothing_is_left_unfinished(sources) -> None:

@@ -32,7 +32,7 @@ def test_the_wheel_has_every_source_and_nothing_else(wheel: Path, tree) -> None:
 
 
 def test_the_wheel_runs_without_the_tree(wheel: Path, tmp_path: Path) -> None:
-    """Installed elsewhere, the rules are found although no checkout is near."""
+    """Installed elsewhere, the policies are found although no checkout is near."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path)
     code = (
@@ -47,6 +47,6 @@ def test_the_wheel_runs_without_the_tree(wheel: Path, tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    where, *rules = ran.stdout.split()
+    where, *policies = ran.stdout.split()
     assert where.startswith(str(tmp_path))
-    assert "first_fit" in rules
+    assert "first_fit" in policies

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from moorage.core.words import (
+from moorage.core.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,
@@ -32,7 +32,7 @@ from moorage.core.words import (
     Warmed,
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt
-from moorage.ledger.codec import FACTS, KINDS, UPGRADES, Codec, Kind, seal, subject_of, unseal
+from moorage.ledger.codec import FACTS, KINDS, UPGRADES, Codec, FactKind, seal, subject_of, unseal
 from moorage.model import (
     Ask,
     Cluster,
@@ -227,7 +227,7 @@ MOORED_UPGRADES = {
     ("moored", 1): lambda old: {**old, "rope_metres": 10.0},
     ("moored", 2): lambda old: {"berth": old["place"], "rope_metres": old["rope_metres"]},
 }
-MOORED = Codec([Kind("moored", 3, Moored)], MOORED_UPGRADES)
+MOORED = Codec([FactKind("moored", 3, Moored)], MOORED_UPGRADES)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_what_was_stored_before_workloads_could_fail_twice_is_read():
 
 def test_no_version_is_left_without_its_upgrade():
     with pytest.raises(ValueError, match="moored has version 3 but no upgrade from 1"):
-        Codec([Kind("moored", 3, Moored)], {("moored", 2): MOORED_UPGRADES["moored", 2]})
+        Codec([FactKind("moored", 3, Moored)], {("moored", 2): MOORED_UPGRADES["moored", 2]})
     assert all(UPGRADES.get((kind.name, v)) for kind in KINDS for v in range(1, kind.version))
 
 

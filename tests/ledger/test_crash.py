@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.words import Fact, Renewed
+from moorage.core.facts import Fact, Renewed
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import RequestId
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.words import Fact, Granted, Renewed
+from moorage.core.facts import Fact, Granted, Renewed
 from moorage.ledger.repairing import rebuild, salvage
 from moorage.ledger.sqlite import SqliteLedger
-from moorage.ledger.walking import walk
+from moorage.ledger.walk import walk
 from moorage.model import Lease, LeaseTerms, PolicyRef, RequestId, Tenant
 
 NOW = 1_763_647_000.125

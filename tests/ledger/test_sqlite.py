@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.words import Fact, Renewed
+from moorage.core.facts import Fact, Renewed
 from moorage.ledger import tables
 from moorage.ledger.base import CHECKPOINTS_KEPT, PENDING_FACTS_MAX, LedgerCorrupt, LedgerError
 from moorage.ledger.sqlite import CHECKPOINT_PART_FACTS, SqliteLedger
-from moorage.ledger.walking import walk
+from moorage.ledger.walk import walk
 from moorage.model import RequestId
 
 NOW = 1_763_647_000.125

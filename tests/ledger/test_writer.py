@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from moorage.core.words import Counted
-from moorage.durability import Mark, Reserve
+from moorage.core.facts import Counted
+from moorage.durability import DurableMark, Reserve
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerFailed
 from moorage.ledger.codec import seal
 from moorage.ledger.fencing import Fencing
-from moorage.ledger.looking import LABEL, mark_path
-from moorage.ledger.writer import GroupCommit, Job
+from moorage.ledger.inspection import LABEL, mark_path
+from moorage.ledger.writer import GroupCommit, WriteJob
 
 SECONDS_MAX = 30
 
@@ -37,12 +37,12 @@ class Groups:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.seen: list[tuple[int, bool]] = []
-        mark = Mark(mark_path(path), LABEL, 0, 0, 0)
+        mark = DurableMark(mark_path(path), LABEL, 0, 0, 0)
         connection = tables.connect(path)
         reserve = Reserve(path.with_suffix(".reserve"))
         self.writer = GroupCommit(connection, path, mark, Fencing(path), reserve, self.settled)
 
-    def settled(self, jobs: Sequence[Job], failure: LedgerFailed | None) -> None:
+    def settled(self, jobs: Sequence[WriteJob], failure: LedgerFailed | None) -> None:
         self.seen.append((len(jobs), failure is not None))
 
     def facts(self) -> list[int]:
@@ -52,9 +52,9 @@ class Groups:
         return seqs
 
 
-def job(*seqs: int, work: Gate | None = None) -> Job:
+def job(*seqs: int, work: Gate | None = None) -> WriteJob:
     rows = [seal(seq, 1.0, Counted(seq), 0) for seq in seqs]
-    return Job(asyncio.get_running_loop().create_future(), rows, work=work)
+    return WriteJob(asyncio.get_running_loop().create_future(), rows, work=work)
 
 
 async def test_what_waits_shares_the_next_transaction(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Lets the tests of this room import `small`."""
+"""Lets the tests of this package import `small`."""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Small fleets, and asking a rule about them as a cell does."""
+"""Small fleets, and asking a policy about them as a cell does."""
 
 from importlib import import_module
 
@@ -6,10 +6,10 @@ import msgspec
 
 from moorage.model import Cluster, Gpu, Node
 from moorage.policy import Fleet, FleetView, parse_proposal
-from moorage.sandbox.cluster_data import ClusterData
+from moorage.sandbox.cell.cluster_data import ClusterData
 
 
-def new_rule(name, parameters=None):
+def new_policy(name, parameters=None):
     module = import_module(f"moorage_policies.{name}")
     return module.AIOSv1PolicyRule(f"{name}:1.0-stable", {}, parameters or {})
 
@@ -50,7 +50,7 @@ def fleet_with(*nodes, cluster="c"):
 
 
 def document_of(cluster):
-    """Return the part of a cluster's document that rules read labels from."""
+    """Return the part of a cluster's document that policies read labels from."""
     rows = [{"id": each.id, "labels": dict(each.labels)} for each in cluster.nodes]
     return {"id": cluster.id, "nodes": {"nodeData": rows}}
 
@@ -70,7 +70,7 @@ def cluster_data(fleet, clusters=(), metrics=None):
 
 
 def ask(
-    rule,
+    policy,
     fleet,
     demand,
     *,
@@ -88,14 +88,14 @@ def ask(
         "inputs": inputs or {},
         "seed": seed,
     }
-    return rule.eval(parameters or {}, data, {} if context is None else context)
+    return policy.eval(parameters or {}, data, {} if context is None else context)
 
 
 def take(fleet, value, demand):
-    for wish in parse_proposal(value, demand):
-        fleet.take(wish.share())
+    for ask_message in parse_proposal(value, demand):
+        fleet.take(ask_message.share())
 
 
 def give(fleet, value, demand):
-    for wish in parse_proposal(value, demand):
-        fleet.give(wish.share())
+    for ask_message in parse_proposal(value, demand):
+        fleet.give(ask_message.share())

@@ -1,4 +1,4 @@
-"""What is published of the shipped rules: sources that stand alone, and their documents."""
+"""What is published of the shipped policies: sources that stand alone, and their documents."""
 
 import ast
 import json
@@ -14,7 +14,7 @@ from moorage.policy import Fleet, FleetView
 from moorage_policies import catalog
 
 FOLDER = Path(moorage_policies.__file__).parent
-RULES = list(catalog.shipped())
+POLICIES = list(catalog.shipped())
 
 
 def a_fleet():
@@ -25,11 +25,11 @@ def a_fleet():
 
 def test_every_file_of_the_folder_is_shipped_or_serves_the_shipping():
     files = {path.stem for path in FOLDER.glob("*.py")}
-    assert files == set(RULES) | {"__init__", "catalog"}
+    assert files == set(POLICIES) | {"__init__", "catalog"}
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_a_rule_imports_only_what_a_cell_has(name):
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_imports_only_what_a_cell_has(name):
     for node in ast.walk(ast.parse(catalog.shipped()[name])):
         if isinstance(node, ast.Import):
             modules = [alias.name for alias in node.names]
@@ -44,24 +44,24 @@ def test_a_rule_imports_only_what_a_cell_has(name):
             ] in sys.stdlib_module_names | {"numpy"}
 
 
-@pytest.mark.parametrize("name", RULES)
-def test_the_source_alone_is_a_working_rule(name):
+@pytest.mark.parametrize("name", POLICIES)
+def test_the_source_alone_is_a_working_policy(name):
     namespace = {"__name__": "function"}
-    sys.modules["function"] = type(sys)("function")  # As the cell gives every rule a module.
+    sys.modules["function"] = type(sys)("function")  # As the cell gives every policy a module.
     try:
         exec(compile(catalog.shipped()[name], "function.py", "exec"), namespace)  # noqa: S102  # Our own source, as a cell runs it.
         document = catalog.document(name)
-        rule = namespace["AIOSv1PolicyRule"](document["policy_rule_uri"], {}, {})
+        policy = namespace["AIOSv1PolicyRule"](document["policy_rule_uri"], {}, {})
         fleet = a_fleet()
         data = {"fleet": FleetView(fleet, Demand(2)), "inputs": {}, "seed": 1}
         data["cluster_data"] = cluster_data(fleet)
-        value = rule.eval(document["policy_parameters"], data, {})
+        value = policy.eval(document["policy_parameters"], data, {})
     finally:
         del sys.modules["function"]
     assert value == {"cluster_id": "c", "node_id": "n", "gpus": ["0", "1"]}
 
 
-@pytest.mark.parametrize("name", RULES)
+@pytest.mark.parametrize("name", POLICIES)
 def test_the_document_is_ready_to_be_posted(name):
     document = catalog.document(name)
     assert json.loads(json.dumps(document)) == document
@@ -81,6 +81,6 @@ def test_a_publication_may_have_its_own_defaults_under_its_own_version():
     assert catalog.document("spread")["policy_parameters"] == {"cpu_weight": 0.5}
 
 
-def test_an_unknown_rule_is_named_with_the_known_ones():
+def test_an_unknown_policy_is_named_with_the_known_ones():
     with pytest.raises(KeyError, match=r"no shipped rule 'worst_fit'.*best_fit"):
         catalog.document("worst_fit")

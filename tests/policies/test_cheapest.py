@@ -1,7 +1,7 @@
 """Cheapest: where prices come from, and what decides between equal ones."""
 
 import pytest
-from small import ask, fleet_with, new_rule, node, take
+from small import ask, fleet_with, new_policy, node, take
 
 from moorage.model import Cluster, Demand
 
@@ -9,10 +9,10 @@ PRICE, TYPE = "moorage.io/gpu-hour-price", "node.kubernetes.io/instance-type"
 SPOT = {"karpenter.sh/capacity-type": "spot"}
 
 
-def chosen(nodes, demand=None, rule=None, **parameters):
+def chosen(nodes, demand=None, policy=None, **parameters):
     demand = demand or Demand(1)
     value = ask(
-        rule or new_rule("cheapest"),
+        policy or new_policy("cheapest"),
         fleet_with(*nodes),
         demand,
         parameters=parameters,
@@ -61,7 +61,7 @@ def test_equal_prices_fill_the_fullest_node():
     fleet, clusters = fleet_with(*nodes), [Cluster("c", tuple(nodes))]
     take(fleet, {"cluster_id": "c", "node_id": "b", "gpus": ["0"]}, Demand(1))
     parameters = {"prices": {"A": 1}}
-    value = ask(new_rule("cheapest"), fleet, Demand(1), parameters=parameters, clusters=clusters)
+    value = ask(new_policy("cheapest"), fleet, Demand(1), parameters=parameters, clusters=clusters)
     assert value["node_id"] == "b"
 
 
@@ -83,9 +83,9 @@ def test_a_fleet_without_gpus_is_no_mistake(gpus):
     assert chosen([node("a", gpus=0)], Demand(gpus, cpu_milli=1)) == (None if gpus else "a")
 
 
-def test_a_warm_rule_notices_other_prices():
-    nodes, rule = [node("a", models=["T4"]), node("b", models=["L4"])], new_rule("cheapest")
-    assert chosen(nodes, rule=rule, prices={"T4": 1, "L4": 2}) == "a"
-    assert chosen(nodes, rule=rule, prices={"T4": 2, "L4": 1}) == "b"
+def test_a_warm_policy_notices_other_prices():
+    nodes, policy = [node("a", models=["T4"]), node("b", models=["L4"])], new_policy("cheapest")
+    assert chosen(nodes, policy=policy, prices={"T4": 1, "L4": 2}) == "a"
+    assert chosen(nodes, policy=policy, prices={"T4": 2, "L4": 1}) == "b"
     dearer = [node("a", models=["T4"]), node("b", models=["L4"], labels={PRICE: "5"})]
-    assert chosen(dearer, rule=rule, prices={"T4": 2, "L4": 1}) == "a"
+    assert chosen(dearer, policy=policy, prices={"T4": 2, "L4": 1}) == "a"

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ask, fleet_with, give, new_rule, node, take
+from small import ask, fleet_with, give, new_policy, node, take
 
 from moorage.model import Cluster, Demand, Gpu, Node
-from moorage.policy import Fleet, FleetView, Kind, Learner, read_typical
+from moorage.policy import Fleet, FleetView, MixLearner, RequestKind, read_typical
 from moorage_policies import expected_fill
 
 MILLI = st.sampled_from([100, 300, 460, 500, 700, 810, 1000])
@@ -84,7 +84,7 @@ def streams_of(kinds, weights, length, seed):
 
 
 class Definition:
-    """V, from the words of the rule's own docstring."""
+    """V, from the words of the policy's own docstring."""
 
     def __init__(self, typical, fleet, seed=1):
         self.kinds, self.fleet, self.seed = read_typical(typical), fleet, seed
@@ -189,11 +189,11 @@ class Definition:
     seed=st.integers(0, 3),
 )
 def test_it_decides_as_the_definition_does(typical, nodes, demands, seed):
-    fleet, rule = fleet_of(nodes), new_rule("expected_fill")
+    fleet, policy = fleet_of(nodes), new_policy("expected_fill")
     definition = Definition(typical, fleet, seed)
     parameters = {"typical": typical, "stream_seed": seed}
     for demand in demands:
-        value, scores = ask(rule, fleet, demand, parameters=parameters), definition.scores(demand)
+        value, scores = ask(policy, fleet, demand, parameters=parameters), definition.scores(demand)
         if not scores:
             assert "declined" in value
             continue
@@ -204,20 +204,20 @@ def test_it_decides_as_the_definition_does(typical, nodes, demands, seed):
 
 
 def test_equal_nodes_and_equal_gpus_are_taken_from_the_first():
-    fleet, rule = fleet_of([(64, 4, "A")] * 3), new_rule("expected_fill")
-    value = ask(rule, fleet, Demand(1, 500), parameters={"typical": [{"gpus": 1}]})
+    fleet, policy = fleet_of([(64, 4, "A")] * 3), new_policy("expected_fill")
+    value = ask(policy, fleet, Demand(1, 500), parameters={"typical": [{"gpus": 1}]})
     assert (value["node_id"], value["gpus"]) == ("n0", ["0"])
 
 
 def test_on_a_node_of_mixed_gpus_the_first_that_may_serve_is_taken():
     fleet = fleet_with(node("n0", models=["A", "A", "B", "B"]))
     demand = Demand(1, 300, ("B",))
-    assert ask(new_rule("expected_fill"), fleet, demand)["gpus"] == ["2"]
+    assert ask(new_policy("expected_fill"), fleet, demand)["gpus"] == ["2"]
 
 
 def test_more_kinds_than_levels_are_told_apart_all_the_same():
     kinds = [
-        Kind(1000 * number, 1 + (number % 5 == 0), 1000 - 20 * number * (number % 5 > 0))
+        RequestKind(1000 * number, 1 + (number % 5 == 0), 1000 - 20 * number * (number % 5 > 0))
         for number in range(3 * expected_fill.LEVELS_MAX)
     ]
     streams = expected_fill.Streams(kinds, np.ones((1, len(kinds))), 4, 7)
@@ -234,7 +234,7 @@ def test_more_kinds_than_levels_are_told_apart_all_the_same():
 
 @pytest.mark.parametrize("width", [1, 32, 33, 64])
 def test_nodes_of_any_width_are_filled(width):
-    kinds = [Kind(0, 1, 500)]
+    kinds = [RequestKind(0, 1, 500)]
     streams = expected_fill.Streams(kinds, np.ones((1, 1)), width, 1)
     gpus = np.full((1, width), 1000)
     gpus[0, 0] = 400
@@ -258,21 +258,21 @@ def test_many_states_at_once_are_valued_as_one_by_one():
 
 def test_a_share_goes_where_what_is_left_can_still_be_filled():
     # n0 has 700 left, n1 a whole GPU. Whoever expects 700s keeps the 700.
-    fleet, rule = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_rule("expected_fill")
+    fleet, policy = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_policy("expected_fill")
     fleet.set_capacity(0, 64_000, 65_536, [700])
     usual = {"typical": [{"gpus": 1, "gpu_milli": 700}]}
-    assert ask(rule, fleet, Demand(1, 300), parameters=usual)["node_id"] == "n1"
+    assert ask(policy, fleet, Demand(1, 300), parameters=usual)["node_id"] == "n1"
     whole = {"typical": [{"gpus": 1}]}
-    assert ask(rule, fleet, Demand(1, 300), parameters=whole)["node_id"] == "n0"
+    assert ask(policy, fleet, Demand(1, 300), parameters=whole)["node_id"] == "n0"
 
 
 def test_cpu_is_taken_where_it_strands_no_gpu():
     fleet = fleet_of([(8, 2, "A"), (64, 2, "A"), (8, 0, "A")])
     typical = {"typical": [{"gpus": 1, "cpu_milli": 4000}]}
-    rule, demand = new_rule("expected_fill"), Demand(cpu_milli=8000)
+    policy, demand = new_policy("expected_fill"), Demand(cpu_milli=8000)
     chosen = []
     for _ in range(3):
-        value = ask(rule, fleet, demand, parameters=typical)
+        value = ask(policy, fleet, demand, parameters=typical)
         chosen.append(value["node_id"])
         take(fleet, value, demand)
     assert chosen == ["n1", "n1", "n1"]
@@ -280,20 +280,20 @@ def test_cpu_is_taken_where_it_strands_no_gpu():
 
 def test_nodes_that_only_few_can_replace_are_kept_for_who_needs_them():
     # Only n0 serves requests for B; nobody says that the others like it less.
-    fleet, rule = fleet_of([(64, 4, "B"), *[(64, 4, "A")] * 3]), new_rule("expected_fill")
+    fleet, policy = fleet_of([(64, 4, "B"), *[(64, 4, "A")] * 3]), new_policy("expected_fill")
     typical = [{"gpus": 1, "weight": 9}, {"gpus": 1, "models": ["B"]}]
     for _ in range(12):
-        value = ask(rule, fleet, Demand(1), parameters={"typical": typical})
+        value = ask(policy, fleet, Demand(1), parameters={"typical": typical})
         assert value["node_id"] != "n0"
         take(fleet, value, Demand(1))
-    assert ask(rule, fleet, Demand(1), parameters={"typical": typical})["node_id"] == "n0"
+    assert ask(policy, fleet, Demand(1), parameters={"typical": typical})["node_id"] == "n0"
 
 
 def test_whole_nodes_are_kept_for_large_requests():
-    fleet, rule = fleet_of([(64, 4, "A")] * 2), new_rule("expected_fill")
+    fleet, policy = fleet_of([(64, 4, "A")] * 2), new_policy("expected_fill")
     fleet.set_capacity(1, 64_000, 65_536, [1000, 1000, 1000, 0])
     typical = [{"gpus": 1, "weight": 9}, {"gpus": 4}]
-    assert ask(rule, fleet, Demand(1), parameters={"typical": typical})["node_id"] == "n1"
+    assert ask(policy, fleet, Demand(1), parameters={"typical": typical})["node_id"] == "n1"
 
 
 def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
@@ -301,7 +301,7 @@ def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
     shared, alone = Gpu("0", "A"), Gpu("0", "A", exclusive=True)
     fleet.install([Cluster("c", (Node("n0", 8000, 0, (shared,)), Node("n1", 8000, 0, (alone,))))])
     halves = {"typical": [{"gpus": 1, "gpu_milli": 500}]}
-    assert ask(new_rule("expected_fill"), fleet, Demand(1), parameters=halves)["node_id"] == "n1"
+    assert ask(new_policy("expected_fill"), fleet, Demand(1), parameters=halves)["node_id"] == "n1"
 
 
 def test_gpus_that_a_replica_counts_twice_are_full_and_harm_nobody():
@@ -309,7 +309,7 @@ def test_gpus_that_a_replica_counts_twice_are_full_and_harm_nobody():
     fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
     fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])
     typical = {"typical": [{"gpus": 1, "gpu_milli": milli} for milli in (300, 700, 1000)]}
-    value = ask(new_rule("expected_fill"), fleet, Demand(1, 700), parameters=typical)
+    value = ask(new_policy("expected_fill"), fleet, Demand(1, 700), parameters=typical)
     assert (value["node_id"], value["gpus"]) == ("n1", ["2"])
 
 
@@ -333,12 +333,12 @@ STEPS = st.lists(
     steps=STEPS,
 )
 def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
-    fleet, rule, held = fleet_of(nodes), new_rule("expected_fill"), []
+    fleet, policy, held = fleet_of(nodes), new_policy("expected_fill"), []
     parameters = {"typical": typical}
     for what, value in steps:
         if what == "ask":
-            warm = ask(rule, fleet, value, parameters=parameters)
-            assert warm == ask(new_rule("expected_fill"), fleet, value, parameters=parameters)
+            warm = ask(policy, fleet, value, parameters=parameters)
+            assert warm == ask(new_policy("expected_fill"), fleet, value, parameters=parameters)
             if "declined" not in warm:
                 take(fleet, warm, value)
                 held.append((warm, value))
@@ -351,19 +351,22 @@ def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
 
 
 def test_other_typical_requests_and_another_seed_are_noticed():
-    fleet, rule = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_rule("expected_fill")
+    fleet, policy = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_policy("expected_fill")
     for milli, seed in ((700, 1), (1000, 1), (1000, 2)):
         parameters = {"typical": [{"gpus": 1, "gpu_milli": milli}], "stream_seed": seed}
-        ask(rule, fleet, Demand(1), parameters=parameters)
-        assert rule._typical == (parameters["typical"], seed)
+        ask(policy, fleet, Demand(1), parameters=parameters)
+        assert policy._typical == (parameters["typical"], seed)
 
 
 def test_demands_and_values_kept_are_bounded():
-    fleet, rule = fleet_of([(1000, 4, "A")]), new_rule("expected_fill")
+    fleet, policy = fleet_of([(1000, 4, "A")]), new_policy("expected_fill")
     for cpu in range(expected_fill.DEMANDS_MAX + 10):
-        ask(rule, fleet, Demand(1, cpu_milli=cpu), parameters={"typical": [{"gpus": 1}]})
-    assert len(rule._judged) == expected_fill.DEMANDS_MAX
-    full, values = expected_fill.VALUES_MAX, expected_fill.Values([Kind(0, 1)], FleetView(fleet), 1)
+        ask(policy, fleet, Demand(1, cpu_milli=cpu), parameters={"typical": [{"gpus": 1}]})
+    assert len(policy._scored) == expected_fill.DEMANDS_MAX
+    full, values = (
+        expected_fill.VALUES_MAX,
+        expected_fill.Values([RequestKind(0, 1)], FleetView(fleet), 1),
+    )
     for first, count, kept in ((0, full, full), (0, 9, full), (full, 9, 9)):
         states = np.zeros((count, 4), np.int64)
         values.of(states[:, 0], first + np.arange(count), states[:, 0], states)
@@ -372,29 +375,29 @@ def test_demands_and_values_kept_are_bounded():
 
 def test_of_a_large_fleet_the_first_nodes_are_judged_first_and_the_rest_later():
     rows = expected_fill.ROWS_MAX
-    fleet, rule, share = (
+    fleet, policy, share = (
         fleet_of([(8, 1, "A")] * (rows + 5)),
-        new_rule("expected_fill"),
+        new_policy("expected_fill"),
         Demand(1, 200),
     )
     parameters = {"typical": [{"gpus": 1, "gpu_milli": 900}]}
     fleet.set_capacity(rows + 4, 8000, 65_536, [300])
     best = fleet.node_ids[rows + 4][1]
-    assert ask(rule, fleet, share, parameters=parameters)["node_id"] != best
-    assert rule._judged[share].later.tolist() == list(range(rows, rows + 5))
-    assert ask(rule, fleet, share, parameters=parameters)["node_id"] == best
-    assert not len(rule._judged[share].later)
+    assert ask(policy, fleet, share, parameters=parameters)["node_id"] != best
+    assert policy._scored[share].later.tolist() == list(range(rows, rows + 5))
+    assert ask(policy, fleet, share, parameters=parameters)["node_id"] == best
+    assert not len(policy._scored[share].later)
 
 
 def test_a_node_that_is_not_judged_yet_is_better_than_none_and_its_gpu_fits():
     rows = expected_fill.ROWS_MAX
-    fleet, rule = fleet_of([(8, 2, "A")] * (rows + 1)), new_rule("expected_fill")
+    fleet, policy = fleet_of([(8, 2, "A")] * (rows + 1)), new_policy("expected_fill")
     fleet.set_capacity(rows, 8000, 65_536, [0, 1000])
     last = fleet.node_ids[rows][1]
     view = FleetView(
         fleet, Demand(1), reserved=[("c", node_id) for _, node_id in fleet.node_ids[:rows]]
     )
-    value = rule.eval({}, {"fleet": view, "inputs": {}, "seed": 1}, {})
+    value = policy.eval({}, {"fleet": view, "inputs": {}, "seed": 1}, {})
     assert (value["node_id"], value["gpus"]) == (last, ["1"])
 
 
@@ -403,18 +406,18 @@ def test_a_node_that_is_not_judged_yet_is_better_than_none_and_its_gpu_fits():
 
 def test_what_was_learnt_decides():
     fleet, context = fleet_of([(64, 1, "A"), (64, 1, "A")]), {}
-    rule, small, usual = new_rule("expected_fill"), Demand(1, 300), Demand(1, 700)
+    policy, small, usual = new_policy("expected_fill"), Demand(1, 300), Demand(1, 700)
     fleet.set_capacity(0, 64_000, 65_536, [700])
-    for _ in range(16 * Learner.BATCH):
-        ask(rule, fleet, usual, context=context)
-    assert ask(rule, fleet, small, context=context)["node_id"] == "n1"
+    for _ in range(16 * MixLearner.BATCH):
+        ask(policy, fleet, usual, context=context)
+    assert ask(policy, fleet, small, context=context)["node_id"] == "n1"
     # A fresh instance goes on with what is in the context.
-    assert ask(new_rule("expected_fill"), fleet, small, context=context)["node_id"] == "n1"
-    assert ask(new_rule("expected_fill"), fleet, small)["node_id"] == "n0"
+    assert ask(new_policy("expected_fill"), fleet, small, context=context)["node_id"] == "n1"
+    assert ask(new_policy("expected_fill"), fleet, small)["node_id"] == "n0"
 
 
 def test_a_fleet_without_gpus_and_one_without_nodes_are_no_trouble():
     view = FleetView(fleet_of([(8, 0, "A")]), Demand(cpu_milli=1000))
-    value = new_rule("expected_fill").eval({}, {"fleet": view, "inputs": {}, "seed": 1}, {})
+    value = new_policy("expected_fill").eval({}, {"fleet": view, "inputs": {}, "seed": 1}, {})
     assert value == {"cluster_id": "c", "node_id": "n0", "gpus": []}
-    assert "declined" in ask(new_rule("expected_fill"), Fleet(), Demand(1))
+    assert "declined" in ask(new_policy("expected_fill"), Fleet(), Demand(1))

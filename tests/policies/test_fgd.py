@@ -22,18 +22,18 @@ def fleet_of(nodes):
     return fleet
 
 
-def ask(rule, fleet, demand, typical=(), context=None):
+def ask(policy, fleet, demand, typical=(), context=None):
     data = {"fleet": FleetView(fleet, demand), "inputs": {}, "seed": 0}
     context = {} if context is None else context
-    return rule.eval({"typical": list(typical)}, data, context)
+    return policy.eval({"typical": list(typical)}, data, context)
 
 
-def new_rule():
+def new_policy():
     return fgd.AIOSv1PolicyRule("fgd:1.0-stable", {}, {})
 
 
 def take(fleet, value, demand):
-    shares = [wish.share() for wish in parse_proposal(value, demand)]
+    shares = [ask_message.share() for ask_message in parse_proposal(value, demand)]
     for share in shares:
         fleet.take(share)
     return shares
@@ -127,9 +127,9 @@ NODES = st.tuples(st.integers(0, 16), st.integers(0, 4), st.sampled_from("AB")).
     demands=st.lists(DEMANDS, min_size=1, max_size=14),
 )
 def test_it_decides_as_the_definition_does(typical, nodes, demands):
-    fleet, rule = fleet_of(nodes), new_rule()
+    fleet, policy = fleet_of(nodes), new_policy()
     for demand in demands:
-        chosen, value = choose(typical, fleet, demand), ask(rule, fleet, demand, typical)
+        chosen, value = choose(typical, fleet, demand), ask(policy, fleet, demand, typical)
         if chosen is None:
             assert "declined" in value
             continue
@@ -159,10 +159,13 @@ STEPS = st.lists(
     steps=STEPS,
 )
 def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
-    fleet, rule, held = fleet_of(nodes), new_rule(), []
+    fleet, policy, held = fleet_of(nodes), new_policy(), []
     for what, value in steps:
         if what == "ask":
-            warm, cold = ask(rule, fleet, value, typical), ask(new_rule(), fleet, value, typical)
+            warm, cold = (
+                ask(policy, fleet, value, typical),
+                ask(new_policy(), fleet, value, typical),
+            )
             assert warm == cold
             held.extend(take(fleet, warm, value))
         elif what == "release" and held:
@@ -175,38 +178,38 @@ def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
 
 
 def test_only_what_changed_is_judged_again():
-    rule, fleet, demand = new_rule(), fleet_of([(8, "A"), (8, "A")]), Demand(1)
+    policy, fleet, demand = new_policy(), fleet_of([(8, "A"), (8, "A")]), Demand(1)
     for _ in range(2):
-        take(fleet, ask(rule, fleet, demand), demand)
-        assert len(fleet.changed_since(rule._judged[demand].version)) == 1
+        take(fleet, ask(policy, fleet, demand), demand)
+        assert len(fleet.changed_since(policy._scored[demand].version)) == 1
 
 
 def test_another_fleet_of_the_same_size_is_noticed():
-    rule, demand = new_rule(), Demand(1)
+    policy, demand = new_policy(), Demand(1)
     typical = [{"cpu_milli": 0, "gpus": 1, "gpu_milli": 1000, "models": [], "weight": 1}]
     first, second = fleet_of([(4, "A"), (4, "A")]), fleet_of([(4, "A"), (4, "A")])
-    assert ask(rule, first, demand, typical)["node_id"] == "n0"
-    take(second, ask(rule, second, demand, typical), demand)
-    assert ask(rule, second, demand, typical)["node_id"] == "n1"
-    assert ask(rule, first, demand, typical)["node_id"] == "n0"
+    assert ask(policy, first, demand, typical)["node_id"] == "n0"
+    take(second, ask(policy, second, demand, typical), demand)
+    assert ask(policy, second, demand, typical)["node_id"] == "n1"
+    assert ask(policy, first, demand, typical)["node_id"] == "n0"
 
 
 def test_other_typical_requests_are_noticed():
-    rule, demand = new_rule(), Demand(1, gpu_milli=500)
+    policy, demand = new_policy(), Demand(1, gpu_milli=500)
     # n0 has half a GPU left and n1 a whole one: who expects halves keeps neither useless.
     fleet = fleet_of([(4, "A"), (4, "A")])
     take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, demand)
     whole = [{"gpus": 1, "gpu_milli": 1000, "weight": 1}]
-    assert ask(rule, fleet, demand, whole)["node_id"] == "n1"
+    assert ask(policy, fleet, demand, whole)["node_id"] == "n1"
     halves = [{"gpus": 1, "gpu_milli": 500, "weight": 1}]
-    assert ask(rule, fleet, demand, halves)["node_id"] == "n0"
+    assert ask(policy, fleet, demand, halves)["node_id"] == "n0"
 
 
 def test_the_caches_are_bounded():
-    rule, fleet = new_rule(), fleet_of([(1000, "A" * 4)])
+    policy, fleet = new_policy(), fleet_of([(1000, "A" * 4)])
     for cpu in range(fgd.DEMANDS_MAX + 10):
-        ask(rule, fleet, Demand(1, cpu_milli=cpu), [{"gpus": 1}])
-    assert len(rule._judged) == fgd.DEMANDS_MAX
+        ask(policy, fleet, Demand(1, cpu_milli=cpu), [{"gpus": 1}])
+    assert len(policy._scored) == fgd.DEMANDS_MAX
 
 
 def test_gpus_that_a_replica_counts_twice_are_full_and_harm_nobody():
@@ -214,18 +217,18 @@ def test_gpus_that_a_replica_counts_twice_are_full_and_harm_nobody():
     fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
     fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])
     typical = [{"gpus": 1, "gpu_milli": milli, "weight": 1} for milli in (300, 700, 1000)]
-    value = ask(new_rule(), fleet, Demand(1, gpu_milli=700), typical)
+    value = ask(new_policy(), fleet, Demand(1, gpu_milli=700), typical)
     assert (value["node_id"], value["gpus"]) == ("n1", ["2"])
-    assert "declined" in ask(new_rule(), fleet, Demand(2, gpu_milli=100), typical)
+    assert "declined" in ask(new_policy(), fleet, Demand(2, gpu_milli=100), typical)
 
 
 def test_more_sorts_of_gpu_than_are_told_apart_are_still_served():
     models = [f"M{number}" for number in range(fgd.KINDS_MAX + 6)]
-    fleet, rule = fleet_of([(8, [model]) for model in models]), new_rule()
+    fleet, policy = fleet_of([(8, [model]) for model in models]), new_policy()
     typical = [{"gpus": 1, "models": [model]} for model in models]
     for model in models:
         demand = Demand(1, models=(model,))
-        assert len(take(fleet, ask(rule, fleet, demand, typical), demand)) == 1
+        assert len(take(fleet, ask(policy, fleet, demand, typical), demand)) == 1
 
 
 def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
@@ -242,15 +245,15 @@ def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
         ]
     )
     halves = [{"gpus": 1, "gpu_milli": 500}]
-    assert ask(new_rule(), fleet, Demand(1), halves)["node_id"] == "n1"
-    assert ask(new_rule(), fleet, Demand(1, gpu_milli=500), halves)["node_id"] == "n0"
+    assert ask(new_policy(), fleet, Demand(1), halves)["node_id"] == "n1"
+    assert ask(new_policy(), fleet, Demand(1, gpu_milli=500), halves)["node_id"] == "n0"
 
 
 def test_several_shares_are_valued_on_the_tightest_gpus_as_they_are_taken():
     fleet = fleet_of([(8, "AA"), (8, "AAA")])
     fleet.set_capacity(0, 8000, 0, [1000, 400, 0])
     fleet.set_capacity(1, 8000, 0, [1000, 400, 300])
-    value = ask(new_rule(), fleet, Demand(2, gpu_milli=300), [{"gpus": 1}])
+    value = ask(new_policy(), fleet, Demand(2, gpu_milli=300), [{"gpus": 1}])
     assert (value["node_id"], value["gpus"]) == ("n1", ["1", "2"])
 
 
@@ -275,20 +278,20 @@ def test_only_the_ratio_of_weights_matters(weights):
         {"gpus": 1, "gpu_milli": milli, "weight": weight}
         for milli, weight in zip((400, 1000), weights, strict=True)
     ]
-    fleet, rule, chosen = fleet_of([(9, "AA"), (9, "A")]), new_rule(), []
+    fleet, policy, chosen = fleet_of([(9, "AA"), (9, "A")]), new_policy(), []
     for milli in (600, 400, 300, 1000):
         demand = Demand(1, gpu_milli=milli)
-        value = ask(rule, fleet, demand, typical)
+        value = ask(policy, fleet, demand, typical)
         chosen.append((value["node_id"], value["gpus"]))
         take(fleet, value, demand)
     assert chosen == [("n0", ["0"]), ("n0", ["0"]), ("n0", ["1"]), ("n1", ["0"])]
 
 
 def test_without_typical_it_learns_from_the_requests_and_remembers_in_its_context():
-    fleet, context, rule = fleet_of([(64, "A" * 8)]), {}, new_rule()
+    fleet, context, policy = fleet_of([(64, "A" * 8)]), {}, new_policy()
     demand = Demand(1, gpu_milli=700, models=("A", "B"), cpu_milli=3000)
     for _ in range(fgd.Learner.BATCH):
-        ask(rule, fleet, demand, context=context)
+        ask(policy, fleet, demand, context=context)
     assert context == {"seen": {"3000 1 700 A|B": fgd.Learner.BATCH}}
     kinds = fgd.Learner().typical(FleetView(fleet), context)
     assert kinds[0] == fgd.Typical(3000, 1, 700, ("A", "B"), float(fgd.Learner.BATCH))
@@ -315,28 +318,28 @@ def test_learning_goes_on_when_the_counts_are_halved():
 
 
 def test_what_was_learnt_decides():
-    fleet, rule, context = fleet_of([(4, "A"), (4, "A")]), new_rule(), {}
+    fleet, policy, context = fleet_of([(4, "A"), (4, "A")]), new_policy(), {}
     take(fleet, {"cluster_id": "c", "node_id": "n1", "gpus": ["0"]}, Demand(1, gpu_milli=500))
     small, usual = Demand(1, gpu_milli=300), Demand(1, gpu_milli=400)
-    assert ask(rule, fleet, small, context=context)["node_id"] == "n1"  # The guess: whole GPUs.
+    assert ask(policy, fleet, small, context=context)["node_id"] == "n1"  # The guess: whole GPUs.
     for _ in range(8 * fgd.Learner.BATCH):
-        ask(rule, fleet, usual, context=context)
+        ask(policy, fleet, usual, context=context)
     # What n1 would have left is of no use to the usual request.
-    assert ask(rule, fleet, small, context=context)["node_id"] == "n0"
+    assert ask(policy, fleet, small, context=context)["node_id"] == "n0"
 
 
 def test_given_typical_requests_leave_the_context_alone():
-    context, rule, fleet = {}, new_rule(), fleet_of([(64, "A" * 8)])
+    context, policy, fleet = {}, new_policy(), fleet_of([(64, "A" * 8)])
     for _ in range(2 * fgd.Learner.BATCH):
-        ask(rule, fleet, Demand(1), [{"gpus": 1}], context)
+        ask(policy, fleet, Demand(1), [{"gpus": 1}], context)
     assert context == {}
 
 
 def test_a_request_with_an_endless_list_of_models_is_served_and_not_learnt():
-    rule, context, fleet = new_rule(), {}, fleet_of([(64, "A" * 8)])
+    policy, context, fleet = new_policy(), {}, fleet_of([(64, "A" * 8)])
     demand = Demand(1, models=("A", *(f"model-{number}" for number in range(100))))
     for _ in range(fgd.Learner.BATCH):
-        assert "node_id" in ask(rule, fleet, demand, context=context)
+        assert "node_id" in ask(policy, fleet, demand, context=context)
     assert context == {"seen": {}}
 
 

@@ -1,7 +1,7 @@
 """Gang: together or apart, whole or not at all."""
 
 import pytest
-from small import ask, fleet_with, new_rule, node, take
+from small import ask, fleet_with, new_policy, node, take
 
 from moorage.model import Cluster, Demand
 from moorage.policy import Fleet
@@ -15,7 +15,7 @@ def racks(**sizes):
 
 
 def members(fleet, demand, **parameters):
-    value = ask(new_rule("gang"), fleet, demand, parameters=parameters)
+    value = ask(new_policy("gang"), fleet, demand, parameters=parameters)
     if "declined" in value:
         return []
     return [share["node_id"] for share in (value if demand.nodes > 1 else [value])]
@@ -55,7 +55,7 @@ def test_one_cluster_where_one_has_the_room_and_else_several(parameters):
     fleet = Fleet()
     fleet.install([Cluster("x", tuple(racks(a=2))), Cluster("y", tuple(racks(b=2, c=1)))])
     for nodes, clusters in ((3, {"y"}), (4, {"x", "y"})):
-        value = ask(new_rule("gang"), fleet, Demand(1, nodes=nodes), parameters=parameters)
+        value = ask(new_policy("gang"), fleet, Demand(1, nodes=nodes), parameters=parameters)
         assert {share["cluster_id"] for share in value} == clusters
 
 

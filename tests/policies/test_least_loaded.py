@@ -2,11 +2,11 @@
 
 import msgspec
 import pytest
-from small import ask, fleet_with, new_rule, node, take
+from small import ask, fleet_with, new_policy, node, take
 
 from moorage.model import Cluster, Demand
 from moorage.policy import Fleet, FleetView
-from moorage.sandbox.cluster_data import ClusterData
+from moorage.sandbox.cell.cluster_data import ClusterData
 
 MEASURED_ALONE = {"promised_weight": 0, "refresh_seconds": 0}
 
@@ -26,9 +26,11 @@ def reported(*trees):
     return {"c": {"clusterId": "c", "nodes": list(trees)}}
 
 
-def chosen(fleet, demand, metrics, rule=None, **parameters):
+def chosen(fleet, demand, metrics, policy=None, **parameters):
     given = MEASURED_ALONE | parameters
-    return ask(rule or new_rule("least_loaded"), fleet, demand, parameters=given, metrics=metrics)
+    return ask(
+        policy or new_policy("least_loaded"), fleet, demand, parameters=given, metrics=metrics
+    )
 
 
 def test_the_node_and_the_gpu_with_the_least_work():
@@ -86,9 +88,13 @@ def test_what_is_no_number_is_not_measured(nonsense):
 
 
 def test_without_any_metrics_it_spreads_by_what_is_promised():
-    fleet, rule, seen = fleet_with(*(node(name) for name in "abc")), new_rule("least_loaded"), []
+    fleet, policy, seen = (
+        fleet_with(*(node(name) for name in "abc")),
+        new_policy("least_loaded"),
+        [],
+    )
     for _ in range(6):
-        value = ask(rule, fleet, Demand(1, cpu_milli=1000))
+        value = ask(policy, fleet, Demand(1, cpu_milli=1000))
         seen.append(value["node_id"])
         take(fleet, value, Demand(1, cpu_milli=1000))
     assert seen == list("abcabc")
@@ -100,9 +106,9 @@ def test_a_burst_does_not_land_on_the_node_that_was_idle():
         *(tree(name, cores=6, average=10) for name in "bc"), tree("a", cores=0, average=0)
     )
     used = []
-    fleet, rule = fleet_with(*nodes), new_rule("least_loaded")
+    fleet, policy = fleet_with(*nodes), new_policy("least_loaded")
     for _ in range(12):
-        value = chosen(fleet, Demand(1), metrics, rule, promised_weight=0.5)
+        value = chosen(fleet, Demand(1), metrics, policy, promised_weight=0.5)
         take(fleet, value, Demand(1))
         used.append(value["node_id"])
     assert used[0] == "a"
@@ -117,7 +123,7 @@ class Counted:
         self.used = dict.fromkeys([f"c{n}" for n in range(10)], 50)
         self.fleet, self.fetches = Fleet(), []
         self.fleet.install([Cluster(name, (node("n"),)) for name in self.used])
-        self.rule = new_rule("least_loaded")
+        self.policy = new_policy("least_loaded")
 
     def fetch(self, ids):
         self.fetches.append(list(ids))
@@ -134,7 +140,7 @@ class Counted:
             "cluster_data": ClusterData(ClusterData.keys_of(ids), self.fetch, self.fleet),
             "inputs": {},
         }
-        return self.rule.eval(parameters, data, {})["cluster_id"]
+        return self.policy.eval(parameters, data, {})["cluster_id"]
 
 
 def test_all_metrics_are_read_at_once_and_not_for_every_request():

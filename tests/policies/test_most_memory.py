@@ -1,6 +1,6 @@
 """Most memory: of GPUs, else of nodes."""
 
-from small import ask, fleet_with, new_rule, node, take
+from small import ask, fleet_with, new_policy, node, take
 
 from moorage.model import Cluster, Demand, Gpu, Node
 from moorage.policy import Fleet
@@ -8,30 +8,30 @@ from moorage.policy import Fleet
 
 def test_the_node_whose_gpus_have_the_most_free_memory_together():
     fleet = fleet_with(node("a", gpus=1, gpu_memory=40_960), node("b", gpus=3, gpu_memory=24_576))
-    rule = new_rule("most_memory")
-    assert ask(rule, fleet, Demand(1))["node_id"] == "a"
-    assert ask(rule, fleet, Demand(2))["node_id"] == "b"
+    policy = new_policy("most_memory")
+    assert ask(policy, fleet, Demand(1))["node_id"] == "a"
+    assert ask(policy, fleet, Demand(2))["node_id"] == "b"
 
 
 def test_what_is_free_counts_and_not_what_there_is():
     fleet = fleet_with(node("a", gpus=1, gpu_memory=80_000), node("b", gpus=1, gpu_memory=24_000))
     take(fleet, {"cluster_id": "c", "node_id": "a", "gpus": ["0"]}, Demand(1, 800))
-    assert ask(new_rule("most_memory"), fleet, Demand(1, 100))["node_id"] == "b"
+    assert ask(new_policy("most_memory"), fleet, Demand(1, 100))["node_id"] == "b"
 
 
 def test_on_a_node_the_gpus_with_the_most_free_memory():
     gpus = tuple(Gpu(str(n), memory_mib=mib) for n, mib in enumerate([16, 80, 24, 80]))
     fleet = Fleet()
     fleet.install([Cluster("c", (Node("n", 1000, 1, gpus),))])
-    rule = new_rule("most_memory")
-    assert ask(rule, fleet, Demand(2))["gpus"] == ["1", "3"]
-    assert ask(rule, fleet, Demand(3))["gpus"] == ["1", "2", "3"]
+    policy = new_policy("most_memory")
+    assert ask(policy, fleet, Demand(2))["gpus"] == ["1", "3"]
+    assert ask(policy, fleet, Demand(3))["gpus"] == ["1", "2", "3"]
     take(fleet, {"cluster_id": "c", "node_id": "n", "gpus": ["1"]}, Demand(1, 900))
-    assert ask(rule, fleet, Demand(1, 100))["gpus"] == ["3"]
+    assert ask(policy, fleet, Demand(1, 100))["gpus"] == ["3"]
 
 
 def test_without_gpu_memory_the_most_main_memory_decides():
     fleet = fleet_with(node("a", memory=1024), node("b", memory=4096), node("c", memory=4096))
-    rule = new_rule("most_memory")
-    assert ask(rule, fleet, Demand(1))["node_id"] == "b"
-    assert ask(rule, fleet, Demand(memory_mib=512))["node_id"] == "b"
+    policy = new_policy("most_memory")
+    assert ask(policy, fleet, Demand(1))["node_id"] == "b"
+    assert ask(policy, fleet, Demand(memory_mib=512))["node_id"] == "b"

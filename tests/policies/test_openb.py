@@ -1,4 +1,4 @@
-"""The shipped rules under the published protocol reach the published figures."""
+"""The shipped policies under the published protocol reach the published figures."""
 
 from importlib import import_module
 from pathlib import Path
@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from moorage.trials.packing import openb, pack
-from moorage.trials.placement import compare, run
-from moorage.trials.replay import typical_of
-from moorage.trials.trace import arrivals, capacity_milli, read_nodes, read_pods
+from moorage.benchmarks.placement import compare, run
+from moorage.lab.packing import openb, pack
+from moorage.lab.trace import arrivals, capacity_milli, read_nodes, read_pods
+from moorage.lab.typical import typical_of
 from moorage_policies.fgd import AIOSv1PolicyRule as Fgd
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.trace,
     pytest.mark.skipif(not DATA.is_dir(), reason=f"the production traces are not at {DATA}"),
 ]
-# Means of ten runs when the rule was found, in another program.
+# Means of ten runs when the policy was found, in another program.
 EXPECTED_FILL = {
     "default": 96.11,
     "cpu200": 96.26,
@@ -48,7 +48,7 @@ def test_fgd_that_learns_what_is_typical_packs_better_than_best_fit_ever_did():
 
 
 def quarter(rule: str, parameters: dict[str, Any]) -> float:
-    """Return what a rule packs on every fourth node with every fourth request of the trace."""
+    """Return what a policy packs on every fourth node with every fourth request of the trace."""
     nodes = sorted(read_nodes(DATA / "nodes.csv"), key=lambda node: node.name)[::4]
     pods = sorted(read_pods(DATA / "pods_default.csv"), key=lambda pod: pod.name)[::4]
     policy = import_module(f"moorage_policies.{rule}").AIOSv1PolicyRule("", {}, parameters)
@@ -82,7 +82,7 @@ def test_ten_runs_give_the_published_figures_to_the_last_digit(trace, rule):
     assert found.reached_at_100 == pytest.approx(found.published_at_100, abs=0.03)
 
 
-# Three rules are also replayed through a whole daemon, in `end_to_end/test_trials.py`.
+# Three policies are also replayed through a whole daemon, in `end_to_end/test_commands.py`.
 @pytest.mark.heavy
 @pytest.mark.parametrize(
     ("trace", "rule"),

@@ -1,6 +1,6 @@
-"""The character of the shipped rules on a production cluster: what each is good at, it is best at.
+"""The character of the shipped policies on a production cluster: each is best at its subject.
 
-The published rules are compared with their published figures in test_openb.
+The published policies are compared with their published figures in test_openb.
 """
 
 from collections import Counter
@@ -9,11 +9,10 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from small import ask, new_rule
+from small import ask, new_policy
 
-from moorage.model import Demand
-from moorage.trials.packing import Site, pack
-from moorage.trials.trace import (
+from moorage.lab.packing import Site, pack
+from moorage.lab.trace import (
     TracePod,
     arrivals,
     capacity_milli,
@@ -22,6 +21,7 @@ from moorage.trials.trace import (
     read_nodes,
     read_pods,
 )
+from moorage.model import Demand
 
 DATA = Path(__file__).parents[3] / "shared" / "data" / "openb"
 pytestmark = [
@@ -65,7 +65,7 @@ def utilisation(number: int) -> int:
 
 
 def placed(name, pods=None, parameters=None):
-    """Place requests by a rule; return the leases, and the site they are held on."""
+    """Place requests by a policy; return the leases, and the site they are held on."""
     document = openb_document()
     entries = document["nodes"]["nodeData"]
     trees = [
@@ -77,7 +77,7 @@ def placed(name, pods=None, parameters=None):
         for number, entry in enumerate(entries)
     ]
     site = Site(document, {"clusterId": "openb", "nodes": trees})
-    packing = pack(new_rule(name), site, requests() if pods is None else pods, parameters)
+    packing = pack(new_policy(name), site, requests() if pods is None else pods, parameters)
     assert packing.declined <= DECLINED_MAX
     by_id = {entry["id"]: (number, entry) for number, entry in enumerate(entries)}
     shares = [s for lease in site.allocator.state.leases.values() for s in lease.placement]
@@ -85,7 +85,7 @@ def placed(name, pods=None, parameters=None):
 
 
 placed_once = cache(placed)
-"""For the rules that others are compared with."""
+"""For the policies that others are compared with."""
 
 
 def idle_nodes(site):
@@ -171,7 +171,7 @@ def test_topology_keeps_gpus_of_one_request_in_one_link_group():
 def test_gang_takes_one_rack_or_as_many_as_members(strategy, racks):
     site, _ = placed_once("random")
     value = ask(
-        new_rule("gang"),
+        new_policy("gang"),
         site.allocator.state.fleet,
         Demand(2, nodes=8),
         parameters={"strategy": strategy},
@@ -191,6 +191,6 @@ def test_similarity_finds_the_machines_that_are_most_alike():
         for (model, gpus), node in kinds.items()
         if gpus
     ]
-    ranked = new_rule("similarity").eval({"like": "V100M32-8"}, documents, {})
+    ranked = new_policy("similarity").eval({"like": "V100M32-8"}, documents, {})
     assert ranked[0]["nodes"]["nodeData"][0]["gpus"]["count"] == 8
     assert ranked[-1]["nodes"]["nodeData"][0]["gpus"]["count"] <= 2

@@ -1,4 +1,4 @@
-"""The rules of the ATC'23 comparison against their definitions, written out slowly.
+"""The policies of the ATC'23 comparison against their definitions, written out slowly.
 
 FGD has a file of its own. The definitions are those of the original simulator, in whole numbers:
 8 GPUs and 128 cores are its largest node.
@@ -7,7 +7,7 @@ FGD has a file of its own. The definitions are those of the original simulator, 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import ask, fleet_with, give, new_rule, node, take
+from small import ask, fleet_with, give, new_policy, node, take
 
 from moorage.model import Demand
 
@@ -90,7 +90,7 @@ def choose(score, fleet, demand, held):
 @given(nodes=st.lists(NODES, min_size=1, max_size=5), steps=st.lists(STEPS, max_size=25))
 def test_it_decides_as_the_definition_does(name, nodes, steps):
     members = [node(f"n{n}", gpus=g, cpu=1000 * c) for n, (c, g) in enumerate(nodes)]
-    fleet, rule, held = fleet_with(*members, LARGEST), new_rule(name), []
+    fleet, policy, held = fleet_with(*members, LARGEST), new_policy(name), []
     for demand, released in steps:
         if released is not None and released < len(held):
             at, value, ended = held.pop(released)
@@ -99,7 +99,10 @@ def test_it_decides_as_the_definition_does(name, nodes, steps):
             else:
                 held.insert(released, (at, value, ended))
         placed = [(at, other) for at, _, other in held]
-        expected, value = choose(DEFINITIONS[name], fleet, demand, placed), ask(rule, fleet, demand)
+        expected, value = (
+            choose(DEFINITIONS[name], fleet, demand, placed),
+            ask(policy, fleet, demand),
+        )
         if expected is None:
             assert "declined" in value
             continue
@@ -112,31 +115,35 @@ def test_it_decides_as_the_definition_does(name, nodes, steps):
 
 
 def test_clustering_forgets_a_node_that_is_empty_again():
-    fleet, rule, half = fleet_with(node("a"), node("b")), new_rule("gpu_clustering"), Demand(1, 500)
-    first = ask(rule, fleet, half)
+    fleet, policy, half = (
+        fleet_with(node("a"), node("b")),
+        new_policy("gpu_clustering"),
+        Demand(1, 500),
+    )
+    first = ask(policy, fleet, half)
     take(fleet, first, half)
     assert first["node_id"] == "a"
-    assert ask(rule, fleet, Demand(1))["node_id"] == "b"  # Advice: nothing is placed there.
+    assert ask(policy, fleet, Demand(1))["node_id"] == "b"  # Advice: nothing is placed there.
     give(fleet, first, half)
-    assert ask(rule, fleet, Demand(1))["node_id"] == "a"
+    assert ask(policy, fleet, Demand(1))["node_id"] == "a"
 
 
 def test_clustering_sees_shares_and_whole_gpus_that_others_placed():
     fleet = fleet_with(node("a"), node("b"), node("c"))
     take(fleet, {"cluster_id": "c", "node_id": "b", "gpus": ["0"]}, Demand(1))
     take(fleet, {"cluster_id": "c", "node_id": "c", "gpus": ["3"]}, Demand(1, 300))
-    rule = new_rule("gpu_clustering")
-    assert ask(rule, fleet, Demand(1, 500))["node_id"] == "c"
-    assert ask(rule, fleet, Demand(1))["node_id"] == "b"
+    policy = new_policy("gpu_clustering")
+    assert ask(policy, fleet, Demand(1, 500))["node_id"] == "c"
+    assert ask(policy, fleet, Demand(1))["node_id"] == "b"
 
 
 def test_clustering_remembers_nodes_by_name_when_the_inventory_changes():
-    fleet, rule, two = fleet_with(node("b"), node("c")), new_rule("gpu_clustering"), Demand(2)
-    value = ask(rule, fleet, two)
+    fleet, policy, two = fleet_with(node("b"), node("c")), new_policy("gpu_clustering"), Demand(2)
+    value = ask(policy, fleet, two)
     take(fleet, value, two)
-    assert ask(rule, fleet, two)["node_id"] == value["node_id"] == "b"
+    assert ask(policy, fleet, two)["node_id"] == value["node_id"] == "b"
     larger = fleet_with(node("a"), node("b"), node("c"))
     take(larger, value, two)
     fleet.restore(larger.snapshot())
-    assert ask(rule, fleet, two)["node_id"] == "b"
-    assert ask(rule, fleet, Demand(1))["node_id"] == "a"
+    assert ask(policy, fleet, two)["node_id"] == "b"
+    assert ask(policy, fleet, Demand(1))["node_id"] == "a"

@@ -1,4 +1,4 @@
-"""The README of the shipped rules names every rule and parameter, and its examples run."""
+"""The README of the shipped policies names every policy and parameter, and its examples run."""
 
 import json
 import re
@@ -20,7 +20,7 @@ SECTIONS = {
 }
 
 
-def test_every_rule_has_its_section_in_the_order_of_the_catalog():
+def test_every_policy_has_its_section_in_the_order_of_the_catalog():
     assert list(SECTIONS) == list(catalog.shipped())
 
 
@@ -33,7 +33,7 @@ def test_every_parameter_is_described_with_its_default(name):
 
 
 @pytest.mark.parametrize("name", catalog.shipped())
-def test_the_example_is_a_request_that_this_rule_serves(name):
+def test_the_example_is_a_request_that_this_policy_serves(name):
     (block,) = re.findall(r"```json\n(.*?)```", SECTIONS[name], re.DOTALL)
     request = json.loads(block)
     assert request["adhoc"] is True
@@ -46,7 +46,7 @@ def test_the_example_is_a_request_that_this_rule_serves(name):
     fleet.install(
         [Cluster("c", tuple(Node(f"n{n}", 64_000, 1 << 20, gpus, "r1") for n in range(4)))]
     )
-    rule = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule("", {}, parameters)
+    policy = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule("", {}, parameters)
     data = {"fleet": FleetView(fleet, demand), "inputs": request["inputs"], "seed": 1}
     data["cluster_data"] = cluster_data(fleet)
-    assert len(parse_proposal(rule.eval(parameters, data, {}), demand)) == demand.nodes
+    assert len(parse_proposal(policy.eval(parameters, data, {}), demand)) == demand.nodes

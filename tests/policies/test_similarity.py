@@ -1,9 +1,9 @@
-"""Similarity: the measure is that of the search without a rule, and decides placements too."""
+"""Similarity: the measure is that of the search without a policy, and decides placements too."""
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small import new_rule, node
+from small import new_policy, node
 
 from moorage.model import Cluster, Demand
 from moorage.policy import Fleet, FleetView
@@ -19,8 +19,8 @@ REGISTERED = {
 DOCUMENTS = [{"id": name, **document} for name, document in REGISTERED.items()]
 
 
-def rank(documents=DOCUMENTS, rule=None, **parameters):
-    found = (rule or new_rule("similarity")).eval(parameters, documents, {})
+def rank(documents=DOCUMENTS, policy=None, **parameters):
+    found = (policy or new_policy("similarity")).eval(parameters, documents, {})
     return [document["id"] for document in found]
 
 
@@ -31,7 +31,7 @@ def test_the_most_alike_come_first_and_the_reference_is_left_out():
 
 
 def test_the_documents_are_returned_as_they_came():
-    found = new_rule("similarity").eval({"like": "mid"}, DOCUMENTS, {})
+    found = new_policy("similarity").eval({"like": "mid"}, DOCUMENTS, {})
     assert all(document in DOCUMENTS for document in found)
 
 
@@ -40,7 +40,7 @@ def test_without_a_reference_all_are_alike_and_stay_in_order():
 
 
 class Registry:
-    """The injected client, as far as the rule needs it."""
+    """The injected client, as far as the policy needs it."""
 
     def read_cluster(self, name):
         known = name in REGISTERED
@@ -48,9 +48,9 @@ class Registry:
 
 
 def with_registry():
-    rule = new_rule("similarity")
-    rule._settings = {"cluster_client": Registry()}
-    return rule
+    policy = new_policy("similarity")
+    policy._settings = {"cluster_client": Registry()}
+    return policy
 
 
 def test_a_reference_that_is_no_candidate_is_read_from_the_registry():
@@ -69,7 +69,7 @@ FLEET.install([Cluster(name, (node("n", gpus=2), node("m"))) for name in REGISTE
 FLEET.set_capacity(FLEET.row("small", "n"), 0, 0, [0, 0, 0, 0])
 
 
-def place(demand, candidates=None, rule=None, documents=DOCUMENTS, **parameters):
+def place(demand, candidates=None, policy=None, documents=DOCUMENTS, **parameters):
     data = {
         "fleet": FleetView(FLEET, demand, candidates),
         "cluster_data": {
@@ -79,8 +79,8 @@ def place(demand, candidates=None, rule=None, documents=DOCUMENTS, **parameters)
         },
         "inputs": {},
     }
-    rule = rule or new_rule("similarity")
-    value = rule.eval({"weights": {"gpus.count": 1}} | parameters, data, {})
+    policy = policy or new_policy("similarity")
+    value = policy.eval({"weights": {"gpus.count": 1}} | parameters, data, {})
     return value.get("cluster_id"), value.get("node_id")
 
 
@@ -92,22 +92,24 @@ def test_it_places_in_the_most_similar_cluster_with_room():
 
 
 def test_it_places_among_the_candidates_by_a_reference_that_is_none():
-    rule = with_registry()
-    assert place(Demand(1), ["big", "tiny"], rule, like="small") == ("tiny", "m")
+    policy = with_registry()
+    assert place(Demand(1), ["big", "tiny"], policy, like="small") == ("tiny", "m")
 
 
 def test_documents_are_read_anew_after_the_refresh_and_for_another_question():
-    rule = new_rule("similarity")
-    assert place(Demand(1), rule=rule, like="mid", refresh_seconds=3600) == ("mid", "m")
-    assert place(Demand(1), rule=rule, like="tiny", refresh_seconds=3600) == ("tiny", "m")
-    assert place(Demand(1), ["big"], rule, like={"tags": []}, refresh_seconds=3600)[0] == "big"
+    policy = new_policy("similarity")
+    assert place(Demand(1), policy=policy, like="mid", refresh_seconds=3600) == ("mid", "m")
+    assert place(Demand(1), policy=policy, like="tiny", refresh_seconds=3600) == ("tiny", "m")
+    assert place(Demand(1), ["big"], policy, like={"tags": []}, refresh_seconds=3600)[0] == "big"
     changed = [{"id": "big", "gpus": {"count": 1}}, *DOCUMENTS[1:]]
     like = {"gpus": {"count": 2}}
-    assert place(Demand(1), rule=rule, like=like)[0] == "tiny"
-    assert place(Demand(1), rule=rule, documents=changed, like=like, refresh_seconds=3600)[0] == (
-        "tiny"
+    assert place(Demand(1), policy=policy, like=like)[0] == "tiny"
+    assert place(Demand(1), policy=policy, documents=changed, like=like, refresh_seconds=3600)[
+        0
+    ] == ("tiny")
+    assert (
+        place(Demand(1), policy=policy, documents=changed, like=like, refresh_seconds=0)[0] == "big"
     )
-    assert place(Demand(1), rule=rule, documents=changed, like=like, refresh_seconds=0)[0] == "big"
 
 
 # The measure -----------------------------------------------------------------------------------
@@ -138,7 +140,7 @@ ANY = st.fixed_dictionaries(
 
 @settings(max_examples=200)
 @given(documents=st.lists(ANY, min_size=1, max_size=6), like=ANY)
-def test_the_distances_are_those_of_the_search_without_a_rule(documents, like):
+def test_the_distances_are_those_of_the_search_without_a_policy(documents, like):
     known = {f"d{number}": each for number, each in enumerate(documents)}
     expected = dict(nearest(known, like))
     found = distances(list(known.values()), like, WEIGHTS)

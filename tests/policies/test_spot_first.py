@@ -1,6 +1,6 @@
 """Spot first: the order of capacity types."""
 
-from small import ask, fleet_with, new_rule, node, take
+from small import ask, fleet_with, new_policy, node, take
 
 from moorage.model import Cluster, Demand
 
@@ -12,14 +12,14 @@ class Site:
         labels = [{KIND: kind} if kind else {} for kind in kinds]
         nodes = [node(f"n{n}", gpus=gpus, labels=each) for n, each in enumerate(labels)]
         self.fleet, self.clusters = fleet_with(*nodes), [Cluster("c", tuple(nodes))]
-        self.rule = new_rule("spot_first")
+        self.policy = new_policy("spot_first")
 
     def fill(self, demand=None, **parameters):
         """Place until nothing fits, and return the nodes in the order of their use."""
         demand, used = demand or Demand(1), []
         while True:
             value = ask(
-                self.rule, self.fleet, demand, parameters=parameters, clusters=self.clusters
+                self.policy, self.fleet, demand, parameters=parameters, clusters=self.clusters
             )
             if "declined" in value:
                 return used
@@ -54,11 +54,11 @@ def test_within_a_type_a_node_is_filled_before_the_next():
     assert Site("spot", "spot", gpus=2).fill() == ["n0", "n0", "n1", "n1"]
 
 
-def test_a_warm_rule_notices_another_order():
+def test_a_warm_policy_notices_another_order():
     site = Site("spot", "on-demand", gpus=4)
     parameters = [{}, {"order": ["on-demand"]}, {}]
     asked = [
-        ask(site.rule, site.fleet, Demand(1), parameters=each, clusters=site.clusters)["node_id"]
+        ask(site.policy, site.fleet, Demand(1), parameters=each, clusters=site.clusters)["node_id"]
         for each in parameters
     ]
     assert asked == ["n0", "n1", "n0"]

@@ -1,6 +1,6 @@
 """Topology: NVLink group, then NUMA domain, then node; a gang in one rack."""
 
-from small import ask, fleet_with, new_rule, node, take
+from small import ask, fleet_with, new_policy, node, take
 
 from moorage.model import Demand
 
@@ -10,62 +10,62 @@ PLAIN = node("a-plain")
 
 
 def test_levels_in_their_order():
-    rule = new_rule("topology")
-    assert ask(rule, fleet_with(PLAIN, DOMAINS, LINKED), Demand(2))["node_id"] == "linked"
-    assert ask(rule, fleet_with(PLAIN, DOMAINS), Demand(2))["node_id"] == "domains"
-    assert ask(rule, fleet_with(PLAIN), Demand(2))["node_id"] == "a-plain"
+    policy = new_policy("topology")
+    assert ask(policy, fleet_with(PLAIN, DOMAINS, LINKED), Demand(2))["node_id"] == "linked"
+    assert ask(policy, fleet_with(PLAIN, DOMAINS), Demand(2))["node_id"] == "domains"
+    assert ask(policy, fleet_with(PLAIN), Demand(2))["node_id"] == "a-plain"
 
 
 def test_what_fits_in_no_group_is_placed_all_the_same():
-    value = ask(new_rule("topology"), fleet_with(LINKED), Demand(3))
+    value = ask(new_policy("topology"), fleet_with(LINKED), Demand(3))
     assert value["gpus"] == ["0", "1", "2"]
 
 
 def test_a_group_is_not_split_while_another_has_the_room():
-    fleet, rule = fleet_with(LINKED), new_rule("topology")
+    fleet, policy = fleet_with(LINKED), new_policy("topology")
     take(fleet, {"cluster_id": "c", "node_id": "linked", "gpus": ["0"]}, Demand(1))
-    assert ask(rule, fleet, Demand(2))["gpus"] == ["2", "3"]
+    assert ask(policy, fleet, Demand(2))["gpus"] == ["2", "3"]
     take(fleet, {"cluster_id": "c", "node_id": "linked", "gpus": ["2"]}, Demand(1))
-    assert ask(rule, fleet, Demand(2))["gpus"] == ["1", "3"]
+    assert ask(policy, fleet, Demand(2))["gpus"] == ["1", "3"]
 
 
 def test_within_a_level_the_fullest_node():
     fleet = fleet_with(node("a", groups=["x"] * 4), node("b", groups=["x"] * 4))
     take(fleet, {"cluster_id": "c", "node_id": "b", "gpus": ["3"]}, Demand(1))
-    assert ask(new_rule("topology"), fleet, Demand(2))["node_id"] == "b"
+    assert ask(new_policy("topology"), fleet, Demand(2))["node_id"] == "b"
 
 
 def test_one_gpu_is_taken_from_the_group_that_is_broken_already():
     for kind in ({"groups": ["x", "x", "y", "y"]}, {"numa": [0, 0, 1, 1]}):
-        fleet, rule = fleet_with(node("n", **kind)), new_rule("topology")
+        fleet, policy = fleet_with(node("n", **kind)), new_policy("topology")
         take(fleet, {"cluster_id": "c", "node_id": "n", "gpus": ["2"]}, Demand(1))
-        assert ask(rule, fleet, Demand(1))["gpus"] == ["3"]
+        assert ask(policy, fleet, Demand(1))["gpus"] == ["3"]
 
 
 def test_a_share_takes_the_tightest_gpu_before_it_breaks_a_whole_one():
-    fleet, rule = fleet_with(node("n", groups=["x", "x", "y", "y"])), new_rule("topology")
+    fleet, policy = fleet_with(node("n", groups=["x", "x", "y", "y"])), new_policy("topology")
     for gpu, milli in (("0", 300), ("2", 600)):
         take(fleet, {"cluster_id": "c", "node_id": "n", "gpus": [gpu]}, Demand(1, milli))
-    assert ask(rule, fleet, Demand(1, 200))["gpus"] == ["2"]
-    assert ask(rule, fleet, Demand(1, 500))["gpus"] == ["0"]
+    assert ask(policy, fleet, Demand(1, 200))["gpus"] == ["2"]
+    assert ask(policy, fleet, Demand(1, 500))["gpus"] == ["0"]
 
 
 def test_a_gang_prefers_one_rack_and_takes_several_where_none_has_the_room():
     racks = ["r1", "r2", "r2", ""]
     fleet = fleet_with(*(node(f"n{n}", rack=rack) for n, rack in enumerate(racks)))
-    rule = new_rule("topology")
-    two = ask(rule, fleet, Demand(1, nodes=2))
+    policy = new_policy("topology")
+    two = ask(policy, fleet, Demand(1, nodes=2))
     assert {share["node_id"] for share in two} == {"n1", "n2"}
-    assert len(ask(rule, fleet, Demand(1, nodes=4))) == 4
+    assert len(ask(policy, fleet, Demand(1, nodes=4))) == 4
 
 
 def test_a_topology_that_is_demanded_is_kept():
-    rule = new_rule("topology")
-    assert ask(rule, fleet_with(LINKED, DOMAINS), Demand(2, topology="numa"))["node_id"] == (
+    policy = new_policy("topology")
+    assert ask(policy, fleet_with(LINKED, DOMAINS), Demand(2, topology="numa"))["node_id"] == (
         "domains"
     )
-    assert "nvlink" in ask(rule, fleet_with(DOMAINS), Demand(2, topology="nvlink"))["declined"]
+    assert "nvlink" in ask(policy, fleet_with(DOMAINS), Demand(2, topology="nvlink"))["declined"]
     # One rack is about the nodes: their GPUs are still chosen by preference.
     racked = [node(name, rack="r", groups=["x", "y", "y", "x"]) for name in "ab"]
-    shares = ask(rule, fleet_with(*racked), Demand(2, nodes=2, topology="rack"))
+    shares = ask(policy, fleet_with(*racked), Demand(2, nodes=2, topology="rack"))
     assert [share["gpus"] for share in shares] == [["0", "3"]] * 2

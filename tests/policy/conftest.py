@@ -1,4 +1,4 @@
-"""Lets the tests of this room import `harbour`, which builds inventories for hypothesis."""
+"""Lets the tests of this package import `harbour`, which builds inventories for hypothesis."""
 
 import sys
 from pathlib import Path

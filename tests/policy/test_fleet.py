@@ -236,7 +236,7 @@ def test_a_view_follows_the_fleet_and_names_its_misfits() -> None:
     assert view.pick_gpus(0) == []
 
 
-def test_a_rule_cannot_change_the_fleet_by_accident() -> None:
+def test_a_policy_cannot_change_the_fleet_by_accident() -> None:
     fleet = fleet_of(one(Gpu("0")))
     view = FleetView(fleet)
     for name in ("cluster_ids", "node_ids", "gpu_ids", "models"):

@@ -5,7 +5,7 @@ import pytest
 
 from moorage.model import Cluster, Node
 from moorage.policy import Fleet, FleetView, NodeLabels, capacity_type
-from moorage.sandbox.cluster_data import ClusterData
+from moorage.sandbox.cell.cluster_data import ClusterData
 
 
 class Registry:

@@ -1,4 +1,4 @@
-"""What a rule returned, read as a proposal: anything at all may come."""
+"""What a policy returned, read as a proposal: anything at all may come."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from moorage.model import Demand
-from moorage.policy import ProposalError, Wish, parse_proposal
+from moorage.policy import ProposalError, ProposedShare, parse_proposal
 from moorage.policy.proposal import AMOUNT_MAX, GPUS_MAX, SHARES_MAX
 
 leaves = (
@@ -42,19 +42,23 @@ shares = st.fixed_dictionaries({"cluster_id": leaves}, optional=dict.fromkeys(KE
 @given(anything | shares | st.lists(shares, max_size=3), st.sampled_from([None, Demand(gpus=2)]))
 def test_it_is_read_or_refused_and_nothing_else(value: Any, demand: Demand | None) -> None:
     try:
-        wishes = parse_proposal(value, demand)
+        proposals = parse_proposal(value, demand)
     except ProposalError:
-        wishes = ()  # Any other exception fails this test.
-    for wish in wishes:
-        assert isinstance(wish.cluster_id, str)
-        assert wish.cluster_id
-        assert wish.node_id is None or (isinstance(wish.node_id, str) and wish.node_id)
-        assert wish.gpus is None or len(set(wish.gpus)) == len(wish.gpus)
-        assert 1 <= wish.gpu_milli <= 1000
-        for amount in (wish.cpu_milli, wish.memory_mib):
+        proposals = ()  # Any other exception fails this test.
+    for ask_message in proposals:
+        assert isinstance(ask_message.cluster_id, str)
+        assert ask_message.cluster_id
+        assert ask_message.node_id is None or (
+            isinstance(ask_message.node_id, str) and ask_message.node_id
+        )
+        assert ask_message.gpus is None or len(set(ask_message.gpus)) == len(ask_message.gpus)
+        assert 1 <= ask_message.gpu_milli <= 1000
+        for amount in (ask_message.cpu_milli, ask_message.memory_mib):
             assert type(amount) is int
             assert 0 <= amount <= AMOUNT_MAX
-        assert (wish.share() is None) == (wish.node_id is None or wish.gpus is None)
+        assert (ask_message.share() is None) == (
+            ask_message.node_id is None or ask_message.gpus is None
+        )
 
 
 @pytest.mark.parametrize(
@@ -64,11 +68,13 @@ def test_a_value_that_names_no_cluster_grants_nothing(value: Any) -> None:
     assert parse_proposal(value, None) == ()
 
 
-def test_the_demand_fills_in_what_the_rule_did_not_say() -> None:
+def test_the_demand_fills_in_what_the_policy_did_not_say() -> None:
     demand = Demand(gpus=1, gpu_milli=500, cpu_milli=7, memory_mib=8)
     said = {"clusterId": 3, "nodeId": "n", "gpus": [0, "1"], "cpu_milli": 9.0}
-    assert parse_proposal(said, demand) == (Wish("3", "n", ("0", "1"), 500, 9, 8),)  # type: ignore[arg-type]  # Plain values in tests.
-    assert parse_proposal({"cluster_id": "c"}, None) == (Wish("c", None, None, 1000, 0, 0),)  # type: ignore[arg-type]  # Plain values in tests.
+    assert parse_proposal(said, demand) == (ProposedShare("3", "n", ("0", "1"), 500, 9, 8),)  # type: ignore[arg-type]  # Plain values in tests.
+    assert parse_proposal({"cluster_id": "c"}, None) == (
+        ProposedShare("c", None, None, 1000, 0, 0),
+    )  # type: ignore[arg-type]  # Plain values in tests.
 
 
 @pytest.mark.parametrize("key", ["cluster_id", "node_id", "gpus", "cpu_milli", "gpu_milli"])

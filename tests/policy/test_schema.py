@@ -5,20 +5,14 @@ from typing import Any
 
 import pytest
 
-from moorage.policy.schema import (
-    MATCHED_CHARS_MAX,
-    VALUES_MAX,
-    Pattern,
-    Schema,
-    SchemaError,
-)
+from moorage.policy.schema import MATCHED_CHARS_MAX, VALUES_MAX, Schema, SchemaError, SchemaPattern
 from moorage.policy.schema_reader import read_schema
 from moorage.query import QueryError, expression
 
 SIZE = {"type": "number", "min": 1, "max": 8}
 
 
-def pattern(text: str, path: str) -> Pattern:
+def pattern(text: str, path: str) -> SchemaPattern:
     try:
         return expression(text, "", path)
     except QueryError as error:

@@ -8,8 +8,8 @@ from moorage.model import Cluster, Demand, Gpu, Node
 from moorage.policy import (
     Fleet,
     FleetView,
-    Kind,
-    Learner,
+    MixLearner,
+    RequestKind,
     mix,
     node_sorts,
     read_typical,
@@ -41,7 +41,7 @@ def view_of(*nodes):
 
 
 def test_a_kind_may_call_its_gpus_num_gpu_and_leave_out_what_is_plain():
-    assert read_typical([{"num_gpu": 2}]) == [Kind(0, 2, 1000, 0, (), 1.0)]
+    assert read_typical([{"num_gpu": 2}]) == [RequestKind(0, 2, 1000, 0, (), 1.0)]
 
 
 def test_the_most_frequent_come_first_as_shares_of_all():
@@ -61,7 +61,7 @@ def test_several_gpus_are_whole_ones():
 
 
 def test_of_too_many_kinds_the_most_frequent_count():
-    kinds = mix([Kind(n, weight=n) for n in range(1, room.KINDS_MAX + 50)])
+    kinds = mix([RequestKind(n, weight=n) for n in range(1, room.KINDS_MAX + 50)])
     assert len(kinds) == room.KINDS_MAX
     assert kinds[0].cpu_milli == room.KINDS_MAX + 49
 
@@ -81,54 +81,54 @@ def feed(learner, context, demands, *, through_json=False):
 
 
 def test_what_was_seen_is_in_the_context_once_a_batch_is_full():
-    learner, context = Learner(), {}
+    learner, context = MixLearner(), {}
     demand = Demand(1, 700, models=("A", "B"), cpu_milli=3000, memory_mib=64, nodes=2)
-    assert feed(learner, context, [demand] * (Learner.BATCH - 1)) == []
+    assert feed(learner, context, [demand] * (MixLearner.BATCH - 1)) == []
     assert context == {}
     assert feed(learner, context, [demand], through_json=True) == [1]
-    assert context["seen"] == {"3000 1 700 A|B": [2 * Learner.BATCH, 128 * Learner.BATCH]}
+    assert context["seen"] == {"3000 1 700 A|B": [2 * MixLearner.BATCH, 128 * MixLearner.BATCH]}
     (kind, *guessed) = learner.typical(view_of("A"), context)
-    assert kind == Kind(3000, 1, 700, 64, ("A", "B"), 128 / 158)
+    assert kind == RequestKind(3000, 1, 700, 64, ("A", "B"), 128 / 158)
     assert sum(each.weight for each in guessed) == pytest.approx(30 / 158)
 
 
 def test_it_is_read_anew_each_time_the_count_has_doubled():
-    anew = feed(Learner(), {}, [Demand(1)] * (9 * Learner.BATCH))
-    assert anew == [Learner.BATCH * times for times in (1, 2, 4, 8)]
+    anew = feed(MixLearner(), {}, [Demand(1)] * (9 * MixLearner.BATCH))
+    assert anew == [MixLearner.BATCH * times for times in (1, 2, 4, 8)]
 
 
 def test_what_came_since_it_was_read_is_not_used_yet():
-    learner, context, view = Learner(), {}, view_of("A")
-    feed(learner, context, [Demand(1)] * Learner.BATCH)
+    learner, context, view = MixLearner(), {}, view_of("A")
+    feed(learner, context, [Demand(1)] * MixLearner.BATCH)
     before = learner.typical(view, context)
-    feed(learner, context, [Demand(2)] * (Learner.BATCH - 1))
+    feed(learner, context, [Demand(2)] * (MixLearner.BATCH - 1))
     assert learner.typical(view, context) == before
     feed(learner, context, [Demand(2)])
     assert learner.typical(view, context) != before
 
 
 def test_another_instance_goes_on_as_the_last_one_was():
-    context, demands = {}, [Demand(1, 100 + 100 * (n % 9)) for n in range(7 * Learner.BATCH)]
-    learner, view = Learner(), view_of("A")
+    context, demands = {}, [Demand(1, 100 + 100 * (n % 9)) for n in range(7 * MixLearner.BATCH)]
+    learner, view = MixLearner(), view_of("A")
     feed(learner, context, demands)
-    assert Learner().typical(view, context) == learner.typical(view, context)
+    assert MixLearner().typical(view, context) == learner.typical(view, context)
 
 
 def test_the_old_fades():
-    context, learner = {}, Learner()
-    feed(learner, context, [Demand(1)] * (Learner.COUNT_MAX + Learner.BATCH))
-    anew = feed(learner, context, [Demand(2)] * (2 * Learner.COUNT_MAX))
+    context, learner = {}, MixLearner()
+    feed(learner, context, [Demand(1)] * (MixLearner.COUNT_MAX + MixLearner.BATCH))
+    anew = feed(learner, context, [Demand(2)] * (2 * MixLearner.COUNT_MAX))
     assert anew
     assert learner.typical(view_of("A"), context)[0].gpus == 2
-    assert sum(count for count, _ in context["seen"].values()) <= Learner.COUNT_MAX
+    assert sum(count for count, _ in context["seen"].values()) <= MixLearner.COUNT_MAX
 
 
 def test_kinds_remembered_are_bounded_and_so_is_the_length_of_their_names():
-    context, learner = {}, Learner()
-    feed(learner, context, [Demand(cpu_milli=n) for n in range(1, 20 * Learner.BATCH)])
+    context, learner = {}, MixLearner()
+    feed(learner, context, [Demand(cpu_milli=n) for n in range(1, 20 * MixLearner.BATCH)])
     assert len(context["seen"]) == room.KINDS_MAX
     models = tuple(f"model-{n}" for n in range(room.KIND_CHARACTERS_MAX))
-    feed(learner, context, [Demand(1, models=models)] * 2 * Learner.BATCH)
+    feed(learner, context, [Demand(1, models=models)] * 2 * MixLearner.BATCH)
     assert max(map(len, context["seen"])) <= room.KIND_CHARACTERS_MAX
 
 
@@ -149,7 +149,12 @@ def test_the_guess_fits_the_fleet():
 
 
 def test_nodes_are_told_apart_by_the_kinds_they_may_serve():
-    kinds = [Kind(0, 1, models=("A",)), Kind(0, 1, 500), Kind(0), Kind(0, 1, models=("A", "B"))]
+    kinds = [
+        RequestKind(0, 1, models=("A",)),
+        RequestKind(0, 1, 500),
+        RequestKind(0),
+        RequestKind(0, 1, models=("A", "B")),
+    ]
     serves, sort_of = node_sorts(kinds, view_of(["A"], ["B"], ["A!"], ["C"], [], ["A", "B"]))
     assert serves[sort_of].tolist()[:4] == [
         [True, True, True, True],
@@ -163,7 +168,7 @@ def test_nodes_are_told_apart_by_the_kinds_they_may_serve():
 
 def test_sorts_are_bounded():
     models = [f"M{number}" for number in range(room.SORTS_MAX + 6)]
-    kinds = [Kind(0, 1, models=(model,)) for model in models]
+    kinds = [RequestKind(0, 1, models=(model,)) for model in models]
     serves, sort_of = node_sorts(kinds, view_of(*([model] for model in models)))
     assert serves.shape == (room.SORTS_MAX, len(kinds))
     assert sort_of.max() == room.SORTS_MAX - 1

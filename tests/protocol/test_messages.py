@@ -14,8 +14,8 @@ from moorage.protocol.messages import (
     OPERATIONS,
     AllocationRequest,
     BlockRequest,
-    Fleet,
-    Leases,
+    FleetListing,
+    LeaseListing,
     Release,
     WhatIf,
     Why,
@@ -306,10 +306,10 @@ def test_operations_are_read() -> None:
         token="t",  # noqa: S106  # The letter of the message above.
     )
     leases = decode('{"op": "leases", "filters": {"tenant": "a"}, "state": "active", "next": "z"}')
-    assert isinstance(leases, Leases)
+    assert isinstance(leases, LeaseListing)
     assert (leases.equalities(), leases.cursor) == ({"tenant": "a", "state": "active"}, "z")
     fleet = decode('{"op": "fleet", "cluster": "c", "after": "n", "limit": 5}')
-    assert isinstance(fleet, Fleet)
+    assert isinstance(fleet, FleetListing)
     assert (fleet.equalities(), fleet.cursor, fleet.limit) == ({"cluster": "c"}, "n", 5)
     whatif = decode('{"op": "whatif", "request": {"policy_rule_uri": "p", "inputs": {}}}')
     assert isinstance(whatif, WhatIf)

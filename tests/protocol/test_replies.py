@@ -123,7 +123,7 @@ def test_endless_data_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize("words", ["\ud800", "x" * 10])
-def test_a_refusal_arrives_whatever_a_rule_put_into_it(words: str) -> None:
+def test_a_refusal_arrives_whatever_a_policy_put_into_it(words: str) -> None:
     reply = json.loads(failure(Code.POLICY_ERROR, words, id="i", details={"traceback": words}))
     assert (reply["success"], reply["error"]["code"], reply["id"]) == (False, "policy_error", "i")
 

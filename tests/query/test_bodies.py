@@ -41,7 +41,7 @@ def test_a_filter_of_nothing_means_everything(nothing):
     assert (read.condition, read.companions) == (EVERYTHING, {})
 
 
-RULE = {
+POLICY = {
     "policyRuleURI": "near:1.0-stable",
     "settings": {"depth": 3},
     "parameters": {"filterRule": FILTER, "return": "5", "mine": [1]},
@@ -49,7 +49,7 @@ RULE = {
 
 
 @pytest.mark.parametrize(
-    "rule", [RULE, {"values": {**RULE, "executionMode": "local", "policyCodePath": ""}}]
+    "rule", [POLICY, {"values": {**POLICY, "executionMode": "local", "policyCodePath": ""}}]
 )
 @pytest.mark.parametrize("envelope", [False, True])
 def test_a_search_with_a_policy(rule, envelope):
@@ -57,7 +57,7 @@ def test_a_search_with_a_policy(rule, envelope):
     read = parse_search({"header": {}, "body": {"values": body}} if envelope else body)
     assert (read.match_type, read.policy_rule_uri, read.limit) == ("cluster", "near:1.0-stable", 5)
     assert read.filter == parse_filter(FILTER)
-    assert (read.settings, read.parameters) == (RULE["settings"], RULE["parameters"])
+    assert (read.settings, read.parameters) == (POLICY["settings"], POLICY["parameters"])
 
 
 @pytest.mark.parametrize("like", ["c1", {"gpus": {"count": 8}}])

@@ -207,26 +207,32 @@ def test_a_malformed_filter_is_refused_at_its_place(body, place):
     assert refused(parse_filter, body).path == place
 
 
-RULE = "rankingPolicyRule"
+POLICY = "rankingPolicyRule"
 
 
 @pytest.mark.parametrize(
     ("body", "place"),
     [
         ({}, "matchType"),
-        ({"matchType": "cluster"}, RULE),
-        ({"matchType": "cluster", RULE: 5}, RULE),
-        ({"matchType": "cluster", RULE: {"values": 5}}, f"{RULE}.values"),
-        ({"matchType": "cluster", RULE: {"values": {}, "settings": {}}}, f"{RULE}.settings"),
-        ({"matchType": "cluster", RULE: {"uri": "a:1-b"}}, f"{RULE}.uri"),
-        ({"matchType": "cluster", RULE: {"policyRuleURI": 5}}, f"{RULE}.policyRuleURI"),
-        ({"matchType": "cluster", RULE: {"policyCodePath": "/x"}}, f"{RULE}.policyCodePath"),
-        ({"matchType": "cluster", RULE: {"settings": []}}, f"{RULE}.settings"),
-        ({"matchType": "cluster", RULE: {"parameters": []}}, f"{RULE}.parameters"),
-        ({"matchType": "cluster", RULE: {}}, f"{RULE}.parameters.like"),
-        ({"matchType": "cluster", RULE: {"parameters": {"like": 5}}}, f"{RULE}.parameters.like"),
-        ({"matchType": "cluster", RULE: {"parameters": {"like": {}}}}, f"{RULE}.parameters.like"),
-        ({"matchType": "cluster", "filter": {}, RULE: {}}, "filter"),
+        ({"matchType": "cluster"}, POLICY),
+        ({"matchType": "cluster", POLICY: 5}, POLICY),
+        ({"matchType": "cluster", POLICY: {"values": 5}}, f"{POLICY}.values"),
+        ({"matchType": "cluster", POLICY: {"values": {}, "settings": {}}}, f"{POLICY}.settings"),
+        ({"matchType": "cluster", POLICY: {"uri": "a:1-b"}}, f"{POLICY}.uri"),
+        ({"matchType": "cluster", POLICY: {"policyRuleURI": 5}}, f"{POLICY}.policyRuleURI"),
+        ({"matchType": "cluster", POLICY: {"policyCodePath": "/x"}}, f"{POLICY}.policyCodePath"),
+        ({"matchType": "cluster", POLICY: {"settings": []}}, f"{POLICY}.settings"),
+        ({"matchType": "cluster", POLICY: {"parameters": []}}, f"{POLICY}.parameters"),
+        ({"matchType": "cluster", POLICY: {}}, f"{POLICY}.parameters.like"),
+        (
+            {"matchType": "cluster", POLICY: {"parameters": {"like": 5}}},
+            f"{POLICY}.parameters.like",
+        ),
+        (
+            {"matchType": "cluster", POLICY: {"parameters": {"like": {}}}},
+            f"{POLICY}.parameters.like",
+        ),
+        ({"matchType": "cluster", "filter": {}, POLICY: {}}, "filter"),
     ],
 )
 def test_a_malformed_search_is_refused_at_its_place(body, place):
@@ -258,8 +264,8 @@ def test_a_malformed_search_is_refused_at_its_place(body, place):
 @pytest.mark.parametrize("values", [False, True])
 def test_malformed_parameters_are_refused_at_their_place(parameters, place, values):
     rule = {"parameters": {"like": "c1", **parameters}}
-    body = {"matchType": "cluster", RULE: {"values": rule} if values else rule}
-    at = f"search.{RULE}.{'values.' * values}parameters.{place}"
+    body = {"matchType": "cluster", POLICY: {"values": rule} if values else rule}
+    at = f"search.{POLICY}.{'values.' * values}parameters.{place}"
     assert refused(parse_search, body, "search").path == at
 
 

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest_asyncio
 
+from moorage.core.effects import Consult
 from moorage.core.events import ConsultFailed, Proposed
-from moorage.core.words import Consult
 from moorage.model import (
     Ask,
     Cluster,
@@ -23,7 +23,7 @@ from moorage.model import (
     Tenant,
 )
 from moorage.policy import Fleet
-from moorage.sandbox.host import Document, Limits, PolicyCode, Sandbox, ServiceError
+from moorage.sandbox.host.sandbox import CallRefusedError, Document, Limits, PolicyCode, Sandbox
 
 ANSWER_SECONDS_MAX = 60.0
 
@@ -61,7 +61,7 @@ class Registry:
         if self.hold is not None:
             await self.hold.wait()
         if arguments == ("missing",) or arguments[0] in self.gone:
-            raise ServiceError("404 Not Found", 404)
+            raise CallRefusedError("404 Not Found", 404)
         if arguments == ("broken",):
             raise RuntimeError("BREACH-SECRET-VALUE")
         return {"client": client, "arguments": list(arguments)}
@@ -94,7 +94,7 @@ class Bench:
         self.outcomes: dict[tuple[str, int], asyncio.Future[Proposed | ConsultFailed]] = {}
         self.order: list[str] = []
         self.twice: list[str] = []
-        # Rules that are to end by themselves do so on a busy machine, too.
+        # Policies that are to end by themselves do so on a busy machine, too.
         options.setdefault("limits", Limits(evaluation_seconds=20.0))
         self.sandbox = Sandbox(
             fleet=self.fleet, services=self.registry, deliver=self._deliver, **options
@@ -123,13 +123,13 @@ class Bench:
         return future
 
     async def value(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
-        """Return what the rule returned."""
+        """Return what the policy returned."""
         outcome = await self.outcome(code, inputs, **fields)
         assert isinstance(outcome, Proposed), outcome
         return outcome.value
 
     async def refusal(self, code: PolicyCode, inputs: Any = None, **fields: Any) -> Any:
-        """Return why the rule returned nothing."""
+        """Return why the policy returned nothing."""
         outcome = await self.outcome(code, inputs, **fields)
         assert isinstance(outcome, ConsultFailed), outcome
         return outcome.refusal
@@ -155,7 +155,7 @@ class Bench:
 
     @staticmethod
     def first_fit() -> PolicyCode:
-        """Return a rule that proposes the first node that fits."""
+        """Return a policy that proposes the first node that fits."""
         return Bench.policy(
             "fleet = input_data['fleet']\n"
             "rows = fleet.feasible().nonzero()[0]\n"
@@ -189,7 +189,7 @@ async def shared():
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def shared_hasty():
-    """As `shared`, for rules that never end."""
+    """As `shared`, for policies that never end."""
     made = Bench(limits=Limits(evaluation_seconds=1.0))
     await made.sandbox.start()
     yield made
@@ -199,7 +199,7 @@ async def shared_hasty():
 
 @pytest_asyncio.fixture
 async def hasty(make_bench):
-    """A started sandbox for rules that never end; the others come to theirs beside them."""
+    """A started sandbox for policies that never end; the others come to theirs beside them."""
     return await make_bench(limits=Limits(evaluation_seconds=1.0))
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from moorage.model import Code, Demand
 from moorage.policy import Fleet
-from moorage.sandbox.host import Limits, PolicyFault, Trial
-from moorage.sandbox.nursery import PATIENCE_SECONDS, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN
+from moorage.sandbox.host.sandbox import Limits, PolicyFault, Sample
+from moorage.sandbox.host.spawner import PATIENCE_SECONDS, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN
 
 SLOW = "import time\ntime.sleep(0.5)\nreturn input_data['inputs']['n']"
 HUNGRY = """
@@ -53,7 +53,7 @@ async def test_what_a_killed_cell_was_doing_is_done_once_more(bench, number):
     assert bench.sandbox.report().counters["killed_outside"] == 1
 
 
-async def test_what_is_killed_twice_is_refused_and_no_failure_of_the_rule(bench):
+async def test_what_is_killed_twice_is_refused_and_no_failure_of_the_policy(bench):
     code = bench.policy(SLOW)
     asked = bench.ask(code, {"n": 1})
     for _ in range(2):
@@ -78,7 +78,7 @@ async def test_a_command_is_not_given_twice(bench):
     assert caught.value.refusal.code is Code.UNAVAILABLE
 
 
-async def test_a_rule_that_is_killed_each_time_it_holds_nearly_all_it_may_eats_the_memory(bench):
+async def test_a_policy_that_is_killed_each_time_it_holds_nearly_all_it_may_eats_the_memory(bench):
     code = bench.policy(HUNGRY, "hungry")
     asked = bench.ask(code)
     for _ in range(2):
@@ -95,7 +95,7 @@ def resident_mib(pid):
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
-async def test_a_rule_that_uses_up_the_cpu_time_of_its_cell_is_to_blame_for_its_end(make_bench):
+async def test_a_policy_that_uses_up_the_cpu_time_of_its_cell_is_to_blame_for_its_end(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=60, cpu_seconds_per_cell_max=2))
     refusal = await bench.refusal(bench.policy("while True: pass"))
     assert refusal.code is Code.POLICY_CRASHED
@@ -115,9 +115,9 @@ async def test_what_waits_for_a_policy_whose_loading_cell_is_killed_is_answered(
 @pytest.mark.parametrize("times", [1, 2])
 async def test_an_upload_whose_cell_is_killed_is_looked_at_once_more(bench, times):
     code = bench.policy("import time\ntime.sleep(0.5)\nreturn {}", "upload")
-    trial = Trial("t", Fleet(), bench.registry, input_data={})
-    before = set(bench.sandbox._pool.nursery.living)
-    checked = asyncio.ensure_future(bench.sandbox.check(code, [trial]))
+    sample = Sample("t", Fleet(), bench.registry, input_data={})
+    before = set(bench.sandbox._pool.spawner.living)
+    checked = asyncio.ensure_future(bench.sandbox.check(code, [sample]))
     for _ in range(times):
         fresh = await until(lambda seen=frozenset(before): trying(bench, seen))
         before |= fresh
@@ -131,20 +131,20 @@ async def test_an_upload_whose_cell_is_killed_is_looked_at_once_more(bench, time
 
 
 def trying(bench, before):
-    living = bench.sandbox._pool.nursery.living
-    return {p for p, cell in living.items() if cell.sent and cell.sent[0].trial} - before
+    living = bench.sandbox._pool.spawner.living
+    return {p for p, cell in living.items() if cell.sent and cell.sent[0].sample} - before
 
 
 async def test_kills_of_the_zygote_stop_policies_for_seconds_only(bench):
-    nursery = bench.sandbox._pool.nursery
+    spawner = bench.sandbox._pool.spawner
     code = bench.policy("return 1")
     assert await bench.value(code) == 1
     assert sum(PAUSE_SECONDS_MIN * 2**each for each in range(4)) < PAUSE_SECONDS_MAX
     rounds, counters = 0, lambda: bench.sandbox.report().counters
     while PAUSE_SECONDS_MIN * 2.0 ** (rounds - 2) <= PATIENCE_SECONDS:
         assert await bench.value(code) == 1  # Within the pause, too: so long it is waited for.
-        await until(lambda: nursery.up)
-        os.kill(nursery._zygote.pid, signal.SIGKILL)
+        await until(lambda: spawner.up)
+        os.kill(spawner._zygote.pid, signal.SIGKILL)
         rounds += 1
         await until(lambda n=rounds: counters().get("zygote_restarts", 0) == n)
     assert rounds > 5
@@ -154,5 +154,5 @@ async def test_kills_of_the_zygote_stop_policies_for_seconds_only(bench):
     assert "is started again in" in refusal.reason
     with pytest.raises(PolicyFault, match="is started again in"):
         await bench.sandbox.check(code)
-    await until(lambda: nursery.up)
+    await until(lambda: spawner.up)
     assert await bench.value(code, demand=Demand()) == 1

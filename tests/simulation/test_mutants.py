@@ -17,7 +17,7 @@ import pytest
 from simulated.laws import LawBroken
 from simulated.world import World, run
 
-from moorage.core.words import Turn
+from moorage.core.turn import Turn
 
 PLAY = Path(__file__).with_name("play.py")
 SOURCE = Path(__file__).parents[2] / "server" / "moorage"
@@ -48,20 +48,21 @@ MUTANTS = [
     Mutant(
         "ends provisioned leases at once",
         "core/leases.py",
-        'if lease.provision is None or lease.state == "queued":\n            self._desk.be(Ended',
-        "if True:\n            self._desk.be(Ended",
+        'if lease.provision is None or lease.state == "queued":\n'
+        "            self._turn.record(Ended",
+        "if True:\n            self._turn.record(Ended",
         "devices are freed on the engine's word",
     ),
     Mutant(
         "stops what ended by itself before its end is durable",
         "core/leases.py",
         "        lease = self._finished(lease, news.phase, news)\n",
-        "        self._desk.do(Stop(lease))\n        return\n",
+        "        self._turn.emit(Stop(lease))\n        return\n",
         "what was stopped is not started again",
     ),
     Mutant(
         "grants what is taken",
-        "core/verify.py",
+        "core/verification.py",
         "return fleet.share(row, need, columns) if free else _stale(fleet, row, need, path)",
         "return fleet.share(row, need, columns)",
         "promised twice",
@@ -69,8 +70,8 @@ MUTANTS = [
     Mutant(
         "repeats a fencing number",
         "core/leases.py",
-        "self._desk.state.fencing + 1",
-        "max(1, self._desk.state.fencing)",
+        "self._turn.state.fencing + 1",
+        "max(1, self._turn.state.fencing)",
         "fencing number",
     ),
     Mutant(
@@ -97,7 +98,7 @@ MUTANTS = [
     Mutant(
         "gives engines no orders after a restart",
         "core/leases.py",
-        "self._desk.do(Stop(lease) if over else Start(lease))",
+        "self._turn.emit(Stop(lease) if over else Start(lease))",
         "pass",
         "engines get their orders again",
     ),
@@ -105,7 +106,7 @@ MUTANTS = [
         "gives no grace after a restart",
         "core/leases.py",
         "lease.expires_at < until",
-        "lease.expires_at < self._desk.now",
+        "lease.expires_at < self._turn.now",
         "leases get their grace",
     ),
     Mutant(
@@ -125,7 +126,7 @@ MUTANTS = [
     Mutant(
         "never expires",
         "core/allocator.py",
-        "while (at := self.state.next_deadline()) is not None and at <= self._desk.now:",
+        "while (at := self.state.next_deadline()) is not None and at <= self._turn.now:",
         "while (at := self.state.next_deadline()) is not None and at < 0:",
         "nothing outlives its deadline",
     ),
@@ -159,64 +160,64 @@ MUTANTS = [
     ),
     Mutant(
         "lets capacity come back unnoticed while a rule thinks",
-        "core/asks.py",
+        "core/requests.py",
         "self._queue.refused(ask, (gains, reserved),",
         "self._queue.refused(ask, (self._state.gains, reserved),",
         "nobody sleeps who could be served",
     ),
     Mutant(
         "wakes nobody when the head gives up",
-        "core/asks.py",
-        "        if waited:\n            self._desk.wakes = True",
+        "core/requests.py",
+        "        if waited:\n            self._turn.wakes = True",
         "        if waited:\n            pass",
         "nobody sleeps who could be served",
     ),
     Mutant(
         "wakes nobody when a lease ends",
         "core/leases.py",
-        "self._desk.now, reason))\n            self._desk.wakes = True",
-        "self._desk.now, reason))",
+        "self._turn.now, reason))\n            self._turn.wakes = True",
+        "self._turn.now, reason))",
         "nobody sleeps who could be served",
     ),
     Mutant(
         "wakes the lowest priority first",
-        "core/waking.py",
+        "core/backfill.py",
         "for line in queue.lines() if queue else ():",
         "for line in reversed(queue.lines()):",
         "priority goes first|the world comes to rest",
     ),
     Mutant(
         "keeps nothing for the head",
-        "core/asks.py",
+        "core/requests.py",
         "return bool(reserved) and any(",
         "return False and any(",
         "the head's nodes are left alone",
     ),
     Mutant(
         "calls a rule a liar when the inventory changed",
-        "core/asks.py",
+        "core/requests.py",
         "isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout",
         "isinstance(verdict, Unsound)",
         "an honest rule is not called a liar",
     ),
     Mutant(
         "grants outside the candidates",
-        "core/verify.py",
-        "if ask.candidates is not None and wish.cluster_id not in ask.candidates:",
+        "core/verification.py",
+        "if ask.candidates is not None and proposed.cluster_id not in ask.candidates:",
         "if False:",
         "no grant outside the candidates",
     ),
     Mutant(
         "grants too few devices",
-        "core/verify.py",
+        "core/verification.py",
         "if ask.demand is not None and len(columns) != ask.demand.gpus:",
         "if False:",
         "a grant satisfies the demand",
     ),
     Mutant(
         "grants too small a share",
-        "core/verify.py",
-        "(short := _short(wish, ask.demand))",
+        "core/verification.py",
+        "(short := _short(proposed, ask.demand))",
         '(short := "")',
         "a grant satisfies the demand",
     ),
@@ -236,21 +237,21 @@ MUTANTS = [
     ),
     Mutant(
         "grants half a gang",
-        "core/verify.py",
+        "core/verification.py",
         "if ask.demand is not None and len(wishes) != ask.demand.nodes:",
         "if False:",
         "a gang is whole",
     ),
     Mutant(
         "grants a node twice",
-        "core/verify.py",
-        "if (wish.cluster_id, wish.node_id) in map(_pair, taken):",
+        "core/verification.py",
+        "if (proposed.cluster_id, proposed.node_id) in map(_pair, taken):",
         "if False:",
         "each node once",
     ),
     Mutant(
         "ignores racks",
-        "core/verify.py",
+        "core/verification.py",
         "if len(racks) > 1 or -1 in racks:",
         "if False:",
         "one rack",
@@ -264,21 +265,21 @@ MUTANTS = [
     ),
     Mutant(
         "holds something for a dry run",
-        "core/asks.py",
+        "core/requests.py",
         "if ask.terms is None or ask.dry_run:\n            self._answer(pending, Advice",
         "if ask.terms is None:\n            self._answer(pending, Advice",
         "only who asks for a lease gets it",
     ),
     Mutant(
         "answers twice",
-        "core/asks.py",
+        "core/requests.py",
         "for to in listeners:",
         "for to in (*listeners, *listeners):",
         "nobody is answered twice",
     ),
     Mutant(
         "does not answer those who asked again",
-        "core/asks.py",
+        "core/requests.py",
         "            self._requests.listen(first, to)",
         "            pass",
         "every message is answered",
@@ -299,21 +300,21 @@ MUTANTS = [
     ),
     Mutant(
         "lists other tenants' leases",
-        "core/questions.py",
+        "core/explain.py",
         "for lease in pool if lease.tenant == inquiry.tenant)",
         "for lease in pool)",
         "nor others",
     ),
     Mutant(
         "shows tokens",
-        "core/questions.py",
+        "core/explain.py",
         '"fencing": lease.fencing,',
         '"fencing": lease.fencing, "token": lease.token_digest,',
         "a listing shows no token",
     ),
     Mutant(
         "queues what must not wait",
-        "core/asks.py",
+        "core/requests.py",
         "if terms is None or ask.dry_run or not patient:",
         "if terms is None or not patient:",
         "only asks for leases wait",
@@ -363,9 +364,9 @@ MUTANTS = [
     Mutant(
         "puts what pauses into the line",
         "core/leases.py",
-        "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds, faults))",
-        "self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds, faults))\n"
-        "            self._requests.queue.add(self._desk.state.waiting[request].ask)",
+        "self._turn.record(Paused(request, self._turn.now, self._turn.now + seconds, faults))",
+        "self._turn.record(Paused(request, self._turn.now, self._turn.now + seconds, faults))\n"
+        "            self._requests.queue.add(self._turn.state.waiting[request].ask)",
         "stands in line, and nobody else",
     ),
     Mutant(
@@ -377,14 +378,14 @@ MUTANTS = [
     ),
     Mutant(
         "ends a lease because its rule did not get to answer",
-        "core/asks.py",
+        "core/requests.py",
         "elif not self._comes_back(pending, news.refusal):",
         "else:",
         "a fault that passes ends no lease",
     ),
     Mutant(
         "believes who declined, whatever came back meanwhile",
-        "core/asks.py",
+        "core/requests.py",
         "if self._missed_something(pending, reserved):",
         "if False:",
         "room that came back is seen",
@@ -398,7 +399,7 @@ MUTANTS = [
     ),
     Mutant(
         "goes back to where it failed",
-        "core/judge.py",
+        "core/feasibility.py",
         "return ask.avoid if elsewhere else ()",
         "return ()",
         "a failed node is tried last",
@@ -414,7 +415,7 @@ MUTANTS = [
         "gives leases in the queue no grace after a restart",
         "core/leases.py",
         "waiter.deadline < until",
-        "waiter.deadline < self._desk.now",
+        "waiter.deadline < self._turn.now",
         "leases get their grace",
     ),
     Mutant(
@@ -427,30 +428,30 @@ MUTANTS = [
     ),
     Mutant(
         "leaves a decided ask undecided",
-        "core/asks.py",
+        "core/requests.py",
         "listeners = self._requests.settle(ask)\n",
         "listeners = self._requests.listeners.pop(ask.id, ())\n",
         "nobody is decided for ever|lease.id not in state.leases",
     ),
     Mutant(
         "gives away the place of a warm lease before its workload has ended",
-        "core/warm.py",
+        "core/warm_reuse.py",
         "self._leases.end(lease, EVICTED)",
-        "self._desk.be(Ended(lease.id, self._desk.now, EVICTED))",
+        "self._turn.record(Ended(lease.id, self._turn.now, EVICTED))",
         "devices are freed on the engine's word",
     ),
     Mutant(
         "refuses beside what is warm",
-        "core/warm.py",
-        "return self.room(ask, reserved) if wanting else None",
+        "core/warm_reuse.py",
+        "return self.capacity(ask, reserved) if wanting else None",
         "return None",
         "no refusal that an eviction could avoid|nobody sleeps beside what could give way",
     ),
     Mutant(
         "lets waiters sleep beside what is warm",
-        "core/waking.py",
-        "rooms = [self._warm.room(each.ask, reserved) for each in idle]",
-        "rooms = [None for _ in idle]",
+        "core/backfill.py",
+        "capacities = [self._warm.capacity(each.ask, reserved) for each in idle]",
+        "capacities = [None for _ in idle]",
         "nobody sleeps beside what could give way",
     ),
     Mutant(
@@ -462,15 +463,15 @@ MUTANTS = [
     ),
     Mutant(
         "takes over whatever place it is",
-        "core/warm.py",
-        "return verify(ask, wishes, fleet, self._desk.state.clusters) == lease.placement",
+        "core/warm_reuse.py",
+        "return verify(ask, wishes, fleet, self._turn.state.clusters) == lease.placement",
         "return True",
         "no grant outside the candidates|what is granted exists|is promised twice",
         seeds="120:180",  # It takes a place that is no longer what it was.
     ),
     Mutant(
         "takes over what is kept for the head of the queue",
-        "core/warm.py",
+        "core/warm_reuse.py",
         "if any((share.cluster_id, share.node_id) in reserved for share in lease.placement):",
         "if False:",
         "the head's nodes are left alone",
@@ -478,15 +479,15 @@ MUTANTS = [
     ),
     Mutant(
         "keeps what is being evicted",
-        "core/warm.py",
+        "core/warm_reuse.py",
         'if (lease.state, lease.reason) != ("ending", RELEASED):',
         'if lease.state != "ending":',
         "only the released is kept",
     ),
     Mutant(
         "has nobody give way that is still being reset",
-        "core/warm.py",
-        "yield from [self._desk.state.leases[name] for name in self._desk.state.resetting]",
+        "core/warm_reuse.py",
+        "yield from [self._turn.state.leases[name] for name in self._turn.state.resetting]",
         "pass",
         "nobody sleeps beside what could give way",
     ),
@@ -500,7 +501,7 @@ MUTANTS = [
     Mutant(
         "does not look at what is warm after a restart",
         "core/leases.py",
-        "self._desk.do(Keep(lease))  # It may have died with the machine.",
+        "self._turn.emit(KeepWarm(lease))  # It may have died with the machine.",
         "pass",
         "engines get their orders again",
     ),

@@ -9,8 +9,8 @@ import pytest
 from simulated.witness import replayed, same_state
 from simulated.world import Crashed, World, run
 
-from moorage.core.warm import EVICTED
-from moorage.core.words import Ending, Granted
+from moorage.core.facts import Ending, Granted
+from moorage.core.warm_reuse import EVICTED
 
 SEEDS = int(os.environ.get("MOORAGE_SIMULATION_SEEDS", "200"))
 EVENTS = 300
@@ -37,7 +37,7 @@ def test_the_world_is_as_bad_as_it_claims() -> None:
     facts = {type(fact).__name__ for world in worlds for fact in world.ledger}
     assert facts >= {"Paused", "Resumed"}
     assert sum(isinstance(e, Crashed) for world in worlds for _, e in world.trace) > 10
-    assert kinds >= {"Proposed", "ConsultFailed", "SessionLost", "EngineFailed", "ClusterGone"}
+    assert kinds >= {"Proposed", "ConsultFailed", "SessionLost", "WorkloadFailed", "ClusterGone"}
     assert facts >= {"Granted", "Queued", "Dequeued", "Renewed", "Started", "Ending", "Ended"}
     again = [f.lease for w in worlds for f in w.ledger if isinstance(f, Granted)]
     assert max(lease.attempt for lease in again) > 1, "some workloads fail and are started again"

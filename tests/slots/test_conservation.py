@@ -13,8 +13,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
+from moorage.benchmarks.slot_costs import churn
 from moorage.slots import InvalidCheckin, ResourcePool, ResourceUnavailable, SlotsError
-from moorage.trials.slot_costs import churn
 
 TYPES = ("cpus", "gpus", "mig")
 HAS = {"cpus": [1, 2, 2.5], "gpus": [1, 0.3, 4], "mig": [1, 1]}

@@ -1,4 +1,4 @@
-"""Lets the tests of this room import `storyteller`."""
+"""Lets the tests of this package import `storyteller`."""
 
 import sys
 from pathlib import Path

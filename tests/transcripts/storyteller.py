@@ -5,15 +5,15 @@ Commands, each optionally after `@SECONDS`, which moves the clock:
     cluster harbour n1:4xA100 n2:2xT4,cpu=8000,mem=4096,rack=r1,exclusive    (`links=2`: pairs)
     gone harbour
     ask r1 s1 gpus=2 [milli= models= cpu= mem= nodes= topology= ttl= wait= priority= key= in=]
-              [tenant=] [rule=] [bare] [advice] [provision] [requeue=ATTEMPTS] [keep=SECONDS]
+              [tenant=] [policy=] [bare] [advice] [provision] [requeue=ATTEMPTS] [keep=SECONDS]
               [dry-run] [explain]
     propose r1[#NUMBER] harbour/n1[0,1][@MILLI] …    or JSON instead of nodes
-    rule-failed r1 CODE
+    policy-failed r1 CODE
     release r1 s1 [TOKEN]     renew r1 s1 [TTL]     cancel r1 s1 [TENANT]
     status|why|queue|leases|fleet s1 [SUBJECT]
     flush s1 [CLUSTER]     lose s1     tick
-    engine-started|engine-stopped|engine-kept r1[#FENCING]
-    engine-failed|engine-finished r1[#FENCING] REASON
+    workload-started|workload-stopped|workload-kept r1[#FENCING]
+    workload-failed|workload-finished r1[#FENCING] REASON
     pause SECONDS     before the second start of a workload; 1 where nothing is said
     restart [lost=FACTS]      the process died; so many of its last facts were not durable
     event KIND JSON           anything at all, as the simulation dumps it
@@ -28,19 +28,29 @@ from typing import Any
 
 import msgspec
 
-from moorage.core import words
 from moorage.core.allocator import Allocator
+from moorage.core.effects import (
+    Address,
+    Advice,
+    Consult,
+    Effect,
+    Forget,
+    Information,
+    KeepWarm,
+    LeaseNews,
+    Look,
+    Recall,
+    Respond,
+    Response,
+    Start,
+    Stop,
+)
 from moorage.core.events import (
     Asked,
     CancelAsked,
     ClusterGone,
     ClusterSeen,
     ConsultFailed,
-    EngineEnded,
-    EngineFailed,
-    EngineKept,
-    EngineStarted,
-    EngineStopped,
     Event,
     FlushAsked,
     Inquired,
@@ -50,10 +60,35 @@ from moorage.core.events import (
     Restarted,
     SessionLost,
     Tick,
+    WorkloadEnded,
+    WorkloadFailed,
+    WorkloadKept,
+    WorkloadStarted,
+    WorkloadStopped,
+)
+from moorage.core.facts import (
+    Carried,
+    ClusterRemoved,
+    ClusterSet,
+    Counted,
+    Dequeued,
+    Ended,
+    Ending,
+    Fact,
+    Finished,
+    Granted,
+    Paused,
+    Queued,
+    Refusal,
+    Renewed,
+    Requeued,
+    Resumed,
+    Started,
+    Warmed,
 )
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS
 from moorage.core.state import check
-from moorage.core.words import Address, Advice, Consult, Fact, LeaseNews, Refusal, Told, Turn
+from moorage.core.turn import Turn
 from moorage.model import (
     Ask,
     Cluster,
@@ -127,7 +162,7 @@ class Story:
                 rest = command.split(maxsplit=2)[2]
                 told = int(number or self.consulted[name])
                 return Proposed(RequestId(name), told, _value(rest))
-            case ["rule-failed", name, code]:
+            case ["policy-failed", name, code]:
                 refusal = Refusal(Code(code), f"The rule failed: {code}.")
                 return ConsultFailed(RequestId(name), self.consulted[name], refusal)
             case ["release", lease, session, *token]:
@@ -147,21 +182,21 @@ class Story:
                 return SessionLost(SessionId(session))
             case ["tick"]:
                 return Tick()
-            case ["engine-started", lease]:
-                return EngineStarted(*self._engaged(lease), "10.0.0.1:80")
-            case ["engine-failed", lease, *reason]:
+            case ["workload-started", lease]:
+                return WorkloadStarted(*self._engaged(lease), "10.0.0.1:80")
+            case ["workload-failed", lease, *reason]:
                 reported = self._engaged(lease)
-                return EngineFailed(*reported, " ".join(reason), 1, ("its last line",))
-            case ["engine-ended", lease, ("succeeded" | "failed") as phase, *reason]:
+                return WorkloadFailed(*reported, " ".join(reason), 1, ("its last line",))
+            case ["workload-ended", lease, ("succeeded" | "failed") as phase, *reason]:
                 code, tail = (0, ()) if phase == "succeeded" else (7, ("its last line",))
-                return EngineEnded(*self._engaged(lease), phase, " ".join(reason), code, tail)
-            case ["engine-kept", lease]:
-                return EngineKept(*self._engaged(lease))
+                return WorkloadEnded(*self._engaged(lease), phase, " ".join(reason), code, tail)
+            case ["workload-kept", lease]:
+                return WorkloadKept(*self._engaged(lease))
             case ["flush", session, *cluster]:
                 to = self._address(session)
                 return FlushAsked(to, Tenant("ann"), ClusterId(cluster[0]) if cluster else None)
-            case ["engine-stopped", lease]:
-                return EngineStopped(*self._engaged(lease))
+            case ["workload-stopped", lease]:
+                return WorkloadStopped(*self._engaged(lease))
             case ["event", kind, *_]:
                 body = command.split(maxsplit=2)[2]
                 event: Event = msgspec.json.decode(body, type=EVENTS[kind])
@@ -169,7 +204,7 @@ class Story:
         raise AssertionError(f"not a command: {command}")
 
     def _engaged(self, text: str) -> tuple[RequestId, int]:
-        """Return the lease that an engine reports about, and of which of its grants."""
+        """Return the lease that a backend reports about, and of which of its grants."""
         name, _, told = text.partition("#")
         lease = self.allocator.state.lease(RequestId(name))
         return RequestId(name), int(told or (lease.fencing if lease else 0))
@@ -232,12 +267,12 @@ def _ask(request: str, options: list[str]) -> Ask:
         provision = replace(
             provision or Provision("memory"), keep_warm_seconds=float(given["keep"])
         )
-    rule = given.get("rule", "first_fit:1")
+    policy = given.get("policy", "first_fit:1")
     clusters = given["in"].split(",") if "in" in given else None
     return Ask(
         id=RequestId(request),
         tenant=Tenant(given.get("tenant", "ann")),
-        policy=PolicyRef(rule, f"digest of {rule}"),
+        policy=PolicyRef(policy, f"digest of {policy}"),
         candidates=None if clusters is None else tuple(map(ClusterId, clusters)),
         demand=None if "bare" in given else demand,
         terms=None if "advice" in given else terms,
@@ -277,57 +312,57 @@ def render(turn: Turn) -> list[str]:
 
 def _fact(fact: Fact) -> str:
     match fact:
-        case words.ClusterSet(cluster):
+        case ClusterSet(cluster):
             return f"{cluster.id} {' '.join(node.id for node in cluster.nodes)}"
-        case words.ClusterRemoved(cluster_id):
+        case ClusterRemoved(cluster_id):
             return cluster_id
-        case words.Queued(ask, _, deadline):
+        case Queued(ask, _, deadline):
             return f"{ask.id} until={deadline:g}"
-        case words.Dequeued(request, _, refusal):
+        case Dequeued(request, _, refusal):
             return f"{request} {refusal.code}"
-        case words.Granted(lease) | words.Carried(lease):
+        case Granted(lease) | Carried(lease):
             return _lease(lease)
-        case words.Renewed(lease_id, expires_at) | words.Warmed(lease_id, _, expires_at):
+        case Renewed(lease_id, expires_at) | Warmed(lease_id, _, expires_at):
             return f"{lease_id} until={expires_at:g}"
-        case words.Started(lease_id, _, endpoint):
+        case Started(lease_id, _, endpoint):
             return f"{lease_id} at {endpoint}"
-        case words.Finished(lease_id, outcome):
+        case Finished(lease_id, outcome):
             return f"{lease_id} {outcome.phase}: {outcome.detail}"
-        case words.Paused(lease_id, _, retry_at):
+        case Paused(lease_id, _, retry_at):
             return f"{lease_id} until={retry_at:g}"
-        case words.Resumed(lease_id):
+        case Resumed(lease_id):
             return lease_id
-        case words.Requeued(lease_id, _, reason):
+        case Requeued(lease_id, _, reason):
             return f"{lease_id} {reason}"
-        case words.Ending(lease_id, _, reason) | words.Ended(lease_id, _, reason):
+        case Ending(lease_id, _, reason) | Ended(lease_id, _, reason):
             return f"{lease_id} {reason}"
-        case words.Counted(fencing):
+        case Counted(fencing):
             return f"{fencing}"
 
 
-def _effect(effect: words.Effect) -> str:
+def _effect(effect: Effect) -> str:
     match effect:
-        case words.Tell(to, answer):
+        case Respond(to, answer):
             return f"{to.session}#{to.number} {_answer(answer)}"
         case Consult(ask, number, reserved):
             kept = f" keeping {' '.join('/'.join(pair) for pair in reserved)}" if reserved else ""
             return f"{ask.id}#{number}{kept}"
-        case words.Forget(request, number):
+        case Forget(request, number):
             return f"{request}#{number}"
-        case words.Look(lease) | words.Start(lease) | words.Stop(lease) | words.Keep(lease):
+        case Look(lease) | Start(lease) | Stop(lease) | KeepWarm(lease):
             return lease.id
-        case words.Recall(to, tenant, subject):
+        case Recall(to, tenant, subject):
             return f"{to.session}#{to.number} {tenant} {subject}"
 
 
-def _answer(answer: words.Answer) -> str:
+def _answer(answer: Response) -> str:
     match answer:
         case Advice(data, reasons):
             return f"advice {_plain(data)}" + (f" reasons {_plain(reasons)}" if reasons else "")
         case LeaseNews(lease, _, reasons, owner):
             shown = "" if owner else " (without its token)"
             return f"lease {_lease(lease)}{shown}" + (f" {_plain(reasons)}" if reasons else "")
-        case Told(data):
+        case Information(data):
             return f"told {_plain(data)}"
         case Refusal(code, reason, field):
             return f"refused {code}" + (f" [{field}]" if field else "") + f": {reason}"

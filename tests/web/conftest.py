@@ -6,14 +6,14 @@ import json
 import httpx
 import pytest
 
-from moorage.catalog.embedded import EmbeddedCatalog
+from moorage.catalog.embedded.catalog import EmbeddedCatalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.server import WebServer
 
 
 class House:
-    """`WebServices` as the daemon would build it, with a rule of its own instead of a jail."""
+    """`WebServices` as the daemon would build it, with a policy of its own instead of a jail."""
 
     def __init__(self, catalog, tokens):
         self.catalog = catalog

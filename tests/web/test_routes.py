@@ -6,7 +6,7 @@ import tarfile
 
 import pytest
 
-RULE = "class AIOSv1PolicyRule:\n    pass\n"
+POLICY = "class AIOSv1PolicyRule:\n    pass\n"
 URI = "policies.first-fit:v0.0.01-beta"
 
 
@@ -127,19 +127,19 @@ def archive(*names):
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name in names:
             info = tarfile.TarInfo(name)
-            info.size = len(RULE)
-            tar.addfile(info, io.BytesIO(RULE.encode()))
+            info.size = len(POLICY)
+            tar.addfile(info, io.BytesIO(POLICY.encode()))
     return base64.b64encode(packed.getvalue()).decode()
 
 
-@pytest.mark.parametrize("code", [RULE, archive("code/function.py")], ids=["source", "archive"])
+@pytest.mark.parametrize("code", [POLICY, archive("code/function.py")], ids=["source", "archive"])
 async def test_policies(client, site, code):
     document = {"policy_rule_uri": URI, "code": code, "policy_parameters": {"spread": True}}
     for _ in range(2):
         published = await client.post("/policy", json=document)
         assert published.status_code == 201
         assert published.json() == {"success": True, "data": {"policy_rule_uri": URI}}
-    assert site.house.catalog.policy(URI).files == {"function.py": RULE.encode()}
+    assert site.house.catalog.policy(URI).files == {"function.py": POLICY.encode()}
     read = await client.get(f"/policy/{URI}")
     assert (read.status_code, read.json()["data"]["name"]) == (200, "policies.first-fit")
     assert (await client.get("/policy/" + URI.replace(":", "%3A"))).json() == read.json()
@@ -160,11 +160,11 @@ async def test_policies(client, site, code):
 
 
 async def test_failures_of_the_policies(client):
-    await client.post("/policy", json={"policy_rule_uri": URI, "code": RULE})
+    await client.post("/policy", json={"policy_rule_uri": URI, "code": POLICY})
     answers = [
-        ({"policy_rule_uri": URI, "code": RULE + "#"}, 409, "already_exists", "policy_rule_uri"),
-        ({"code": RULE}, 400, "missing_fields", "name"),
-        ({"policy_rule_uri": "x", "code": RULE}, 400, "bad_message", "policy_rule_uri"),
+        ({"policy_rule_uri": URI, "code": POLICY + "#"}, 409, "already_exists", "policy_rule_uri"),
+        ({"code": POLICY}, 400, "missing_fields", "name"),
+        ({"policy_rule_uri": "x", "code": POLICY}, 400, "bad_message", "policy_rule_uri"),
         ({"policy_rule_uri": "a:1-b"}, 400, "bad_message", "code"),
         ({"policy_rule_uri": "a:1-b", "code": "/etc/passwd"}, 400, "bad_policy", "code"),
         (
@@ -178,7 +178,7 @@ async def test_failures_of_the_policies(client):
         answer = await client.post("/policy", json=document)
         assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
         assert answer.json()["error"]["field"] == field
-    changed = await client.put(f"/policy/{URI}", json={"$set": {"code": RULE + "#"}})
+    changed = await client.put(f"/policy/{URI}", json={"$set": {"code": POLICY + "#"}})
     assert (changed.status_code, changed.json()["error"]["differing"]) == (409, ["code"])
 
 

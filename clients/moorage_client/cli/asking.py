@@ -12,7 +12,7 @@ from moorage.protocol.fields import TTL_SECONDS_MAX, WAIT_SECONDS_MAX
 from moorage_client.answers import Answer, Lease
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.output import ends_in, fields, note, print_json, say, to_line, where
-from moorage_client.cli.session import Session
+from moorage_client.cli.session import CommandSession
 from moorage_client.cli.tokens import StateUnusable, TokenFile, state_path
 
 TTL_SECONDS: Final = 300.0
@@ -58,7 +58,7 @@ def json_object(text: str | None, option: str) -> Any:
 
 
 def ask(
-    session: Session,
+    session: CommandSession,
     policy: Annotated[str, typer.Argument(help="The policy: name:version-tag, or an alias")],
     gpus: Annotated[
         int | None, typer.Option(min=0, help="GPUs on each node", rich_help_panel=_RESOURCES)
@@ -159,7 +159,7 @@ def ask(
 
 
 def renew(
-    session: Session,
+    session: CommandSession,
     lease: Annotated[str, typer.Argument(help="Id of the lease")],
     ttl: Annotated[
         float | None,
@@ -187,7 +187,7 @@ def renew(
 
 
 def release(
-    session: Session,
+    session: CommandSession,
     lease: Annotated[str, typer.Argument(help="Id of the lease")],
     lease_token: Annotated[
         str | None, typer.Option(help="Token of the lease (else as kept by `moorage ask`)")
@@ -210,7 +210,7 @@ def release(
 
 
 def flush(
-    session: Session,
+    session: CommandSession,
     cluster: Annotated[str, typer.Option(help="Only what is kept on this cluster")] = "",
 ) -> None:
     """End what is kept warm after its release."""
@@ -222,7 +222,7 @@ def flush(
 
 
 def cancel(
-    session: Session, request: Annotated[str, typer.Argument(help="Id of the request")]
+    session: CommandSession, request: Annotated[str, typer.Argument(help="Id of the request")]
 ) -> None:
     """Give up a place in the queue."""
     ended = session.run(lambda client: client.cancel(request))
@@ -275,7 +275,7 @@ def keep(lease: Lease | None, url: str) -> bool:
     return True
 
 
-def _show(session: Session, answer: Answer, kept: bool) -> None:
+def _show(session: CommandSession, answer: Answer, kept: bool) -> None:
     if session.json:
         print_json(_envelope(answer))
         return

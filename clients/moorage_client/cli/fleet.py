@@ -8,7 +8,7 @@ import typer
 from moorage.model import Code
 from moorage_client.answers import read_as
 from moorage_client.cli.output import note, print_json, table
-from moorage_client.cli.session import Session
+from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import ClusterStored
 from moorage_client.errors import MoorageError, RequestRefused, refusal
 
@@ -28,7 +28,7 @@ class FleetGroup(typer.core.TyperGroup):
 
 
 def import_fleet(
-    session: Session,
+    session: CommandSession,
     sources: Annotated[
         list[str],
         typer.Argument(
@@ -137,7 +137,7 @@ def _row(document: Mapping[str, Any], action: str) -> dict[str, Any]:
     return {"cluster_id": stored.id, "action": action, **counts, "memory_mib": stored.memory or 0}
 
 
-def _report(session: Session, rows: list[dict[str, Any]]) -> None:
+def _report(session: CommandSession, rows: list[dict[str, Any]]) -> None:
     if session.json:
         print_json({"clusters": rows})
         return

@@ -10,22 +10,13 @@ import typer
 
 from moorage.protocol.replies import WorkloadObject
 from moorage_client.answers import Lease, read_as
-from moorage_client.cli.output import (
-    ends_in,
-    fields,
-    note,
-    print_json,
-    say,
-    table,
-    to_line,
-    where,
-)
-from moorage_client.cli.session import Session
-from moorage_client.cli.shapes import ClusterRow, NodeRow, Waiter
+from moorage_client.cli.output import ends_in, fields, note, print_json, say, table, to_line, where
+from moorage_client.cli.session import CommandSession
+from moorage_client.cli.shapes import ClusterRow, NodeRow, ShownWaiter
 
 
 def leases(
-    session: Session,
+    session: CommandSession,
     state: Annotated[str, typer.Option(help="Only those in this state, e.g. active or ended")] = "",
     cluster: Annotated[str, typer.Option(help="Only those on this cluster")] = "",
 ) -> None:
@@ -58,23 +49,25 @@ def leases(
 
 
 def status(
-    session: Session, subject: Annotated[str, typer.Argument(help="Id of a lease or request")]
+    session: CommandSession,
+    subject: Annotated[str, typer.Argument(help="Id of a lease or request")],
 ) -> None:
     """Show a lease, or a request that waits."""
     _about(session, session.run(lambda client: client.status(subject)))
 
 
 def why(
-    session: Session, subject: Annotated[str, typer.Argument(help="Id of a lease or request")]
+    session: CommandSession,
+    subject: Annotated[str, typer.Argument(help="Id of a lease or request")],
 ) -> None:
     """Show why a request was answered as it was, or why a lease ended."""
     _about(session, session.run(lambda client: client.why(subject)))
 
 
-def queue(session: Session) -> None:
+def queue(session: CommandSession) -> None:
     """List your waiting requests, in the order in which they are served."""
     waiting = session.run(lambda client: client.queue().all())
-    pairs = zip(read_as(list[Waiter], waiting), waiting, strict=True)
+    pairs = zip(read_as(list[ShownWaiter], waiting), waiting, strict=True)
     order = sorted(pairs, key=lambda pair: pair[0].position)
     if session.json:
         print_json([document for _, document in order])
@@ -97,7 +90,7 @@ def queue(session: Session) -> None:
 
 
 def fleet(
-    session: Session,
+    session: CommandSession,
     cluster: Annotated[str, typer.Argument(help="Id of a cluster, to list its nodes")] = "",
 ) -> None:
     """List the clusters with what is free in them, or the nodes of one cluster."""
@@ -142,7 +135,7 @@ def fleet(
 
 
 def watch(
-    session: Session,
+    session: CommandSession,
     topics: Annotated[
         list[str] | None, typer.Argument(help="policies, leases, fleet; all of them if left out")
     ] = None,
@@ -164,7 +157,7 @@ def watch(
     session.run(work)
 
 
-def _about(session: Session, document: dict[str, Any]) -> None:
+def _about(session: CommandSession, document: dict[str, Any]) -> None:
     if session.json:
         print_json(document)
     else:

@@ -1,4 +1,4 @@
-"""The commands that try rules without a server: test, backtest.
+"""The commands that try policies without a server: test, backtest.
 
 They need the server's own sandbox and core, which a client does not import: see `server_program`.
 """
@@ -16,7 +16,7 @@ from moorage_client.cli.exits import Exit
 from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.policies import document_of
 from moorage_client.cli.server_program import run
-from moorage_client.cli.session import Session
+from moorage_client.cli.session import CommandSession
 
 SUFFIXES: Final = (".py", ".json", ".zip", ".tar.gz", ".tar.xz")
 LINES_SHOWN: Final = 12
@@ -30,7 +30,7 @@ SEED_MAX: Final = 2**31 - 1
 
 
 class Mode(StrEnum):
-    """Where rules are evaluated."""
+    """Where policies are evaluated."""
 
     JAIL = "jail"
     UNSAFE = "unsafe"
@@ -41,8 +41,8 @@ Sandbox = Annotated[
 ]
 
 
-def try_rule(
-    session: Session,
+def try_policy(
+    session: CommandSession,
     path: Annotated[
         Path,
         typer.Argument(help="What `policy push` takes"),
@@ -69,11 +69,11 @@ def try_rule(
     ] = False,
     sandbox: Sandbox = Mode.JAIL,
 ) -> None:
-    """Try a rule in the same jail as on a server, without one; exit 6 if it is not sound."""
+    """Try a policy in the same jail as on a server, without one; exit 6 if it is not sound."""
     report = run(
         "test",
         {
-            "rule": rule_document(path, parameters, settings),
+            "policy": policy_document(path, parameters, settings),
             "requests": _documents(requests, "--requests"),
             "clusters": _documents(clusters, "--clusters"),
             "seed": seed,
@@ -88,7 +88,7 @@ def try_rule(
     raise typer.Exit(Exit.OK if report["passed"] else Exit.RULE_FAILED)
 
 
-def rule_document(
+def policy_document(
     path: Path, parameters: str | None = None, settings: str | None = None
 ) -> dict[str, Any]:
     """Return the PolicyRule document of a file, named after it where it has no name yet."""
@@ -168,7 +168,7 @@ def _show_profile(profile: dict[str, Any]) -> None:
 
 
 def backtest(
-    session: Session,
+    session: CommandSession,
     rules: Annotated[
         list[str],
         typer.Argument(
@@ -200,14 +200,14 @@ def backtest(
     ] = None,
     sandbox: Sandbox = Mode.JAIL,
 ) -> None:
-    """Replay a trace, or a daemon's own history, through rules side by side."""
+    """Replay a trace, or a daemon's own history, through policies side by side."""
     if (trace is None) == (ledger is None):
         raise typer.BadParameter("give --trace NODES PODS, or --ledger DIR")
     nodes, pods = trace or ("", "")
     outcome = run(
         "backtest",
         {
-            "rules": [_rule(session, each) for each in rules],
+            "rules": [_policy(session, each) for each in rules],
             "nodes": str(nodes),
             "pods": str(pods),
             "ledger": "" if ledger is None else str(ledger),
@@ -226,10 +226,10 @@ def backtest(
         _show_backtest(outcome)
 
 
-def _rule(session: Session, name: str) -> dict[str, Any]:
-    """Return a rule by its file, its URI on a server, or the name that it ships under."""
+def _policy(session: CommandSession, name: str) -> dict[str, Any]:
+    """Return a policy by its file, its URI on a server, or the name that it ships under."""
     if Path(name).exists():
-        return rule_document(Path(name))
+        return policy_document(Path(name))
     if ":" in name:
         with session.services() as services:
             document: dict[str, Any] = services.policy(name)

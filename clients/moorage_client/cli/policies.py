@@ -14,11 +14,11 @@ from moorage_client.answers import read_as
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import moment, print_json, say, table
 from moorage_client.cli.server_program import run
-from moorage_client.cli.session import Session
-from moorage_client.cli.shapes import PolicyChange, PolicyRow
+from moorage_client.cli.session import CommandSession
+from moorage_client.cli.shapes import PolicyRow, ShownPolicyChange
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
-"""Suffixes of archives that the server reads (allocation-server.md, 3.5)."""
+"""Suffixes of archives that the server reads."""
 
 FILES_MAX: Final = 256
 """Files of a policy's directory; more is refused before anything is read."""
@@ -30,7 +30,7 @@ DOCUMENT: Final = "policy.json"
 
 
 def push(
-    session: Session,
+    session: CommandSession,
     path: Annotated[
         Path,
         typer.Argument(
@@ -79,7 +79,7 @@ def push(
         say(registered)
 
 
-def list_policies(session: Session) -> None:
+def list_policies(session: CommandSession) -> None:
     """List the registered policies."""
     with session.services() as services:
         found: list[dict[str, Any]] = services.policies()
@@ -97,7 +97,7 @@ def list_policies(session: Session) -> None:
 
 
 def show(
-    session: Session,
+    session: CommandSession,
     uri: Annotated[str, typer.Argument(help="URI of the policy")],
     history: Annotated[bool, typer.Option("--history", help="Who changed it, and when")] = False,
 ) -> None:
@@ -120,14 +120,14 @@ def show(
                 " ".join(each.fields),
                 each.digest[:12],
             )
-            for each in read_as(list[PolicyChange], changes)
+            for each in read_as(list[ShownPolicyChange], changes)
         ),
         empty="Nobody changed it.",
     )
 
 
 def delete(
-    session: Session,
+    session: CommandSession,
     uri: Annotated[str, typer.Argument(help="The version, name:version-tag")],
     *,
     force: Annotated[

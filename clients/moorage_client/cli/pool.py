@@ -15,11 +15,11 @@ import typer
 from moorage.model import Code
 from moorage_client.answers import read_as
 from moorage_client.cli.output import local_time, note, print_json, say, table
-from moorage_client.cli.session import Session
-from moorage_client.cli.shapes import Holding, PoolState, Slot
+from moorage_client.cli.session import CommandSession
+from moorage_client.cli.shapes import PoolState, ShownHolding, Slot
 from moorage_client.errors import refusal
 
-Address = Annotated[
+AddressOption = Annotated[
     str | None,
     typer.Option(
         help="Where the pool is served: uds:PATH or tcp:HOST:PORT (MOORAGE_POOL_ADDRESS, or "
@@ -38,8 +38,8 @@ _AMOUNT: Final = re.compile(r"([^=:]+)[=:](\d+(?:\.\d+)?)")
 
 
 def serve(
-    session: Session,
-    address: Address = None,
+    session: CommandSession,
+    address: AddressOption = None,
     resource_pool_file: Annotated[
         Path | None,
         typer.Option(help="What there is, in YAML or JSON (default: this machine's CPUs and GPUs)"),
@@ -100,7 +100,7 @@ def serve(
         raise typer.BadParameter(f"{named}{error.strerror or error}") from error
 
 
-def show(session: Session, address: Address = None) -> None:
+def show(session: CommandSession, address: AddressOption = None) -> None:
     """Show what is free, and who holds what."""
     state = _adapter(session, address).state()
     if session.json:
@@ -126,7 +126,7 @@ def show(session: Session, address: Address = None) -> None:
 
 
 def checkout(
-    session: Session,
+    session: CommandSession,
     wanted: Annotated[
         list[str],
         typer.Argument(
@@ -135,7 +135,7 @@ def checkout(
             show_default=False,
         ),
     ],
-    address: Address = None,
+    address: AddressOption = None,
     pid: Annotated[
         int | None,
         typer.Option(
@@ -162,9 +162,9 @@ def checkout(
 
 
 def checkin(
-    session: Session,
+    session: CommandSession,
     transaction: Annotated[str, typer.Argument(help="As checkout printed it")],
-    address: Address = None,
+    address: AddressOption = None,
 ) -> None:
     """Give back what a transaction holds."""
     with _refusals():
@@ -181,15 +181,12 @@ def _ready(address: Any) -> None:
 
 
 def _address(text: str | None) -> Any:
-    from moorage_client.pool.addresses import (  # noqa: PLC0415  # Slow to import.
-        address_here,
-        parse_address,
-    )
+    from moorage_client.pool.addresses import address_here, parse_address  # noqa: PLC0415  # Slow to import.
 
     return parse_address(text) if text else address_here(os.environ)
 
 
-def _adapter(session: Session, address: str | None) -> Any:
+def _adapter(session: CommandSession, address: str | None) -> Any:
     from moorage_client.pool.adapter import SECONDS_MAX, ResourcePoolAdapter  # noqa: PLC0415  # Slow to import.
 
     try:
@@ -252,7 +249,7 @@ def _number(text: str) -> int | float:
     return float(text) if "." in text else int(text)
 
 
-def _holder(holding: Holding) -> str:
+def _holder(holding: ShownHolding) -> str:
     parts = [f"process {holding.pid}"] if holding.pid is not None else []
     if holding.expires_at is not None:
         parts.append(f"until {local_time(holding.expires_at)}")

@@ -18,7 +18,7 @@ from moorage_client.cli.output import (
     print_json,
     say,
 )
-from moorage_client.cli.session import HttpUrl, Json, Session, Timeout, Token, Url, command
+from moorage_client.cli.session import CommandSession, HttpUrl, Json, Timeout, Token, Url, command
 from moorage_client.errors import MoorageError, ProtocolViolated
 
 _EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {said}" for code, said in MEANINGS.items()) + "."
@@ -42,7 +42,7 @@ def _shared(
     json: Json = False,
     timeout: Timeout = None,
 ) -> None:
-    context.obj = Session(url, http_url, token, json, timeout)
+    context.obj = CommandSession(url, http_url, token, json, timeout)
 
 
 policy = typer.Typer(help="Register policies and look at them.", no_args_is_help=True)
@@ -82,7 +82,7 @@ command(policy, "canary")(publishing.canary)
 command(policy, "shadow")(publishing.shadow)
 command(policy, "manage")(publishing.manage)
 command(policy, "logs")(publishing.logs)
-command(policy, "test")(offline.try_rule)
+command(policy, "test")(offline.try_policy)
 command(policy, "backtest")(offline.backtest)
 command(shared, "serve")(pool.serve)
 command(shared, "show")(pool.show)
@@ -90,7 +90,7 @@ command(shared, "checkout")(pool.checkout)
 command(shared, "checkin")(pool.checkin)
 
 
-def version(session: Session) -> None:
+def version(session: CommandSession) -> None:
     """Print the version of this program."""
     known = installed_version("moorage")
     if session.json:

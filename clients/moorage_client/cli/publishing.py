@@ -9,12 +9,12 @@ from moorage_client.answers import read_as
 from moorage_client.cli import shapes
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import fields, note, print_json, say, table
-from moorage_client.cli.session import Session
+from moorage_client.cli.session import CommandSession
 
 SAMPLES_SHOWN: Final = 10
 """Latest differences that a person is shown; --json has all that the server kept."""
 
-Alias = Annotated[
+AliasArgument = Annotated[
     str, typer.Argument(help="The alias, as name:word; a bare policy name means its name:stable")
 ]
 
@@ -27,7 +27,7 @@ class By(StrEnum):
 
 
 def activate(
-    session: Session,
+    session: CommandSession,
     uri: Annotated[str, typer.Argument(help="The version, name:version-tag")],
     alias: Annotated[
         str, typer.Option(help="The alias that shall mean it: a word, or name:word")
@@ -39,14 +39,14 @@ def activate(
         _changed(session, services.activate_policy(name, uri))
 
 
-def roll_back(session: Session, alias: Alias) -> None:
+def roll_back(session: CommandSession, alias: AliasArgument) -> None:
     """Let an alias mean the version that it meant before."""
     with session.services() as services:
         _changed(session, services.roll_back_policy(alias))
 
 
 def aliases(
-    session: Session,
+    session: CommandSession,
     alias: Annotated[str, typer.Argument(help="An alias, to see who changed it and when")] = "",
     delete: Annotated[bool, typer.Option("--delete", help="Delete it; the versions stay")] = False,
 ) -> None:
@@ -61,15 +61,15 @@ def aliases(
             if session.json:
                 print_json(gone)
             else:
-                was = read_as(shapes.Alias, gone)
+                was = read_as(shapes.ShownAlias, gone)
                 say(f"{was.alias} is deleted; it meant {was.policy_rule_uri}")
         else:
             _show(session, services.alias(alias))
 
 
 def canary(
-    session: Session,
-    alias: Alias,
+    session: CommandSession,
+    alias: AliasArgument,
     uri: Annotated[str, typer.Argument(help="The candidate; leave it out with the others")] = "",
     percent: Annotated[
         float, typer.Option(help="Its share of the requests: more than 0, at most 100")
@@ -94,8 +94,8 @@ def canary(
 
 
 def shadow(
-    session: Session,
-    alias: Alias,
+    session: CommandSession,
+    alias: AliasArgument,
     uri: Annotated[str, typer.Argument(help="The candidate; leave it out with the others")] = "",
     report: Annotated[bool, typer.Option("--report", help="Where it differs")] = False,
     stop: Annotated[bool, typer.Option("--stop", help="End it")] = False,
@@ -112,7 +112,7 @@ def shadow(
 
 
 def manage(
-    session: Session,
+    session: CommandSession,
     policy: Annotated[str, typer.Argument(help="A version, an alias, or a bare name")],
     action: Annotated[str, typer.Argument(help="The action, as the rule knows it")],
     data: Annotated[str | None, typer.Option(help="For it: JSON, @file or @-")] = None,
@@ -123,7 +123,7 @@ def manage(
 
 
 def logs(
-    session: Session,
+    session: CommandSession,
     policy: Annotated[str, typer.Argument(help="A version, an alias, or a bare name")],
 ) -> None:
     """Print what a policy printed and logged lately, at your requests."""
@@ -150,7 +150,7 @@ def _one_of(uri: str, report: bool, stop: bool) -> None:
         raise typer.BadParameter("name a candidate, or give --report or --stop")
 
 
-def _differences(session: Session, document: dict[str, Any]) -> None:
+def _differences(session: CommandSession, document: dict[str, Any]) -> None:
     if session.json:
         print_json(document)
         return
@@ -191,17 +191,17 @@ def _said(side: shapes.Said) -> str:
     return "; ".join(f"{p.cluster_id}/{p.node_id} gpus {','.join(p.gpus)}" for p in side.placement)
 
 
-def _changed(session: Session, document: dict[str, Any]) -> None:
+def _changed(session: CommandSession, document: dict[str, Any]) -> None:
     if session.json:
         print_json(document)
         return
-    alias = read_as(shapes.Alias, document)
+    alias = read_as(shapes.ShownAlias, document)
     beside = [("canary", _canary(alias.canary)), ("shadow", alias.shadow)]
     said = "".join(f", {what} {which}" for what, which in beside if which)
     say(f"{alias.alias} -> {alias.policy_rule_uri}{said}")
 
 
-def _list(session: Session, found: list[dict[str, Any]]) -> None:
+def _list(session: CommandSession, found: list[dict[str, Any]]) -> None:
     if session.json:
         print_json(found)
         return
@@ -216,17 +216,17 @@ def _list(session: Session, found: list[dict[str, Any]]) -> None:
                 alias.shadow or "",
                 alias.who,
             )
-            for alias in read_as(list[shapes.Alias], found)
+            for alias in read_as(list[shapes.ShownAlias], found)
         ),
         empty="No aliases. Make one: moorage policy activate my-rule:1-stable",
     )
 
 
-def _show(session: Session, alias: dict[str, Any]) -> None:
+def _show(session: CommandSession, alias: dict[str, Any]) -> None:
     if session.json:
         print_json(alias)
         return
-    shown = read_as(shapes.Alias, alias)
+    shown = read_as(shapes.ShownAlias, alias)
     alias.pop("history", None)
     fields({**alias, "canary": _canary(shown.canary)})
     for change in shown.history:
@@ -234,11 +234,11 @@ def _show(session: Session, alias: dict[str, Any]) -> None:
         fields(change)
 
 
-def _canary(canary: shapes.Canary | None) -> str:
+def _canary(canary: shapes.ShownCanary | None) -> str:
     return f"{canary.version} {canary.percent:g} % by {canary.by}" if canary else ""
 
 
-def _report(session: Session, document: dict[str, Any]) -> None:
+def _report(session: CommandSession, document: dict[str, Any]) -> None:
     if session.json:
         print_json(document)
         return

@@ -16,8 +16,8 @@ from moorage.protocol.fields import ATTEMPTS_MAX
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import keep, token_of
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
-from moorage_client.cli.session import Session
-from moorage_client.cli.shapes import Attempt, Done, Output
+from moorage_client.cli.session import CommandSession
+from moorage_client.cli.shapes import Attempt, Done, ShownOutput
 from moorage_client.cli.tokens import TokenFile, state_path
 from moorage_client.errors import LeaseLost, MoorageError, NotFound
 
@@ -43,7 +43,7 @@ _LeaseToken = Annotated[
 
 
 def run(
-    session: Session,
+    session: CommandSession,
     command: _Command,
     gpus: Annotated[int, typer.Option("--gpus", "-g", min=0, help="GPUs")] = 0,
     gpu_milli: Annotated[
@@ -163,7 +163,7 @@ async def _ended(client: Any, lease: str, reader: "_Reader") -> None:
 
 
 def execute(
-    session: Session,
+    session: CommandSession,
     lease: Annotated[str, typer.Argument(help="Id of the lease")],
     command: _Command,
     limit: Annotated[
@@ -204,7 +204,7 @@ def execute(
 
 
 def logs(
-    session: Session,
+    session: CommandSession,
     lease: Annotated[str, typer.Argument(help="Id of the lease")],
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Go on until the workload ends")
@@ -270,7 +270,7 @@ class _Reader:
     async def skip(self) -> None:
         """Go to the end of what there is."""
         told = await self._client.call(self._message | {"offset": -1, "attempt": self.attempt})
-        part = read_as(Output, told)
+        part = read_as(ShownOutput, told)
         self.attempt, self.offset = part.attempt, part.offset
 
     async def read(self, only: int) -> None:
@@ -306,7 +306,7 @@ class _Reader:
                 return part.exit_code
             self._go_on(part)
 
-    async def _next(self, wait_seconds: float, *, skip: bool) -> Output:
+    async def _next(self, wait_seconds: float, *, skip: bool) -> ShownOutput:
         """Pass the next piece on; return the reply it came with.
 
         Args:
@@ -317,7 +317,7 @@ class _Reader:
         while True:
             where = {"offset": self.offset, "attempt": self.attempt, "wait_seconds": wait_seconds}
             try:
-                part = read_as(Output, await self._client.call(self._message | where))
+                part = read_as(ShownOutput, await self._client.call(self._message | where))
             except NotFound as error:
                 kept = read_as(list[Attempt], error.details.get("attempts") or [])
                 later = [attempt for attempt in kept if attempt > self.attempt]
@@ -329,7 +329,7 @@ class _Reader:
                 self._write(_decoded(part.base64))
                 return part
 
-    def _go_on(self, part: Output) -> None:
+    def _go_on(self, part: ShownOutput) -> None:
         """Take note of where the next piece is.
 
         Raises:

@@ -1,6 +1,6 @@
-"""What the server package does for the command line: try rules, and hand out those that ship.
+"""What the server package does for the command line: try policies, and hand out those that ship.
 
-A client does not import the server's rooms: a program of the server package is started with this
+A client does not import the server's packages: a program of the server package is started with this
 interpreter, told the job as JSON, and answers JSON.
 """
 
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import typer
 
-PROGRAM: Final = "moorage.trials.offline"
+PROGRAM: Final = "moorage.lab.offline"
 
 
 def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -23,13 +23,14 @@ def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
             jail here.
 
     """
-    if find_spec("moorage.trials") is None:
+    if find_spec("moorage.lab") is None:
         raise typer.BadParameter("this needs the server package here: pip install moorage")
     try:
         told = json.dumps(job, allow_nan=False).encode()
     except ValueError as error:
         raise typer.BadParameter("NaN and Infinity are no JSON; use a number or null") from error
-    # -P: modules in the working directory, which may be rules like `random.py`, are not imported.
+    # -P: modules in the working directory, which may be policies like `random.py`, are not
+    # imported.
     done = subprocess.run(  # noqa: S603  # Our own program.
         [sys.executable, "-P", "-m", PROGRAM, command],
         input=told,

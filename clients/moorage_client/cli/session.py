@@ -1,7 +1,7 @@
 """What all commands share: where the server is, who we are, how to print; and how they are made.
 
-Every command of `program` is a function of a `Session` and its own options; `command` adds the
-shared options to it, so that they can stand before and after the command's name.
+Every command of `program` is a function of a `CommandSession` and its own options; `command` adds
+the shared options to it, so that they can stand before and after the command's name.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ PANEL = "Server and output"
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class CommandSession:
     """The shared options, as given; the clients know the environment and the defaults.
 
     Args:
@@ -102,8 +102,8 @@ def _shared(
     token: Token = None,
     json: Json = False,
     timeout: Timeout = None,
-) -> Session:
-    return Session(url, http_url, token, json, timeout)
+) -> CommandSession:
+    return CommandSession(url, http_url, token, json, timeout)
 
 
 _SHARED = inspect.signature(_shared).parameters
@@ -128,7 +128,7 @@ def command(
         def invoke(context: typer.Context, **options: Any) -> None:
             given = {name: options.pop(name) for name in _SHARED}
             said = {name: value for name, value in given.items() if value not in (None, False)}
-            before: Session = context.find_object(Session) or Session()
+            before: CommandSession = context.find_object(CommandSession) or CommandSession()
             try:
                 function(replace(before, **said), **options)
             except BrokenPipeError as error:

@@ -19,7 +19,7 @@ Name = str | int | float | None
 Document = dict[str, Any]
 
 
-class Waiter(Struct):
+class ShownWaiter(Struct):
     """A row of `moorage queue`."""
 
     position: int = 0
@@ -55,7 +55,7 @@ class NodeRow(Struct):
     duplicate_of: str = ""
 
 
-class Output(Struct):
+class ShownOutput(Struct):
     """A piece of a workload's output."""
 
     base64: str = ""
@@ -79,7 +79,7 @@ class PolicyRow(Struct):
     description: str | None = ""
 
 
-class PolicyChange(Struct):
+class ShownPolicyChange(Struct):
     """A row of `moorage policy show --history`."""
 
     at: float = 0.0
@@ -89,7 +89,7 @@ class PolicyChange(Struct):
     fields: list[str] = []
 
 
-class Canary(Struct):
+class ShownCanary(Struct):
     """Who gets a share of an alias's requests."""
 
     version: str = ""
@@ -97,13 +97,13 @@ class Canary(Struct):
     by: str = ""
 
 
-class Alias(Struct):
+class ShownAlias(Struct):
     """What an alias means."""
 
     alias: str = ""
     policy_rule_uri: str = ""
     former: str | None = None
-    canary: Canary | None = None
+    canary: ShownCanary | None = None
     shadow: str | None = None
     who: str = ""
     history: list[Document] = []
@@ -135,7 +135,7 @@ class CanaryReport(Struct):
     candidate: Arm | None = None
 
 
-class Side(Struct):
+class ShownSide(Struct):
     """What one of two compared versions did, in all."""
 
     policy_rule_uri: str = ""
@@ -169,7 +169,7 @@ class Said(Struct):
     data: str = ""
 
 
-class Sample(Struct):
+class ShownSample(Struct):
     """A request that two versions answered differently."""
 
     active: Said
@@ -180,8 +180,8 @@ class Sample(Struct):
 class ShadowReport(Struct):
     """What `moorage policy shadow --report` shows; of another tenant's alias, not all of it."""
 
-    active: Side
-    candidate: Side
+    active: ShownSide
+    candidate: ShownSide
     asked: int | None = None
     dropped: int | None = None
     compared: int | None = None
@@ -190,7 +190,7 @@ class ShadowReport(Struct):
     differ_alone: int | None = None
     cost: Any = None
     whole: bool = True
-    samples: list[Sample] = []
+    samples: list[ShownSample] = []
 
 
 class Rest(Struct):
@@ -231,7 +231,7 @@ class Slot(Struct):
     slots: int | float = 0
 
 
-class Holding(Struct):
+class ShownHolding(Struct):
     """Who holds what of a pool."""
 
     transaction: str
@@ -244,7 +244,7 @@ class PoolState(Struct):
     """What `moorage pool show` shows."""
 
     resources: dict[str, list[Slot]] = {}
-    holdings: list[Holding] = []
+    holdings: list[ShownHolding] = []
 
 
 class Finding(Struct):

@@ -46,7 +46,7 @@ REPLICAS_LABEL: Final = "nvidia.com/gpu.replicas"
 """How often the device plugin advertises each device, where it lets pods take turns."""
 
 _LABELS_LEFT_OUT: Final = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
-# Dozens of CPU flags on every node, and outdated twins: no rule places workloads by them.
+# Dozens of CPU flags on every node, and outdated twins: no policy places workloads by them.
 
 _MIG: Final = re.compile(r"nvidia\.com/(mig-(\d+c\.)?\d+g\.(\d+)gb\S*)")
 _QUANTITY: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d{1,2})|([numkKMGTPE]?i?))")

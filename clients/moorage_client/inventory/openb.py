@@ -53,7 +53,7 @@ class TraceNode:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class TableLine:
     """One line of a table: where it stands, and its fields by column."""
 
     path: Path
@@ -111,7 +111,7 @@ def nodes_in(path: Path, file: IO[str]) -> list[TraceNode]:
     return nodes
 
 
-def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[Line]:
+def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[TableLine]:
     """Yield the lines of a table that has at least these columns, or raise `TableError`."""
     reader = csv.DictReader(file, strict=True)
     try:
@@ -125,7 +125,7 @@ def lines(path: Path, file: IO[str], columns: Sequence[str]) -> Iterator[Line]:
                 raise TableError(path, number, "", f"at most {ROWS_MAX} rows")
             if None in values or None in values.values():
                 raise TableError(path, number, "", f"{len(present)} fields, as in the header")
-            yield Line(path, number, values)
+            yield TableLine(path, number, values)
     except UnicodeDecodeError:
         raise TableError(path, 0, "", "text in UTF-8") from None
     except csv.Error as error:

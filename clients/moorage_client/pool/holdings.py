@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from moorage.slots import Allocation, InvalidCheckin, InvalidRequest, ResourcePool
 
-__all__ = ["HOLDINGS_MAX", "TTL_SECONDS_MAX", "Busy", "Holding", "Holdings"]
+__all__ = ["HOLDINGS_MAX", "TTL_SECONDS_MAX", "Busy", "Holdings", "PoolHolding"]
 
 HOLDINGS_MAX: Final = 100_000
 """Checkouts of one pool at a time; one more is refused."""
@@ -31,7 +31,7 @@ class Busy(Exception):  # noqa: N818  # What it says is what happened.
 
 
 @dataclass(slots=True)
-class Holding:
+class PoolHolding:
     """One checkout.
 
     Args:
@@ -88,7 +88,7 @@ class Holdings:
         self.pool = pool
         self._ttl_seconds = ttl_seconds
         self._note = note
-        self._holdings: dict[str, Holding] = {}
+        self._holdings: dict[str, PoolHolding] = {}
         self._watches: dict[int, _Watch] = {}
         # After a restart the old transactions are nobody's: they do not meet new ones by chance.
         self._names = (f"{prefix}-{number}" for prefix in [token_hex(4)] for number in count(1))
@@ -98,7 +98,7 @@ class Holdings:
 
     def checkout(
         self, request: Any, pid: int | None = None, ttl_seconds: float | None = None
-    ) -> Holding:
+    ) -> PoolHolding:
         """Check out, for a process, for a time, or both.
 
         Raises:
@@ -115,7 +115,7 @@ class Holdings:
             if pid is not None:
                 self._unwatch(pid)
             raise
-        holding = Holding(next(self._names), allocation, pid, time.time())
+        holding = PoolHolding(next(self._names), allocation, pid, time.time())
         self._holdings[holding.transaction] = holding
         if watch:
             watch.transactions.add(holding.transaction)
@@ -132,7 +132,7 @@ class Holdings:
         """
         self._release(self._find(transaction, resources))
 
-    def renew(self, transaction: str, ttl_seconds: float) -> Holding:
+    def renew(self, transaction: str, ttl_seconds: float) -> PoolHolding:
         """Let a checkout last so much longer from now.
 
         Raises:
@@ -152,7 +152,7 @@ class Holdings:
             self._watches[pid].transactions.clear()
             self._unwatch(pid)
 
-    def _find(self, transaction: str | None, resources: Mapping[str, Any] | None) -> Holding:
+    def _find(self, transaction: str | None, resources: Mapping[str, Any] | None) -> PoolHolding:
         if transaction is not None:
             named = self._holdings.get(transaction)
             if named is None or resources not in (None, named.allocation):
@@ -167,7 +167,7 @@ class Holdings:
         # Who names no transaction named no process either, most likely.
         return min(same, key=lambda each: (each.pid is not None, each.since))
 
-    def _release(self, holding: Holding) -> None:
+    def _release(self, holding: PoolHolding) -> None:
         self.pool.checkin(holding.allocation)
         del self._holdings[holding.transaction]
         if holding.timer:
@@ -176,14 +176,14 @@ class Holdings:
             self._watches[holding.pid].transactions.discard(holding.transaction)
             self._unwatch(holding.pid)
 
-    def _expire_in(self, holding: Holding, seconds: float) -> None:
+    def _expire_in(self, holding: PoolHolding, seconds: float) -> None:
         if holding.timer:
             holding.timer.cancel()
         holding.expires_at = time.time() + seconds
         loop = asyncio.get_running_loop()
         holding.timer = loop.call_later(seconds, self._take_back, holding, "its time is up")
 
-    def _take_back(self, holding: Holding, why: str) -> None:
+    def _take_back(self, holding: PoolHolding, why: str) -> None:
         self._release(holding)
         self._note(f"{holding.transaction} was taken back, {why}: {dict(holding.allocation)}")
 

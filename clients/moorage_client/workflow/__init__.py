@@ -31,12 +31,7 @@ from moorage_client.workflow.picture import draw_timeline
 from moorage_client.workflow.pool import ResourcePool
 from moorage_client.workflow.progress import ProgressBar
 from moorage_client.workflow.requirements import ResourceRequirements
-from moorage_client.workflow.results import (
-    CallbackError,
-    ExecutionResult,
-    NodeResult,
-    NodeStatus,
-)
+from moorage_client.workflow.results import CallbackError, ExecutionResult, NodeResult, NodeStatus
 from moorage_client.workflow.running import RunningNode, current_node
 from moorage_client.workflow.timeline import ResourceSnapshot, ResourceTimeline
 from moorage_client.workflow.tracing import EventType, ExecutionTrace, TraceEvent

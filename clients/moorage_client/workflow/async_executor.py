@@ -79,7 +79,7 @@ class _AsyncRun:
         self._kinds = kinds
         self._crew = _Crew(threads_max, partial(_run_on_thread, run_in, tasks), self._returned)
         self._execution = Execution(
-            settings, tasks, self._wake, kinds, self._has_room, self._told_to_stop
+            settings, tasks, self._wake, kinds, self._has_space, self._told_to_stop
         )
         self._returns: deque[tuple[RunningNode, Any, BaseException | None]] = deque()
         self._defect: BaseException | None = None  # Of this module; tasks cannot cause one.
@@ -232,8 +232,8 @@ class _AsyncRun:
         self._execution.tell_skipped(self._execution.settle(node, result))
         self._pump()
 
-    def _has_room(self, kind: int) -> bool:
-        return kind == _ON_LOOP or self._crew.has_room
+    def _has_space(self, kind: int) -> bool:
+        return kind == _ON_LOOP or self._crew.has_space
 
     def _told_to_stop(self, node: RunningNode) -> None:
         self._soon(partial(self._stop_awaiting, node))
@@ -298,7 +298,7 @@ class _Crew:
         self._threads = 0
 
     @property
-    def has_room(self) -> bool:
+    def has_space(self) -> bool:
         """Whether one more function can run now."""
         return len(self._busy) < self._threads_max
 

@@ -18,12 +18,7 @@ from moorage_client.workflow.grants import Claim, Grant, Pool
 from moorage_client.workflow.graph import DAG
 from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.requirements import ResourceRequirements
-from moorage_client.workflow.results import (
-    CallbackError,
-    ExecutionResult,
-    NodeResult,
-    NodeStatus,
-)
+from moorage_client.workflow.results import CallbackError, ExecutionResult, NodeResult, NodeStatus
 from moorage_client.workflow.running import RunningNode, stopped_run
 from moorage_client.workflow.schedule import Schedule
 from moorage_client.workflow.tracing import EventType, ExecutionTrace
@@ -92,7 +87,7 @@ class Execution:
         wake: Makes the shell call `next`; callable from any thread, returns at once, and takes
             no lock that is held while this is called.
         kinds: Of each task, by name: nodes of different kinds are never admitted together.
-        room: Whether a task of this kind can be started now, whatever the pool has.
+        space: Whether a task of this kind can be started now, whatever the pool has.
         on_stop: Called, from any thread, with a node that is told to stop.
 
     """
@@ -103,13 +98,13 @@ class Execution:
         tasks: Mapping[str, Callable[[], Any]],
         wake: Callable[[], None],
         kinds: Mapping[str, int] | None = None,
-        room: Callable[[int], bool] | None = None,
+        space: Callable[[int], bool] | None = None,
         on_stop: Callable[[RunningNode], object] | None = None,
     ) -> None:
         settings.validate()
         self._settings = settings
         self._wake = wake
-        self._room = room
+        self._space = space
         self._on_stop = on_stop
         self.tasks = tasks
         dag = settings.dag
@@ -238,7 +233,7 @@ class Execution:
         )
 
     def _admit(self, group: int, number: int) -> bool:
-        if self._room is not None and not self._room(self._kinds[group]):
+        if self._space is not None and not self._space(self._kinds[group]):
             return False
         needs = self._needs[group]
         if needs is None:
@@ -265,8 +260,8 @@ class Execution:
                 self._news.append(claim)
 
     def _may_stand_in_line(self, group: int) -> bool:
-        has_room = self._room is None or self._room(self._kinds[group])
-        return has_room and self._needs[group] is not None
+        has_space = self._space is None or self._space(self._kinds[group])
+        return has_space and self._needs[group] is not None
 
     def _running(self, number: int, grant: Grant | None, refused: Exception | None) -> RunningNode:
         attempt = self._attempts.get(number, 0) + 1
@@ -298,7 +293,7 @@ class Execution:
     # From any thread, without the lock.
 
     def freed(self) -> None:
-        """Something may fit now that did not before. For the pool, and for shells with `room`."""
+        """Something may fit now that did not before. For the pool, and for shells with `space`."""
         self._freed = True
         self._wake()
 

@@ -52,7 +52,7 @@ class _Node:
 
 
 @dataclass(slots=True)
-class _Story:
+class _History:
     """What a journal says."""
 
     run: str = ""
@@ -113,7 +113,7 @@ class RunJournal:
         except OSError as error:
             raise JournalError(f"journal {self.path}: {error.strerror}") from error
         try:
-            self._story = self._read()
+            self._history = self._read()
         except BaseException:
             os.close(self._file)
             raise
@@ -151,15 +151,15 @@ class RunJournal:
         """
         digest = hashlib.sha256(json.dumps([dag.names, dag.following]).encode()).hexdigest()
         with self._lock:
-            if self._story.graph not in ("", digest):
+            if self._history.graph not in ("", digest):
                 raise JournalError(
                     f"journal {self.path} is that of another graph; "
                     "take another file, or remove this one if nothing of it still runs"
                 )
-            new = not self._story.graph
+            new = not self._history.graph
         if new:
             self._tell(event="run", id=uuid.uuid4().hex, graph=digest).result()
-        nodes = self._story.nodes
+        nodes = self._history.nodes
         return {name: node.result for name, node in nodes.items() if node.completed}
 
     def asked(self, node_name: str) -> tuple[str, Future[None]]:
@@ -168,13 +168,13 @@ class RunJournal:
         It is that of the last ask, unless that was `released`.
         """
         with self._lock:
-            node = self._story.nodes.get(node_name, _Node())
+            node = self._history.nodes.get(node_name, _Node())
             if node.key:
                 done: Future[None] = Future()
                 done.set_result(None)
                 return node.key, done
             name = hashlib.sha256(node_name.encode()).hexdigest()[:16]
-            key = f"{self._story.run}-{name}-{node.asks + 1}"
+            key = f"{self._history.run}-{name}-{node.asks + 1}"
         return key, self._tell(event="asked", node=node_name, key=key)
 
     def granted(self, node_name: str, key: str, lease: str, token: str) -> Future[None]:
@@ -198,7 +198,7 @@ class RunJournal:
         with self._lock:
             return [
                 Leftover(name, node.key, node.lease, node.token)
-                for name, node in self._story.nodes.items()
+                for name, node in self._history.nodes.items()
                 if node.completed and node.lease
             ]
 
@@ -213,7 +213,7 @@ class RunJournal:
         with self._lock:
             if not self._open:
                 raise JournalError(f"journal {self.path} is closed, or could not be written")
-            self._story.tell(line)
+            self._history.tell(line)
             self._lines.put((json.dumps(line).encode() + b"\n", durable))
         return durable
 
@@ -250,7 +250,7 @@ class RunJournal:
             if line is not None:
                 line[1].set_exception(failed)
 
-    def _read(self) -> _Story:
+    def _read(self) -> _History:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -261,16 +261,16 @@ class RunJournal:
         whole = text.rfind(b"\n") + 1
         if whole < len(text):  # A crash cut the last line short: nothing followed from it.
             os.ftruncate(self._file, whole)
-        story = _Story()
+        history = _History()
         for number, line in enumerate(text[:whole].splitlines(), 1):
             try:
-                story.tell(json.loads(line))
+                history.tell(json.loads(line))
             except (ValueError, KeyError, TypeError, RecursionError) as error:
                 raise JournalError(
                     f"journal {self.path}, line {number}: expected an event of a run, "
                     f"got {line[:80]!r}"
                 ) from error
-        return story
+        return history
 
 
 def _write_all(file: int, text: bytes) -> None:

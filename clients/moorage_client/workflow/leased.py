@@ -1,7 +1,8 @@
 """A pool backed by a Moorage server: each node holds a lease while it runs.
 
 The executors use it as they use `ResourcePool`. Who gets what, and in which order, the server
-decides, by the rule that is named; up to `claims_max` nodes of a run stand in its queue at a time.
+decides, by the policy that is named; up to `claims_max` nodes of a run stand in its queue at a
+time.
 
 | Requirement | Asked for |
 |---|---|
@@ -81,7 +82,7 @@ class LeasedPool:
     and its node fails, or is tried again. Asks and renewals have a thread of their own.
 
     Args:
-        policy_rule_uri: The rule that decides, `name:version-tag`.
+        policy_rule_uri: The policy that decides, `name:version-tag`.
         url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
         token: Who we are; default `MOORAGE_TOKEN`, else nobody in particular.
         ttl_seconds: How long GPUs stay held after this program died.
@@ -112,7 +113,7 @@ class LeasedPool:
             raise WorkflowError(f"claims_max is {claims_max}; expected 1 or more")
         self.claims_max = claims_max
         self.problems: list[MoorageError] = []
-        self._rule = policy_rule_uri
+        self._policy = policy_rule_uri
         self._address = (url, token)
         self._terms = (ttl_seconds, wait_seconds, priority, preemptible)
         self._request = request
@@ -185,7 +186,7 @@ class LeasedPool:
         return 0
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
-        """Return whether the fleet has so much in all; a rule may still refuse it.
+        """Return whether the fleet has so much in all; a policy may still refuse it.
 
         Raises:
             ResourceError: It cannot be asked of a server (a ValueError).
@@ -304,7 +305,7 @@ class LeasedPool:
         while True:
             key = await _key(claim)
             wanted: Request = {**self._request, "resources": demand_of(claim.requirements)}
-            message = request_message(self._rule, LeaseTerms(*self._terms, key), **wanted)
+            message = request_message(self._policy, LeaseTerms(*self._terms, key), **wanted)
             try:
                 lease = await self._connected.acquire(message, None)
             except asyncio.CancelledError:

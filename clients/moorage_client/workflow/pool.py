@@ -14,12 +14,7 @@ from typing import Final
 from moorage_client.workflow.errors import ResourceError
 from moorage_client.workflow.grants import Claim, Grant
 from moorage_client.workflow.journal import RunJournal
-from moorage_client.workflow.requirements import (
-    ResourceRequirements,
-    amount_of,
-    declared,
-    units,
-)
+from moorage_client.workflow.requirements import ResourceRequirements, amount_of, declared, units
 from moorage_client.workflow.timeline import ResourceTimeline
 from moorage_client.workflow.waiting import Account, Amounts, Ticket
 

@@ -3,10 +3,10 @@
 Pure: amounts are units by resource number, and nobody sleeps here. `ResourcePool` puts a lock
 around it and wakes whom it serves.
 
-The rule. Waiters stand in a line. Whoever fits may go before one that does not fit yet, which keeps
-the pool busy; but a waiter that was delayed so `OVERTAKEN_MAX` times has waited its turn: from then
-on nothing is granted that would leave less than it needs of anything. What is freed adds up, and it
-is served as soon as those who hold something now have let go.
+The policy. Waiters stand in a line. Whoever fits may go before one that does not fit yet, which
+keeps the pool busy; but a waiter that was delayed so `OVERTAKEN_MAX` times has waited its turn:
+from then on nothing is granted that would leave less than it needs of anything. What is freed adds
+up, and it is served as soon as those who hold something now have let go.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,6 +1,6 @@
 """Which addresses belong to the public Internet, and which to this machine and its networks.
 
-`catalog.sources` asks before it connects to a host that a client has named. Python's own
+`catalog.documents.sources` asks before it connects to a host that a client has named. Python's own
 `is_global` is not enough: what it knows depends on its version, and an IPv6 address may carry an
 IPv4 one.
 """

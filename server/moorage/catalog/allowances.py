@@ -1,4 +1,4 @@
-"""How many requests one ask may cause at external services; `catalog.mixed` spends them."""
+"""How many requests one ask may cause at external services; the mirrored catalog spends them."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -18,7 +18,7 @@ SPENT: Final = (
 class Allowance:
     """What one ask may still cause at external services; it goes with the ask from step to step.
 
-    Repetitions after a failure are not counted, nor the download of a rule's code, once for each
+    Repetitions after a failure are not counted, nor the download of a policy's code, once for each
     version. Joining a request that is under way for somebody else counts.
 
     Args:

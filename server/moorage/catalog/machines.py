@@ -1,4 +1,4 @@
-"""Which registered node is which machine: none is registered twice. Used by `embedded`.
+"""Which registered node is which machine: none is registered twice. Used by `catalog`.
 
 Everything here runs in the store's thread, and before the change is committed. So what it remembers
 is looked up in the file before it refuses anything: a change may have failed to become durable.
@@ -6,9 +6,9 @@ is looked up in the file before it refuses anything: a change may have failed to
 
 from typing import Any, Final
 
-from moorage.catalog.clusters import ClusterDocument, cluster_model, read_cluster_document
-from moorage.catalog.documents import decode
-from moorage.catalog.store import Database
+from moorage.catalog.documents.clusters import ClusterDocument, cluster_model, read_cluster_document
+from moorage.catalog.documents.encoding import decode
+from moorage.catalog.embedded.store import Database
 from moorage.model import Cluster, ClusterId, Code, Node, is_same_machine
 from moorage.protocol.faults import ServiceError
 

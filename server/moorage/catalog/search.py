@@ -10,8 +10,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
-from moorage.catalog.base import CLUSTERS_MAX, Document
-from moorage.catalog.records import DocumentEntry
+from moorage.catalog.embedded.records import DocumentEntry
+from moorage.catalog.limits import CLUSTERS_MAX
+from moorage.catalog.values import Document
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 from moorage.query import (

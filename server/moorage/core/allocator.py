@@ -1,26 +1,21 @@
 """The allocator: a state machine without I/O. An event goes in; facts and effects come out.
 
-The daemon is the only caller. It hands each event to the clerk whose subject it is: `asks`,
-`leases`, `warm`, or the queue. It never reads a clock and never rolls dice.
+The daemon is the only caller. It hands each event to the part whose subject it is: `requests`,
+`leases`, `warm_reuse`, or the queue. It never reads a clock and never rolls dice.
 """
 
 from collections.abc import Iterable
 from typing import assert_never
 
-from moorage.core import questions
-from moorage.core.asks import Asks
-from moorage.core.desk import Desk
+from moorage.core import explain
+from moorage.core.backfill import Backfill
+from moorage.core.effects import Recall
 from moorage.core.events import (
     Asked,
     CancelAsked,
     ClusterGone,
     ClusterSeen,
     ConsultFailed,
-    EngineEnded,
-    EngineFailed,
-    EngineKept,
-    EngineStarted,
-    EngineStopped,
     Event,
     FlushAsked,
     Inquired,
@@ -30,14 +25,20 @@ from moorage.core.events import (
     Restarted,
     SessionLost,
     Tick,
+    WorkloadEnded,
+    WorkloadFailed,
+    WorkloadKept,
+    WorkloadStarted,
+    WorkloadStopped,
 )
-from moorage.core.judge import Judge
-from moorage.core.leases import REQUEUE_PAUSE_SECONDS, Leases
+from moorage.core.facts import ClusterRemoved, ClusterSet, Counted, Fact
+from moorage.core.feasibility import Feasibility
+from moorage.core.leases import REQUEUE_PAUSE_SECONDS, LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
+from moorage.core.requests import Requests
 from moorage.core.state import apply, check
-from moorage.core.waking import Waking
-from moorage.core.warm import Warm
-from moorage.core.words import ClusterRemoved, ClusterSet, Counted, Fact, Recall, Turn
+from moorage.core.turn import Turn, TurnWriter
+from moorage.core.warm_reuse import WarmReuse
 from moorage.model import Cluster, Tenant
 
 
@@ -54,23 +55,23 @@ class Allocator:
     """
 
     def __init__(self, requeue_pause_seconds: float = REQUEUE_PAUSE_SECONDS) -> None:
-        self._desk = Desk()
-        self.state = self._desk.state
-        self.judge = Judge(self.state)
-        self.requests = OpenRequests(self._desk)
-        self._leases = Leases(self._desk, self.requests, requeue_pause_seconds)
-        self._warm = Warm(self._desk, self.judge, self._leases)
-        self._asks = Asks(self._desk, self.judge, self.requests, self._leases, self._warm)
-        self._waking = Waking(self.state, self.judge, self.requests, self._warm, self._asks)
+        self._turn = TurnWriter()
+        self.state = self._turn.state
+        self.feasibility = Feasibility(self.state)
+        self.requests = OpenRequests(self._turn)
+        self._leases = LeaseLifecycle(self._turn, self.requests, requeue_pause_seconds)
+        self._warm = WarmReuse(self._turn, self.feasibility, self._leases)
+        self._asks = Requests(self._turn, self.feasibility, self.requests, self._leases, self._warm)
+        self._waking = Backfill(self.state, self.feasibility, self.requests, self._warm, self._asks)
         self._freed = -1  # After a restart, all duplicates are looked at once.
 
     @property
     def undecided(self) -> int:
-        """How many asks rules are being consulted about."""
+        """How many asks policies are being consulted about."""
         return len(self.requests.undecided)
 
     def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
-        """Return the URI of the rule that the first request with this key went to, or ""."""
+        """Return the URI of the policy that the first request with this key went to, or ""."""
         return self._asks.policy_asked(tenant, idempotency_key)
 
     def replay(self, facts: Iterable[Fact], fencing: int = 0) -> None:
@@ -104,13 +105,13 @@ class Allocator:
             (those of `EARLY` may leave at once).
 
         """
-        turn = self._desk.begin(now)
+        turn = self._turn.begin(now)
         self._decide(event)
         while self.state.identities.freed != self._freed:
             self._freed = self.state.identities.freed
             for cluster_id in [*self.state.identities.duplicates]:
                 self._seen(self.state.clusters[cluster_id])
-        if self._desk.wakes:
+        if self._turn.wakes:
             self._waking.wake()
         return turn
 
@@ -130,15 +131,15 @@ class Allocator:
                 self._inquired(event)
             case SessionLost(session):
                 self.requests.session_lost(session)
-            case EngineStarted():
+            case WorkloadStarted():
                 self._leases.started(event)
-            case EngineFailed():
+            case WorkloadFailed():
                 self._leases.failed(event)
-            case EngineEnded():
+            case WorkloadEnded():
                 self._leases.over(event)
-            case EngineStopped():
+            case WorkloadStopped():
                 self._leases.stopped(event)
-            case EngineKept():
+            case WorkloadKept():
                 self._warm.kept(event)
             case FlushAsked(to, tenant, cluster):
                 self._warm.flush(to, tenant, cluster)
@@ -146,11 +147,11 @@ class Allocator:
                 self._seen(cluster)
             case ClusterGone(cluster_id):
                 if cluster_id in self.state.clusters:
-                    self._desk.be(ClusterRemoved(cluster_id))
+                    self._turn.record(ClusterRemoved(cluster_id))
                     self._warm.inventory_changed()
             case Restarted(grace_seconds):
                 self._leases.restarted(grace_seconds)
-                self._desk.wakes = True
+                self._turn.wakes = True
             case Tick():
                 self._tick()
             case _:
@@ -160,11 +161,11 @@ class Allocator:
         """Note a cluster down as it is, where it is not the machines of another one."""
         decided = self.state.identities.decided(cluster, self.state.leased_places)
         if self.state.clusters.get(cluster.id) != decided:
-            self._desk.be(ClusterSet(decided))
+            self._turn.record(ClusterSet(decided))
             self._warm.inventory_changed()
 
     def _tick(self) -> None:
-        while (at := self.state.next_deadline()) is not None and at <= self._desk.now:
+        while (at := self.state.next_deadline()) is not None and at <= self._turn.now:
             request = self.state.deadlines[0][1]
             lease = self.state.lease(request)
             if lease is not None:
@@ -173,8 +174,8 @@ class Allocator:
                 self._asks.waited_enough(request)
 
     def _inquired(self, inquiry: Inquired) -> None:
-        answer = questions.answer(inquiry, self.state, self.requests.queue, self._desk.decisions)
+        answer = explain.answer(inquiry, self.state, self.requests.queue, self._turn.decisions)
         if answer is None:
-            self._desk.do(Recall(inquiry.to, inquiry.tenant, inquiry.subject))
+            self._turn.emit(Recall(inquiry.to, inquiry.tenant, inquiry.subject))
         else:
-            self._desk.tell(inquiry.to, answer)
+            self._turn.respond(inquiry.to, answer)

@@ -1,4 +1,4 @@
-"""What the core is told: what happened outside. Events are never stored. Its answers: `words`.
+"""Events: what happened outside of the core. They are never stored.
 
 A closed union of frozen records. Time is never read here: `step` is given `now`.
 """
@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from moorage.core.words import Address, Refusal
+from moorage.core.effects import Address
+from moorage.core.facts import Refusal
 from moorage.model import Ask, Cluster, ClusterId, RequestId, SessionId, Tenant
 
 
@@ -21,7 +22,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """A rule answered a consultation with plain JSON values; answers to earlier ones are stale."""
+    """A policy answered a consultation with JSON values; answers to earlier ones are stale."""
 
     request: RequestId
     consultation: int
@@ -30,7 +31,7 @@ class Proposed:
 
 @dataclass(frozen=True, slots=True)
 class ConsultFailed:
-    """A consultation ended without a value: the rule raised, overran, died or lied."""
+    """A consultation ended without a value: the policy raised, overran, died or lied."""
 
     request: RequestId
     consultation: int
@@ -95,10 +96,10 @@ class SessionLost:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStarted:
-    """An engine reports that a lease's workload runs.
+class WorkloadStarted:
+    """A backend reports that a lease's workload runs.
 
-    What engines report names the grant it is about by its fencing number: a lease whose workload
+    What backends report names the grant it is about by its fencing number: a lease whose workload
     failed may have been granted anew before the last word about the first start came.
     """
 
@@ -108,11 +109,11 @@ class EngineStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineFailed:
-    """An engine reports that a lease's workload did not start; nothing of it is left.
+class WorkloadFailed:
+    """A backend reports that a lease's workload did not start; nothing of it is left.
 
     Args:
-        fencing: As in `EngineStarted`.
+        fencing: As in `WorkloadStarted`.
         reason: One sentence for a person.
         exit_code: Of a process; None where it is not known.
         log_tail: The last lines it wrote.
@@ -127,10 +128,10 @@ class EngineFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineEnded:
-    """An engine reports that a lease's workload ended by itself, and how: as `EngineFailed`.
+class WorkloadEnded:
+    """A backend reports that a lease's workload ended by itself, and how: as `WorkloadFailed`.
 
-    The engine keeps its end until it is stopped. That is ordered once the end is durable:
+    The backend keeps its end until it is stopped. That is ordered once the end is durable:
     forgotten before, it would be started again after a crash.
     """
 
@@ -143,11 +144,11 @@ class EngineEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineStopped:
-    """An engine reports that nothing of a lease's workload is left: it was stopped from here.
+class WorkloadStopped:
+    """A backend reports that nothing of a lease's workload is left: it was stopped from here.
 
     Args:
-        fencing: As in `EngineStarted`.
+        fencing: As in `WorkloadStarted`.
         unfit: Why it was not kept warm, where it should have been.
 
     """
@@ -158,8 +159,8 @@ class EngineStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineKept:
-    """An engine reports that the workload of a released lease is fit for its next user."""
+class WorkloadKept:
+    """A backend reports that the workload of a released lease is fit for its next user."""
 
     lease: RequestId
     fencing: int
@@ -209,11 +210,11 @@ Event = (
     | CancelAsked
     | Inquired
     | SessionLost
-    | EngineStarted
-    | EngineFailed
-    | EngineEnded
-    | EngineStopped
-    | EngineKept
+    | WorkloadStarted
+    | WorkloadFailed
+    | WorkloadEnded
+    | WorkloadStopped
+    | WorkloadKept
     | FlushAsked
     | ClusterSeen
     | ClusterGone

@@ -1,4 +1,4 @@
-"""What happens to a lease from its grant on: renewal, release, expiry, and its engine's word.
+"""What happens to a lease from its grant on: renewal, release, expiry, and its backend's word.
 
 A lease whose workload failed may go back into the queue, if its request said so. It keeps its id,
 token and age there and holds nothing; the next grant is another start of the same lease.
@@ -13,26 +13,22 @@ from hashlib import sha256
 from typing import Final, Literal
 
 from moorage.core import refusals
-from moorage.core.desk import Desk
-from moorage.core.events import EngineEnded, EngineFailed, EngineStarted, EngineStopped
-from moorage.core.open_requests import OpenRequests
-from moorage.core.state import RELEASED
-from moorage.core.words import (
-    Address,
+from moorage.core.effects import Address, KeepWarm, LeaseNews, Start, Stop
+from moorage.core.events import WorkloadEnded, WorkloadFailed, WorkloadStarted, WorkloadStopped
+from moorage.core.facts import (
     Ended,
     Ending,
     Finished,
     Granted,
-    Keep,
-    LeaseNews,
     Paused,
     Renewed,
     Requeued,
     Resumed,
-    Start,
     Started,
-    Stop,
 )
+from moorage.core.open_requests import OpenRequests
+from moorage.core.state import RELEASED
+from moorage.core.turn import TurnWriter
 from moorage.model import Ask, Demand, Lease, Outcome, Placement, RequestId
 
 REQUEUE_PAUSE_SECONDS: Final = 1.0
@@ -45,7 +41,7 @@ _DEMANDED: Final = tuple(each.name for each in dataclasses.fields(Demand))
 
 
 def likeness(ask: Ask) -> str:
-    """Return a digest of all that decides what runs for a request, and where its rule wants it.
+    """Return a digest of all that decides what runs for a request, and where its policy wants it.
 
     The candidates are left out: whether a place is among them is looked at when it is taken over.
     """
@@ -60,19 +56,19 @@ def likeness(ask: Ask) -> str:
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:32]
 
 
-class Leases:
-    """The clerk for leases, but for what the warm ones are kept for: see `core.warm`.
+class LeaseLifecycle:
+    """The part for leases, but for what the warm ones are kept for: see `core.warm_reuse`.
 
     Args:
-        desk: What the turn is written on.
+        writer: What the turn is written on.
         requests: Those that are open; leases that wait for another place are among them.
         pause_seconds: How long a lease waits before its second start; twice as long before each
             one after that. 0: not at all.
 
     """
 
-    def __init__(self, desk: Desk, requests: OpenRequests, pause_seconds: float) -> None:
-        self._desk = desk
+    def __init__(self, writer: TurnWriter, requests: OpenRequests, pause_seconds: float) -> None:
+        self._turn = writer
         self._requests = requests
         self._pause_seconds = pause_seconds
 
@@ -93,8 +89,8 @@ class Leases:
         inherited = "" if warm is None else warm.workload
         like = "" if not _kept(ask) else likeness(ask) if warm is None else warm.likeness
         assert ask.terms is not None
-        now, fencing = self._desk.now, self._desk.state.fencing + 1
-        waiting = self._desk.state.lease(ask.id)
+        now, fencing = self._turn.now, self._turn.state.fencing + 1
+        waiting = self._turn.state.lease(ask.id)
         if waiting is None:
             lease = Lease(
                 id=ask.id,
@@ -127,7 +123,7 @@ class Leases:
         kept = ask if lease.may_start_again else None
         if lease.ask is not kept:
             lease = replace(lease, ask=kept)
-        self._desk.be(Granted(lease))
+        self._turn.record(Granted(lease))
         return lease
 
     def release(self, to: Address, request: RequestId, token_digest: str) -> None:
@@ -136,13 +132,13 @@ class Leases:
         if lease is None:
             return
         if lease.state == "active" and lease.likeness:
-            self._desk.be(Ending(request, self._desk.now, RELEASED))
-            self._desk.do(Keep(self._desk.state.leases[request]))
+            self._turn.record(Ending(request, self._turn.now, RELEASED))
+            self._turn.emit(KeepWarm(self._turn.state.leases[request]))
         elif not lease.over:
             self.end(lease, RELEASED)
-        lease = self._desk.state.lease(request) or lease
-        self._desk.tell(to, LeaseNews(lease))
-        self._desk.wakes = True  # Whoever needs the place does not wait until it is warm.
+        lease = self._turn.state.lease(request) or lease
+        self._turn.respond(to, LeaseNews(lease))
+        self._turn.wakes = True  # Whoever needs the place does not wait until it is warm.
 
     def renew(
         self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None
@@ -152,30 +148,30 @@ class Leases:
         if lease is None:
             return
         if lease.over:
-            self._desk.tell(to, refusals.lease_over(lease))
+            self._turn.respond(to, refusals.lease_over(lease))
             return
         ttl = lease.terms.ttl_seconds if ttl_seconds is None else ttl_seconds
-        self._desk.be(Renewed(request, self._desk.now + ttl))
-        self._desk.tell(to, LeaseNews(self._desk.state.lease(request) or lease))
+        self._turn.record(Renewed(request, self._turn.now + ttl))
+        self._turn.respond(to, LeaseNews(self._turn.state.lease(request) or lease))
 
     def end(self, lease: Lease, reason: str) -> None:
-        """End a lease: at once, or when its engine says that nothing of it is left."""
+        """End a lease: at once, or when its backend says that nothing of it is left."""
         if lease.state == "queued":
-            self._requests.withdraw(self._desk.state.waiting[lease.id].ask)
+            self._requests.withdraw(self._turn.state.waiting[lease.id].ask)
         if lease.provision is None or lease.state == "queued":
-            self._desk.be(Ended(lease.id, self._desk.now, reason))
-            self._desk.wakes = True
+            self._turn.record(Ended(lease.id, self._turn.now, reason))
+            self._turn.wakes = True
         else:
-            self._desk.be(Ending(lease.id, self._desk.now, reason))
-            self._desk.do(Stop(lease))
+            self._turn.record(Ending(lease.id, self._turn.now, reason))
+            self._turn.emit(Stop(lease))
 
-    def started(self, news: EngineStarted) -> None:
+    def started(self, news: WorkloadStarted) -> None:
         """Note that the workload of a lease runs."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is not None and lease.state == "starting":
-            self._desk.be(Started(lease.id, self._desk.now, news.endpoint))
+            self._turn.record(Started(lease.id, self._turn.now, news.endpoint))
 
-    def failed(self, news: EngineFailed) -> None:
+    def failed(self, news: WorkloadFailed) -> None:
         """Note that the workload of a lease did not start, and that nothing of it is left."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is None:
@@ -184,7 +180,7 @@ class Leases:
             lease = self._finished(lease, "failed", news)
         self._let_go(lease, _failure(lease) or f"engine failed: {news.reason}")
 
-    def over(self, news: EngineEnded) -> None:
+    def over(self, news: WorkloadEnded) -> None:
         """Note that the workload of a lease ended by itself, and have the rest of it put away."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is not None and lease.state == "warm":
@@ -195,29 +191,29 @@ class Leases:
         if news.phase == "succeeded":
             self.end(lease, news.reason)
         elif lease.may_start_again:
-            self._desk.do(Stop(lease))
+            self._turn.emit(Stop(lease))
         else:
             self.end(lease, _failure(lease) or news.reason)
 
-    def stopped(self, news: EngineStopped) -> None:
+    def stopped(self, news: WorkloadStopped) -> None:
         """Note that nothing is left of the workload of a lease: only now is it free."""
         lease = self.engaged(news.lease, news.fencing)
         if lease is not None and news.unfit and lease.reason == RELEASED:
-            self._desk.be(
-                Ended(lease.id, self._desk.now, f"{RELEASED}; not kept warm: {news.unfit}")
+            self._turn.record(
+                Ended(lease.id, self._turn.now, f"{RELEASED}; not kept warm: {news.unfit}")
             )
-            self._desk.wakes = True
+            self._turn.wakes = True
         elif lease is not None:
             self._let_go(lease, "engine stopped")
 
     def _let_go(self, lease: Lease, reason: str) -> None:
         """End a lease, or queue it: nothing of its workload is left."""
         if lease.state == "failing" and lease.may_start_again:
-            self._desk.be(Requeued(lease.id, self._desk.now, _failure(lease)))
+            self._turn.record(Requeued(lease.id, self._turn.now, _failure(lease)))
             self.pause(lease.id, self._pause_seconds * 2.0 ** (lease.attempt - 1))
         else:
-            self._desk.be(Ended(lease.id, self._desk.now, lease.reason or reason))
-        self._desk.wakes = True
+            self._turn.record(Ended(lease.id, self._turn.now, lease.reason or reason))
+        self._turn.wakes = True
 
     def pause(self, request: RequestId, seconds: float, faults: int = 0) -> None:
         """Have a lease in the queue tried again, after a while: what failed may need the time.
@@ -225,69 +221,72 @@ class Leases:
         Args:
             request: The lease. It stands in no line.
             seconds: How long, up to a bound.
-            faults: How often in a row its rule did not get to answer.
+            faults: How often in a row its policy did not get to answer.
 
         """
         seconds = min(seconds, REQUEUE_PAUSE_SECONDS_MAX)
         if seconds > 0:
-            self._desk.be(Paused(request, self._desk.now, self._desk.now + seconds, faults))
+            self._turn.record(Paused(request, self._turn.now, self._turn.now + seconds, faults))
         else:
-            self._requests.queue.add(self._desk.state.waiting[request].ask)
+            self._requests.queue.add(self._turn.state.waiting[request].ask)
 
     def due(self, lease: Lease) -> None:
         """End a lease whose time is up, or the pause of one that has time left."""
-        if lease.retry_at and lease.expires_at > self._desk.now:
-            self._desk.be(Resumed(lease.id, self._desk.now))
-            self._requests.queue.add(self._desk.state.waiting[lease.id].ask)
-            self._desk.wakes = True
+        if lease.retry_at and lease.expires_at > self._turn.now:
+            self._turn.record(Resumed(lease.id, self._turn.now))
+            self._requests.queue.add(self._turn.state.waiting[lease.id].ask)
+            self._turn.wakes = True
         else:
             self.end(lease, "expired")
 
     def _finished(
-        self, lease: Lease, phase: Literal["succeeded", "failed"], news: EngineFailed | EngineEnded
+        self,
+        lease: Lease,
+        phase: Literal["succeeded", "failed"],
+        news: WorkloadFailed | WorkloadEnded,
     ) -> Lease:
         """Note how a workload came to an end by itself; return its lease."""
         outcome = Outcome(
             attempt=lease.attempt,
             phase=phase,
             detail=news.reason,
-            at=self._desk.now,
+            at=self._turn.now,
             nodes=tuple((share.cluster_id, share.node_id) for share in lease.placement),
             exit_code=news.exit_code,
             log_tail=news.log_tail,
         )
-        self._desk.be(Finished(lease.id, outcome))
-        return self._desk.state.leases[lease.id]
+        self._turn.record(Finished(lease.id, outcome))
+        return self._turn.state.leases[lease.id]
 
     def engaged(self, request: RequestId, fencing: int) -> Lease | None:
-        """Return the lease that an engine reports about; None where that grant is over."""
-        lease = self._desk.state.leases.get(request)
+        """Return the lease that a backend reports about; None where that grant is over."""
+        lease = self._turn.state.leases.get(request)
         if lease is None or lease.provision is None or lease.fencing != fencing:
             return None
         return lease
 
     def restarted(self, grace_seconds: float) -> None:
-        """Give leases time to be renewed, and engines their orders again."""
-        until, state = self._desk.now + grace_seconds, self._desk.state
+        """Give leases time to be renewed, and backends their orders again."""
+        until, state = self._turn.now + grace_seconds, self._turn.state
         for waiter in list(state.waiting.values()):
             if waiter.lease is not None and waiter.deadline < until:
-                self._desk.be(Renewed(waiter.lease.id, until))
+                self._turn.record(Renewed(waiter.lease.id, until))
         for lease in list(state.leases.values()):
             if not lease.over and lease.expires_at < until:
-                self._desk.be(Renewed(lease.id, until))
+                self._turn.record(Renewed(lease.id, until))
             if lease.state == "warm":
-                self._desk.do(Keep(lease))  # It may have died with the machine.
+                self._turn.emit(KeepWarm(lease))  # It may have died with the machine.
             elif lease.provision is not None:
                 over = lease.state in {"failing", "ending"}
-                self._desk.do(Stop(lease) if over else Start(lease))
+                self._turn.emit(Stop(lease) if over else Start(lease))
 
     def _owned(self, to: Address, request: RequestId, token_digest: str) -> Lease | None:
         """Return the lease, or answer why it is not the caller's."""
-        lease = self._desk.state.lease(request)
+        lease = self._turn.state.lease(request)
         if lease is None:
-            self._desk.tell(to, refusals.unknown_lease(request))
+            self._turn.respond(to, refusals.unknown_lease(request))
         elif lease.token_digest != token_digest:
-            self._desk.tell(to, refusals.wrong_token(request))
+            self._turn.respond(to, refusals.wrong_token(request))
             return None
         return lease
 

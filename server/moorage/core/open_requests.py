@@ -1,13 +1,13 @@
 """The requests that are open: being decided, or waiting; and who listens for their answers.
 
-The one owner of what is known of a request between its arrival and its answer. The clerks of the
+The one owner of what is known of a request between its arrival and its answer. The parts of the
 core read and change it; it calls none of them.
 """
 
-from moorage.core.desk import Desk
+from moorage.core.effects import Address, Forget
 from moorage.core.pending import Undecided
-from moorage.core.queue import Queue
-from moorage.core.words import Address, Forget
+from moorage.core.queue import WaitingQueue
+from moorage.core.turn import TurnWriter
 from moorage.model import Ask, RequestId, SessionId, Tenant
 
 
@@ -15,20 +15,20 @@ class OpenRequests:
     """All requests that have no final answer yet.
 
     Args:
-        desk: What the turn is written on.
+        writer: What the turn is written on.
 
     Attributes:
-        undecided: Those that rules are being consulted about.
+        undecided: Those that policies are being consulted about.
         queue: Those that wait, in their order.
         listeners: Who is told what becomes of each, in the order in which they asked.
 
     """
 
-    def __init__(self, desk: Desk) -> None:
-        self._desk = desk
-        self._state = desk.state
+    def __init__(self, writer: TurnWriter) -> None:
+        self._turn = writer
+        self._state = writer.state
         self.undecided = Undecided()
-        self.queue = Queue(desk.state)
+        self.queue = WaitingQueue(writer.state)
         self.listeners: dict[RequestId, list[Address]] = {}
         self._of_session: dict[SessionId, dict[RequestId, None]] = {}
 
@@ -77,5 +77,5 @@ class OpenRequests:
     def _forget(self, request: RequestId) -> None:
         pending = self.undecided.get(request)
         if pending is not None:
-            self._desk.do(Forget(request, pending.consultation))
+            self._turn.emit(Forget(request, pending.consultation))
             self.undecided.settle(pending.ask)

@@ -14,30 +14,30 @@ the next one is answered `busy`."""
 
 @dataclass(slots=True)
 class Pending:
-    """An ask that its rule is being consulted about."""
+    """An ask that its policy is being consulted about."""
 
     ask: Ask
     since: float
     consultation: int = 0
     consultations: int = 0
     version: int = 0
-    """`Fleet.version` when the rule was asked."""
+    """`Fleet.version` when the policy was asked."""
     layout: int = 0
     """`Fleet.layout` then: what it names may have existed."""
     gains: int = 0
-    """`State.gains` when the rule was asked: what it declines, it declines as of then."""
+    """`State.gains` when the policy was asked: what it declines, it declines as of then."""
     turned_down: int = 0
-    """How many proposals had been turned down then: what they were for, a rule may have missed."""
+    """How many proposals had been turned down then: a policy may have missed what they were for."""
     reserved: Nodes = field(default=())
     """Nodes that were kept for a waiter ahead of it."""
     avoided: Nodes = field(default=())
     """Nodes that were left out because its workload has failed there."""
     insisted: bool = False
-    """The rule wants none of the others, so nothing is left out any more."""
+    """The policy wants none of the others, so nothing is left out any more."""
 
 
 class Undecided:
-    """All asks that rules are being consulted about, and the idempotency keys they came with."""
+    """All asks that policies are being consulted about, and the idempotency keys they came with."""
 
     def __init__(self) -> None:
         self._asks: dict[RequestId, Pending] = {}
@@ -56,7 +56,7 @@ class Undecided:
         """Return the id of the one that came with this key, or None."""
         return self._keys.get((tenant, idempotency_key))
 
-    def has_room(self, ask: Ask) -> bool:
+    def has_capacity(self, ask: Ask) -> bool:
         """Return whether one more may be decided."""
         return len(self._asks) < PENDING_MAX and self._bytes + ask.size <= ASKS_BYTES_MAX
 
@@ -71,7 +71,7 @@ class Undecided:
             self._keys[ask.tenant, key] = ask.id
 
     def settle(self, ask: Ask) -> None:
-        """Note that no rule is being consulted about `ask` any more."""
+        """Note that no policy is being consulted about `ask` any more."""
         if self._asks.pop(ask.id, None) is not None:
             self._bytes -= ask.size
         key = ask.terms.idempotency_key if ask.terms else ""

@@ -20,7 +20,7 @@ LineKey = tuple[Tenant, PolicyRef, Demand | None, tuple[ClusterId, ...] | None, 
 
 
 @dataclass(slots=True)
-class Line:
+class WaiterLine:
     """Waiters that differ only in age.
 
     Attributes:
@@ -55,12 +55,12 @@ class Line:
 
 def _key(ask: Ask) -> LineKey:
     priority = ask.terms.priority if ask.terms else 0
-    # What only the rule reads may change its mind: such asks are not identical.
+    # What only the policy reads may change its mind: such asks are not identical.
     told = sha256(repr((ask.inputs, ask.parameters, ask.settings)).encode()).hexdigest()
     return ask.tenant, ask.policy, ask.demand, ask.candidates, priority, told, ask.avoid
 
 
-class Queue:
+class WaitingQueue:
     """The waiters, in lines.
 
     Args:
@@ -70,8 +70,8 @@ class Queue:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._lines: dict[LineKey, Line] = {}
-        self._line_of: dict[RequestId, Line] = {}
+        self._lines: dict[LineKey, WaiterLine] = {}
+        self._line_of: dict[RequestId, WaiterLine] = {}
         self.restore()
 
     def restore(self) -> None:
@@ -89,7 +89,7 @@ class Queue:
     def add(self, ask: Ask) -> None:
         """Put a waiter into its line: at the end, or where its age says if it comes back."""
         key = _key(ask)
-        line = self._lines.setdefault(key, Line(key))
+        line = self._lines.setdefault(key, WaiterLine(key))
         newest = next(reversed(line.waiters), None)
         line.waiters[ask.id] = None
         self._line_of[ask.id] = line
@@ -122,7 +122,7 @@ class Queue:
         line.refused_at = as_of
         line.reservation = kept
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[WaiterLine]:
         """Return the lines in the order in which their first waiters are to be served."""
         return self._ranked(self._held(set()))
 
@@ -143,10 +143,10 @@ class Queue:
                 return line.reservation
         return ()
 
-    def _ranked(self, held: dict[Tenant, int]) -> list[Line]:
+    def _ranked(self, held: dict[Tenant, int]) -> list[WaiterLine]:
         return sorted(self._lines.values(), key=lambda line: self._rank(line, held))
 
-    def _rank(self, line: Line, held: dict[Tenant, int]) -> tuple[int, int, float]:
+    def _rank(self, line: WaiterLine, held: dict[Tenant, int]) -> tuple[int, int, float]:
         first = self._state.waiting[next(iter(line.waiters))]
         return -line.priority, held.get(line.key[0], 0), first.at
 

@@ -6,11 +6,11 @@ The rest of the core calls these, so that one "no" reads the same from wherever 
 from collections.abc import Mapping
 from typing import Any
 
-from moorage.core.words import Refusal
+from moorage.core.facts import Refusal
 from moorage.model import Code, Lease, RequestId
 from moorage.policy import ProposalError
 
-# Of a request, before its rule is asked ----------------------------------------------------
+# Of a request, before its policy is asked ----------------------------------------------------
 
 
 def id_taken(request: RequestId) -> Refusal:
@@ -53,11 +53,11 @@ def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
     return Refusal(Code.NO_CAPACITY, f"It does not fit now: {why}", "resources", "", details)
 
 
-# Of what a rule answered -------------------------------------------------------------------
+# Of what a policy answered -------------------------------------------------------------------
 
 
 def malformed(error: ProposalError) -> Refusal:
-    """The rule's answer cannot be read."""
+    """The policy's answer cannot be read."""
     reason = f"The rule's answer is malformed: {error}."
     return Refusal(Code.POLICY_BAD_OUTPUT, reason, error.field, error.expected)
 
@@ -69,7 +69,7 @@ def unsound(field: str, expected: str, found: str) -> Refusal:
 
 
 def taken_and_seen(stale: Refusal) -> Refusal:
-    """The rule proposed what it could see is taken."""
+    """The policy proposed what it could see is taken."""
     reason = f"The rule's proposal is not sound: {stale.reason}"
     return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)
 
@@ -98,7 +98,7 @@ def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
 
 
 def declined(value: Any) -> Refusal:
-    """The rule found no placement."""
+    """The policy found no placement."""
     reason = "The rule proposed no placement."
     return Refusal(Code.POLICY_DECLINED, reason, details={"data": value})
 

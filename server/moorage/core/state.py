@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
-from moorage.core.identities import Identities, Place
-from moorage.core.words import (
+from moorage.core.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,
@@ -30,6 +29,7 @@ from moorage.core.words import (
     Started,
     Warmed,
 )
+from moorage.core.identities import Identities, Place
 from moorage.model import DEVICE, GPU_MILLI, Ask, Cluster, ClusterId, Lease, RequestId, Tenant
 from moorage.policy import Fleet
 
@@ -332,7 +332,7 @@ def _carry(state: State, lease: Lease) -> None:
     if lease.state == "ending" and lease.reason == RELEASED and lease.likeness:
         state.resetting[lease.id] = None
     state._hold(lease)  # noqa: SLF001  # Called by apply().
-    if lease.state != "ending":  # Nothing is due of that: its engine has the word.
+    if lease.state != "ending":  # Nothing is due of that: its backend has the word.
         state._due(lease.id)  # noqa: SLF001  # Called by apply().
 
 

@@ -1,1 +1,1 @@
-"""The daemon: turns the crank, and introduces the rooms to each other."""
+"""The daemon: runs the commit loop, and joins the packages."""

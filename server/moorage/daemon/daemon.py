@@ -1,4 +1,4 @@
-"""The daemon: builds the rooms, introduces them to each other, starts, drains and stops.
+"""The daemon: builds the packages, introduces them to each other, starts, drains and stops.
 
 `moorage.__main__` runs it for `moored serve`; the trials run it as a process of its own.
 """
@@ -13,72 +13,84 @@ from typing import Any, Final, assert_never
 import structlog
 from prometheus_client.metrics_core import Metric
 
-from moorage.catalog import base as catalog
-from moorage.catalog.prometheus import PrometheusPoller
-from moorage.config import Config
+from moorage.backends.base import WorkloadReport
+from moorage.catalog.changes import (
+    CatalogChange,
+    ClusterDeleted,
+    ClusterPut,
+    ClustersListed,
+    MetricsDeleted,
+    MetricsPut,
+    PolicyDeleted,
+    PolicyPut,
+)
+from moorage.catalog.mirrored.prometheus import PrometheusPoller
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import PolicyRecord
+from moorage.config.settings import Config
 from moorage.core.allocator import Allocator
-from moorage.core.events import ClusterGone, ClusterSeen, ConsultFailed, Event, Proposed, Restarted
-from moorage.core.words import (
+from moorage.core.effects import (
     Address,
     Consult,
     Effect,
     Forget,
-    Keep,
+    Information,
+    KeepWarm,
     Look,
-    Queued,
     Recall,
+    Respond,
     Start,
     Stop,
-    Tell,
-    Told,
-    Turn,
 )
-from moorage.daemon import descriptors, pruning, recall
-from moorage.daemon.admission import Admission
-from moorage.daemon.answers import encode, refusal_of, refuse
-from moorage.daemon.backends import backends
-from moorage.daemon.block_tasks import BlockServices
-from moorage.daemon.blocks import Blocks
-from moorage.daemon.consulting import Consulting
-from moorage.daemon.crank import Crank
-from moorage.daemon.engine_room import EngineRoom
-from moorage.daemon.executing import Executing
-from moorage.daemon.finding import Finder
-from moorage.daemon.gauges import (
+from moorage.core.events import ClusterGone, ClusterSeen, ConsultFailed, Event, Proposed, Restarted
+from moorage.core.facts import Queued
+from moorage.core.turn import Turn
+from moorage.daemon import descriptors, pruning
+from moorage.daemon.blocks.placement import BlockPlacement
+from moorage.daemon.blocks.tasks import BlockServices
+from moorage.daemon.commit_loop import CommitLoop
+from moorage.daemon.observability.counters import Measures, gauge
+from moorage.daemon.observability.gauges import (
     core_gauges,
     gateway_gauges,
     prometheus_gauges,
     sandbox_gauges,
 )
-from moorage.daemon.http_calls import HttpCalls
-from moorage.daemon.lease_tokens import LeaseTokens, open_secret
-from moorage.daemon.managing import Management
-from moorage.daemon.measures import Measures, gauge
-from moorage.daemon.names import names
-from moorage.daemon.publishing import Publishing
-from moorage.daemon.remembering import Remembering
-from moorage.daemon.remote_rules import remote_rules
-from moorage.daemon.services import (
+from moorage.daemon.publishing.aliases import Publishing
+from moorage.daemon.publishing.management import Management
+from moorage.daemon.publishing.shadows import Shadows
+from moorage.daemon.publishing.vetting import examine
+from moorage.daemon.requests import recall
+from moorage.daemon.requests.admission import Admission
+from moorage.daemon.requests.answers import encode, refusal_of, refuse
+from moorage.daemon.requests.consultations import Consultations
+from moorage.daemon.requests.context_keeper import ContextKeeper
+from moorage.daemon.requests.executor import PolicyExecutor
+from moorage.daemon.requests.finder import Finder
+from moorage.daemon.requests.http_calls import HttpCalls
+from moorage.daemon.requests.lease_tokens import LeaseTokens, open_secret
+from moorage.daemon.requests.origins import names
+from moorage.daemon.requests.remote_policies import remote_policies
+from moorage.daemon.requests.services import (
     STOPPING,
     HttpServices,
-    RuleServices,
+    PolicyServices,
     open_catalog,
     prometheus_source,
 )
-from moorage.daemon.shadows import Shadows
-from moorage.daemon.tokens import Tokens
-from moorage.daemon.vetting import examine
-from moorage.daemon.watching import Watchers, about_workload
-from moorage.daemon.workloads import Workloads
-from moorage.engines.base import Workload
+from moorage.daemon.requests.tokens import Tokens
+from moorage.daemon.requests.watchers import Watchers, about_workload
+from moorage.daemon.workloads.access import WorkloadAccess
+from moorage.daemon.workloads.backends import configured_backends
+from moorage.daemon.workloads.control import WorkloadControl
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
-from moorage.sandbox.host import Sandbox
-from moorage.sandbox.limits import Limits
+from moorage.sandbox.host.sandbox import Sandbox
+from moorage.sandbox.wire.limits import Limits
 from moorage.web.server import WebServer
 
 DRAIN_SECONDS_MAX: Final = 10.0
@@ -107,10 +119,10 @@ class Daemon:
         self._closing = contextlib.AsyncExitStack()
         self._ready = False
         self._ledger: Ledger
-        self._catalog: catalog.Catalog
-        self._rules: Sandbox
-        self._crank: Crank
-        self._engines: EngineRoom
+        self._catalog: Catalog
+        self._sandbox: Sandbox
+        self._commit_loop: CommitLoop
+        self._backends: WorkloadControl
         self._finder: Finder
         self._admission: Admission
         self._gateway: Gateway
@@ -124,7 +136,7 @@ class Daemon:
 
         Raises:
             LedgerError: The ledger cannot be opened.
-            JailError: Rules cannot be locked in here.
+            JailError: Policies cannot be locked in here.
             EngineError: What a backend needs is not here.
             OSError: An address cannot be listened on.
 
@@ -145,9 +157,9 @@ class Daemon:
         self._allocator.replay(recovery.facts, recovery.fencing)
         self._catalog = await open_catalog(config, self._changed, self._examine)
         self._closing.push_async_callback(self._catalog.close)
-        self._rules = Sandbox(
+        self._sandbox = Sandbox(
             fleet=self._allocator.state.fleet,
-            services=RuleServices(self._catalog),
+            services=PolicyServices(self._catalog),
             deliver=self._post,
             limits=Limits(
                 evaluation_seconds=config.policy_deadline_seconds,
@@ -155,18 +167,18 @@ class Daemon:
             ),
             mode=config.sandbox,
             isolation=config.isolation,
-            rests=self._watchers.rests,
+            circuits=self._watchers.circuits,
         )
-        report = await self._rules.start()
-        self._closing.push_async_callback(self._rules.close)
-        self._remembering = Remembering(self._catalog.contexts, self._rules)
+        report = await self._sandbox.start()
+        self._closing.push_async_callback(self._sandbox.close)
+        self._remembering = ContextKeeper(self._catalog.contexts, self._sandbox)
         await self._remembering.restore()
         for warning in (*recovery.warnings, *self._catalog.warnings):
             log.warning("damage", finding=warning)
         self._closing.push_async_callback(self._remembering.close)
         self._spawn(self._remembering.run())
         log.info("sandbox", mode=report.mode, layers=dict(report.layers), warning=report.warning)
-        self._crank = Crank(
+        self._commit_loop = CommitLoop(
             self._allocator,
             self._ledger,
             last_seq=recovery.last_seq,
@@ -176,14 +188,14 @@ class Daemon:
             failed=self._fail,
             checkpoint_every_facts=config.checkpoint_every_facts,
         )
-        self._spawn(self._crank.commit_forever())
+        self._spawn(self._commit_loop.commit_forever())
         self._spawn(pruning.prune_forever(self._ledger, config))
-        engines = backends(config, lambda: self._allocator.state.clusters)
-        self._engines = EngineRoom(engines, self._post, self._fail, self._progressed)
-        self._closing.push_async_callback(self._engines.close)
+        backends = configured_backends(config, lambda: self._allocator.state.clusters)
+        self._backends = WorkloadControl(backends, self._post, self._fail, self._progressed)
+        self._closing.push_async_callback(self._backends.close)
         held = self._allocator.state.leases
-        await self._engines.open([each.workload for each in held.values() if each.provision])
-        self._introduce()  # Before anything happens: rules are asked about what waited.
+        await self._backends.open([each.workload for each in held.values() if each.provision])
+        self._introduce()  # Before anything happens: policies are asked about what waited.
         self._reconcile()
         await self._settled()
         self._measures.watch(self._gauges)
@@ -193,33 +205,33 @@ class Daemon:
         return await self._open_doors()
 
     def _introduce(self) -> None:
-        """Build what answers requests, of rooms that are open."""
+        """Build what answers requests, of packages that are open."""
         config, allocator = self._config, self._allocator
-        self._finder = Finder(self._catalog, self._rules)
-        executor = remote_rules(config, self._catalog, lambda: allocator.state.fleet, self._post)
+        self._finder = Finder(self._catalog, self._sandbox)
+        executor = remote_policies(config, self._catalog, lambda: allocator.state.fleet, self._post)
         if executor is not None:
             self._closing.push_async_callback(executor.close)
-        self._management = Management(self._catalog, self._rules, elsewhere=executor is not None)
-        self._workloads = Workloads(self._engines, allocator.state.lease)
+        self._management = Management(self._catalog, self._sandbox, elsewhere=executor is not None)
+        self._workloads = WorkloadAccess(self._backends, allocator.state.lease)
         self._shadows = Shadows(
-            self._catalog, self._rules, lambda: allocator.state, lambda: allocator.undecided
+            self._catalog, self._sandbox, lambda: allocator.state, lambda: allocator.undecided
         )
-        self._consulting = Consulting(
-            self._catalog, self._rules, executor, self._shadows, self._post
+        self._consulting = Consultations(
+            self._catalog, self._sandbox, executor, self._shadows, self._post
         )
         self._publishing = Publishing(
             catalog=self._catalog,
-            rules=self._rules,
+            sandbox=self._sandbox,
             shadows=self._shadows,
             failures_max=config.policy_fallback_failures,
             asked_before=self._allocator.policy_asked,
             tell=partial(self._watchers.tell, "policies"),
             spawn=self._spawn,
         )
-        self._blocks = Blocks(
+        self._blocks = BlockPlacement(
             catalog=self._catalog,
             finder=self._finder,
-            rules=self._rules,
+            sandbox=self._sandbox,
             fleet=lambda: self._allocator.state.fleet,
             clusters_max=config.candidates_max,
         )
@@ -228,7 +240,7 @@ class Daemon:
             catalog=self._catalog,
             finder=self._finder,
             publishing=self._publishing,
-            engines=self._engines,
+            backends=self._backends,
             tokens=self._lease_tokens,
             post=self._post,
             reply=self._reply,
@@ -239,8 +251,8 @@ class Daemon:
             failed=self._fail,
         )
 
-    async def _examine(self, record: catalog.PolicyRecord) -> str:
-        if doubt := await examine(self._rules, record):
+    async def _examine(self, record: PolicyRecord) -> str:
+        if doubt := await examine(self._sandbox, record):
             self._watchers.examples_failed(record.ref, doubt)
         return doubt
 
@@ -256,8 +268,8 @@ class Daemon:
         self._post(Restarted(self._config.restart_grace_seconds))
 
     async def _settled(self) -> None:
-        """Wait until the crank rests; raise what broke it, since it then never will."""
-        settled = asyncio.ensure_future(self._crank.settled())
+        """Wait until the commit loop is idle; raise what broke it, since it then never will."""
+        settled = asyncio.ensure_future(self._commit_loop.settled())
         await asyncio.wait([settled, self._broken], return_when=asyncio.FIRST_COMPLETED)
         settled.cancel()
         if self._broken.done():
@@ -277,12 +289,12 @@ class Daemon:
         self._gateway = Gateway(self._admission, settings, self._tokens.tenant)
         services = HttpServices(
             catalog=self._catalog,
-            rules=self._rules,
+            sandbox=self._sandbox,
             finder=self._finder,
             blocks=BlockServices(self._blocks, self._spawn),
             publishing=self._publishing,
             management=self._management,
-            executing=Executing(self._catalog.executors, self._catalog, self._rules),
+            executing=PolicyExecutor(self._catalog.executors, self._catalog, self._sandbox),
             admission=self._admission,
             calls=self._calls,
             allocate_over_http=config.allocate_over_http,
@@ -335,9 +347,9 @@ class Daemon:
             await self._gateway.close()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(DRAIN_SECONDS_MAX):
-                    await self._crank.settled()
-                    await self._crank.checkpoint()
-        for to in self._calls.waiting():  # In the queue, or with a rule: they end with the crank.
+                    await self._commit_loop.settled()
+                    await self._commit_loop.checkpoint()
+        for to in self._calls.waiting():  # In the queue, or with a policy: they end now.
             if (reply := self._admission.answer(to, STOPPING)) is not None:
                 self._calls.reply(to, reply)
         for task in self._tasks:
@@ -348,26 +360,26 @@ class Daemon:
     # Introductions -------------------------------------------------------------------------
 
     def _post(self, event: Event) -> None:
-        self._crank.post(event)
+        self._commit_loop.post(event)
 
-    def _changed(self, change: catalog.Change) -> None:
+    def _changed(self, change: CatalogChange) -> None:
         """Pass on what changed in the registry."""
         match change:
-            case catalog.ClusterPut(cluster, live):
-                self._rules.documents_changed(cluster.id)
+            case ClusterPut(cluster, live):
+                self._sandbox.documents_changed(cluster.id)
                 self._post(ClusterSeen(cluster) if live else ClusterGone(cluster.id))
-            case catalog.ClusterDeleted(cluster_id):
-                self._rules.documents_changed(cluster_id)
+            case ClusterDeleted(cluster_id):
+                self._sandbox.documents_changed(cluster_id)
                 self._post(ClusterGone(cluster_id))
-            case catalog.ClustersListed(cluster_ids):
+            case ClustersListed(cluster_ids):
                 for cluster_id in self._allocator.state.clusters.keys() - cluster_ids:
                     self._post(ClusterGone(cluster_id))
-            case catalog.MetricsPut(cluster_id) | catalog.MetricsDeleted(cluster_id):
-                self._rules.documents_changed(cluster_id)
-            case catalog.PolicyPut():
-                pass  # Admission looks rules up anew for every ask.
-            case catalog.PolicyDeleted(uri):
-                self._rules.forget_contexts(uri)
+            case MetricsPut(cluster_id) | MetricsDeleted(cluster_id):
+                self._sandbox.documents_changed(cluster_id)
+            case PolicyPut():
+                pass  # Admission looks policies up anew for every ask.
+            case PolicyDeleted(uri):
+                self._sandbox.forget_contexts(uri)
             case _:
                 assert_never(change)
 
@@ -387,7 +399,7 @@ class Daemon:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Tell(to, answer):
+            case Respond(to, answer):
                 self._measures.told(effect)
                 reply = self._admission.answer(to, answer)
                 if reply is not None:
@@ -397,13 +409,13 @@ class Daemon:
             case Forget():
                 self._consulting.forget(effect)
             case Look(lease):
-                self._engines.look(lease)
+                self._backends.look(lease)
             case Start(lease):
-                self._engines.start(lease)
+                self._backends.start(lease)
             case Stop(lease):
-                self._engines.stop(lease)
-            case Keep(lease):
-                self._engines.keep(lease)
+                self._backends.stop(lease)
+            case KeepWarm(lease):
+                self._backends.keep(lease)
             case Recall():
                 self._spawn(self._recall(effect))
             case _:
@@ -427,7 +439,7 @@ class Daemon:
         if reply is not None:
             self._reply(effect.to, reply)
 
-    def _progressed(self, workload: Workload) -> None:
+    def _progressed(self, workload: WorkloadReport) -> None:
         """Tell those who watch their leases how far a workload is."""
         lease = RequestId(workload.id)
         if (owner := self._owner(lease)) is not None:
@@ -443,7 +455,7 @@ class Daemon:
             data = await self._management.run(uri, tenant, action, message.data)
             about = {"what": "manage", "policy_rule_uri": uri, "action": action, "remote": whence}
             log.info("changed", who=tenant, **about)
-            reply = encode(Told(data), message_id=message.id)
+            reply = encode(Information(data), message_id=message.id)
         except ServiceError as error:
             reply = refuse(refusal_of(error), message_id=message.id)
         self._admission.forget(to)
@@ -468,16 +480,16 @@ class Daemon:
     def _readiness(self) -> tuple[bool, dict[str, Any]]:
         details = {
             "ledger_seq": self._ledger.last_seq,
-            "backlog": self._crank.backlog,
-            "sandbox": self._config.sandbox if self._rules.up else "down",
+            "backlog": self._commit_loop.backlog,
+            "sandbox": self._config.sandbox if self._sandbox.up else "down",
         }
-        return self._ready and self._rules.up and not self._broken.done(), details
+        return self._ready and self._sandbox.up and not self._broken.done(), details
 
     def _gauges(self) -> Iterable[Metric]:
         yield from core_gauges(self._allocator)
         yield gauge("moorage_ledger_seq", "Facts ever stored", self._ledger.last_seq)
-        yield gauge("moorage_backlog", "Events and facts under way", self._crank.backlog)
-        yield from sandbox_gauges(self._rules.report())
+        yield gauge("moorage_backlog", "Events and facts under way", self._commit_loop.backlog)
+        yield from sandbox_gauges(self._sandbox.report())
         yield from gateway_gauges(self._gateway.stats())
         for part in (self._watchers, self._publishing, self._shadows):
             yield from part.metrics()

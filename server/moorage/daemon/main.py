@@ -16,16 +16,16 @@ from typing import Final
 import structlog
 import uvloop
 
-from moorage.config import Config
+from moorage.backends.base import BackendError
+from moorage.config.settings import Config
 from moorage.daemon import descriptors
 from moorage.daemon.daemon import Daemon
-from moorage.daemon.rereading import Rereading
-from moorage.engines.base import EngineError
+from moorage.daemon.token_refresh import Rereading
 from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.origins import is_loopback
-from moorage.sandbox import jail
-from moorage.sandbox.host import JailError
+from moorage.sandbox.cell import jail
+from moorage.sandbox.host.sandbox import JailError
 
 EXIT_OK: Final = 0
 EXIT_CANNOT_START: Final = 3
@@ -69,7 +69,7 @@ async def _serve(config: Config, rereading: Rereading) -> int:
     gc.disable()
     try:
         port, http_port = await daemon.start()
-    except (LedgerError, ServiceError, JailError, EngineError, OSError) as failure:
+    except (LedgerError, ServiceError, JailError, BackendError, OSError) as failure:
         advice = " (exit code 3: mend this, then start again)"
         if isinstance(failure, LedgerLocked):
             advice = ""
@@ -77,7 +77,7 @@ async def _serve(config: Config, rereading: Rereading) -> int:
         return EXIT_CANNOT_START
     except Exception as failure:  # noqa: BLE001  # Something broke before it served.
         structlog.get_logger("moored").error("broken", exc_info=failure)
-        return _last_words(failure)
+        return _explain_end(failure)
     finally:
         gc.set_threshold(*GARBAGE_THRESHOLDS)
         gc.enable()
@@ -102,7 +102,7 @@ async def _serve(config: Config, rereading: Rereading) -> int:
         error = error or failure
     waiting.cancel()
     await asyncio.gather(running, waiting, following, return_exceptions=True)
-    return EXIT_OK if error is None else _last_words(error)
+    return EXIT_OK if error is None else _explain_end(error)
 
 
 def _exception(task: "asyncio.Future[None]") -> BaseException | None:
@@ -122,7 +122,7 @@ def _hide_environment() -> None:
     ctypes.memset(begin, 0, end - begin)
 
 
-def _last_words(error: BaseException) -> int:
+def _explain_end(error: BaseException) -> int:
     sys.stderr.write(f"moored: ended, so that no answer is wrong: {error!r}\n")
     return EXIT_BROKEN
 

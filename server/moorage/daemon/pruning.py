@@ -4,7 +4,7 @@ import asyncio
 import time
 from typing import Final
 
-from moorage.config import Config
+from moorage.config.settings import Config
 from moorage.ledger.base import Ledger
 
 LOOK_SECONDS: Final = 60.0

@@ -17,7 +17,7 @@ from moorage.model import SessionId, Tenant
 from moorage.protocol.peers import Peers, most_of_one
 
 
-class Connection(ServerConnection):
+class GatewayConnection(ServerConnection):
     """One TCP connection, from its first byte to its last.
 
     Attributes:
@@ -35,8 +35,8 @@ class Connection(ServerConnection):
     def __init__(
         self,
         *args: Any,
-        registry: set["Connection"],
-        opening: Peers["Connection"],
+        registry: set["GatewayConnection"],
+        opening: Peers["GatewayConnection"],
         opening_max: int,
         descriptors_max: int | None,
         **kwargs: Any,

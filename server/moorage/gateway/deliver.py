@@ -5,7 +5,7 @@ The daemon implements `Deliver` and is handed to `Gateway`; it answers through `
 
 from typing import Protocol
 
-from moorage.core.words import Address
+from moorage.core.effects import Address
 from moorage.model import SessionId, Tenant
 from moorage.protocol.messages import AllocationRequest, BlockRequest, Operation
 

@@ -12,7 +12,7 @@ from typing import Final
 from websockets.asyncio.server import ServerConnection
 from websockets.http11 import Request, Response
 
-from moorage.gateway.connection import Connection
+from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.session import Counts
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
@@ -39,7 +39,7 @@ class Doorman:
         settings: GatewaySettings,
         authenticate: Callable[[str | None], Tenant | None],
         counts: Counts,
-        sessions: Peers[Connection],
+        sessions: Peers[GatewayConnection],
     ) -> None:
         self.draining = False
         self.origins = settings.origins
@@ -50,7 +50,7 @@ class Doorman:
 
     def request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer a request over HTTP, or return None to let the handshake go on."""
-        if not isinstance(connection, Connection):
+        if not isinstance(connection, GatewayConnection):
             raise TypeError("the gateway's server makes connections of its own class")
         if request.method != "GET":
             answer = connection.respond(
@@ -101,7 +101,7 @@ class Doorman:
     ) -> Response | None:
         """Tell the client the id of its session."""
         switching = response.status_code == http.HTTPStatus.SWITCHING_PROTOCOLS
-        if isinstance(connection, Connection) and switching:
+        if isinstance(connection, GatewayConnection) and switching:
             connection.session_id = SessionId(secrets.token_hex(16))
             response.headers[SESSION_HEADER] = connection.session_id
         return None

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 
 from websockets.asyncio.server import Server, ServerConnection, serve
 
-from moorage.core.words import Address
-from moorage.gateway.connection import Connection
+from moorage.core.effects import Address
+from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver
 from moorage.gateway.handshake import Doorman
 from moorage.gateway.session import Counts, Session
@@ -83,9 +83,9 @@ class Gateway:
         self._settings = settings
         self._authenticate = authenticate
         self._counts = Counts()
-        self._connections: set[Connection] = set()
-        self._opening: Peers[Connection] = Peers()
-        self._open: Peers[Connection] = Peers()
+        self._connections: set[GatewayConnection] = set()
+        self._opening: Peers[GatewayConnection] = Peers()
+        self._open: Peers[GatewayConnection] = Peers()
         self._sessions: dict[SessionId, Session] = {}
         self._dropping: set[asyncio.Task[None]] = set()
         self._doorman = Doorman(settings, authenticate, self._counts, self._open)
@@ -126,7 +126,7 @@ class Gateway:
             max_queue=settings.frames_queued_max,
             write_limit=settings.write_buffer_bytes_max,
             create_connection=functools.partial(  # type: ignore[arg-type]  # Any factory will do.
-                Connection,
+                GatewayConnection,
                 registry=self._connections,
                 opening=self._opening,
                 opening_max=settings.handshakes_max,
@@ -234,7 +234,7 @@ class Gateway:
 
     async def _handle(self, connection: ServerConnection) -> None:
         """Live through one session. The library closes the connection afterwards."""
-        if not isinstance(connection, Connection) or connection.tenant is None:
+        if not isinstance(connection, GatewayConnection) or connection.tenant is None:
             raise TypeError("a session without a tenant")
         session = Session(
             connection, connection.tenant, self._deliver, self._settings, self._counts, self._drop

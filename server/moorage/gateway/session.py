@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 from websockets.exceptions import ConnectionClosed
 
-from moorage.core.words import Address
-from moorage.gateway.connection import Connection
+from moorage.core.effects import Address
+from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.deliver import Deliver, Request
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import Code, SessionId, Tenant
 from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
-from moorage.protocol.messages import Fleet, Leases, Queue, decode
+from moorage.protocol.messages import FleetListing, LeaseListing, QueueListing, decode
 from moorage.protocol.replies import event, failure, failure_from
 
 
@@ -63,7 +63,7 @@ class Session:
 
     def __init__(
         self,
-        connection: Connection,
+        connection: GatewayConnection,
         tenant: Tenant,
         deliver: Deliver,
         settings: GatewaySettings,
@@ -95,7 +95,7 @@ class Session:
         self._flush_due = False
         self._gone = False
         self._slow: asyncio.TimerHandle | None = None
-        self._room: asyncio.Future[None] | None = None
+        self._space: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
         connection.on_writable = self._writable
         connection.on_lost = self._lost
@@ -122,8 +122,8 @@ class Session:
                 if taking is not None:
                     await asyncio.wait([taking])
                 while self._full() and not self._gone:
-                    self._room = self._loop.create_future()
-                    await self._room
+                    self._space = self._loop.create_future()
+                    await self._space
         except ConnectionClosed:
             if self._tasks:
                 await asyncio.wait(self._tasks)
@@ -155,7 +155,7 @@ class Session:
         except BadMessage as error:
             self._refuse(number, error.id, failure_from(error))
             return None
-        if isinstance(message, Fleet | Leases | Queue):
+        if isinstance(message, FleetListing | LeaseListing | QueueListing):
             if self._gone:  # It changes nothing, and nobody is there to read it.
                 return None
             self._listing = number
@@ -278,10 +278,10 @@ class Session:
 
     def _settle(self) -> None:
         """Wake whoever waits for less to be in flight."""
-        if self._room is not None and (self._gone or not self._full()):
-            if not self._room.done():
-                self._room.set_result(None)
-            self._room = None
+        if self._space is not None and (self._gone or not self._full()):
+            if not self._space.done():
+                self._space.set_result(None)
+            self._space = None
         written = self._gone or not (self.in_flight or self.connection.paused)
         if self._idle is not None and written:
             if not self._idle.done():

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from moorage.core.words import Fact
+from moorage.core.facts import Fact
 
 PENDING_FACTS_MAX: Final = 50_000
 """Facts handed over and not yet durable. Beyond it `append` waits for room, in order of call."""
@@ -124,7 +124,7 @@ class LedgerFailed(LedgerError):  # noqa: N818  # As LedgerLocked.
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LedgerEntry:
     """One fact as it was stored.
 
     Args:
@@ -231,7 +231,7 @@ class Ledger(Protocol):
 
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
-    ) -> list[Entry]:
+    ) -> list[LedgerEntry]:
         """Return the facts about one lease, request or cluster, oldest first.
 
         Args:
@@ -249,7 +249,7 @@ class Ledger(Protocol):
         """
         ...
 
-    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[Entry]:
+    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
         """Return the facts after a seq, oldest first; parameters and errors as `history`."""
         ...
 

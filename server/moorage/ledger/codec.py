@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple, assert_never
 
 import msgspec
 
-from moorage.core.words import (
+from moorage.core.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,
@@ -33,14 +33,14 @@ from moorage.core.words import (
     Started,
     Warmed,
 )
-from moorage.ledger.base import Entry, FactUnknown, FactUnwritable, LedgerCorrupt
+from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt, LedgerEntry
 
 Upgrade = Callable[[dict[str, Any]], dict[str, Any]]
 """Turns the JSON object of one version into that of the next."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class FactKind:
     """One kind of fact on disk.
 
     Args:
@@ -56,22 +56,22 @@ class Kind:
 
 
 KINDS: Final = (
-    Kind("cluster_set", 2, ClusterSet),
-    Kind("cluster_removed", 1, ClusterRemoved),
-    Kind("queued", 3, Queued),
-    Kind("dequeued", 1, Dequeued),
-    Kind("granted", 4, Granted),
-    Kind("renewed", 1, Renewed),
-    Kind("started", 1, Started),
-    Kind("finished", 1, Finished),
-    Kind("requeued", 1, Requeued),
-    Kind("paused", 1, Paused),
-    Kind("resumed", 1, Resumed),
-    Kind("ending", 1, Ending),
-    Kind("warmed", 1, Warmed),
-    Kind("ended", 1, Ended),
-    Kind("carried", 4, Carried),
-    Kind("counted", 1, Counted),
+    FactKind("cluster_set", 2, ClusterSet),
+    FactKind("cluster_removed", 1, ClusterRemoved),
+    FactKind("queued", 3, Queued),
+    FactKind("dequeued", 1, Dequeued),
+    FactKind("granted", 4, Granted),
+    FactKind("renewed", 1, Renewed),
+    FactKind("started", 1, Started),
+    FactKind("finished", 1, Finished),
+    FactKind("requeued", 1, Requeued),
+    FactKind("paused", 1, Paused),
+    FactKind("resumed", 1, Resumed),
+    FactKind("ending", 1, Ending),
+    FactKind("warmed", 1, Warmed),
+    FactKind("ended", 1, Ended),
+    FactKind("carried", 4, Carried),
+    FactKind("counted", 1, Counted),
 )
 
 
@@ -131,7 +131,9 @@ class Codec:
 
     """
 
-    def __init__(self, kinds: Iterable[Kind], upgrades: Mapping[tuple[str, int], Upgrade]) -> None:
+    def __init__(
+        self, kinds: Iterable[FactKind], upgrades: Mapping[tuple[str, int], Upgrade]
+    ) -> None:
         self._kinds = {kind.name: kind for kind in kinds}
         self._of_record = {kind.record: kind for kind in self._kinds.values()}
         self._decoders = {
@@ -146,7 +148,7 @@ class Codec:
                         f"{kind.name} has version {kind.version} but no upgrade from {version}"
                     )
 
-    def encode(self, fact: Any) -> tuple[Kind, bytes]:
+    def encode(self, fact: Any) -> tuple[FactKind, bytes]:
         """Return the kind and the JSON of a fact.
 
         It is decoded again at once: what would not come back is refused while the request that
@@ -226,7 +228,7 @@ FACTS: Final = Codec(KINDS, UPGRADES)
 """The codec of every ledger."""
 
 
-class Row(NamedTuple):
+class FactRow(NamedTuple):
     """One fact as it is stored."""
 
     seq: int
@@ -240,7 +242,7 @@ class Row(NamedTuple):
     """Of its own checksum and of all before it: a fact that was exchanged shows in the next."""
 
 
-def seal(seq: int, at: float, fact: Fact, chain: int) -> Row:
+def seal(seq: int, at: float, fact: Fact, chain: int) -> FactRow:
     """Return a fact as it is stored.
 
     Args:
@@ -258,7 +260,7 @@ def seal(seq: int, at: float, fact: Fact, chain: int) -> Row:
     at = float(at)
     checksum = _checksum(seq, at, kind.name, kind.version, subject, body)
     linked = link(checksum, chain)
-    return Row(seq, at, kind.name, kind.version, subject, body, checksum, linked)
+    return FactRow(seq, at, kind.name, kind.version, subject, body, checksum, linked)
 
 
 def link(checksum: int, chain: int) -> int:
@@ -266,12 +268,12 @@ def link(checksum: int, chain: int) -> int:
     return zlib.crc32(checksum.to_bytes(4), chain)
 
 
-def is_sealed(row: Row) -> bool:
+def is_sealed(row: FactRow) -> bool:
     """Return whether a stored fact is as it was written."""
     return _checksum(*row[:-2]) == row.checksum
 
 
-def unseal(row: Row, place: str) -> Entry:
+def unseal(row: FactRow, place: str) -> LedgerEntry:
     """Return a stored fact.
 
     Raises:
@@ -282,7 +284,7 @@ def unseal(row: Row, place: str) -> Entry:
     if not is_sealed(row):
         raise LedgerCorrupt(place, f"fact {row.seq} does not match its checksum")
     fact = FACTS.decode(row.kind, row.version, row.body, place, f"fact {row.seq}")
-    return Entry(row.seq, row.at, fact)
+    return LedgerEntry(row.seq, row.at, fact)
 
 
 def subject_of(fact: Fact) -> str:

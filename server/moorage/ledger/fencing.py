@@ -1,13 +1,13 @@
 """Fencing numbers, reserved in blocks apart from the ledger: whatever it loses, none comes twice.
 
-A number is seen outside only after its grant is durable, and `writer.GroupCommit` reserves before
-it commits. So every number that was ever seen lies within what is written here.
+A number is seen outside only after its grant is durable, and `ledger.writer.GroupCommit` reserves
+before it commits. So every number that was ever seen lies within what is written here.
 """
 
 from pathlib import Path
 from typing import Final
 
-from moorage.durability import Found, Mark, read_mark
+from moorage.durability import DurableMark, Found, read_mark
 
 BLOCK: Final = 10_000
 """Numbers reserved at a time. A crash leaves the rest of a block unused."""
@@ -37,7 +37,7 @@ class Fencing:
         path = fencing_path(ledger)
         self.found: Found = read_mark(path, LABEL)
         self._reserved = self._used = self.found.first
-        self._mark = Mark(path, LABEL, self._reserved, 0, self.found.writes)
+        self._mark = DurableMark(path, LABEL, self._reserved, 0, self.found.writes)
 
     @property
     def floor(self) -> int:

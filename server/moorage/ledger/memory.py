@@ -11,24 +11,24 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from moorage.core.words import Fact
+from moorage.core.facts import Fact
 from moorage.ledger.base import (
     CHECKPOINTS_KEPT,
     PAGE_BYTES_MAX,
     PAGE_FACTS_MAX,
-    Entry,
     LedgerCorrupt,
+    LedgerEntry,
     LedgerError,
     LedgerLocked,
     Recovery,
 )
-from moorage.ledger.codec import FACTS, Row, seal, unseal
+from moorage.ledger.codec import FACTS, FactRow, seal, unseal
 
 _PLACE = "the ledger in memory"
 
 
 @dataclass(slots=True)
-class Shelf:
+class MemoryStorage:
     """What outlives a `MemoryLedger`: hand it to the next one and that finds what is there.
 
     Args:
@@ -39,28 +39,28 @@ class Shelf:
 
     """
 
-    rows: list[Row] = field(default_factory=list[Row])
+    rows: list[FactRow] = field(default_factory=list[FactRow])
     checkpoints: list[tuple[int, bytes, int]] = field(default_factory=list[tuple[int, bytes, int]])
     taken: bool = False
     pruned: int = 0
 
 
 class MemoryLedger:
-    """`base.Ledger` in memory. Read the contract there.
+    """`ledger.base.Ledger` in memory. Read the contract there.
 
     Args:
-        shelf: What an earlier one left; None for an empty one.
+        storage: What an earlier one left; None for an empty one.
 
     """
 
-    def __init__(self, shelf: Shelf | None = None) -> None:
-        self._shelf = Shelf() if shelf is None else shelf
+    def __init__(self, storage: MemoryStorage | None = None) -> None:
+        self._storage = MemoryStorage() if storage is None else storage
         self._open = False
 
     @property
     def last_seq(self) -> int:
         """See `Ledger.last_seq`."""
-        return self._shelf.rows[-1].seq if self._shelf.rows else 0
+        return self._storage.rows[-1].seq if self._storage.rows else 0
 
     @property
     def is_full(self) -> bool:
@@ -71,10 +71,10 @@ class MemoryLedger:
         """See `Ledger.open`."""
         if self._open:
             raise LedgerError(f"{_PLACE} is open already.")
-        if self._shelf.taken:
+        if self._storage.taken:
             raise LedgerLocked(_PLACE, os.getpid())
         seq, body, warnings = self._newest_good()
-        self._open = self._shelf.taken = True
+        self._open = self._storage.taken = True
         last_seq = self.last_seq
         facts = self._recovered(seq, body, last_seq)
         return Recovery(facts, last_seq, seq, tuple(warnings))
@@ -82,12 +82,12 @@ class MemoryLedger:
     async def append(self, facts: Sequence[Fact], at: float) -> int:
         """See `Ledger.append`."""
         self._check_open()
-        rows: list[Row] = []
-        chain = self._shelf.rows[-1].chain if self._shelf.rows else 0
+        rows: list[FactRow] = []
+        chain = self._storage.rows[-1].chain if self._storage.rows else 0
         for seq, fact in enumerate(facts, self.last_seq + 1):
             rows.append(seal(seq, at, fact, chain))
             chain = rows[-1].chain
-        self._shelf.rows.extend(rows)
+        self._storage.rows.extend(rows)
         seq = self.last_seq
         await asyncio.sleep(0)
         return seq
@@ -95,7 +95,7 @@ class MemoryLedger:
     async def checkpoint(self, seq: int, facts: Sequence[Fact]) -> None:
         """See `Ledger.checkpoint`."""
         self._check_open()
-        checkpoints = self._shelf.checkpoints
+        checkpoints = self._storage.checkpoints
         oldest = checkpoints[-1][0] if checkpoints else 0
         if not oldest <= seq <= self.last_seq:
             raise LedgerError(
@@ -109,44 +109,44 @@ class MemoryLedger:
 
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
-    ) -> list[Entry]:
+    ) -> list[LedgerEntry]:
         """See `Ledger.history`."""
         await asyncio.sleep(0)
         self._check_open()
         return self._page((row for row in self._after(after) if row.subject == subject), limit)
 
-    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[Entry]:
+    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
         """See `Ledger.read`."""
         await asyncio.sleep(0)
         self._check_open()
-        after = max(after, self._shelf.pruned)
+        after = max(after, self._storage.pruned)
         return self._page(self._gapless(after), limit)
 
     async def prune(self, before: float, bytes_max: int) -> bool:
         """See `Ledger.prune`."""
         self._check_open()
         await asyncio.sleep(0)
-        shelf = self._shelf
-        if len(shelf.checkpoints) < CHECKPOINTS_KEPT:
+        storage = self._storage
+        if len(storage.checkpoints) < CHECKPOINTS_KEPT:
             return False
-        limit = min(seq for seq, _, _ in shelf.checkpoints)
-        used = sum(len(row.body) for row in shelf.rows)
-        while (oldest := shelf.rows[0]).seq < limit and (oldest.at < before or used > bytes_max):
-            shelf.pruned = oldest.seq
+        limit = min(seq for seq, _, _ in storage.checkpoints)
+        used = sum(len(row.body) for row in storage.rows)
+        while (oldest := storage.rows[0]).seq < limit and (oldest.at < before or used > bytes_max):
+            storage.pruned = oldest.seq
             used -= len(oldest.body)
-            del shelf.rows[0]
+            del storage.rows[0]
         return False
 
     async def kept_since(self) -> float | None:
         """See `Ledger.kept_since`."""
         self._check_open()
         await asyncio.sleep(0)
-        return self._shelf.rows[0].at if self._shelf.pruned else None
+        return self._storage.rows[0].at if self._storage.pruned else None
 
     async def close(self) -> None:
         """See `Ledger.close`."""
         if self._open:
-            self._open = self._shelf.taken = False
+            self._open = self._storage.taken = False
 
     def _check_open(self) -> None:
         if not self._open:
@@ -154,7 +154,7 @@ class MemoryLedger:
 
     def _newest_good(self) -> tuple[int, bytes, list[str]]:
         warnings: list[str] = []
-        checkpoints = self._shelf.checkpoints
+        checkpoints = self._storage.checkpoints
         while checkpoints:
             seq, body, checksum = checkpoints[-1]
             if seq > self.last_seq:
@@ -181,19 +181,19 @@ class MemoryLedger:
                 return
             yield unseal(row, _PLACE).fact
 
-    def _after(self, seq: int) -> Iterator[Row]:
-        rows = self._shelf.rows
+    def _after(self, seq: int) -> Iterator[FactRow]:
+        rows = self._storage.rows
         start = bisect_right(rows, seq, key=lambda row: row.seq)
         return (rows[index] for index in range(start, len(rows)))
 
-    def _gapless(self, after: int) -> Iterator[Row]:
+    def _gapless(self, after: int) -> Iterator[FactRow]:
         for seq, row in enumerate(self._after(after), after + 1):
             if row.seq != seq:
                 raise LedgerCorrupt(_PLACE, f"fact {seq} is missing; {row.seq} follows")
             yield row
 
-    def _page(self, rows: Iterator[Row], limit: int) -> list[Entry]:
-        entries: list[Entry] = []
+    def _page(self, rows: Iterator[FactRow], limit: int) -> list[LedgerEntry]:
+        entries: list[LedgerEntry] = []
         size = 0
         for row in rows:
             if len(entries) >= min(limit, PAGE_FACTS_MAX) or size > PAGE_BYTES_MAX:

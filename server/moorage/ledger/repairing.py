@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from moorage.core.words import Counted
-from moorage.durability import Mark, owner_only, sync_directory
+from moorage.core.facts import Counted
+from moorage.durability import DurableMark, owner_only, sync_directory
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerError
-from moorage.ledger.codec import Row, is_sealed, link, seal
+from moorage.ledger.codec import FactRow, is_sealed, link, seal
 from moorage.ledger.fencing import LABEL as FENCING
 from moorage.ledger.fencing import fencing_path
-from moorage.ledger.looking import LABEL, mark_path, run
-from moorage.ledger.walking import WINDOW, Held, Walked, readable
+from moorage.ledger.inspection import LABEL, mark_path, run
+from moorage.ledger.walk import WINDOW, HeldFacts, LedgerWalk, readable
 
 LEASES_NAMED: Final = 20
 
@@ -38,8 +38,8 @@ class Salvage:
 
     """
 
-    rows: list[Held]
-    filler: Row | None
+    rows: list[HeldFacts]
+    filler: FactRow | None
     lost: list[tuple[int, int]]
     checkpoint: int | None
     said: list[str]
@@ -51,7 +51,7 @@ class Salvage:
         return (0, 0) if end is None else (end.seq, end.chain)
 
 
-def salvage(found: Walked) -> Salvage:
+def salvage(found: LedgerWalk) -> Salvage:
     """Return what is left of a ledger.
 
     Raises:
@@ -83,9 +83,9 @@ def salvage(found: Walked) -> Salvage:
     return Salvage(stays, filler, _gaps(stays, found.pruned, filler), base, said)
 
 
-def _linked(rows: Sequence[Held]) -> list[Held]:
+def _linked(rows: Sequence[HeldFacts]) -> list[HeldFacts]:
     """Return facts linked anew: each to the one before, where that is there."""
-    linked: list[Held] = []
+    linked: list[HeldFacts] = []
     for row in rows:
         if linked and linked[-1].seq == row.seq - 1:
             linked.append(row._replace(chain=link(row.checksum, linked[-1].chain)))
@@ -94,7 +94,9 @@ def _linked(rows: Sequence[Held]) -> list[Held]:
     return linked
 
 
-def _gaps(rows: Sequence[Held], pruned: int, filler: Row | None = None) -> list[tuple[int, int]]:
+def _gaps(
+    rows: Sequence[HeldFacts], pruned: int, filler: FactRow | None = None
+) -> list[tuple[int, int]]:
     gaps, expected = [], pruned + 1
     for seq in [*(row.seq for row in rows), *([filler.seq] if filler else [])]:
         if seq > expected:
@@ -103,7 +105,9 @@ def _gaps(rows: Sequence[Held], pruned: int, filler: Row | None = None) -> list[
     return gaps
 
 
-def _said(found: Walked, stays: Sequence[Held], base: int | None, last: int | None) -> list[str]:
+def _said(
+    found: LedgerWalk, stays: Sequence[HeldFacts], base: int | None, last: int | None
+) -> list[str]:
     said = [
         f"{run(first, end)} of the history: `why` and backtests do without."
         for first, end in _gaps(stays, found.pruned)
@@ -121,7 +125,7 @@ def _said(found: Walked, stays: Sequence[Held], base: int | None, last: int | No
     return said
 
 
-def rebuild(ledger: Path, found: Walked, left: Salvage) -> None:
+def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
     """Put a ledger of what is left in the place of a damaged one. Keep a copy of that first.
 
     Raises:
@@ -144,15 +148,15 @@ def rebuild(ledger: Path, found: Walked, left: Salvage) -> None:
         ledger.with_name(ledger.name + end).unlink(missing_ok=True)
     new.replace(ledger)
     sync_directory(ledger.parent)
-    Mark(mark_path(ledger), LABEL, *left.last, found.mark.writes).close()
+    DurableMark(mark_path(ledger), LABEL, *left.last, found.mark.writes).close()
     reserved = max(found.fencing.first, found.fencing_seen)
     if not found.fencing.known:
         # Nobody knows what was given out: microseconds go faster than grants ever did.
         reserved = max(reserved, time.time_ns() // 1000)
-    Mark(fencing_path(ledger), FENCING, reserved, 0, found.fencing.writes).close()
+    DurableMark(fencing_path(ledger), FENCING, reserved, 0, found.fencing.writes).close()
 
 
-def _copy(old: sqlite3.Connection, new: sqlite3.Connection, rows: Sequence[Held]) -> None:
+def _copy(old: sqlite3.Connection, new: sqlite3.Connection, rows: Sequence[HeldFacts]) -> None:
     for start in range(0, len(rows), WINDOW):
         chunk = {row.seq: row for row in rows[start : start + WINDOW]}
         stored, _ = readable(old, min(chunk) - 1, max(chunk))
@@ -161,7 +165,7 @@ def _copy(old: sqlite3.Connection, new: sqlite3.Connection, rows: Sequence[Held]
         tables.insert(new, [row._replace(chain=chunk[seq].chain) for seq, row in good.items()])
 
 
-def _fill(connection: sqlite3.Connection, found: Walked, left: Salvage) -> None:
+def _fill(connection: sqlite3.Connection, found: LedgerWalk, left: Salvage) -> None:
     now = time.time()
     if left.filler is not None:
         tables.insert(connection, [left.filler])

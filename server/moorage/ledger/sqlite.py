@@ -1,7 +1,8 @@
 """The ledger in one SQLite file: what the daemon uses unless it is told otherwise.
 
-Three parties share the file: the writing thread (`writer.GroupCommit`), one reading connection
-for questions and for recovery, and nobody else, which `lock.WriterLock` sees to.
+Three parties share the file: the writing thread (`ledger.writer.GroupCommit`), one reading
+    connection
+for questions and for recovery, and nobody else, which `ledger.lock.WriterLock` sees to.
 """
 
 import asyncio
@@ -13,15 +14,15 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from moorage.core.words import Fact, Granted
-from moorage.durability import Found, Mark, Reserve, owner_only, sync_directory
+from moorage.core.facts import Fact, Granted
+from moorage.durability import DurableMark, Found, Reserve, owner_only, sync_directory
 from moorage.ledger import tables
 from moorage.ledger.base import (
     COMMIT_SECONDS_MAX,
     PAGE_FACTS_MAX,
     PENDING_FACTS_MAX,
-    Entry,
     LedgerCorrupt,
+    LedgerEntry,
     LedgerError,
     LedgerFailed,
     Recovery,
@@ -29,10 +30,10 @@ from moorage.ledger.base import (
 )
 from moorage.ledger.codec import FACTS, seal, unseal
 from moorage.ledger.fencing import Fencing
+from moorage.ledger.inspection import LABEL, check_linked, look, mark_path
 from moorage.ledger.lock import WriterLock
-from moorage.ledger.looking import LABEL, check_linked, look, mark_path
 from moorage.ledger.tables import Checkpoint
-from moorage.ledger.writer import GroupCommit, Job
+from moorage.ledger.writer import GroupCommit, WriteJob
 
 CHECKPOINT_PART_FACTS: Final = 200
 """Facts encoded and written at a time: about a millisecond of the interpreter lock."""
@@ -42,13 +43,13 @@ class _Opened(NamedTuple):
     connection: sqlite3.Connection
     recovery: Recovery
     chain: int
-    mark: Mark
+    mark: DurableMark
     fencing: Fencing
     reserve: Reserve
 
 
 class SqliteLedger:
-    """`base.Ledger` on a file. Read the contract there.
+    """`ledger.base.Ledger` on a file. Read the contract there.
 
     Args:
         path: The database file; made where it is missing, its directory too. Readable by its
@@ -72,7 +73,7 @@ class SqliteLedger:
         self._reserve: Reserve | None = None
         self._pending = 0
         self._door = asyncio.Lock()
-        self._room = asyncio.Event()
+        self._space = asyncio.Event()
         self._checkpointing = asyncio.Lock()
         self._checkpoint_seq = 0
         self._checkpoint_number = 0
@@ -114,8 +115,8 @@ class SqliteLedger:
         async with self._door:
             writer = self._usable()
             while self._pending and self._pending + len(facts) > PENDING_FACTS_MAX:
-                self._room.clear()
-                await self._room.wait()
+                self._space.clear()
+                await self._space.wait()
                 writer = self._usable()
             rows, chain = [], self._chain
             for seq, fact in enumerate(facts, self._given_seq + 1):
@@ -126,7 +127,7 @@ class SqliteLedger:
             self._pending += len(rows)
             seq = self._given_seq
             fencing = max((f.lease.fencing for f in facts if isinstance(f, Granted)), default=0)
-            job = Job(asyncio.get_running_loop().create_future(), rows, fencing)
+            job = WriteJob(asyncio.get_running_loop().create_future(), rows, fencing)
             writer.submit(job)
         await self._durable(job)
         return seq
@@ -157,11 +158,11 @@ class SqliteLedger:
 
     async def history(
         self, subject: str, after: int = 0, limit: int = PAGE_FACTS_MAX
-    ) -> list[Entry]:
+    ) -> list[LedgerEntry]:
         """See `Ledger.history`."""
         return await self._asked(after, limit, subject)
 
-    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[Entry]:
+    async def read(self, after: int = 0, limit: int = PAGE_FACTS_MAX) -> list[LedgerEntry]:
         """See `Ledger.read`."""
         return await self._asked(after, limit, None)
 
@@ -182,7 +183,7 @@ class SqliteLedger:
         writer, self._writer = self._writer, None
         if writer is None:
             return
-        self._room.set()
+        self._space.set()
         try:
             async with asyncio.timeout(COMMIT_SECONDS_MAX):
                 await writer.stop()
@@ -222,12 +223,14 @@ class SqliteLedger:
         reserve = Reserve(self._path.with_suffix(".reserve"))
         return _Opened(connection, recovery, chain, mark, fencing, reserve)
 
-    def _beside(self, opened: ExitStack, found: Found) -> tuple[Fencing, Mark]:
+    def _beside(self, opened: ExitStack, found: Found) -> tuple[Fencing, DurableMark]:
         """Open what lies beside the database; a database without it would be refused."""
         try:
             fencing = Fencing(self._path)
             opened.callback(fencing.close, clean=False)
-            mark = Mark(mark_path(self._path), LABEL, found.first, found.second, found.writes)
+            mark = DurableMark(
+                mark_path(self._path), LABEL, found.first, found.second, found.writes
+            )
         except OSError as no:
             raise LedgerError(f"{self._place} cannot be opened: {no}.") from no
         opened.callback(mark.close)
@@ -287,13 +290,13 @@ class SqliteLedger:
 
     # Reading.
 
-    async def _asked(self, after: int, limit: int, subject: str | None) -> list[Entry]:
+    async def _asked(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
         # One at a time: more would only hold threads while they wait for the connection.
         async with self._asking:
             self._usable()
             return await asyncio.to_thread(self._entries, after, limit, subject)
 
-    def _entries(self, after: int, limit: int, subject: str | None) -> list[Entry]:
+    def _entries(self, after: int, limit: int, subject: str | None) -> list[LedgerEntry]:
         with self._reading:
             if self._reader is None:
                 raise self._closed()
@@ -329,11 +332,11 @@ class SqliteLedger:
     async def _work(self, work: Callable[[sqlite3.Connection], object]) -> object:
         """Have a change to the tables made durable, and return what it returned."""
         writer = self._usable()
-        job = Job(asyncio.get_running_loop().create_future(), work=work)
+        job = WriteJob(asyncio.get_running_loop().create_future(), work=work)
         writer.submit(job)
         return await self._durable(job)
 
-    async def _durable(self, job: Job) -> object:
+    async def _durable(self, job: WriteJob) -> object:
         try:
             async with asyncio.timeout(COMMIT_SECONDS_MAX):
                 return await job.done
@@ -345,17 +348,17 @@ class SqliteLedger:
             f"{self._place} failed: {finding}. Repair the disk, then start again: what was "
             "acknowledged is safe."
         )
-        self._room.set()
+        self._space.set()
         return self._failure
 
-    def _settled(self, jobs: Sequence[Job], failure: LedgerFailed | None) -> None:
+    def _settled(self, jobs: Sequence[WriteJob], failure: LedgerFailed | None) -> None:
         count = sum(len(job.rows) for job in jobs)
         self._pending -= count
         if failure is None:
             self._durable_seq += count
         else:
             self._failure = failure
-        self._room.set()
+        self._space.set()
 
 
 def _part_writer(

@@ -20,7 +20,7 @@ from moorage.ledger.base import (
     LedgerFailed,
     place_of,
 )
-from moorage.ledger.codec import Row
+from moorage.ledger.codec import FactRow
 
 FORMAT: Final = 2
 """Version of the tables. The shapes of facts have their own versions. None but this one is read."""
@@ -98,7 +98,7 @@ def checkpoint(number: int, seq: int, parts: int, checksum: int) -> Checkpoint:
 
 @contextmanager
 def translated(path: Path) -> Iterator[None]:
-    """Turn what SQLite raises into this room's errors.
+    """Turn what SQLite raises into this package's errors.
 
     Raises:
         LedgerCorrupt: The file is damaged, or is no database.
@@ -280,7 +280,7 @@ def last_seq(connection: sqlite3.Connection) -> int:
     return int(connection.execute(SELECT_LAST).fetchone()[0])
 
 
-def insert(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
+def insert(connection: sqlite3.Connection, rows: Sequence[FactRow]) -> None:
     """Add facts.
 
     One statement for all of them: every statement lets go of the interpreter lock and has to
@@ -295,7 +295,7 @@ def insert(connection: sqlite3.Connection, rows: Sequence[Row]) -> None:
 
 def page(
     connection: sqlite3.Connection, after: int, limit: int, subject: str | None = None
-) -> list[Row]:
+) -> list[FactRow]:
     """Return up to `limit` facts after a seq, fewer where they are large.
 
     Args:
@@ -310,10 +310,10 @@ def page(
         if subject is None
         else connection.execute(SELECT_ABOUT, (subject, after, limit))
     )
-    rows: list[Row] = []
+    rows: list[FactRow] = []
     size = 0
     try:
-        for row in map(Row._make, cursor):
+        for row in map(FactRow._make, cursor):
             rows.append(row)
             size += len(row.body)
             if size > PAGE_BYTES_MAX:
@@ -324,10 +324,10 @@ def page(
     return rows
 
 
-def between(connection: sqlite3.Connection, after: int, last: int) -> list[Row]:
+def between(connection: sqlite3.Connection, after: int, last: int) -> list[FactRow]:
     """Return the facts after one and up to another, however large they are."""
     cursor = connection.execute(SELECT_BETWEEN, (after, last))
-    return [Row._make(row) for row in cursor]
+    return [FactRow._make(row) for row in cursor]
 
 
 def checkpoints(connection: sqlite3.Connection) -> list[Checkpoint]:

@@ -13,15 +13,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from moorage.durability import Mark, Reserve, next_of
+from moorage.durability import DurableMark, Reserve, next_of
 from moorage.ledger import tables
 from moorage.ledger.base import LedgerFailed, place_of
-from moorage.ledger.codec import Row
+from moorage.ledger.codec import FactRow
 from moorage.ledger.fencing import Fencing
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Job:
+class WriteJob:
     """Something to be made durable.
 
     Args:
@@ -33,7 +33,7 @@ class Job:
     """
 
     done: asyncio.Future[object]
-    rows: Sequence[Row] = ()
+    rows: Sequence[FactRow] = ()
     fencing: int = 0
     work: Callable[[sqlite3.Connection], object] | None = None
 
@@ -56,10 +56,10 @@ class GroupCommit:
         self,
         connection: sqlite3.Connection,
         path: Path,
-        mark: Mark,
+        mark: DurableMark,
         fencing: Fencing,
         reserve: Reserve,
-        settled: Callable[[Sequence[Job], LedgerFailed | None], None],
+        settled: Callable[[Sequence[WriteJob], LedgerFailed | None], None],
     ) -> None:
         self._connection = connection
         self._path = path
@@ -68,13 +68,13 @@ class GroupCommit:
         self._reserve = reserve
         self._settled = settled
         self._loop = asyncio.get_running_loop()
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[WriteJob | None] = queue.SimpleQueue()
         self._ended = self._loop.create_future()
         # A daemon thread: a disk that hangs must not keep the process from ending.
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: WriteJob) -> None:
         """Have a job done."""
         self._queue.put(job)
 
@@ -113,9 +113,9 @@ class GroupCommit:
                 self._reserve.close()
             self._tell(self._end)
 
-    def _gather(self) -> tuple[list[Job], bool]:
+    def _gather(self) -> tuple[list[WriteJob], bool]:
         """Wait for a job; return it with all that wait behind it, and whether to go on."""
-        jobs: list[Job] = []
+        jobs: list[WriteJob] = []
         item = next_of(self._queue, self._mark)
         while item is not None:
             jobs.append(item)
@@ -125,7 +125,7 @@ class GroupCommit:
                 return jobs, True
         return jobs, False
 
-    def _commit(self, jobs: Sequence[Job]) -> list[object]:
+    def _commit(self, jobs: Sequence[WriteJob]) -> list[object]:
         rows = [row for job in jobs for row in job.rows]
         self._fencing.reserve(max((job.fencing for job in jobs), default=0))
         self._reserve.refill()
@@ -140,7 +140,7 @@ class GroupCommit:
             self._mark.write(rows[-1].seq, rows[-1].chain)
         return results
 
-    def _transact(self, jobs: Sequence[Job], rows: Sequence[Row]) -> list[object]:
+    def _transact(self, jobs: Sequence[WriteJob], rows: Sequence[FactRow]) -> list[object]:
         works = [job.work for job in jobs if job.work is not None]
         if not works and len(rows) <= tables.ROWS_PER_STATEMENT:
             tables.insert(self._connection, rows)  # A single statement is its own transaction.
@@ -158,7 +158,7 @@ class GroupCommit:
         return results
 
     def _settle(
-        self, jobs: Sequence[Job], results: Sequence[object], failure: LedgerFailed | None
+        self, jobs: Sequence[WriteJob], results: Sequence[object], failure: LedgerFailed | None
     ) -> None:
         self._settled(jobs, failure)
         for number, job in enumerate(jobs):

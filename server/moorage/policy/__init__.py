@@ -1,40 +1,34 @@
-"""The policy door: all that a rule may see, and the one thing it may answer.
+"""The policy door: all that a policy may see, and the one thing it may answer.
 
-A rule is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
+A policy is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
 columnar view that it finds in `input_data["fleet"]`; `place` makes a whole rule of a score, and
 `read_demand`, `fitting_scores`, `best_rows`, `spread_rows`, `close_gpus`, `propose`, `decline` and
-`decline_because` are the steps from scores to an answer; `Learner` and `read_typical` say what
-requests look like; `NodeLabels` reads the labels of nodes; `parse_proposal` reads what the rule
+`decline_because` are the steps from scores to an answer; `MixLearner` and `read_typical` say what
+requests look like; `NodeLabels` reads the labels of nodes; `parse_proposal` reads what the policy
 returned.
 """
 
 from typing import Any, Protocol
 
+from moorage.policy.changes import close_gpus, decline_because, fitting_scores, place, spread_rows
 from moorage.policy.choice import best_rows, decline, propose, read_demand, tightest_gpus
 from moorage.policy.fleet import NEVER, Fleet, Misfit
 from moorage.policy.labels import NodeLabels, capacity_type
-from moorage.policy.moves import (
-    close_gpus,
-    decline_because,
-    fitting_scores,
-    place,
-    spread_rows,
-)
-from moorage.policy.proposal import ProposalError, Wish, parse_proposal
-from moorage.policy.typical import Kind, Learner, mix, node_sorts, read_typical
+from moorage.policy.proposal import ProposalError, ProposedShare, parse_proposal
+from moorage.policy.typical import MixLearner, RequestKind, mix, node_sorts, read_typical
 from moorage.policy.view import FleetView
 
 __all__ = [
     "NEVER",
     "Fleet",
     "FleetView",
-    "Kind",
-    "Learner",
     "Misfit",
+    "MixLearner",
     "NodeLabels",
     "ProposalError",
+    "ProposedShare",
+    "RequestKind",
     "Rule",
-    "Wish",
     "best_rows",
     "capacity_type",
     "close_gpus",
@@ -54,10 +48,10 @@ __all__ = [
 
 
 class Rule(Protocol):
-    """What a class named `AIOSv1PolicyRule` must offer (allocation-server document, "Writing…")."""
+    """What a class named `AIOSv1PolicyRule` must offer."""
 
     def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
-        """Prepare the rule.
+        """Prepare the policy.
 
         Args:
             rule_id: The URI of the policy.

@@ -1,6 +1,6 @@
-"""From scores to an answer: the steps that every rule shares, so that a rule is its scores.
+"""From scores to an answer: the steps that every policy shares, so that a policy is its scores.
 
-Called by authors' rules inside a cell, and by the rules that ship with Moorage:
+Called by authors' policies inside a cell, and by the policies that ship with Moorage:
 
     demand = read_demand(input_data)
     if demand is None:
@@ -30,7 +30,7 @@ def read_demand(input_data: Mapping[str, Any]) -> Demand | None:
 
     Returns:
         None where neither says it, or where `inputs` says it in values that cannot be meant
-        (text for a number, a share above 1000): the rule then has nothing to place.
+        (text for a number, a share above 1000): the policy then has nothing to place.
 
     """
     demand: Demand | None = input_data["fleet"].demand
@@ -108,7 +108,7 @@ def propose(
         fleet: The view the rows belong to.
         demand: What each of them is to take.
         rows: One row, or one per member of a gang; none declines.
-        pick: Chooses the device columns of a row; `fleet.pick_gpus` where it is not given.
+        pick: Chooses the device columns of a row; `policy.fleet.pick_gpus` where it is not given.
 
     """
     if not rows:
@@ -121,7 +121,7 @@ def propose(
         share = fleet.placement(row, columns)
         if fleet.demand is None:
             # The server fills in amounts from `resources`; a demand read from `inputs` is
-            # known to the rule alone.
+            # known to the policy alone.
             share["gpu_milli"] = demand.gpu_milli
             share["cpu_milli"] = demand.cpu_milli
             share["memory_mib"] = demand.memory_mib

@@ -1,7 +1,7 @@
 """The fleet in columns: what every node has, what of it is free, and what fits there.
 
-One class, three places. The core keeps its truth in it, every cell keeps its replica in it, and
-an author's rule reads it as `input_data["fleet"]`. So the rule that proposes, the allocator that
+One class, three places. The core keeps its truth in it, every cell keeps its replica in it, and an
+author's policy reads it as `input_data["fleet"]`. So the policy that proposes, the allocator that
 verifies and the reply that explains all ask the same feasibility function, and none can disagree.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.model import GPU_MILLI, Demand, Share
-from moorage.policy.inventory import Bools, Ints, Inventory
+from moorage.policy.inventory import Bools, Ints, NodeInventory
 
 ELIGIBLE_MAX: Final = 256
 """Device masks kept per (models, memory, share) asked for; beyond it the cache starts afresh."""
@@ -44,7 +44,7 @@ NEVER: Final = Misfit.MEMORY
 """Misfits up to this one do not depend on what is running."""
 
 
-class Fleet(Inventory):
+class Fleet(NodeInventory):
     """An inventory (see there for the columns), with what may be taken of it and what fits."""
 
     def __init__(self) -> None:

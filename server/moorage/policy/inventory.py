@@ -32,7 +32,7 @@ _NO_DEVICE: Final = {"gpu_model": -1, "gpu_link": -1, "gpu_numa": -1}
 """What a GPU column has where a node has no device; 0 in the others."""
 
 
-class Inventory:
+class NodeInventory:
     """Columns over all nodes, and the log of which rows changed.
 
     Attributes:
@@ -86,7 +86,7 @@ class Inventory:
             if kind is None:
                 kind = same[id(node.gpus)] = kinds.setdefault(node.gpus, len(kinds))
             kind_of.append(kind)
-        # Tuples, because rules are handed them: a rule that sorts one would mislead the next.
+        # Tuples, because policies are handed them: a policy that sorts one would mislead the next.
         self.cluster_ids: tuple[str, ...] = tuple(cluster.id for cluster in clusters)
         self.node_ids: tuple[tuple[str, str], ...] = tuple(
             (name, node.id) for _, name, node in pairs

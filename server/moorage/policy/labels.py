@@ -1,7 +1,8 @@
-"""Labels of nodes, for rules that choose machines by what they are: their price, who may take them.
+"""Labels of nodes, for policies that choose machines by their price and by who may take them.
 
 Labels come from the cluster documents (`nodes.nodeData[].labels`), where imports put those of
-Kubernetes and Ray. Called by authors' rules inside a cell, and by the rules that ship with Moorage:
+Kubernetes and Ray. Called by authors' policies inside a cell, and by the policies that ship with
+Moorage:
 
     def __init__(self, rule_id, settings, parameters):
         self._labels = NodeLabels()
@@ -21,7 +22,7 @@ __all__ = ["NodeLabels", "capacity_type"]
 T = TypeVar("T")
 
 COLUMNS_MAX: Final = 64
-"""Columns kept; a rule that reads more makes them again."""
+"""Columns kept; a policy that reads more makes them again."""
 _NO_LABELS: Final[Mapping[str, str]] = {}
 
 CAPACITY_LABELS: Final = (
@@ -44,8 +45,8 @@ _SAME: Final = {
 class NodeLabels:
     """The labels of all nodes, read from the documents once per inventory.
 
-    A rule keeps one from its constructor on. What it holds is a cache: the labels of a node are
-    part of the inventory, so that a change of them changes `fleet.layout` too.
+    A policy keeps one from its constructor on. What it holds is a cache: the labels of a node are
+    part of the inventory, so that a change of them changes `policy.fleet.layout` too.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""What a rule returned, read as a proposal: which nodes and GPUs it wants to give.
+"""What a policy returned, read as a proposal: which nodes and GPUs it wants to give.
 
 The cell reads it to remember its own proposal, the server reads it again to verify it (a cell's
 word counts for nothing), and the author's offline checks read it with the same function.
@@ -19,10 +19,10 @@ AMOUNT_MAX: Final = 2**53
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """One node's part of a proposal, as far as the rule said it.
+class ProposedShare:
+    """One node's part of a proposal, as far as the policy said it.
 
-    `node_id` and `gpus` are None where the rule left the choice to the allocator.
+    `node_id` and `gpus` are None where the policy left the choice to the allocator.
     """
 
     cluster_id: ClusterId
@@ -61,28 +61,28 @@ class ProposalError(ValueError):
         self.expected = expected
 
 
-def parse_proposal(value: Any, demand: Demand | None) -> tuple[Wish, ...]:
+def parse_proposal(value: Any, demand: Demand | None) -> tuple[ProposedShare, ...]:
     """Read what `eval` returned.
 
     Args:
         value: A dict with `cluster_id` (or `clusterId`), and optionally `node_id` (`nodeId`),
             `gpus`, `gpu_milli`, `cpu_milli`, `memory_mib`; or a list of them for a gang.
-        demand: Fills in the amounts that the rule did not name.
+        demand: Fills in the amounts that the policy did not name.
 
     Returns:
-        One wish per node; empty where the value names no cluster, which grants nothing.
+        One share per node; empty where the value names no cluster, which grants nothing.
 
     Raises:
         ProposalError: It names a cluster, but another part of it is malformed.
 
     """
     if isinstance(value, Mapping):
-        return (_wish(value, demand, ""),) if _names_cluster(value) else ()
+        return (_proposed_share(value, demand, ""),) if _names_cluster(value) else ()
     if not isinstance(value, list) or not any(_names_cluster(item) for item in value):
         return ()
     if len(value) > SHARES_MAX:
         raise ProposalError("(list)", f"at most {SHARES_MAX} nodes")
-    return tuple(_wish(item, demand, f"[{number}].") for number, item in enumerate(value))
+    return tuple(_proposed_share(item, demand, f"[{number}].") for number, item in enumerate(value))
 
 
 def _names_cluster(value: Any) -> bool:
@@ -91,12 +91,12 @@ def _names_cluster(value: Any) -> bool:
     )
 
 
-def _wish(value: Any, demand: Demand | None, path: str) -> Wish:
+def _proposed_share(value: Any, demand: Demand | None, path: str) -> ProposedShare:
     if not _names_cluster(value):
         raise ProposalError(f"{path}cluster_id", "a cluster id in every item of the list")
     node = value.get("node_id", value.get("nodeId"))
     gpus = value.get("gpus")
-    return Wish(
+    return ProposedShare(
         cluster_id=ClusterId(
             _name(value.get("cluster_id", value.get("clusterId")), f"{path}cluster_id")
         ),

@@ -1,7 +1,7 @@
-"""What a rule can import. Nothing is ever installed for one.
+"""What a policy can import. Nothing is ever installed for one.
 
-`sandbox.preload` has what is listed here ready in every cell; `catalog.requirements` refuses a
-policy that wants more.
+`sandbox.cell.preload` has what is listed here ready in every cell; `catalog.documents.requirements`
+refuses a policy that wants more.
 """
 
 from typing import Final
@@ -22,4 +22,4 @@ IMPORTABLE: Final = (
     "sys", "textwrap", "threading", "time", "timeit", "tokenize", "traceback", "types", "typing",
     "typing_extensions", "unicodedata", "urllib.parse", "uuid", "warnings", "weakref", "zlib",
 )  # fmt: skip
-"""Importable by a rule, besides the other files of its own archive."""
+"""Importable by a policy, besides the other files of its own archive."""

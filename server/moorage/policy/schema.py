@@ -1,6 +1,6 @@
 """The schema mini-language of PolicyRule documents: what a schema says, and checking values.
 
-A schema is an object with one entry per field (allocation-server.md, section 3.4):
+A schema is an object with one entry per field:
 
     {"replicas": {"type": "number", "min": 1, "max": 8, "default": 1, "description": "copies"},
      "zone": {"type": "string", "choices": ["a", "b"], "required": true}}
@@ -14,8 +14,8 @@ The documents say nothing of fields that are left out. Here a field may be left 
 `required`, and then gets its `default`; `null` counts as left out, except where the type is `any`.
 Fields that the schema does not name are let through.
 
-`catalog.schemas` has the schemas of an upload read by `schema_reader`; admission and the sandbox's
-host check values with them. Everything is bounded: no value can hold up the loop.
+`catalog.documents.schemas` has the schemas of an upload read by `schema_reader`; admission and the
+sandbox's host check values with them. Everything is bounded: no value can hold up the loop.
 
     SchemaError   the place, what is expected there, and what is there instead
 """
@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, cast
 
-__all__ = ["Pattern", "Schema", "SchemaError"]
+__all__ = ["Schema", "SchemaError", "SchemaPattern"]
 
 VALUES_MAX: Final = 20_000
 """Values and fields looked at in one check: some milliseconds. More are refused."""
@@ -69,7 +69,7 @@ class SchemaError(ValueError):
         return SchemaError(under(place, self.path), self.expected, self.found)
 
 
-class Pattern(Protocol):
+class SchemaPattern(Protocol):
     """A pattern ready to match in time linear in the text; whoever reads schemas brings it."""
 
     def matches(self, text: str) -> bool:
@@ -94,20 +94,20 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FieldSchema:
     """What a schema says of one field."""
 
     kind: str
     required: bool = False
     default: Any = NO_VALUE
-    pattern: Pattern | None = None
+    pattern: SchemaPattern | None = None
     length: int | None = None
     max_length: int | None = None
     minimum: float | None = None
     maximum: float | None = None
     choices: frozenset[tuple[type, Any]] | None = None
     properties: "Schema | None" = None
-    items: "Entry | None" = None
+    items: "FieldSchema | None" = None
     expected: str = ""
     """All of it in words, for the refusal of a value."""
 
@@ -154,14 +154,14 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What is known of the fields of an object. Made by `schema_reader.read_schema`.
+    """What is known of the fields of an object. Made by `policy.schema_reader.read_schema`.
 
     Attributes:
         defaults: What fields get that are left out, by name.
 
     """
 
-    _entries: Mapping[str, Entry]
+    _entries: Mapping[str, FieldSchema]
     _required: tuple[str, ...]
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
 

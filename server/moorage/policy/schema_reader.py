@@ -1,7 +1,7 @@
 """Reads schemas of the mini-language that `policy.schema` describes, or says where they are wrong.
 
-`catalog.schemas` calls `read_schema` when a policy is uploaded. A schema is written by a user: it
-is bounded, and every constraint is checked to be one that a value of its type can meet.
+`catalog.documents.schemas` calls `read_schema` when a policy is uploaded. A schema is written by a
+user: it is bounded, and every constraint is checked to be one that a value of its type can meet.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -13,10 +13,10 @@ from moorage.policy.schema import (
     KINDS,
     NO_VALUE,
     Budget,
-    Entry,
-    Pattern,
+    FieldSchema,
     Schema,
     SchemaError,
+    SchemaPattern,
     comparable,
     cut,
     finite,
@@ -60,7 +60,7 @@ _KEYS: Final = ("type", "description", "required", "default", *_WHERE)
 
 
 def read_schema(
-    document: Any, path: str, compile_pattern: Callable[[str, str], Pattern]
+    document: Any, path: str, compile_pattern: Callable[[str, str], SchemaPattern]
 ) -> Schema | None:
     """Return what a schema says, or None for an empty one.
 
@@ -79,9 +79,9 @@ def read_schema(
 
 
 class _Reader:
-    """One schema on its way from JSON to `Entry` objects, and what of its bounds is used up."""
+    """One schema on its way from JSON to `FieldSchema`, and what of its bounds is used up."""
 
-    def __init__(self, compile_pattern: Callable[[str, str], Pattern]) -> None:
+    def __init__(self, compile_pattern: Callable[[str, str], SchemaPattern]) -> None:
         self._compile = compile_pattern
         self._entries = 0
         self._patterns = 0
@@ -108,7 +108,7 @@ class _Reader:
             },
         )
 
-    def entry(self, given: Any, path: str, depth: int) -> Entry:
+    def entry(self, given: Any, path: str, depth: int) -> FieldSchema:
         self._entries += 1
         if self._entries > ENTRIES_MAX:
             raise SchemaError(path, f"at most {ENTRIES_MAX} entries in all", "this is one more")
@@ -118,7 +118,7 @@ class _Reader:
         kind = self._kind(given, path)
         for key in given:
             self._known(key, kind, path)
-        entry = Entry(
+        entry = FieldSchema(
             kind,
             required=_flag(given, path),
             pattern=self._pattern(given, path),
@@ -157,7 +157,7 @@ class _Reader:
             expected = f"no `{key}` where the type is {kind}"
             raise SchemaError(under(path, key), expected, f"it is for {suits}")
 
-    def _pattern(self, given: Mapping[str, Any], path: str) -> Pattern | None:
+    def _pattern(self, given: Mapping[str, Any], path: str) -> SchemaPattern | None:
         if "pattern" not in given:
             return None
         text, path = given["pattern"], under(path, "pattern")
@@ -174,7 +174,7 @@ class _Reader:
             return None
         return self.fields(given["properties"], under(path, "properties"), depth + 1)
 
-    def _items(self, given: Mapping[str, Any], path: str, depth: int) -> Entry | None:
+    def _items(self, given: Mapping[str, Any], path: str, depth: int) -> FieldSchema | None:
         if "items" not in given:
             return None
         path = under(path, "items")
@@ -242,7 +242,7 @@ def _choices(given: Mapping[str, Any], kind: str, path: str) -> frozenset[tuple[
     return frozenset(comparable(each) for each in listed)
 
 
-def _consistent(entry: Entry, path: str) -> None:
+def _consistent(entry: FieldSchema, path: str) -> None:
     """Refuse constraints that no value can meet."""
     low, high = entry.minimum, entry.maximum
     if low is not None and high is not None and low > high:
@@ -252,7 +252,7 @@ def _consistent(entry: Entry, path: str) -> None:
         raise SchemaError(under(path, "length"), f"at most `max_length`, {most}", f"found {length}")
 
 
-def _with_default(entry: Entry, default: Any, path: str) -> Entry:
+def _with_default(entry: FieldSchema, default: Any, path: str) -> FieldSchema:
     path = under(path, "default")
     if entry.required:
         raise SchemaError(path, "none where the field is `required`", "say one of the two")

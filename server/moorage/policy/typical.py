@@ -1,7 +1,8 @@
 """What requests look like on a fleet, and how frequent each kind is: told, or learnt.
 
-Called by rules that value a node by the requests that will come. `read_typical` reads the mix from
-a parameter; a `Learner` counts the requests that the rule has seen, in the rule's `context`.
+Called by policies that value a node by the requests that will come. `read_typical` reads the mix
+from a parameter; a `MixLearner` counts the requests that the policy has seen, in the policy's
+`context`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,7 @@ SORTS_MAX: Final = 64
 
 
 @dataclass(frozen=True)
-class Kind:
+class RequestKind:
     """A kind of request. One of several GPUs is taken to need whole ones.
 
     Attributes:
@@ -50,7 +51,7 @@ class Kind:
         return self.gpus * self.gpu_milli
 
 
-def read_typical(raw: Sequence[Mapping[str, Any]]) -> list[Kind]:
+def read_typical(raw: Sequence[Mapping[str, Any]]) -> list[RequestKind]:
     """Return a parameter `typical` as a mix.
 
     Args:
@@ -62,7 +63,7 @@ def read_typical(raw: Sequence[Mapping[str, Any]]) -> list[Kind]:
     for kind in raw:
         gpus = int(kind.get("gpus", kind.get("num_gpu", 0)))
         kinds.append(
-            Kind(
+            RequestKind(
                 cpu_milli=int(kind.get("cpu_milli", 0)),
                 gpus=gpus,
                 gpu_milli=int(kind.get("gpu_milli") or GPU_MILLI) if gpus == 1 else GPU_MILLI,
@@ -74,7 +75,7 @@ def read_typical(raw: Sequence[Mapping[str, Any]]) -> list[Kind]:
     return mix(kinds)
 
 
-def mix(kinds: Sequence[Kind]) -> list[Kind]:
+def mix(kinds: Sequence[RequestKind]) -> list[RequestKind]:
     """Return the most frequent kinds first, their weights as shares of all requests."""
     total = sum(kind.weight for kind in kinds)
     ranked = sorted((k for k in kinds if k.weight > 0), key=lambda kind: -kind.weight)
@@ -82,7 +83,7 @@ def mix(kinds: Sequence[Kind]) -> list[Kind]:
 
 
 def node_sorts(
-    kinds: Sequence[Kind], fleet: FleetView
+    kinds: Sequence[RequestKind], fleet: FleetView
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """Return which kinds each sort of node may serve, and the sort of each node.
 
@@ -114,10 +115,10 @@ def node_sorts(
     return np.array(list(sorts) or [(True,) * len(kinds)], np.bool_), sort_of
 
 
-class Learner:
+class MixLearner:
     """The mix of a fleet that nobody described: the requests seen, after a guess.
 
-    What was seen is kept in the rule's `context`, which outlives the rule's instance: `seen`, a
+    What was seen is kept in the policy's `context`, which outlives the policy's instance: `seen`, a
     count and the sum of the memory asked for by kind. It is brought up to date once per `BATCH`
     requests, since the server has to carry a changed context. What was seen is `used` each time the
     count has doubled (from `COUNT_MAX` on, been halved), however little the mix has moved: large
@@ -158,13 +159,13 @@ class Learner:
         context["used"] = seen
         return True
 
-    def typical(self, fleet: FleetView, context: Mapping[str, Any]) -> list[Kind]:
+    def typical(self, fleet: FleetView, context: Mapping[str, Any]) -> list[RequestKind]:
         """Return the mix in use: what was seen when it was last looked at, and the guess."""
         kinds = guess(fleet)
         for name, (count, memory) in context.get("used", {}).items():
             cpu_milli, gpus, gpu_milli, models = name.split(" ", 3)
             kinds.append(
-                Kind(
+                RequestKind(
                     cpu_milli=int(cpu_milli),
                     gpus=int(gpus),
                     gpu_milli=int(gpu_milli) if gpus == "1" else GPU_MILLI,
@@ -176,7 +177,7 @@ class Learner:
         return mix(kinds)
 
 
-def guess(fleet: FleetView) -> list[Kind]:
+def guess(fleet: FleetView) -> list[RequestKind]:
     """Return what requests may look like before any was seen: 30 requests' worth.
 
     Mostly one GPU with half of its CPU, some shares, some CPU alone; and a hundredth asks for all
@@ -185,15 +186,15 @@ def guess(fleet: FleetView) -> list[Kind]:
     devices = (fleet.gpu_total > 0).sum(1)
     cpu_each = int(fleet.cpu_total.sum() // max(1, 2 * devices.sum()))
     kinds = [
-        Kind(cpu_each, 1, weight=18.0),
-        Kind(cpu_each // 2, 1, GPU_MILLI // 2, weight=6.0),
-        Kind(cpu_each // 4, 1, GPU_MILLI // 4, weight=3.0),
-        Kind(cpu_each, weight=3.0),
+        RequestKind(cpu_each, 1, weight=18.0),
+        RequestKind(cpu_each // 2, 1, GPU_MILLI // 2, weight=6.0),
+        RequestKind(cpu_each // 4, 1, GPU_MILLI // 4, weight=3.0),
+        RequestKind(cpu_each, weight=3.0),
     ]
     largest = int(devices.max(initial=0))
     if largest > 1:
         cpu = int(np.median(fleet.cpu_total[devices == largest])) // 2
-        kinds.append(Kind(cpu, largest, weight=0.3))
+        kinds.append(RequestKind(cpu, largest, weight=0.3))
     return kinds
 
 

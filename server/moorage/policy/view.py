@@ -30,11 +30,11 @@ _CHANGING: Final = frozenset(
         "touch",
     }
 )
-"""What changes a fleet (or copies all of it); what a rule did would reach the next evaluation."""
+"""What changes a fleet (or copies all of it); what a policy did would reach the next evaluation."""
 
 
 class FleetView:
-    """A rule's view of the fleet.
+    """A policy's view of the fleet.
 
     All columns of `Fleet` are attributes of the view (`cpu_free`, `gpu_free`, `node_ids`, …);
     see there for shapes and units. They cannot be written.

@@ -8,7 +8,7 @@ why not. `errors`: the exceptions of this package:
     ├── BadMessage    the server could not read a client's message
     └── BadReply      a client could not read the server's
 
-`faults.ServiceError` is no part of that tree: services raise it, and no reading does.
+`protocol.faults.ServiceError` is no part of that tree: services raise it, and no reading does.
 """
 
 from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING, Close
@@ -18,21 +18,21 @@ from moorage.protocol.messages import (
     AllocationRequest,
     BlockRequest,
     Cancel,
-    Fleet,
+    FleetListing,
     Flush,
+    LeaseListing,
     LeaseRequest,
-    Leases,
     Manage,
     Message,
     Operation,
     ProvisionRequest,
-    Queue,
+    QueueListing,
     Release,
     Renew,
     Resources,
     Resume,
     Status,
-    Watch,
+    WatchTopics,
     WhatIf,
     Why,
     decode,
@@ -69,11 +69,11 @@ __all__ = [
     "Close",
     "ErrorObject",
     "Event",
-    "Fleet",
+    "FleetListing",
     "Flush",
+    "LeaseListing",
     "LeaseObject",
     "LeaseRequest",
-    "Leases",
     "Manage",
     "Message",
     "NodeObject",
@@ -81,7 +81,7 @@ __all__ = [
     "OutcomeObject",
     "ProtocolError",
     "ProvisionRequest",
-    "Queue",
+    "QueueListing",
     "Release",
     "Renew",
     "Reply",
@@ -89,7 +89,7 @@ __all__ = [
     "Resume",
     "ShareObject",
     "Status",
-    "Watch",
+    "WatchTopics",
     "WhatIf",
     "Why",
     "WorkloadObject",

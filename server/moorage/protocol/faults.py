@@ -1,7 +1,7 @@
-"""How a service says no: one exception for the rooms that answer HTTP and those that serve it.
+"""How a service says no: one exception for the packages that answer HTTP and those that serve it.
 
 `catalog` and the daemon raise it, `web` turns it into a failure body and a status; the gateway may
-turn it into a failure reply. It carries what `core.words.Refusal` carries, spelled out, because
+turn it into a failure reply. It carries what `core.facts.Refusal` carries, spelled out, because
 this floor lies below the core.
 """
 
@@ -46,8 +46,8 @@ def status_of(code: Code) -> int:
 def twin_status(code: Code) -> int:
     """Return the status of a failed `POST /allocate`.
 
-    The documented twin knows two: 400 for missing fields, 500 for every other error
-    (allocation-server.md, 1.1). Clients compare with these, so they are kept.
+    The documented twin knows two: 400 for missing fields, 500 for every other error. Clients
+        compare with these, so they are kept.
     """
     return 400 if code is Code.MISSING_FIELDS else 500
 

@@ -18,13 +18,7 @@ from msgspec.structs import force_setattr
 from moorage import model
 from moorage.model import Code
 from moorage.protocol import fields as f
-from moorage.protocol.diagnosis import (
-    check_depth,
-    diagnose,
-    message_id,
-    missing_fields,
-    unknown_op,
-)
+from moorage.protocol.diagnosis import check_depth, diagnose, message_id, missing_fields, unknown_op
 from moorage.protocol.errors import BadMessage
 
 _NOTHING: Final = msgspec.Raw(b"")
@@ -55,7 +49,7 @@ class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
 
 class ProvisionRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`provision` of a request: which engine starts what, and what becomes of it if that fails."""
+    """`provision` of a request: which backend starts what, and what becomes of it if that fails."""
 
     backend: f.Name
     spec: f.Document = {}
@@ -152,7 +146,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class BlockRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A block-level request: no `adhoc`, but an `input` (allocation-server §1.2, §10)."""
+    """A block-level request: no `adhoc`, but an `input`."""
 
     input: f.Document
     id: f.MessageId = None
@@ -238,11 +232,11 @@ class _Listing(_Operation, frozen=True, kw_only=True):
         return {**self.filters, "cluster": self.cluster} if self.cluster else dict(self.filters)
 
 
-class Queue(_Listing, frozen=True, kw_only=True, tag="queue"):
+class QueueListing(_Listing, frozen=True, kw_only=True, tag="queue"):
     """Who waits."""
 
 
-class Leases(_Listing, frozen=True, kw_only=True, tag="leases"):
+class LeaseListing(_Listing, frozen=True, kw_only=True, tag="leases"):
     """Who holds what."""
 
     state: f.OptionalName = ""
@@ -253,7 +247,7 @@ class Leases(_Listing, frozen=True, kw_only=True, tag="leases"):
         return {**filters, "state": self.state} if self.state else filters
 
 
-class Fleet(_Listing, frozen=True, kw_only=True, tag="fleet"):
+class FleetListing(_Listing, frozen=True, kw_only=True, tag="fleet"):
     """What there is and what of it is free: the clusters, or the nodes of `cluster`."""
 
 
@@ -300,7 +294,7 @@ class WhatIf(_Operation, frozen=True, kw_only=True, tag="whatif"):
     change: f.Document = {}
 
 
-class Watch(_Operation, frozen=True, kw_only=True, tag="watch"):
+class WatchTopics(_Operation, frozen=True, kw_only=True, tag="watch"):
     """Be told about these topics from now on."""
 
     topics: f.Topics
@@ -319,14 +313,14 @@ Operation = (
     | Status
     | Why
     | Cancel
-    | Queue
-    | Leases
-    | Fleet
+    | QueueListing
+    | LeaseListing
+    | FleetListing
     | Manage
     | Logs
     | Exec
     | WhatIf
-    | Watch
+    | WatchTopics
     | Resume
 )
 Message = AllocationRequest | BlockRequest | Operation
@@ -423,7 +417,7 @@ def _text(frame: str | bytes) -> str:
 def _read(text: str, kind: type[M]) -> M:
     try:
         message: M = _readers[kind](text)
-        # What cannot be packed here could not be carried to a rule either: integers beyond 64
+        # What cannot be packed here could not be carried to a policy either: integers beyond 64
         # bits inside free-form objects, which typed decoding lets pass.
         _carry(message)
     except (ValueError, OverflowError, RecursionError) as error:

@@ -46,7 +46,7 @@ def success(
     """Write a success reply.
 
     Args:
-        data: What the rule returned, or what the operation answers; plain JSON values.
+        data: What the policy returned, or what the operation answers; plain JSON values.
         id: The message's own `id`, echoed.
         request: The server's id of the request.
         lease: As made by `lease_object`.
@@ -128,7 +128,7 @@ def failure(
     try:
         return _encode(reply)
     except _UNENCODABLE:
-        # Details of a refusal may quote a rule's own text. The refusal must arrive all the same.
+        # Details of a refusal may quote a policy's own text. The refusal must arrive all the same.
         plain = {"code": code, "reason": _sayable(reason)}
         return _encode({"success": False, "message": plain["reason"], "error": plain, "id": id})
 
@@ -178,7 +178,7 @@ def _check_finite(value: Any) -> None:
 
 
 def _sayable(words: object) -> str:
-    """Return text that any reply can carry, whatever an exception or a rule put into it."""
+    """Return text that any reply can carry, whatever an exception or a policy put into it."""
     return str(words).encode(errors="replace").decode()[:512]
 
 

@@ -1,7 +1,7 @@
 """The bodies of a filter and of a similarity search, bare or in their envelope; the door for JSON.
 
 The catalog and the daemon call `parse_filter` and `parse_search` for the `filter` and `search` of
-an allocation request and for the search service's endpoints (allocation-server.md, 5.3 to 5.6).
+an allocation request and for the search service's endpoints.
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from moorage.model import Code
-from moorage.query.conditions import Among, Exists, Leaf, Matches, Ordered, OrderName, Pattern
+from moorage.query.conditions import Among, Exists, Leaf, Matches, Ordered, OrderName, TextPattern
 from moorage.query.errors import QueryError
 from moorage.query.evaluate import ORDERS, spread
 from moorage.query.limits import SEARCH_CHARS_MAX
@@ -343,7 +343,7 @@ class _Vocabulary:
         at = (bisect_left if name in {">=", "<"} else bisect_right)(self._texts, text)
         return self._codes[at:] if name.startswith(">") else self._codes[:at]
 
-    def matching(self, pattern: Pattern, place: str) -> list[int]:
+    def matching(self, pattern: TextPattern, place: str) -> list[int]:
         """Return the codes of the texts that a pattern occurs in."""
         likely = self._with_needle(pattern.needles)
         if pattern.costly and sum(len(self._texts[at]) for at in likely) > SEARCH_CHARS_MAX:

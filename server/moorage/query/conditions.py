@@ -23,8 +23,8 @@ __all__ = [
     "OrderName",
     "Ordered",
     "Path",
-    "Pattern",
     "Source",
+    "TextPattern",
     "restricted",
 ]
 
@@ -53,7 +53,7 @@ class Fold:
 Source = Path | Fold
 
 
-class Pattern(Protocol):
+class TextPattern(Protocol):
     """A text to look for; `LIKE` and `$regex` are its kinds. Its cost is linear in the text."""
 
     @property
@@ -90,7 +90,7 @@ class Matches:
     """A text has a pattern in it. `place` is where the query says so."""
 
     of: Source
-    pattern: Pattern
+    pattern: TextPattern
     place: str = field(default="", compare=False)
 
 
@@ -133,6 +133,6 @@ def restricted(condition: Condition, path: str, values: Iterable[str]) -> Condit
     """Return a condition for the documents that also have one of `values` at `path`.
 
     This is how the answer of a companion query enters the main one: the `clusterId` of the metrics
-    documents found become `id IN […]` of the cluster query (allocation-server.md, 5.4).
+    documents found become `id IN […]` of the cluster query.
     """
     return AllOf((Among(Path(path), tuple(values)), condition))

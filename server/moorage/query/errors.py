@@ -1,4 +1,4 @@
-"""How a query is refused: one exception that names the place; everybody in this room raises it."""
+"""How a query is refused: one exception that names the place; all of this package raises it."""
 
 from typing import Any, Final
 

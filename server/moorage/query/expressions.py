@@ -17,7 +17,7 @@ from typing import Final, Literal, NoReturn, assert_never
 from moorage.model import Code
 from moorage.query.errors import QueryError
 from moorage.query.limits import EXPRESSION_NODES_MAX, EXPRESSION_WORK_MAX
-from moorage.query.patterns import ACCEPTED, REJECTED, Expression, Row
+from moorage.query.patterns import ACCEPTED, REJECTED, Expression, TransitionRow
 
 __all__ = ["expression"]
 
@@ -377,7 +377,7 @@ class _Machine:
         return frozenset(reached)
 
 
-def _determined(machine: _Machine, entry: int) -> tuple[tuple[Row, ...], frozenset[int]]:
+def _determined(machine: _Machine, entry: int) -> tuple[tuple[TransitionRow, ...], frozenset[int]]:
     """Return the table, and the states in which a text may end."""
     starts, members = _alphabet(machine)
     # The search may start anywhere, so every later state has the entry in it once more.
@@ -403,7 +403,7 @@ def _determined(machine: _Machine, entry: int) -> tuple[tuple[Row, ...], frozens
                 waiting.append(key)
             row.append(numbers[key])
         rows.append(tuple(row))
-    return tuple(Row(starts, row) for row in _ended_early(rows, last)), frozenset(last)
+    return tuple(TransitionRow(starts, row) for row in _ended_early(rows, last)), frozenset(last)
 
 
 def _alphabet(machine: _Machine) -> tuple[list[int], list[list[int]]]:

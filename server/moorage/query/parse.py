@@ -1,6 +1,6 @@
 """From a query in any of its spellings to a `Condition`; `bodies` and the catalog call it.
 
-The documented conditions (allocation-server.md, 5.1), the aggregate conditions (5.2) and Mongo
+The documented conditions, the aggregate conditions (5.2) and Mongo
 filters say the same things, so one `Parser` makes one tree of them, counts what they cost, and
 names the place where they are wrong.
 """
@@ -26,8 +26,8 @@ from moorage.query.conditions import (
     Ordered,
     OrderName,
     Path,
-    Pattern,
     Source,
+    TextPattern,
 )
 from moorage.query.errors import QueryError, missing, too_deep, too_long, too_many, under, wrong
 from moorage.query.expressions import expression
@@ -238,11 +238,11 @@ class Parser:
         self._operand(value, place, 0)
         return Ordered(source, name, value)
 
-    def _like(self, value: Any, place: str) -> Pattern:
+    def _like(self, value: Any, place: str) -> TextPattern:
         self._count(place)
         return Like(a_text(value, place, "a text, * in it standing for any text"))
 
-    def _expression(self, value: Any, options: Any, at: str) -> Pattern:
+    def _expression(self, value: Any, options: Any, at: str) -> TextPattern:
         place = under(at, "$regex")
         self._count(place)
         self._expressions += 1

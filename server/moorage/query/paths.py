@@ -3,7 +3,7 @@
 Arrays on the way are looked into (any element, as in Mongo), and a number in the path picks an
 element. The spellings that clients and writers disagree on find each other: `load5m` and
 `load_5m`, `node` and `nodes` at the start; and nested groups that a writer flattened into dotted
-keys (allocation-server.md, 7.2).
+keys.
 """
 
 import math

@@ -25,8 +25,8 @@ REJECTED: Final = -2
 class Like:
     """A LIKE: `*` stands for any text, all else for itself, and it may occur anywhere in a text.
 
-    Case counts. The documented form is a regular expression without anchors and flags
-    (allocation-server.md, 5.1), which is what this comes to.
+    Case counts. The documented form is a regular expression without anchors and flags, which is
+    what this comes to.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Like:
         return True
 
 
-class Row(dict[str, int]):
+class TransitionRow(dict[str, int]):
     """What follows a state of a table: the next state by character, `ACCEPTED` or `REJECTED`.
 
     Args:
@@ -93,7 +93,7 @@ class Expression:
 
     text: str
     options: str
-    rows: tuple[Row, ...] = field(compare=False, repr=False)
+    rows: tuple[TransitionRow, ...] = field(compare=False, repr=False)
     last: frozenset[int] = field(compare=False, repr=False)
     needles: tuple[str, ...] = field(compare=False, repr=False)
 

@@ -1,7 +1,7 @@
 """Aggregation pipelines: a list of stages, each making documents of those before it.
 
-The catalog runs what `parse_pipeline` read for `POST /cluster/aggregate` (allocation-server.md,
-8.4). The stages are the plain ones of Mongo; nothing in them runs code, joins or writes.
+The catalog runs what `parse_pipeline` read for `POST /cluster/aggregate`. The stages are the plain
+ones of Mongo; nothing in them runs code, joins or writes.
 """
 
 import json

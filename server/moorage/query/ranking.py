@@ -35,7 +35,7 @@ DEFAULT_WEIGHTS: Final[Mapping[str, float]] = {
     "nodes.nodeData.gpus.modelNames": 1.0,
     "regionId": 1.0,
 }
-"""What makes cluster documents alike (allocation-server.md, 6)."""
+"""What makes cluster documents alike."""
 
 
 def nearest(

@@ -1,4 +1,4 @@
-"""When two JSON values are equal, and when a text counts as a number; used by the whole room.
+"""When two JSON values are equal, and when a text counts as a number; used by the whole package.
 
 Numbers equal numbers (4 and 4.0), texts equal texts, true is not 1. A text in the query that reads
 as a number also equals that number (`"value": "4"`), because the documented samples write numbers

@@ -29,10 +29,10 @@ class _Place:
     are the places that this one blocks, `blocked_by` counts those that block it.
     """
 
-    __slots__ = ("blocked_by", "free", "instance", "position", "relatives", "shelf")
+    __slots__ = ("blocked_by", "bucket", "free", "instance", "position", "relatives")
 
-    def __init__(self, shelf: _Shelf, position: int, instance: Instance) -> None:
-        self.shelf = shelf
+    def __init__(self, bucket: _Bucket, position: int, instance: Instance) -> None:
+        self.bucket = bucket
         self.position = position
         self.instance = instance
         self.free = instance.slots
@@ -63,14 +63,14 @@ class _Place:
 
     def _leave(self) -> None:
         if not self.blocked_by:
-            self.shelf.remove(self)
+            self.bucket.remove(self)
 
     def _enter(self) -> None:
         if not self.blocked_by:
-            self.shelf.insert(self)
+            self.bucket.insert(self)
 
 
-class _Shelf:
+class _Bucket:
     """The places of one type that are not blocked, in order of free slots, then as listed.
 
     To insert or remove one moves the pointers behind it, which is a copy of memory: a microsecond
@@ -114,16 +114,16 @@ class Inventory:
 
     """
 
-    __slots__ = ("_shelves",)
+    __slots__ = ("_buckets",)
 
     def __init__(self, resources: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        self._shelves = _shelves(parse_resources(resources, "resources"))
+        self._buckets = _buckets(parse_resources(resources, "resources"))
 
     @classmethod
     def of(cls, resources: Mapping[str, Sequence[Instance]]) -> Inventory:
         """Return the inventory of a description that has been read."""
         self = cls({})
-        self._shelves = _shelves(resources)
+        self._buckets = _buckets(resources)
         return self
 
     @property
@@ -132,44 +132,44 @@ class Inventory:
         return {
             kind: documents(
                 Instance(place.instance.id, place.free, place.instance.part_of)
-                for place in shelf.places
+                for place in bucket.places
             )
-            for kind, shelf in self._shelves.items()
+            for kind, bucket in self._buckets.items()
         }
 
     @property
     def types(self) -> list[str]:
         """The types, sorted."""
-        return sorted(self._shelves)
+        return sorted(self._buckets)
 
     def __contains__(self, rtype: object) -> bool:
-        return rtype in self._shelves
+        return rtype in self._buckets
 
     def count(self, rtype: str) -> int:
         """Return the number of instances of a type."""
-        return len(self._shelf(rtype).places)
+        return len(self._bucket(rtype).places)
 
     def totals(self) -> Counter[str]:
         """Return the slots of each type, free or not."""
         totals: Counter[str] = Counter()
-        for kind, shelf in self._shelves.items():
-            all_of_it = total(place.instance.slots for place in shelf.places)
+        for kind, bucket in self._buckets.items():
+            all_of_it = total(place.instance.slots for place in bucket.places)
             totals[kind] = plain(all_of_it)  # type: ignore[assignment]  # The documents know no fractions.
         return totals
 
     def slots_available(self, rtype: str) -> Slots:
         """Return the free slots of all instances of a type that can be had now."""
-        shelf = self._shelves.get(rtype)
-        return plain(shelf.available) if shelf else 0
+        bucket = self._buckets.get(rtype)
+        return plain(bucket.available) if bucket else 0
 
     def available(self, rtype: str) -> Amount:
         """Return the same, exactly; an unknown type is an error here."""
-        return self._shelf(rtype).available
+        return self._bucket(rtype).available
 
     def pop(self, rtype: str) -> list[dict[str, Any]]:
         """Remove a type; return what of it is free."""
         listed = self.resources[rtype]
-        for place in self._shelves.pop(rtype).places:
+        for place in self._buckets.pop(rtype).places:
             for each in place.relatives:
                 each.relatives.remove(place)
                 if not place.idle:
@@ -183,12 +183,12 @@ class Inventory:
             ResourceUnavailable: No instance has as many.
 
         """
-        shelf = self._shelf(rtype)
-        place = shelf.best_fit(slots)
+        bucket = self._bucket(rtype)
+        place = bucket.best_fit(slots)
         if place is None:
             raise ResourceUnavailable(
-                insufficient({rtype: (slots, shelf.most())})
-                + (" on any one instance" if shelf.available >= slots else "")
+                insufficient({rtype: (slots, bucket.most())})
+                + (" on any one instance" if bucket.available >= slots else "")
             )
         place.change(Amount(-slots))
         return place.instance.id
@@ -200,7 +200,7 @@ class Inventory:
             ValueError: There is no such instance, or it never had as many.
 
         """
-        place = self._shelf(rtype).by_id.get(rid)
+        place = self._bucket(rtype).by_id.get(rid)
         if place is None:
             raise ValueError(f"{rtype} {rid}: there is no such instance")
         place.change(slots)
@@ -209,21 +209,21 @@ class Inventory:
         """Return a request for all of it; of what has parts, for the whole."""
         return [
             Member(kind, place.instance.slots)
-            for kind, shelf in self._shelves.items()
-            for place in shelf.places
+            for kind, bucket in self._buckets.items()
+            for place in bucket.places
             if place.instance.slots and place.instance.part_of is None
         ]
 
     def instance(self, rtype: str, rid: str) -> Instance | None:
         """Return an instance, or None where there is none."""
-        shelf = self._shelves.get(rtype)
-        place = shelf.by_id.get(rid) if shelf else None
+        bucket = self._buckets.get(rtype)
+        place = bucket.by_id.get(rid) if bucket else None
         return place.instance if place else None
 
-    def _shelf(self, rtype: str) -> _Shelf:
-        if rtype not in self._shelves:
+    def _bucket(self, rtype: str) -> _Bucket:
+        if rtype not in self._buckets:
             raise UnknownResourceType(rtype, self.types)
-        return self._shelves[rtype]
+        return self._buckets[rtype]
 
 
 class Allocator:
@@ -333,13 +333,13 @@ def _positive(slots: Any) -> Amount:
     return amount
 
 
-def _shelves(resources: Mapping[str, Sequence[Instance]]) -> dict[str, _Shelf]:
-    shelves = {kind: _Shelf(instances) for kind, instances in resources.items()}
-    for shelf in shelves.values():
-        for place in shelf.places:
+def _buckets(resources: Mapping[str, Sequence[Instance]]) -> dict[str, _Bucket]:
+    buckets = {kind: _Bucket(instances) for kind, instances in resources.items()}
+    for bucket in buckets.values():
+        for place in bucket.places:
             if place.instance.part_of:
                 kind, name = place.instance.part_of
-                whole = shelves[kind].by_id[name]
+                whole = buckets[kind].by_id[name]
                 whole.relatives.append(place)
                 place.relatives.append(whole)
-    return shelves
+    return buckets

@@ -39,7 +39,8 @@ class ResourcePool:
         pool: A description, as for `fill`; None or empty: the pool is empty.
 
     Attributes:
-        additional_properties: Whatever else its user keeps with it; `nodes.count` is read here.
+        additional_properties: Whatever else its user keeps with it; `slots.nodes.count` is read
+            here.
 
     Raises:
         InvalidSpecification: The description is wrong; the message names the place.

@@ -110,7 +110,7 @@ def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> N
         openapi_extra=described("`action`, a text, and `data`, an object, both for the rule."),
     )
     async def manage(uri: str, request: Request) -> Response:
-        """Call the rule's `management(action, data)` and answer what it returned."""
+        """Call the policy's `management(action, data)` and answer what it returned."""
         body = await read_document(request, bodies)
         action, data = text_of(body, "action"), body.get("data")
         data = {} if data is None else data

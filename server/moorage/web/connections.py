@@ -1,8 +1,8 @@
 """The connections of the HTTP port: how many, of whom, and how long each may take.
 
-uvicorn makes a `Connection` of each; `web.checks` asks `Connections` whether a request is one too
-many. Without this, connections that say nothing lock everybody out, and so does a head that comes
-byte by byte.
+uvicorn makes a `HttpConnection` of each; `web.checks` asks `Connections` whether a request is one
+too many. Without this, connections that say nothing lock everybody out, and so does a head that
+comes byte by byte.
 
 A connection is *busy* from the head of a request to the last byte of its answer, else *idle*. When
 there are too many, the one that has been idle for longest is closed. Busy ones are fewer than all
@@ -17,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from moorage.protocol.peers import Peers, most_of_one
 
-__all__ = ["HEALTH", "Connection", "Connections"]
+__all__ = ["HEALTH", "Connections", "HttpConnection"]
 
 CONNECTIONS_MAX: Final = 2_048
 """Open connections; beyond it, one that is idle is closed."""
@@ -51,17 +51,17 @@ class Connections:
 
     def __init__(self, descriptors_max: int | None = None) -> None:
         self._descriptors_max = descriptors_max
-        self._idle: Peers[Connection] = Peers()
-        self._busy: Peers[Connection] = Peers()
+        self._idle: Peers[HttpConnection] = Peers()
+        self._busy: Peers[HttpConnection] = Peers()
 
-    def note_new(self, connection: "Connection") -> None:
+    def note_new(self, connection: "HttpConnection") -> None:
         """Note a connection, and close an idle one where there are too many."""
         self.note(connection, busy=False)
         number = connection.transport.get_extra_info("socket").fileno()
         if self._descriptors_max is not None and number >= self._descriptors_max:
             self._close(self._idle.oldest())
 
-    def note(self, connection: "Connection", *, busy: bool) -> None:
+    def note(self, connection: "HttpConnection", *, busy: bool) -> None:
         """Note what a connection does, and close an idle one where there are too many."""
         address = connection.address
         now, before = (self._busy, self._idle) if busy else (self._idle, self._busy)
@@ -72,12 +72,12 @@ class Connections:
         elif len(self._idle) + len(self._busy) > CONNECTIONS_MAX:
             self._close(self._idle.oldest())
 
-    def _close(self, connection: "Connection | None") -> None:
+    def _close(self, connection: "HttpConnection | None") -> None:
         if connection is not None:
             self.forget(connection)
             connection.transport.close()
 
-    def forget(self, connection: "Connection") -> None:
+    def forget(self, connection: "HttpConnection") -> None:
         """Note that a connection is gone."""
         self._idle.remove(connection)
         self._busy.remove(connection)
@@ -88,7 +88,7 @@ class Connections:
         return len(self._busy) > REQUESTS_MAX or ours > REQUESTS_PER_ADDRESS_MAX
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """One connection.
 
     Args:

@@ -247,7 +247,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
         ),
     )
     async def publish_policy(request: Request) -> Response:
-        """Check the rule in the jail, try it on its own examples, and register it.
+        """Check the policy in the jail, try it on its own examples, and register it.
 
         Publishing it again changes nothing.
         """

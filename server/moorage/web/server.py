@@ -21,7 +21,7 @@ from moorage.protocol.origins import Origins
 from moorage.web.app import create_app
 from moorage.web.bodies import failure
 from moorage.web.checks import RequestChecks
-from moorage.web.connections import Connection, Connections
+from moorage.web.connections import Connections, HttpConnection
 from moorage.web.services import WebServices
 
 __all__ = ["WebServer"]
@@ -61,7 +61,7 @@ class WebServer:
         self._checks = RequestChecks(_Drained(create_app(services)), origins, connections)
         config = uvicorn.Config(
             self._checks,
-            http=partial(Connection, connections),  # type: ignore[arg-type]  # Any factory will do.
+            http=partial(HttpConnection, connections),  # type: ignore[arg-type]  # Any factory will do.
             ws="none",
             lifespan="off",
             log_config=None,

@@ -1,4 +1,4 @@
-"""What the HTTP front door needs from the house: the daemon implements it, `web.app` calls it.
+"""What the HTTP front door needs from the daemon: the daemon implements it, `web.app` calls it.
 
 The front door knows no other room. The methods on documents mirror those of the catalog; they
 refuse with `protocol.faults.ServiceError`.
@@ -110,7 +110,7 @@ class WebServices(Protocol):
         """Return the PolicyRule documents that match a filter; None: all."""
 
     async def manage_policy(self, uri: str, tenant: str, action: str, data: Document) -> Any:
-        """Return what a rule's `management` returned; a version, an alias or a name."""
+        """Return what a policy's `management` returned; a version, an alias or a name."""
 
     async def policy_logs(self, uri: str, tenant: str) -> Document:
         """Return what a version printed and logged lately, at requests of this tenant."""

@@ -18,7 +18,8 @@ from functools import partial
 import httpx
 import pytest
 
-from moorage.trials.process import Running, TrialError, daemon
+from moorage.benchmarks.daemon_process import Running, daemon
+from moorage.lab.errors import CommandError
 from moorage_client import BlockingClient, LeaseLost, NeverFits, NoCapacity
 from moorage_client.workflow import (
     DAG,
@@ -38,7 +39,7 @@ pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in a
 
 KINDS = [ResourceAwareExecutor, AsyncResourceAwareExecutor]
 both = pytest.mark.parametrize("kind", KINDS)
-RULE = "first_fit:1.0-stable"
+POLICY = "first_fit:1.0-stable"
 WAIT = 30
 gpu = ResourceRequirements.gpu
 
@@ -100,7 +101,7 @@ def test_each_node_holds_a_lease_and_knows_where_it_is(kind, server, client):
         most.append(len(held(client)))
         return (share.node_id, len(share.gpus), share.gpu_milli, dict(node.environment))
 
-    with LeasedPool(RULE, server.ws) as pool:
+    with LeasedPool(POLICY, server.ws) as pool:
         assert pool.capacities == {"gpu": 2, "cpu": 8, "memory_mb": 4096}
         tasks = {**dict.fromkeys("abc", task), "free": lambda: "free"}
         result = execute(kind(dag, pool, needs), tasks)
@@ -122,7 +123,7 @@ def test_each_node_holds_a_lease_and_knows_where_it_is(kind, server, client):
 @both
 def test_more_nodes_than_gpus_take_turns_in_the_servers_queue(kind, server, client):
     names = [str(number) for number in range(12)]
-    with LeasedPool(RULE, server.ws, claims_max=5) as pool:
+    with LeasedPool(POLICY, server.ws, claims_max=5) as pool:
         result = execute(
             kind(graph(*names), pool, dict.fromkeys(names, gpu(1))),
             dict.fromkeys(names, lambda: time.sleep(0.01)),  # Long enough for others to wait.
@@ -136,7 +137,7 @@ def test_a_lease_is_renewed_while_its_node_runs(server, client):
         time.sleep(2.5)  # Longer than the lease lasts without a renewal.
         current_node().check()
 
-    with LeasedPool(RULE, server.ws, ttl_seconds=1) as pool:
+    with LeasedPool(POLICY, server.ws, ttl_seconds=1) as pool:
         result = ResourceAwareExecutor(graph("a"), pool, {"a": gpu(1)}).execute({"a": long})
     assert result.succeeded == 1, result["a"].error
 
@@ -155,7 +156,7 @@ def test_a_lease_that_is_lost_fails_its_node_which_is_tried_again_on_another(kin
             node.check()
         return node.environment["MOORAGE_LEASE_ID"]
 
-    with LeasedPool(RULE, server.ws, ttl_seconds=1) as pool:
+    with LeasedPool(POLICY, server.ws, ttl_seconds=1) as pool:
         once = execute(kind(graph("a"), pool, {"a": gpu(1)}), {"a": work})
         again = execute(kind(graph("a"), pool, {"a": gpu(1)}, retries=1), {"a": work})
     assert isinstance(once["a"].error, LeaseLost)
@@ -168,20 +169,20 @@ def test_what_the_server_refuses_fails_the_node(kind, server, client):
     dag = graph("wide", "late", "after", edges="wide>after")
     needs = {"wide": ResourceRequirements({"gpu": 2, "cpu": 0.5}), "late": gpu(1)}
     with (
-        client.lease(RULE, resources={"gpus": 2}),
-        LeasedPool(RULE, server.ws, wait_seconds=0.2) as pool,
+        client.lease(POLICY, resources={"gpus": 2}),
+        LeasedPool(POLICY, server.ws, wait_seconds=0.2) as pool,
     ):
         result = execute(kind(dag, pool, needs), dict.fromkeys(dag, lambda: 1))
     assert [result[name].status for name in dag] == ["failed", "failed", "skipped"]
     assert isinstance(result["late"].error, NoCapacity)
-    with LeasedPool(RULE, server.ws, clusters=["lab"]) as pool:
+    with LeasedPool(POLICY, server.ws, clusters=["lab"]) as pool:
         pool._capacities["gpu"] *= 10  # A fleet of many nodes: enough in all, on no single one.
         result = execute(kind(dag, pool, {"wide": gpu(3)}), dict.fromkeys(dag, lambda: 1))
     assert isinstance(result["wide"].error, NeverFits)
 
 
 def test_what_cannot_be_asked_for_is_refused_before_anything_runs(server, client):
-    with LeasedPool(RULE, server.ws) as pool:
+    with LeasedPool(POLICY, server.ws) as pool:
         for need, why in [
             (gpu(3), "pool capacity"),
             (gpu(1.5), "whole number"),
@@ -192,9 +193,9 @@ def test_what_cannot_be_asked_for_is_refused_before_anything_runs(server, client
     with pytest.raises(WorkflowError, match="open"), pool:
         pass
     with pytest.raises(TypeError, match="dry_run"):
-        LeasedPool(RULE, dry_run=True)
+        LeasedPool(POLICY, dry_run=True)
     with pytest.raises(WorkflowError, match="claims_max is 0"):
-        LeasedPool(RULE, claims_max=0)
+        LeasedPool(POLICY, claims_max=0)
     assert demand_of(ResourceRequirements({"gpu": 0.25, "cpu_slots": 1})).gpu_milli == 250
 
 
@@ -211,7 +212,7 @@ def test_a_cancelled_run_leaves_the_servers_queue_and_holds_nothing(
         current_node().check()
 
     journal = RunJournal(tmp_path / "journal") if journalled else None
-    with LeasedPool(RULE, server.ws) as pool:
+    with LeasedPool(POLICY, server.ws) as pool:
         executor = kind(graph(*names), pool, dict.fromkeys(names, gpu(1)), journal=journal)
         result = execute(executor, dict.fromkeys(names, work))
     if journal is not None:
@@ -232,10 +233,10 @@ def test_a_run_survives_a_kill_of_the_server(tmp_path):
         current_node().check()
 
     tasks["runs"] = runs
-    with contextlib.suppress(TrialError), daemon(tmp_path) as first:
+    with contextlib.suppress(CommandError), daemon(tmp_path) as first:
         furnish(first)
         ports = [url.rpartition(":")[2] for url in (first.ws, first.http)]
-        pool = LeasedPool(RULE, first.ws, ttl_seconds=30).__enter__()
+        pool = LeasedPool(POLICY, first.ws, ttl_seconds=30).__enter__()
         executor = ResourceAwareExecutor(
             graph(*names), pool, dict.fromkeys(names, gpu(2)), {"runs": 9}
         )
@@ -259,7 +260,7 @@ def test_processes_of_a_task_find_its_gpus(server, client):
     from multiprocessing import get_context  # noqa: PLC0415  # As above.
 
     with (
-        LeasedPool(RULE, server.ws) as pool,
+        LeasedPool(POLICY, server.ws) as pool,
         ProcessPoolExecutor(1, mp_context=get_context("spawn")) as processes,
     ):
         executor = ResourceAwareExecutor(graph("a"), pool, {"a": gpu(2)}, run_in=processes)

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from moorage.trials.process import daemon
+from moorage.benchmarks.daemon_process import daemon
 from moorage_client import workflow
 from moorage_client.workflow import LeasedPool, ResourceAwareExecutor
 from moorage_client.workflow.waiting import OVERTAKEN_MAX
@@ -48,8 +48,8 @@ def test_the_example_with_a_server_runs(tmp_path):
     with daemon() as running:
         document = {"id": "lab", "nodes": {"nodeData": [node]}}
         httpx.post(f"{running.http}/clusters", json=document).raise_for_status()
-        rule = catalog.document("first_fit")
-        httpx.post(f"{running.http}/policy", json=rule).raise_for_status()
+        policy = catalog.document("first_fit")
+        httpx.post(f"{running.http}/policy", json=policy).raise_for_status()
         shown = run(LEASED, tmp_path, MOORAGE_URL=running.ws, PATH="/usr/bin:/bin")
     assert "a runs on n0" in shown
     assert re.search(r"GPUs [01]\n", shown)

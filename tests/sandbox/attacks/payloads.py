@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 PRELUDE = '''
 import gc, io, json, os, random, re, sys, threading, time
-from moorage.sandbox import frames, syscalls
+from moorage.sandbox.wire import frames; from moorage.sandbox.cell import syscalls
 
 MACHINE = syscalls.MACHINES[os.uname().machine]
 NUMBERS = {**MACHINE.allowed, **MACHINE.deadly}

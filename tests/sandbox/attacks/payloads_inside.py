@@ -217,20 +217,20 @@ for nonce in (0, 1, frame.nonce, frame.nonce + 1):
     Payload(
         71,
         "forged_jailed",
-        'os.write(3, frames.pack(frames.Jailed({}, "", ""))); time.sleep(9)',
+        'os.write(3, frames.pack(frames.CellJailed({}, "", ""))); time.sleep(9)',
         DEAD,
     ),
     Payload(
         71,
         "forged_loaded",
-        'os.write(3, frames.pack(frames.Loaded((), False, ""))); time.sleep(9)',
+        'os.write(3, frames.pack(frames.PolicyLoaded((), False, ""))); time.sleep(9)',
         DEAD,
     ),
     Payload(
         71,
         "host_frame_back",
         """
-os.write(3, frames.pack(frames.Manage(1, "x", None))); time.sleep(9)
+os.write(3, frames.pack(frames.RunManagement(1, "x", None))); time.sleep(9)
 """,
         DEAD,
     ),

@@ -13,7 +13,7 @@ import pytest_asyncio
 
 from moorage.core.events import ConsultFailed, Proposed
 from moorage.model import PolicyRef, Tenant
-from moorage.sandbox.host import Limits, PolicyCode
+from moorage.sandbox.host.sandbox import Limits, PolicyCode
 
 
 def _load(path: Path):
@@ -50,7 +50,7 @@ async def arena(tmp_path_factory):
     bench = bench_module.Bench(limits=limits)
     await bench.sandbox.start()
     bench.sentinel = sentinel
-    bench.zygote = bench.sandbox._pool.nursery._zygote.pid
+    bench.zygote = bench.sandbox._pool.spawner._zygote.pid
     bench.bystander = bench.first_fit()
     await bench.value(bench.bystander)
     yield bench
@@ -117,7 +117,7 @@ async def test_the_attack_gets_nowhere(arena, payload):
     assert [path.name for path in arena.sentinel.parent.iterdir()] == ["sentinel"]
     assert arena.sentinel.stat().st_mode & 0o777 == 0o666
     assert not Path("/dev/shm/breach").exists()
-    assert arena.sandbox._pool.nursery._zygote.pid == arena.zygote
+    assert arena.sandbox._pool.spawner._zygote.pid == arena.zygote
     assert arena.sandbox.report().counters.get("zygote_restarts", 0) == 0
     assert _families(arena.zygote) == set()
     assert all(len(text) <= 64 << 10 for text in arena.sandbox._output.values())
@@ -136,7 +136,7 @@ async def test_forged_ids_never_reach_a_service(arena):
 
 SPEAK = """
 import os, sys, time, msgspec
-from moorage.sandbox import frames
+from moorage.sandbox.wire import frames
 nonce = sys._getframe(1).f_locals["frame"].nonce
 def send(frame):
     data = frames.pack(frame)
@@ -147,7 +147,7 @@ def receive():
     while len(body) < size: body += os.read(3, size - len(body))
     return frames.decode_to_cell(body)
 """
-"""For rules that speak on the channel themselves."""
+"""For policies that speak on the channel themselves."""
 
 
 async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
@@ -161,7 +161,7 @@ async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
     assert arena.registry.fetched == ["c0", "c1"]  # And the one that follows, sent along.
     (cell,) = [c for c in arena.sandbox._pool._group_of if c.code.ref == code.ref]
     # Names that nobody knows are not remembered.
-    assert cell._told._kept == {"documents": {"c0", "c1"}}
+    assert cell._sync._kept == {"documents": {"c0", "c1"}}
 
 
 async def test_what_is_wanted_beside_a_fleet_brings_nothing_along(arena):
@@ -197,9 +197,9 @@ async def test_a_cell_that_does_not_read_gets_no_more_answers(arena):
 
 async def test_cells_hold_nothing_but_the_channel_and_run_under_the_filter(arena):
     # A spare that is on its way has no wall yet.
-    await asyncio.gather(*arena.sandbox._pool.nursery._ready.values(), return_exceptions=True)
-    assert arena.sandbox._pool.nursery.living
-    for pid in list(arena.sandbox._pool.nursery.living):
+    await asyncio.gather(*arena.sandbox._pool.spawner._ready.values(), return_exceptions=True)
+    assert arena.sandbox._pool.spawner.living
+    for pid in list(arena.sandbox._pool.spawner.living):
         status = Path(f"/proc/{pid}/status").read_text()
         assert "Seccomp:\t2" in status
         assert "NoNewPrivs:\t1" in status
@@ -247,7 +247,7 @@ async def test_forged_findings_are_cut(arena):
     source = (
         "import os\nfrom moorage.sandbox import frames\n"
         "fault = frames.Fault('m' * 3000, 'f' * 3000, 1, 1, 't' * 3000)\n"
-        "data = frames.pack(frames.Loaded((fault,) * 200, True, 'o'))\n"
+        "data = frames.pack(frames.PolicyLoaded((fault,) * 200, True, 'o'))\n"
         "while data: data = data[os.write(3, data):]\n"
     )
     code = PolicyCode(PolicyRef("forged:1-x", "forged"), {"function.py": source.encode()})

@@ -107,7 +107,7 @@ def ask(
 ) -> Ask:
     """Draw an ask.
 
-    `bare` is the share of those that tell their needs to their rule alone, `provisioned` that of
+    `bare` is the share of those that tell their needs to their policy alone, `provisioned` that of
     those that start something.
     """
     terms = None
@@ -136,5 +136,5 @@ def ask(
         explain=rng.random() < 0.15,
         dry_run=rng.random() < 0.07,
     )
-    # Only a rule that is told no demand reads the inputs; equal ones let asks share a line.
+    # Only a policy that is told no demand reads the inputs; equal ones let asks share a line.
     return drawn if drawn.demand is None else replace(drawn, inputs={})

@@ -9,11 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from moorage.core.asks import FAULT_PAUSE_SECONDS, FAULTS_MAX
-from moorage.core.leases import likeness
-from moorage.core.state import RELEASED
-from moorage.core.warm import EVICTED, ROOM_SECONDS_MAX
-from moorage.core.words import (
+from moorage.core.facts import (
     ClusterRemoved,
     ClusterSet,
     Counted,
@@ -31,6 +27,10 @@ from moorage.core.words import (
     Started,
     Warmed,
 )
+from moorage.core.leases import likeness
+from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX
+from moorage.core.state import RELEASED
+from moorage.core.warm_reuse import EVICTED, ROOM_SECONDS_MAX
 from moorage.model import Ask, Cluster, Demand, Lease, Node, Outcome, Share
 
 

@@ -6,12 +6,22 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from moorage.core.allocator import Allocator
-from moorage.core.asks import FAULTS_MAX, PASSING
+from moorage.core.effects import (
+    Address,
+    Advice,
+    Consult,
+    Forget,
+    Information,
+    KeepWarm,
+    LeaseNews,
+    Recall,
+    Respond,
+    Start,
+    Stop,
+)
 from moorage.core.events import (
     Asked,
     ConsultFailed,
-    EngineFailed,
-    EngineStopped,
     Event,
     Inquired,
     ReleaseAsked,
@@ -19,33 +29,18 @@ from moorage.core.events import (
     Restarted,
     SessionLost,
     Tick,
+    WorkloadFailed,
+    WorkloadStopped,
 )
+from moorage.core.facts import Ended, Fact, Granted, Paused, Refusal, Requeued
 from moorage.core.queue import CONSULTED_MAX
+from moorage.core.requests import FAULTS_MAX, PASSING
 from moorage.core.state import State, apply, check, condense
-from moorage.core.warm import EVICTED
-from moorage.core.words import (
-    Address,
-    Advice,
-    Consult,
-    Ended,
-    Fact,
-    Forget,
-    Granted,
-    Keep,
-    LeaseNews,
-    Paused,
-    Recall,
-    Refusal,
-    Requeued,
-    Start,
-    Stop,
-    Tell,
-    Told,
-    Turn,
-)
+from moorage.core.turn import Turn
+from moorage.core.warm_reuse import EVICTED
 from moorage.model import Ask, Code, Lease
 from simulated.laws import Model, law
-from simulated.rules import wanted
+from simulated.policies import wanted
 
 if TYPE_CHECKING:
     from simulated.world import World
@@ -82,7 +77,7 @@ class Witness:
         self.unanswered = {to: e for to, e in self.unanswered.items() if to.session != session}
 
     def before(self, event: Event) -> None:
-        if isinstance(event, EngineFailed | EngineStopped):
+        if isinstance(event, WorkloadFailed | WorkloadStopped):
             self.let_go.add((event.lease, event.fencing))
         lines = self.world.allocator.requests.queue.lines()
         self.reserved = ((), 0, "")
@@ -105,7 +100,7 @@ class Witness:
                 self._blameless(fact, event)
             model.learn(fact, self.asks, world.now)
         for effect in turn.effects:
-            if isinstance(effect, Tell | Recall):
+            if isinstance(effect, Respond | Recall):
                 self._answer(effect, event)
                 self._gave_way(effect, waited)
             if isinstance(effect, Consult) and len(turn.facts) < 2:  # As of the whole turn.
@@ -122,7 +117,7 @@ class Witness:
         due, true_due = world.allocator.next_deadline(), model.next_deadline()
         law(due == true_due, "the next deadline is the true one", due, true_due)
         if isinstance(event, Restarted):
-            orders = {e.lease.id for e in turn.effects if isinstance(e, Start | Stop | Keep)}
+            orders = {e.lease.id for e in turn.effects if isinstance(e, Start | Stop | KeepWarm)}
             engaged = {name for name, lease in model.leases.items() if lease.provision}
             over = {fact.lease for fact in turn.facts if isinstance(fact, Ended)}  # Taken over.
             law(orders - over == engaged, "engines get their orders again", orders, engaged)
@@ -137,15 +132,15 @@ class Witness:
             self._bounded()
 
     def _blameless(self, fact: Ended, event: ConsultFailed) -> None:
-        """A rule that does not get to answer says nothing about the lease it is asked about."""
+        """A policy that does not get to answer says nothing about the lease it is asked about."""
         if fact.lease in self.model.requeued and event.refusal.code in PASSING:
             enough = self.model.faults[fact.lease] == FAULTS_MAX
             law(enough, "a fault that passes ends no lease", fact, event)
 
-    def _gave_way(self, effect: Tell | Recall, waited: set[str]) -> None:
+    def _gave_way(self, effect: Respond | Recall, waited: set[str]) -> None:
         """Nobody is told that there is no room where there is, or a warm lease could make some."""
         message = self.messages[effect.to]
-        answer = effect.answer if isinstance(effect, Tell) else None
+        answer = effect.answer if isinstance(effect, Respond) else None
         if not isinstance(message, Asked) or not isinstance(answer, Refusal):
             return
         ask, model = message.ask, self.model
@@ -163,7 +158,7 @@ class Witness:
             law(fits or not could, "no refusal that an eviction could avoid", ask, model.warm)
 
     def _freed(self, fact: Ended | Requeued, event: Event, after: list[Fact]) -> None:
-        """Only an engine's word about this very grant frees what a workload had.
+        """Only a backend's word about this very grant frees what a workload had.
 
         Or somebody got it in the same turn, place and workload, whose request is the same.
         """
@@ -180,7 +175,7 @@ class Witness:
         if lease.provision is not None:
             said = (fact.lease, lease.fencing) in self.let_go
             law(said, "devices are freed on the engine's word", fact)
-            over = isinstance(event, EngineFailed | EngineStopped)
+            over = isinstance(event, WorkloadFailed | WorkloadStopped)
             law(over, "and only then", event)
 
     def _consulted(self, consult: Consult) -> None:
@@ -223,7 +218,7 @@ class Witness:
                 asleep[key] += -CONSULTED_MAX if busy else 1
         law(all(n <= 0 for n in asleep.values()), "priority goes first", lease, asleep)
 
-    def _answer(self, effect: Tell | Recall, event: Event) -> None:
+    def _answer(self, effect: Respond | Recall, event: Event) -> None:
         to = effect.to
         law(to in self.messages, "only who asked is answered", effect)
         law(to not in self.told, "nobody is answered twice", effect)
@@ -247,7 +242,7 @@ class Witness:
                 if isinstance(answer, LeaseNews):
                     law(answer.lease.tenant == tenant, "tenants keep to themselves", answer)
                     law(not answer.owner, "a status shows no token", answer)
-                elif isinstance(answer, Told):
+                elif isinstance(answer, Information):
                     text = repr(answer.data)
                     law("token of" not in text, "a listing shows no token", answer)
                     others = [name for name in self.world.tenants if name != tenant]
@@ -270,9 +265,12 @@ class Witness:
                     law(counts == (ask.demand.gpus, ask.demand.nodes), "as large", ask, first)
         elif isinstance(answer, Refusal) and self.asks[ask.id] is ask:
             law(ask.id not in self.model.leases, "who was refused holds nothing", ask, answer)
-            liar = answer.code is Code.POLICY_UNSOUND
+            faulty = answer.code is Code.POLICY_UNSOUND
             law(
-                not (liar and self.world.honest), "an honest rule is not called a liar", ask, answer
+                not (faulty and self.world.honest),
+                "an honest rule is not called a liar",
+                ask,
+                answer,
             )
 
     def _released(self, request: str, token: str, answer: Any) -> None:

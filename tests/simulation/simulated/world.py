@@ -1,9 +1,9 @@
-"""The world around one allocator: clients, cells, engines, an operator, a disk, and bad luck.
+"""The world around one allocator: clients, cells, backends, an operator, a disk, and bad luck.
 
 The daemon's commit discipline is played faithfully: `Consult` and `Forget` leave at once; every
 other effect waits until the facts of its turn and of all turns before it are durable; turns go
 on being stepped while a group is written. A crash loses what was not written, all effects not
-yet delivered, every socket, every cell and all reports on their way; engines live on.
+yet delivered, every socket, every cell and all reports on their way; backends live on.
 """
 
 from collections.abc import Callable
@@ -12,18 +12,26 @@ from random import Random
 from typing import Literal
 
 from moorage.core.allocator import Allocator
-from moorage.core.asks import PASSING
+from moorage.core.effects import (
+    EARLY,
+    Address,
+    Consult,
+    Effect,
+    Forget,
+    KeepWarm,
+    LeaseNews,
+    Look,
+    Recall,
+    Respond,
+    Start,
+    Stop,
+)
 from moorage.core.events import (
     Asked,
     CancelAsked,
     ClusterGone,
     ClusterSeen,
     ConsultFailed,
-    EngineEnded,
-    EngineFailed,
-    EngineKept,
-    EngineStarted,
-    EngineStopped,
     Event,
     FlushAsked,
     Inquired,
@@ -33,29 +41,20 @@ from moorage.core.events import (
     Restarted,
     SessionLost,
     Tick,
+    WorkloadEnded,
+    WorkloadFailed,
+    WorkloadKept,
+    WorkloadStarted,
+    WorkloadStopped,
 )
+from moorage.core.facts import Fact, Refusal
+from moorage.core.requests import PASSING
 from moorage.core.state import condense
-from moorage.core.words import (
-    EARLY,
-    Address,
-    Consult,
-    Effect,
-    Fact,
-    Forget,
-    Keep,
-    LeaseNews,
-    Look,
-    Recall,
-    Refusal,
-    Start,
-    Stop,
-    Tell,
-    Turn,
-)
+from moorage.core.turn import Turn
 from moorage.model import Ask, Code, Demand, Lease, PolicyRef, RequestId, SessionId, Tenant
 from simulated import fleets
 from simulated.laws import LawBroken, Model
-from simulated.rules import DISHONEST, HONEST, SILENCE, Character
+from simulated.policies import DISHONEST, HONEST, SILENCE, Character
 from simulated.witness import Witness
 
 GRACE_SECONDS = 10.0
@@ -89,7 +88,7 @@ class World:
         self.inventory = [fleets.cluster(rng, name) for name in names]
         self.demands = self._demands(rng.randint(1, 4))
         self.bare = rng.choice([0.05, 0.4])
-        self.hear_weight = rng.choice([8, 12, 25, 40])  # How fast cells and engines are.
+        self.hear_weight = rng.choice([8, 12, 25, 40])  # How fast cells and backends are.
         self.provisioned = rng.choice([0.3, 0.3, 0.95])  # How many asks start something.
         self.tenants = [Tenant(f"tenant-{n}") for n in range(rng.choice([1, 2, 3]))]
         self.sessions = {SessionId(f"s{n}"): rng.choice(self.tenants) for n in range(4)}
@@ -99,7 +98,7 @@ class World:
         self.usual: dict[Tenant, Ask] = {}
         self.held: dict[RequestId, tuple[Lease, str]] = {}
         self.engines: dict[str, tuple[RequestId, int]] = {}
-        self.over: dict[str, Phase] = {}  # Ended by themselves; engines keep how until a stop.
+        self.over: dict[str, Phase] = {}  # Ended by themselves; backends keep how until a stop.
         self.ledger: list[Fact] = []
         self.checkpoint: tuple[int, list[Fact]] | None = None
         self.trace: list[tuple[float, Event | Crashed]] = []
@@ -129,7 +128,7 @@ class World:
         self.consulting: dict[RequestId, Consult] = {}
         self.ordered: set[str] = set()  # Engines report what this life has ordered.
 
-    # The crank -----------------------------------------------------------------------------
+    # The commit loop -----------------------------------------------------------------------------
 
     def step(self, event: Event) -> Turn:
         self.trace.append((self.now, event))
@@ -178,7 +177,7 @@ class World:
                     self.post(Proposed(ask.id, number, value))
             case Forget(request):
                 self.consulting.pop(request, None)
-            case Tell(to, answer):
+            case Respond(to, answer):
                 self.witness.heard(to, answer, self.ledger)
                 if isinstance(answer, LeaseNews) and answer.owner:
                     self.held[answer.lease.id] = (answer.lease, answer.lease.token_digest)
@@ -186,7 +185,7 @@ class World:
                 self.witness.heard(to, None, self.ledger)
             case Look(lease):
                 if lease.workload not in self.over and rng.random() < 0.7:
-                    self.post(EngineStarted(lease.id, lease.fencing, "10.0.0.1:80"))
+                    self.post(WorkloadStarted(lease.id, lease.fencing, "10.0.0.1:80"))
             case Start(lease):
                 self.witness.ordered(lease, self.ledger, self.engines.get(lease.workload))
                 self.engines[lease.workload] = (lease.id, lease.fencing)
@@ -196,29 +195,29 @@ class World:
                 if lease.workload in self.over:
                     self.post(self._over(lease.workload))
                 elif rng.random() < 0.7:
-                    self.post(EngineStarted(lease.id, lease.fencing, "10.0.0.1:80"))
+                    self.post(WorkloadStarted(lease.id, lease.fencing, "10.0.0.1:80"))
                 elif rng.random() < 0.9:
                     del self.engines[lease.workload]
                     tail = ("pulling", "no such image")
-                    self.post(EngineFailed(lease.id, lease.fencing, "no image", 1, tail))
+                    self.post(WorkloadFailed(lease.id, lease.fencing, "no image", 1, tail))
             case Stop(lease):
                 self.witness.put_away(lease)
                 self.over.pop(lease.workload, None)
                 if rng.random() < 0.7:  # Otherwise late: `engine` gets round to it.
                     self.engines.pop(lease.workload, None)
-                    self.post(EngineStopped(lease.id, lease.fencing))
-            case Keep(lease):
+                    self.post(WorkloadStopped(lease.id, lease.fencing))
+            case KeepWarm(lease):
                 self.ordered.add(lease.workload)
                 dead = self.over.pop(lease.workload, None)
                 if dead is None and rng.random() < 0.8:
-                    self.post(EngineKept(lease.id, lease.fencing))
+                    self.post(WorkloadKept(lease.id, lease.fencing))
                 elif dead or rng.random() < 0.8:
                     self.engines.pop(lease.workload, None)
-                    self.post(EngineStopped(lease.id, lease.fencing, "its reset failed"))
+                    self.post(WorkloadStopped(lease.id, lease.fencing, "its reset failed"))
 
     def post(self, event: Event) -> None:
         self.inbox.append(event)
-        often = 0.3 if isinstance(event, EngineFailed | EngineStopped) else 0.05
+        often = 0.3 if isinstance(event, WorkloadFailed | WorkloadStopped) else 0.05
         if self.rng.random() < often and not self.orderly:
             self.inbox.append(event)  # Said twice.
 
@@ -363,10 +362,10 @@ class World:
                 self.over[name] = "failed" if chance < 0.4 else "succeeded"
                 self.post(self._over(name))
             else:
-                self.post(EngineStopped(*self.engines.pop(name)))
+                self.post(WorkloadStopped(*self.engines.pop(name)))
 
-    def _over(self, name: str) -> EngineEnded:
-        return EngineEnded(*self.engines[name], self.over[name], "it ended by itself", 7)
+    def _over(self, name: str) -> WorkloadEnded:
+        return WorkloadEnded(*self.engines[name], self.over[name], "it ended by itself", 7)
 
     def wait(self) -> None:
         due = self.allocator.next_deadline()
@@ -404,7 +403,7 @@ class World:
         self.settle()
 
     def settle(self) -> None:
-        """Let everything come to its end: answers, then deadlines, then engines."""
+        """Let everything come to its end: answers, then deadlines, then backends."""
         for _ in range(10_000):
             if self.inbox:
                 self.hear()
@@ -422,7 +421,7 @@ class World:
             elif self.allocator.state.leases:
                 for lease in list(self.allocator.state.leases.values()):
                     self.engines.pop(lease.workload, None)
-                    self.post(EngineStopped(lease.id, lease.fencing))
+                    self.post(WorkloadStopped(lease.id, lease.fencing))
             else:
                 self.witness.end()
                 return

@@ -1,0 +1,1 @@
+"""What starts workloads: one Protocol for all backends (`base`), and the kinds of backends."""

@@ -1,0 +1,429 @@
+"""`AwsBackend`: one instance of Amazon EC2 for each workload.
+
+Everything that must outlive the daemon is at AWS, in tags, but for the server's id (`identity`).
+boto3 blocks, so every call is made in one of a few threads. One more thread looks at all instances
+now and then, and tells of those that ended by themselves.
+"""
+
+import asyncio
+import contextlib
+import threading
+import weakref
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from moorage.backends.aws import catalogue, orders
+from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
+from moorage.backends.aws.identity import Identity
+from moorage.backends.aws.instances import Ec2Instance, Instances
+from moorage.backends.aws.launches import LaunchPlan, launch
+from moorage.backends.aws.watch import InstanceWatch
+from moorage.backends.base import (
+    BackendError,
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    Support,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.completion import finished
+from moorage.backends.local.readiness import accepts
+from moorage.backends.remote_specs import InstanceResourceSpec
+from moorage.backends.specs import BaseResourceSpec
+from moorage.model import Node, Share
+
+__all__ = ["AwsBackend"]
+
+THREADS_MAX: Final = 16
+"""Calls of AWS at the same time; further ones wait for a thread."""
+POLL_SECONDS: Final = 5.0
+STOP_SECONDS_MAX: Final = 900.0
+"""How long AWS may take to end an instance; large ones with GPUs take minutes."""
+PROBE_SECONDS_MAX: Final = 2.0
+"""Of one try to reach the readiness port."""
+
+T = TypeVar("T")
+
+
+def _nowhere(share: Share) -> Node | None:
+    """Know no node."""
+    del share
+    return None
+
+
+class AwsBackend:
+    """Instances of EC2.
+
+    Args:
+        root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
+            and after a crash.
+        node: Finds the node of a share in the inventory, for its labels.
+        poll_seconds: Between two looks at an instance, or at all of them.
+
+    """
+
+    name: Final = "aws"
+    support: Final = Support(categories=frozenset({"instance"}), default="instance")
+
+    def __init__(
+        self,
+        root: Path,
+        node: Callable[[Share], Node | None] = _nowhere,
+        poll_seconds: float = POLL_SECONDS,
+    ) -> None:
+        self._home = Identity(root)
+        self._node = node
+        self._poll_seconds = poll_seconds
+        self._calls = AwsCalls()
+        self._lock = threading.Lock()
+        # A lock lasts as long as somebody holds it or waits for it.
+        self._names: weakref.WeakValueDictionary[str, threading.Lock] = (
+            weakref.WeakValueDictionary()
+        )
+        self._pool: ThreadPoolExecutor | None = None
+        self._made: Instances | None = None
+        self._watching: InstanceWatch | None = None
+        self._listener: Listener | None = None
+
+    # Looking -----------------------------------------------------------------------------------
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Backend.listen`."""
+        self._listener = listener
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        orders.check(_instance_spec(spec))
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here; see `Backend.discover`."""
+        found = await self._in_thread(lambda _: self._all())
+        named: dict[str, Ec2Instance] = {}
+        for each in found:
+            if not each.stopped or not each.over:
+                earlier = named.get(each.workload)
+                if earlier is None or earlier.over:
+                    named[each.workload] = each
+        for each in named.values():
+            self._watch().follow(each)
+        return [each.as_workload() for each in named.values()]
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        """Look at an instance, and try its port where one is known; see `Backend.probe`."""
+        instance = await self._in_thread(lambda _: self._current(workload))
+        port = self._watch().port(workload)
+        seen = instance.as_workload(port)
+        if seen.phase is not Phase.READY or port is None:
+            return seen
+        answers = await accepts(instance.address, port, PROBE_SECONDS_MAX)
+        return seen if answers else replace(seen, phase=Phase.STARTING, endpoint="")
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Know nothing without asking; see `Backend.glance`."""
+        del workload
+        return None
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a workload; see `Backend.status`."""
+        return (await self._in_thread(lambda _: self._current(workload))).as_workload(
+            self._watch().port(workload)
+        )
+
+    def _all(self, workload: str | None = None) -> list[Ec2Instance]:
+        """Return every instance in every region that something was ever started in.
+
+        A region that does not answer is no reason not to end what was found in another; but who
+        asks for all must not take silence for an end.
+        """
+        found: list[Ec2Instance] = []
+        silent: AwsError | None = None
+        for region in self._home.regions():
+            try:
+                found += self._instances().all(region, workload)
+            except AwsError as error:
+                silent = error
+        if silent is not None and (workload is None or not found):
+            raise silent
+        return found
+
+    def _current(self, workload: str) -> Ec2Instance:
+        for region in sorted({each.region for each in self._all(workload)}):
+            if (found := self._instances().current(region, workload)) is not None:
+                return found
+        raise UnknownWorkloadError(workload)
+
+    # Starting ----------------------------------------------------------------------------------
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start an instance and wait until it is ready; see `Backend.start`."""
+        spec = _instance_spec(order.spec)
+        orders.check(spec)
+        if len(order.placement) > 1:
+            raise UnsupportedSpecError("the backend aws starts one instance, not a gang")
+        if len(order.id) > orders.TAG_VALUE_CHARS_MAX:
+            raise BackendError(f"a name has at most {orders.TAG_VALUE_CHARS_MAX} characters at AWS")
+        share = order.placement[0] if order.placement else None
+        node = self._node(share) if share else None
+        seen: list[Ec2Instance] = []
+        trouble: list[str] = []
+        self._watch().wanted(order.id)
+        try:
+            async with asyncio.timeout(order.timeout_seconds):
+                return await self._started(order, spec, node, seen, trouble)
+        except BaseException as error:
+            lines = await finished(self._undone(order.id, seen))
+            said = "; ".join(lines[-3:] or trouble[-1:])
+            if isinstance(error, TimeoutError):
+                reason = f"it was not ready within {order.timeout_seconds:g} s"
+                where = f" ({seen[-1].title})" if seen else ""
+                raise TimeoutError(f"{reason}{where}{': ' if said else ''}{said}") from None
+            raise
+
+    async def _started(
+        self,
+        order: Order,
+        spec: InstanceResourceSpec,
+        node: Node | None,
+        seen: list[Ec2Instance],
+        trouble: list[str],
+    ) -> WorkloadReport:
+        """Launch it, or find it, and wait until it is ready.
+
+        Args:
+            order: What shall run.
+            spec: Its spec.
+            node: Of the lease.
+            seen: Gets the instance, each time it is looked at.
+            trouble: Gets what AWS says while it does not answer.
+
+        """
+
+        def begin(given_up: threading.Event) -> Ec2Instance:
+            region = orders.region_of(spec, node, self._calls.region)
+            with self._name(order.id):
+                found = self._patiently(
+                    lambda: self._instances().current(region, order.id), given_up, trouble
+                )
+                if found is not None:
+                    return found
+                self._home.enter(region)  # Not before: AWS has answered, so there is one.
+                self._tell(
+                    WorkloadReport(order.id, Phase.PULLING, detail=f"asked of AWS in {region}")
+                )
+                types = catalogue.load(self._home.folder, region)
+                share = order.placement[0] if order.placement else None
+                offers = orders.offers(spec, share, node, types, region)
+                plan = LaunchPlan(order, spec, region, orders.zones_of(spec, node), offers)
+                return launch(plan, self._calls, self._instances(), given_up)
+
+        instance = await self._in_thread(begin)
+        self._tell(WorkloadReport(order.id, Phase.STARTING, detail=instance.title))
+        while True:
+            seen.append(instance)
+            if instance.over:
+                if instance.ready:  # It was ready, and has ended since.
+                    return instance.as_workload()
+                raise BackendError(instance.as_workload().detail)
+            if instance.state == "running" and await self._is_ready(instance, spec):
+                break
+            await asyncio.sleep(self._poll_seconds)
+            instance = await self._in_thread(lambda _: self._looked(seen[-1]))
+        if not instance.ready:
+            instance = await self._in_thread(lambda _: self._marked(seen[-1]))
+        ready = instance.as_workload(spec.readiness_port)
+        self._watch().follow(instance, spec.readiness_port)
+        self._tell(ready)
+        return ready
+
+    async def _is_ready(self, instance: Ec2Instance, spec: InstanceResourceSpec) -> bool:
+        if instance.ready:
+            return True
+        if spec.readiness_port is not None:
+            return await accepts(instance.address, spec.readiness_port, PROBE_SECONDS_MAX)
+        try:
+            return await self._in_thread(lambda _: self._instances().passed(instance))
+        except AwsError as error:
+            if error.meaning is Meaning.AGAIN or error.code == "InvalidInstanceID.NotFound":
+                return False
+            raise
+
+    def _looked(self, instance: Ec2Instance) -> Ec2Instance:
+        """Return how it is now; as before where AWS does not say."""
+        try:
+            seen = self._instances().look(instance)
+        except AwsError as error:
+            if error.meaning is not Meaning.AGAIN:
+                raise
+            return instance
+        if seen is None or seen.stopped:
+            raise BackendError(f"{instance.title} was stopped while it started")
+        return seen
+
+    def _marked(self, instance: Ec2Instance) -> Ec2Instance:
+        with contextlib.suppress(AwsError):  # Then it is tried anew after a crash, no more.
+            self._instances().mark_ready(instance)
+        return replace(instance, ready=True)
+
+    async def _undone(self, workload: str, seen: list[Ec2Instance]) -> tuple[str, ...]:
+        """Have what a start has made ended; where AWS does not answer, as soon as it does.
+
+        That AWS ends it is certain once it has said so, and is not waited for here: large machines
+        take minutes.
+
+        Returns:
+            The last lines of its console.
+
+        """
+        lines: tuple[str, ...] = ()
+        try:
+            if seen:
+                lines = await self._in_thread(lambda _: self._instances().console(seen[-1]))
+            await self._in_thread(lambda _: self._end(workload))
+        except BackendError:
+            self._watch().unwanted(workload)
+        return lines
+
+    def _patiently(self, look: Callable[[], T], given_up: threading.Event, trouble: list[str]) -> T:
+        """Look, again and again while AWS does not answer, until the start is given up.
+
+        A daemon that comes back must not take an instance for gone because AWS is not reached.
+        """
+        while True:
+            try:
+                return look()
+            except AwsError as error:
+                trouble.append(str(error))
+                if error.meaning is not Meaning.AGAIN or given_up.wait(self._poll_seconds):
+                    raise
+
+    # Stopping ----------------------------------------------------------------------------------
+
+    async def stop(self, workload: str) -> None:
+        """Stop an instance; see `Backend.stop`."""
+        self._watch().forget(workload)
+        try:
+            async with asyncio.timeout(STOP_SECONDS_MAX):
+                ended = await self._in_thread(lambda _: self._end(workload))
+                while ended:
+                    await asyncio.sleep(self._poll_seconds)
+                    left = await self._in_thread(lambda _: self._left(workload))
+                    if not left:
+                        break
+        except TimeoutError:
+            reason = f"AWS has not ended {workload} within {STOP_SECONDS_MAX:g} s"
+            raise BackendError(reason) from None
+        if ended:
+            self._tell(WorkloadReport(workload, Phase.STOPPED))
+
+    def _end(self, workload: str) -> bool:
+        """Have all instances of a name ended. Returns whether there were any to speak of."""
+        with self._name(workload):
+            found = [each for each in self._all(workload) if not each.gone or not each.stopped]
+            for region in {each.region for each in found}:
+                self._instances().end([each for each in found if each.region == region])
+            return bool(found)
+
+    def _left(self, workload: str) -> bool:
+        return any(not each.gone for each in self._all(workload))
+
+    async def close(self) -> None:
+        """Let go. Instances go on running."""
+        self._listener = None
+        with self._lock:
+            watch, self._watching = self._watching, None
+            pool, self._pool = self._pool, None
+        if watch is not None:
+            await asyncio.to_thread(watch.close)
+        if pool is not None:
+            pool.shutdown(wait=False)
+
+    # What AWS has not --------------------------------------------------------------------------
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Refuse: an instance has what its type has; see `Backend.control`."""
+        await self.status(workload)
+        if limits:
+            names = ", ".join(sorted(limits))
+            raise UnsupportedSpecError(f"the backend aws has no limit named {names}")
+
+    async def reset(self, workload: str) -> Any:
+        """Refuse: what a user did to a machine is only undone by a new one."""
+        await self._refused(workload, "an instance cannot be reset; end it and start another")
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],  # noqa: ARG002  # The Protocol's.
+        *,
+        timeout_seconds: float | None = None,  # noqa: ARG002  # The Protocol's.
+        workdir: str | None = None,  # noqa: ARG002  # The Protocol's.
+        user: str | None = None,  # noqa: ARG002  # The Protocol's.
+        environment: Mapping[str, str] | None = None,  # noqa: ARG002  # The Protocol's.
+    ) -> CommandExecution:
+        """Refuse: what runs there is up to `user_data`, and to SSH."""
+        await self._refused(workload, "the backend aws runs no commands; use user_data or SSH")
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
+        """Refuse: AWS keeps the end of the console only, some minutes old."""
+        await self._refused(workload, "the backend aws keeps no output")
+
+    async def _refused(self, workload: str, reason: str) -> NoReturn:
+        await self.status(workload)
+        raise UnsupportedSpecError(reason)
+
+    # Threads -----------------------------------------------------------------------------------
+
+    async def _in_thread(self, work: Callable[[threading.Event], T]) -> T:
+        """Run in a thread, to the end even when cancelled; the event then tells the work so."""
+        given_up = threading.Event()
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="aws")
+            future = asyncio.wrap_future(self._pool.submit(work, given_up))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            given_up.set()
+            with contextlib.suppress(BackendError):  # The caller has gone.
+                await finished(future)
+            raise
+
+    def _name(self, workload: str) -> threading.Lock:
+        """Return what is held while it is looked up and launched, or ended."""
+        with self._lock:
+            return self._names.setdefault(workload, threading.Lock())
+
+    def _instances(self) -> Instances:
+        server = self._home.server
+        with self._lock:
+            if self._made is None:
+                self._made = Instances(self._calls, server)
+            return self._made
+
+    def _watch(self) -> InstanceWatch:
+        with self._lock:
+            if self._watching is None:
+                self._watching = InstanceWatch(
+                    self._all, self._swept, self._tell, self._poll_seconds
+                )
+            return self._watching
+
+    def _swept(self, workload: str) -> None:
+        self._end(workload)
+
+    def _tell(self, workload: WorkloadReport) -> None:
+        if self._listener is not None:
+            self._listener(workload)
+
+
+def _instance_spec(spec: BaseResourceSpec) -> InstanceResourceSpec:
+    if not isinstance(spec, InstanceResourceSpec):
+        raise UnsupportedSpecError(f"the backend aws starts instance, not {spec.category}")
+    return spec

@@ -1,0 +1,240 @@
+"""Calls of AWS: clients, and what their errors mean, told plainly.
+
+Credentials come by boto3's own chain (environment, profile, role of the machine) and are never
+kept here. So do the region and, for private endpoints, `AWS_ENDPOINT_URL`.
+"""
+
+import threading
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Any, Final
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    ConnectionError,  # noqa: A004  # Its name at botocore; every trouble of the network is below it.
+    HTTPClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+from botocore.parsers import ResponseParserError
+
+from moorage.backends.base import BackendError
+
+__all__ = ["AwsCalls", "AwsError", "Meaning", "UnreachableError"]
+
+CONNECT_SECONDS_MAX: Final = 5.0
+READ_SECONDS_MAX: Final = 20.0
+"""Of one try of one call. `RunInstances` with one instance answers within a few."""
+TRIES_MAX: Final = 4
+"""Of a call other than a launch; boto3 pauses between them, longer each time."""
+PRICING_REGION: Final = "us-east-1"
+"""The price list has its endpoint there, whatever region is asked for."""
+
+
+class Meaning(StrEnum):
+    """What an error of a launch means for what is tried next."""
+
+    NO_CAPACITY = "no_capacity"
+    """Not in this zone now: the next zone may have it."""
+    QUOTA = "quota"
+    """The account may have no more of these here: another market or type may do."""
+    AGAIN = "again"
+    """The same call may succeed in a moment: throttled, or trouble at AWS or on the way."""
+    NEVER = "never"
+    """Wrong, or not allowed: it fails everywhere alike."""
+
+
+_MEANINGS: Final = {
+    # https://docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html
+    **dict.fromkeys(
+        (
+            "InsufficientInstanceCapacity",
+            "InsufficientHostCapacity",
+            "InsufficientReservedInstanceCapacity",
+            "InsufficientCapacity",
+            "InsufficientFreeAddressesInSubnet",
+            "SpotMaxPriceTooLow",
+            "Unsupported",  # This type is not offered in this zone.
+            "MissingInput",  # This zone has no default subnet.
+        ),
+        Meaning.NO_CAPACITY,
+    ),
+    **dict.fromkeys(
+        ("VcpuLimitExceeded", "InstanceLimitExceeded", "MaxSpotInstanceCountExceeded"),
+        Meaning.QUOTA,
+    ),
+    **dict.fromkeys(
+        (
+            "RequestLimitExceeded",
+            "Throttling",
+            "ThrottlingException",
+            "RequestThrottled",
+            "Unavailable",
+            "ServiceUnavailable",
+            "InternalError",
+            "InternalFailure",
+            "InternalServerError",
+        ),
+        Meaning.AGAIN,
+    ),
+}
+_THROTTLED: Final = frozenset(
+    {"RequestLimitExceeded", "Throttling", "ThrottlingException", "RequestThrottled"}
+)
+_DENIED: Final = frozenset(
+    {
+        *("AuthFailure", "UnauthorizedOperation", "OptInRequired", "AccessDeniedException"),
+        *("InvalidClientTokenId", "UnrecognizedClientException", "ExpiredToken"),
+        *("RequestExpired", "SignatureDoesNotMatch", "AccessDenied"),
+    }
+)
+_TROUBLE_FROM: Final = 500
+"""HTTP statuses from this one on, without a code of AWS, are trouble that may pass."""
+_ERRORS: Final = (ClientError, BotoCoreError, ResponseParserError, ValueError)
+"""All that a call of boto3 raises."""
+
+
+class AwsError(BackendError):
+    """AWS refused a call.
+
+    Args:
+        text: For a person: what, where, what to do.
+        code: AWS's own.
+
+    """
+
+    def __init__(self, text: str, code: str) -> None:
+        super().__init__(text)
+        self.code = code
+
+    @property
+    def meaning(self) -> Meaning:
+        """What it means for what is tried next."""
+        return _MEANINGS.get(self.code, Meaning.NEVER)
+
+
+class UnreachableError(AwsError):
+    """AWS did not answer; whether it did what it was asked for is not known."""
+
+    @property
+    def meaning(self) -> Meaning:
+        """Return that it may answer in a moment."""
+        return Meaning.AGAIN
+
+
+class AwsCalls:
+    """The calls of one backend. Safe in several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._session: boto3.session.Session | None = None
+        self._clients: dict[tuple[str, str, int], Any] = {}
+
+    @property
+    def region(self) -> str | None:
+        """The region that boto3 is configured for, or None.
+
+        Raises:
+            AwsError: The configuration of AWS on this machine cannot be read.
+
+        """
+        try:
+            with self._lock:
+                name: str | None = self._opened().region_name
+        except BotoCoreError as error:
+            raise AwsError(f"AWS is not configured well here: {error}", "Configuration") from error
+        return name
+
+    def call(self, name: str, region: str, **arguments: Any) -> dict[str, Any]:
+        """Make one call of EC2; boto3 repeats it where that helps.
+
+        Raises:
+            AwsError: AWS refused.
+            UnreachableError: AWS did not answer.
+
+        """
+        return self._call(name, region, TRIES_MAX, arguments)
+
+    def launch(self, region: str, **arguments: Any) -> dict[str, Any]:
+        """Call RunInstances once, not repeated by boto3.
+
+        AWS sends a lack of capacity as HTTP 500, and boto3 takes that for trouble that passes.
+        """
+        return self._call("run_instances", region, 1, arguments)
+
+    def pages(self, name: str, region: str, **arguments: Any) -> Iterator[dict[str, Any]]:
+        """Make a call of EC2 whose answer comes in pages."""
+        yield from self._pages("ec2", name, region, arguments)
+
+    def price_pages(self, **arguments: Any) -> Iterator[dict[str, Any]]:
+        """Ask the price list."""
+        yield from self._pages("pricing", "get_products", PRICING_REGION, arguments)
+
+    def _pages(
+        self, service: str, name: str, region: str, arguments: dict[str, Any]
+    ) -> Iterator[dict[str, Any]]:
+        try:
+            yield from (
+                self._client(service, region, TRIES_MAX).get_paginator(name).paginate(**arguments)
+            )
+        except _ERRORS as error:
+            raise _told(error, name, region) from error
+
+    def _call(
+        self, name: str, region: str, tries: int, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        try:
+            answer: dict[str, Any] = getattr(self._client("ec2", region, tries), name)(**arguments)
+        except _ERRORS as error:
+            raise _told(error, name, region) from error
+        return answer
+
+    def _client(self, service: str, region: str, tries: int) -> Any:
+        """Return a client. They may be shared between threads; making them may not be."""
+        key = (service, region, tries)
+        with self._lock:
+            if key not in self._clients:
+                config = Config(
+                    connect_timeout=CONNECT_SECONDS_MAX,
+                    read_timeout=READ_SECONDS_MAX,
+                    retries={"mode": "standard", "total_max_attempts": tries},
+                    max_pool_connections=32,
+                    user_agent_extra="moorage",
+                )
+                make: Any = self._opened().client  # Typed for literal names only.
+                self._clients[key] = make(service, region_name=region, config=config)
+            return self._clients[key]
+
+    def _opened(self) -> boto3.session.Session:
+        if self._session is None:
+            self._session = boto3.session.Session()
+        return self._session
+
+
+def _told(error: Exception, name: str, region: str) -> AwsError:
+    """Say in words what went wrong, where, and what to do."""
+    call = "".join(part.capitalize() for part in name.split("_"))
+    if isinstance(error, ClientError):
+        code = str(error.response.get("Error", {}).get("Code", "Unknown"))
+        message = str(error.response.get("Error", {}).get("Message", "")).rstrip(".")
+        said = f"{code}: {message}" if message else code
+        if code.isdigit() and int(code) >= _TROUBLE_FROM:  # Not of AWS, but of something before it.
+            return UnreachableError(f"AWS did not answer {call} in {region}: HTTP {said}", code)
+        if code in _THROTTLED:
+            advice = "ask less often, or have the limit of API requests raised"
+            return AwsError(f"AWS throttles {call} in {region} ({said}): {advice}", code)
+        if code in _DENIED:
+            advice = "check the credentials and what they may do"
+            return AwsError(f"AWS does not allow {call} in {region} ({said}): {advice}", code)
+        return AwsError(f"AWS refused {call} in {region} ({said})", code)
+    if isinstance(error, NoCredentialsError | PartialCredentialsError):
+        advice = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role"
+        return AwsError(f"there are no credentials for AWS ({error}): {advice}", "NoCredentials")
+    # What cannot be parsed is no answer of AWS, but a page of something on the way.
+    if isinstance(error, ConnectionError | HTTPClientError | ResponseParserError):
+        text = f"AWS did not answer {call} in {region}: {error}"
+        return UnreachableError(text, "Unreachable")
+    return AwsError(f"{call} could not be asked of AWS in {region}: {error}", type(error).__name__)

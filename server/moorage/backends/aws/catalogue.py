@@ -1,0 +1,222 @@
+"""Instance types, what they have and what they cost: a list that ships, and newer ones by region.
+
+Prices are as of the day that the list names, on demand, for Linux. The shipped list is of
+us-east-1: of other regions it knows what types have, and not what they cost. `refresh` asks AWS
+and writes a list of a region into the data folder, which is used from then on.
+"""
+
+import functools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.backends.aws.calls import AwsCalls
+from moorage.backends.base import BackendError
+
+__all__ = ["Catalogue", "InstanceType", "load", "refresh"]
+
+_SHIPPED: Final = Path(__file__).with_name("catalogue.json")
+_REGION: Final = re.compile(r"[a-z0-9-]{1,40}")
+_PRICE_FILTERS: Final = {
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "preInstalledSw": "NA",
+    "capacitystatus": "Used",
+    "marketoption": "OnDemand",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceType:
+    """One type of machine.
+
+    Args:
+        name: E.g. `g5.xlarge`.
+        vcpus: Processors.
+        memory_mib: Memory.
+        gpus: How many it has.
+        gpu_model: E.g. `A100`; empty where it has none.
+        gpu_memory_mib: Memory of each.
+        usd_per_hour: On demand; None where the list does not know.
+
+    """
+
+    name: str
+    vcpus: int
+    memory_mib: int
+    gpus: int = 0
+    gpu_model: str = ""
+    gpu_memory_mib: int = 0
+    usd_per_hour: float | None = None
+
+    def is_model(self, wanted: str) -> bool:
+        """Whether its GPUs are of a model, as `A100`, or with their memory, as `A100-80GB`."""
+        names = {self.gpu_model, f"{self.gpu_model}-{round(self.gpu_memory_mib / 1024)}GB"}
+        return wanted.casefold() in {name.casefold() for name in names}
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The types of a region, all of them x86.
+
+    Args:
+        region: Whose prices these are.
+        as_of: The day they were read, as `2026-01-19`.
+        source: Where from.
+        types: The list.
+
+    """
+
+    region: str
+    as_of: str
+    source: str
+    types: tuple[InstanceType, ...]
+
+    def find(self, name: str) -> InstanceType | None:
+        """Return a type by its name, or None where the list has none."""
+        return next((each for each in self.types if each.name == name), None)
+
+    def fitting(
+        self, *, vcpus: float = 0, memory_mib: float = 0, gpus: int = 0, gpu_model: str = ""
+    ) -> list[InstanceType]:
+        """Return the types that have at least this, the cheapest first.
+
+        What needs no GPU gets none. Types without a price come last, the smallest first.
+
+        Args:
+            vcpus: Processors.
+            memory_mib: Memory.
+            gpus: GPUs.
+            gpu_model: Of them; empty for any.
+
+        """
+        wanted = max(gpus, 1 if gpu_model else 0)
+        fit = [
+            each
+            for each in self.types
+            if each.vcpus >= vcpus
+            and each.memory_mib >= memory_mib
+            and (each.gpus >= wanted if wanted else not each.gpus)
+            and (not gpu_model or each.is_model(gpu_model))
+        ]
+        return sorted(fit, key=_cost)
+
+    def of(self, region: str) -> "Catalogue":
+        """Return it for use in a region: without prices, where they are of another one."""
+        if region == self.region:
+            return self
+        return replace(self, types=tuple(replace(each, usd_per_hour=None) for each in self.types))
+
+
+def _cost(each: InstanceType) -> tuple[bool, float, int, int, str]:
+    price = each.usd_per_hour
+    return (price is None, price or 0.0, each.gpus, each.vcpus, each.name)
+
+
+def load(folder: Path, region: str) -> Catalogue:
+    """Return the catalogue of a region: what `refresh` wrote, else the shipped one.
+
+    Without prices of its own region, types are still ordered by what they cost in the shipped
+    one's; `Catalogue.of` takes them away where a price decides.
+
+    Raises:
+        BackendError: A refreshed list cannot be read; the message names the file.
+
+    """
+    path = _path(folder, region)
+    path = path if path.exists() else _SHIPPED
+    try:
+        return _read(path, path.stat().st_mtime_ns)
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise BackendError(f"{path} is no catalogue ({error}): delete it or refresh it") from error
+
+
+@functools.lru_cache(maxsize=64)
+def _read(path: Path, changed_ns: int) -> Catalogue:
+    del changed_ns  # Part of the key: a list that was written anew is read anew.
+    document = json.loads(path.read_text())
+    types = tuple(InstanceType(**each) for each in document["types"])
+    return Catalogue(document["region"], document["as_of"], document["source"], types)
+
+
+def _path(folder: Path, region: str) -> Path:
+    if not _REGION.fullmatch(region):
+        raise BackendError(f"{region!r} is no region of AWS")
+    return folder / f"catalogue-{region}.json"
+
+
+def refresh(calls: AwsCalls, folder: Path, region: str) -> Catalogue:
+    """Ask AWS for the types and prices of a region, and write them down.
+
+    Needs the permissions ec2:DescribeInstanceTypes and pricing:GetProducts.
+
+    Args:
+        calls: How AWS is reached.
+        folder: Where the list goes.
+        region: Whose.
+
+    Raises:
+        BackendError: AWS did not answer, or refused; nothing was written.
+
+    """
+    path = _path(folder, region)
+    prices = dict(_prices(calls, region))
+    types = [replace(each, usd_per_hour=prices.get(each.name)) for each in _types(calls, region)]
+    if not types or not prices:
+        what = "instance types" if not types else "prices"
+        raise BackendError(f"AWS named no {what} of {region}; the catalogue stays as it was")
+    types.sort(key=lambda each: each.name)
+    today = datetime.now(UTC).date().isoformat()
+    source = "EC2 DescribeInstanceTypes and AWS Price List"
+    made = Catalogue(region, today, source, tuple(types))
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    draft = path.with_suffix(".draft")
+    draft.write_text(json.dumps(asdict(made), indent=1))
+    draft.replace(path)
+    return made
+
+
+def _types(calls: AwsCalls, region: str) -> Iterable[InstanceType]:
+    pages = calls.pages(
+        "describe_instance_types",
+        region,
+        Filters=[{"Name": "processor-info.supported-architecture", "Values": ["x86_64"]}],
+    )
+    for page in pages:
+        for each in page["InstanceTypes"]:
+            devices = each.get("GpuInfo", {}).get("Gpus", [])
+            first = devices[0] if devices else {}
+            yield InstanceType(
+                each["InstanceType"],
+                each["VCpuInfo"]["DefaultVCpus"],
+                each["MemoryInfo"]["SizeInMiB"],
+                sum(int(device.get("Count", 0)) for device in devices),
+                first.get("Name", ""),
+                first.get("MemoryInfo", {}).get("SizeInMiB", 0),
+            )
+
+
+def _prices(calls: AwsCalls, region: str) -> Iterable[tuple[str, float]]:
+    wanted = {**_PRICE_FILTERS, "regionCode": region}
+    filters = [
+        {"Type": "TERM_MATCH", "Field": name, "Value": value} for name, value in wanted.items()
+    ]
+    for page in calls.price_pages(ServiceCode="AmazonEC2", Filters=filters):
+        for text in page["PriceList"]:
+            product = json.loads(text)
+            name = product["product"]["attributes"].get("instanceType", "")
+            price = _hourly(product.get("terms", {}).get("OnDemand", {}))
+            if name and price:
+                yield name, price
+
+
+def _hourly(terms: Mapping[str, Any]) -> float | None:
+    for term in terms.values():
+        for dimension in term["priceDimensions"].values():
+            if dimension["unit"] == "Hrs" and "USD" in dimension["pricePerUnit"]:
+                return float(dimension["pricePerUnit"]["USD"])
+    return None

@@ -1,0 +1,275 @@
+"""Instances as AWS shows them, found by the tags that this backend gives them.
+
+AWS shows a change some seconds after it answered the call that made it ("eventual consistency"), so
+what this process launched itself is remembered for that long.
+"""
+
+import contextlib
+import re
+import threading
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from moorage.backends.aws.calls import AwsCalls, AwsError
+from moorage.backends.base import LOG_TAIL_LINES, Phase, WorkloadReport
+
+__all__ = ["READY", "SERVER", "WORKLOAD", "Ec2Instance", "Instances"]
+
+SERVER: Final = "moorage:server"
+"""Tag: the server that cares for the instance."""
+WORKLOAD: Final = "moorage:workload"
+"""Tag: the name of the workload; of a lease, its id."""
+READY: Final = "moorage:ready"
+"""Tag: it was ready once, so that a daemon that comes back need not try it again."""
+STOPPED: Final = "moorage:stopped"
+"""Tag: it was stopped from here, so that it is no news that it ended."""
+CONSISTENCY_SECONDS: Final = 60.0
+"""How long AWS may not show what it has started. Usually it takes a second or two."""
+_WILD: Final = re.compile(r"([*?\\])")
+_OVER: Final = frozenset({"shutting-down", "terminated", "stopping", "stopped"})
+
+
+@dataclass(frozen=True, slots=True)
+class Ec2Instance:
+    """One instance.
+
+    Args:
+        id: AWS's name for it.
+        workload: Ours.
+        region: Where.
+        zone: Where in it.
+        type: E.g. `g5.xlarge`.
+        state: As AWS calls it: pending, running, shutting-down, terminated, stopping, stopped.
+        spot: Whether it is of the spot market.
+        launched: When, by AWS's clock.
+        reason: AWS's code for why it ended.
+        message: AWS's words for that.
+        address: Its public address, or the private one where it has no public one.
+        ready: It was ready once.
+        stopped: It was stopped from here.
+
+    """
+
+    id: str
+    workload: str
+    region: str
+    zone: str
+    type: str
+    state: str
+    spot: bool
+    launched: datetime
+    reason: str = ""
+    message: str = ""
+    address: str = ""
+    ready: bool = False
+    stopped: bool = False
+
+    @property
+    def over(self) -> bool:
+        """Whether it has ended, or is about to."""
+        return self.state in _OVER
+
+    @property
+    def gone(self) -> bool:
+        """Whether nothing of it is left."""
+        return self.state == "terminated"
+
+    @property
+    def title(self) -> str:
+        """What it is, for a person."""
+        market = "spot" if self.spot else "on demand"
+        return f"{self.type} {self.id} in {self.zone}, {market}"
+
+    def as_workload(self, port: int | None = None) -> WorkloadReport:
+        """Return what is known of it, for the users of the backend.
+
+        Args:
+            port: That `endpoint` names.
+
+        """
+        if not self.over:
+            ready = self.ready and self.state == "running"
+            phase = Phase.READY if ready else Phase.STARTING
+            where = f"tcp://{self.address}:{port}" if port else self.address
+            return WorkloadReport(self.workload, phase, where if ready else "", self.title)
+        by_itself = self.reason == "Client.InstanceInitiatedShutdown"
+        phase = Phase.SUCCEEDED if by_itself else Phase.FAILED
+        return WorkloadReport(self.workload, phase, detail=f"{self.title}: {self._end()}")
+
+    def _end(self) -> str:
+        match self.reason:
+            case "Client.InstanceInitiatedShutdown":
+                return "it shut itself down"
+            case "Server.SpotInstanceTermination" | "Server.SpotInstanceShutdown":
+                return "AWS took the spot instance back"
+            case "Client.UserInitiatedShutdown":
+                return "somebody ended it at AWS (Client.UserInitiatedShutdown)"
+            case _:
+                why = f": {self.message}" if self.message else ""
+                return f"AWS has it {self.state}{why}"
+
+
+class Instances:
+    """Finds, marks and ends the instances of one server.
+
+    Args:
+        calls: How AWS is reached.
+        server: Value of the tag `moorage:server`.
+
+    """
+
+    def __init__(self, calls: AwsCalls, server: str) -> None:
+        self._calls = calls
+        self.server = server
+        self._lock = threading.Lock()
+        self._launched: dict[str, tuple[Ec2Instance, float]] = {}
+
+    def remember(self, instance: Ec2Instance) -> None:
+        """Note one that was launched just now."""
+        with self._lock:
+            self._launched[instance.id] = (instance, time.monotonic())
+
+    def all(self, region: str, workload: str | None = None) -> list[Ec2Instance]:
+        """Return those of the server, or of one workload; the earliest first.
+
+        Raises:
+            AwsError: AWS did not say.
+
+        """
+        filters = [{"Name": f"tag:{SERVER}", "Values": [_plain(self.server)]}]
+        if workload is not None:
+            filters.append({"Name": f"tag:{WORKLOAD}", "Values": [_plain(workload)]})
+        found = {
+            each.id: each
+            for page in self._calls.pages("describe_instances", region, Filters=filters)
+            for each in parse(page, region)
+        }
+        for each in self._fresh():
+            if each.region == region and workload in {None, each.workload}:
+                found.setdefault(each.id, each)
+        return sorted(found.values(), key=lambda each: (each.launched, each.id))
+
+    def current(self, region: str, workload: str) -> Ec2Instance | None:
+        """Return the instance that is a workload: the one alive, else the last that ended.
+
+        Should there be two alive (two starts, of which AWS did not show one in time), the one that
+        was ready stays, else the earliest, and the others are ended.
+        """
+        found = [each for each in self.all(region, workload) if not each.stopped]
+        alive = [each for each in found if not each.over]
+        alive.sort(key=lambda each: not each.ready)
+        if len(alive) > 1:
+            self.end(alive[1:])
+        return alive[0] if alive else (found[-1] if found else None)
+
+    def look(self, instance: Ec2Instance) -> Ec2Instance | None:
+        """Return one as it is now, or None where AWS no longer knows it."""
+        filters = [{"Name": "instance-id", "Values": [instance.id]}]
+        answer = self._calls.call("describe_instances", instance.region, Filters=filters)
+        found = parse(answer, instance.region)
+        if found:
+            return found[0]
+        return next((each for each in self._fresh() if each.id == instance.id), None)
+
+    def passed(self, instance: Ec2Instance) -> bool:
+        """Return whether both status checks of AWS are passed."""
+        answer = self._calls.call(
+            "describe_instance_status", instance.region, InstanceIds=[instance.id]
+        )
+        statuses = answer["InstanceStatuses"]
+        return bool(statuses) and all(
+            each[kind]["Status"] == "ok"
+            for each in statuses
+            for kind in ("InstanceStatus", "SystemStatus")
+        )
+
+    def mark_ready(self, instance: Ec2Instance) -> None:
+        """Note at AWS that it was ready."""
+        self._tag(instance.region, [instance.id], READY)
+
+    def end(self, instances: Iterable[Ec2Instance]) -> None:
+        """Mark instances of one region as stopped from here, and have them terminated."""
+        named = list(instances)
+        if not named:
+            return
+        region, ids = named[0].region, [each.id for each in named]
+        with contextlib.suppress(AwsError):  # Of what has ended AWS may forget the tags, or all.
+            self._tag(region, ids, STOPPED)
+        alive = [each for each in named if not each.gone]
+        try:
+            if alive:
+                ids = [each.id for each in alive]
+                self._calls.call("terminate_instances", region, InstanceIds=ids)
+        except AwsError as error:
+            if error.code != "InvalidInstanceID.NotFound":
+                raise
+            if len(alive) > 1:  # AWS does none of them then.
+                for each in alive:
+                    self.end([each])
+            elif self._is_fresh(alive[0]):  # Not yet, rather than no longer.
+                raise
+        with self._lock:
+            for each in named:
+                self._launched.pop(each.id, None)
+
+    def _is_fresh(self, instance: Ec2Instance) -> bool:
+        return any(each.id == instance.id for each in self._fresh())
+
+    def console(self, instance: Ec2Instance) -> tuple[str, ...]:
+        """Return the last lines of its console, as far as AWS has them."""
+        with contextlib.suppress(AwsError):
+            answer = self._calls.call("get_console_output", instance.region, InstanceId=instance.id)
+            lines = [line.strip() for line in answer.get("Output", "").splitlines()]
+            return tuple([line for line in lines if line][-LOG_TAIL_LINES:])
+        return ()
+
+    def _tag(self, region: str, ids: list[str], key: str) -> None:
+        tags = [{"Key": key, "Value": "true"}]
+        self._calls.call("create_tags", region, Resources=ids, Tags=tags)
+
+    def _fresh(self) -> list[Ec2Instance]:
+        """Return what was launched so recently that AWS may not show it yet."""
+        now = time.monotonic()
+        with self._lock:
+            old = [
+                name for name, (_, at) in self._launched.items() if now - at > CONSISTENCY_SECONDS
+            ]
+            for name in old:
+                del self._launched[name]
+            return [each for each, _ in self._launched.values()]
+
+
+def parse(page: dict[str, Any], region: str) -> list[Ec2Instance]:
+    """Return the instances of an answer of DescribeInstances or RunInstances."""
+    reservations = page.get("Reservations", [page])
+    return [
+        _parse(each, region) for reservation in reservations for each in reservation["Instances"]
+    ]
+
+
+def _parse(document: dict[str, Any], region: str) -> Ec2Instance:
+    tags = {each["Key"]: each["Value"] for each in document.get("Tags", [])}
+    reason = document.get("StateReason", {})
+    return Ec2Instance(
+        id=document["InstanceId"],
+        workload=tags.get(WORKLOAD, ""),
+        region=region,
+        zone=document["Placement"]["AvailabilityZone"],
+        type=document["InstanceType"],
+        state=document["State"]["Name"],
+        spot=document.get("InstanceLifecycle") == "spot",
+        launched=document["LaunchTime"],
+        reason=reason.get("Code", ""),
+        message=reason.get("Message", ""),
+        address=document.get("PublicIpAddress") or document.get("PrivateIpAddress", ""),
+        ready=READY in tags,
+        stopped=STOPPED in tags,
+    )
+
+
+def _plain(value: str) -> str:
+    """Return a value for a filter, in which `*` and `?` would be wild."""
+    return _WILD.sub(r"\\\1", value)

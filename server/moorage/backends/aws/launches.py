@@ -1,0 +1,182 @@
+"""Gets one instance for an order: offer by offer, zone by zone, until AWS has one.
+
+`AwsBackend` is the only caller, in a thread of its own and under the lock of the workload's name.
+"""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from moorage.backends.aws import orders
+from moorage.backends.aws.calls import AwsCalls, AwsError, Meaning
+from moorage.backends.aws.instances import Ec2Instance, Instances, parse
+from moorage.backends.aws.orders import Offer
+from moorage.backends.base import BackendError, Order
+from moorage.backends.remote_specs import InstanceResourceSpec
+
+__all__ = ["LaunchPlan", "launch"]
+
+PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 4.0, 8.0)
+"""Before a launch that AWS throttled or did not answer is tried again, with the same token."""
+ROUNDS_MAX: Final = 20
+"""Instances of one name that may have ended before; more are a sign of something else."""
+SHOWN_MAX: Final = 8
+"""Refusals that the reason of a failed start lists."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What to try.
+
+    Args:
+        order: What shall run.
+        spec: Its spec.
+        region: Where.
+        zones: In the order they are tried; empty for all that AWS names.
+        offers: In the order they are tried.
+
+    """
+
+    order: Order
+    spec: InstanceResourceSpec
+    region: str
+    zones: Sequence[str]
+    offers: Sequence[Offer]
+
+
+@dataclass(slots=True)
+class _Refusals:
+    """Why there is none yet."""
+
+    told: list[str] = field(default_factory=list[str])
+    meanings: set[Meaning] = field(default_factory=set[Meaning])
+
+    def add(self, offer: Offer, zone: str, error: AwsError) -> None:
+        self.told.append(f"{offer.title} in {zone}: {error}")
+        self.meanings.add(error.meaning)
+
+    def error(self) -> BackendError:
+        more = len(self.told) - SHOWN_MAX
+        listed = "; ".join(self.told[:SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
+        if self.meanings == {Meaning.QUOTA}:
+            advice = "have the quota raised in the console of Service Quotas, or stop something"
+            return BackendError(f"the account's quota at AWS is used up ({listed}): {advice}")
+        advice = "try other zones, types or regions, or later"
+        return BackendError(f"AWS has no capacity now ({listed}): {advice}")
+
+
+def launch(
+    plan: LaunchPlan, calls: AwsCalls, instances: Instances, given_up: threading.Event
+) -> Ec2Instance:
+    """Have AWS start an instance, and remember it.
+
+    Args:
+        plan: What to try.
+        calls: How AWS is reached.
+        instances: Where it is remembered, and what ended before is looked up.
+        given_up: Nobody waits any more: try nothing further.
+
+    Raises:
+        BackendError: There is none; the message says what was tried and what to do.
+
+    """
+    zones = plan.zones or _zones(calls, plan.region)
+    turn = len([each for each in instances.all(plan.region, plan.order.id) if each.over])
+    refusals = _Refusals()
+    for offer in plan.offers:
+        for zone in zones:
+            if given_up.is_set():
+                raise BackendError("the start was given up")
+            try:
+                return _one(plan, offer, zone, turn, calls, instances, given_up)
+            except AwsError as error:
+                match error.meaning:
+                    case Meaning.NO_CAPACITY:
+                        refusals.add(offer, zone, error)
+                    case Meaning.QUOTA:  # It is the same in every zone of the region.
+                        refusals.add(offer, zone, error)
+                        break
+                    case Meaning.AGAIN | Meaning.NEVER:
+                        raise
+    raise refusals.error()
+
+
+def _one(
+    plan: LaunchPlan,
+    offer: Offer,
+    zone: str,
+    turn: int,
+    calls: AwsCalls,
+    instances: Instances,
+    given_up: threading.Event,
+) -> Ec2Instance:
+    """Launch in one zone.
+
+    AWS keeps client tokens longer than it shows what ended. So an answer may be an instance of an
+    earlier turn, which has ended since: then it is the next turn's.
+    """
+    for each in range(turn, turn + ROUNDS_MAX):
+        asked = orders.request(plan.order, plan.spec, offer, zone, instances.server, each)
+        _add_root_device(asked, plan, calls)
+        made = _asked(asked, plan, calls, given_up)
+        seen = instances.look(made) or made
+        if not seen.over:
+            instances.remember(seen)
+            return seen
+    raise BackendError(f"{ROUNDS_MAX} instances of the name {plan.order.id} have ended already")
+
+
+def _asked(
+    asked: dict[str, Any], plan: LaunchPlan, calls: AwsCalls, given_up: threading.Event
+) -> Ec2Instance:
+    """Call RunInstances, again where the outcome is not known or AWS asks for patience."""
+    for pause in (*PAUSES_SECONDS, None):
+        try:
+            answer = calls.launch(plan.region, **asked)
+        except AwsError as error:
+            if error.code == "IdempotentParameterMismatch":
+                return _by_token(asked, plan, calls, error)
+            if error.meaning is not Meaning.AGAIN or pause is None or given_up.wait(pause):
+                raise
+        else:
+            (made,) = parse(answer, plan.region)
+            return made
+    raise AssertionError("the last try returns or raises")
+
+
+def _by_token(
+    asked: dict[str, Any], plan: LaunchPlan, calls: AwsCalls, error: AwsError
+) -> Ec2Instance:
+    """Return the instance that an earlier launch made, whose other arguments were not the same.
+
+    So it goes after an update of the server, between a launch and the first look at it.
+    """
+    filters = [{"Name": "client-token", "Values": [asked["ClientToken"]]}]
+    answer = calls.call("describe_instances", plan.region, Filters=filters)
+    found = [each for each in parse(answer, plan.region) if each.workload == plan.order.id]
+    if not found:
+        raise error
+    return found[0]
+
+
+def _add_root_device(asked: dict[str, Any], plan: LaunchPlan, calls: AwsCalls) -> None:
+    """Ask AWS what the root device of the user's image is called, where its size is given."""
+    for each in asked.get("BlockDeviceMappings", []):
+        if not each["DeviceName"]:
+            answer = calls.call("describe_images", plan.region, ImageIds=[asked["ImageId"]])
+            if not answer["Images"]:
+                raise BackendError(f"image_id: AWS knows no {asked['ImageId']} in {plan.region}")
+            each["DeviceName"] = answer["Images"][0]["RootDeviceName"]
+
+
+def _zones(calls: AwsCalls, region: str) -> list[str]:
+    filters = [
+        {"Name": "state", "Values": ["available"]},
+        {"Name": "zone-type", "Values": ["availability-zone"]},
+    ]
+    answer = calls.call("describe_availability_zones", region, Filters=filters)
+    zones = sorted(each["ZoneName"] for each in answer["AvailabilityZones"])
+    if not zones:
+        raise BackendError(f"AWS names no zone of {region}")
+    return zones

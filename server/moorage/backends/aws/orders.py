@@ -1,0 +1,275 @@
+"""What an order means at AWS: which region, zones, types and image. Nothing is asked of AWS here.
+
+The spec's own fields come first. What it leaves open is taken from the node that the lease holds:
+its labels name the instance type, region, zone and market, and without a type of its own the
+cheapest one is taken that has what the lease holds. So a cluster document can describe capacity at
+AWS that is rented only when a lease starts something there.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage.backends.aws.catalogue import Catalogue, InstanceType
+from moorage.backends.aws.instances import SERVER, WORKLOAD
+from moorage.backends.base import BackendError, Order, UnsupportedSpecError
+from moorage.backends.remote_specs import InstanceResourceSpec
+from moorage.backends.specs import memory_bytes
+from moorage.model import Node, Share
+from moorage.policy import capacity_type
+
+__all__ = ["LABELS", "Offer", "check", "offers", "region_of", "request", "zones_of"]
+
+LABELS: Final = {
+    "type": "node.kubernetes.io/instance-type",
+    "region": "topology.kubernetes.io/region",
+    "zone": "topology.kubernetes.io/zone",
+}
+"""Labels of a node that say what it is at AWS: the well-known ones of Kubernetes."""
+TYPES_TRIED_MAX: Final = 5
+"""Instance types that one start tries, the cheapest first, where the spec names none."""
+USER_DATA_BYTES_MAX: Final = 16 * 1024
+TAGS_MAX: Final = 40
+"""Of the user's; AWS takes 50, and some are ours."""
+TAG_VALUE_CHARS_MAX: Final = 256
+_OURS: Final = ("aws:", "moorage:")
+_SHELLS: Final = ("#!/bin/sh", "#!/bin/bash", "#!/usr/bin/env bash", "#!/usr/bin/env sh")
+_IMAGE_CPU: Final = (
+    "resolve:ssm:/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64",
+    "/dev/xvda",
+)
+_IMAGE_GPU: Final = (
+    (
+        "resolve:ssm:/aws/service/deeplearning/ami/x86_64/"
+        "base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
+    ),
+    "/dev/sda1",
+)
+"""Amazon Linux 2023, and AWS's Ubuntu with NVIDIA's open driver: newest versions, found by AWS."""
+_NO_OPEN_DRIVER: Final = frozenset({"V100", "K80", "M60"})
+"""Models that NVIDIA's open driver does not know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A type in a market.
+
+    Args:
+        type: Name of the instance type.
+        spot: Of the spot market, or on demand.
+        known: What the catalogue says of the type; None where it has it not.
+
+    """
+
+    type: str
+    spot: bool
+    known: InstanceType | None
+
+    @property
+    def title(self) -> str:
+        """What it is, for a person."""
+        return f"{self.type} {'spot' if self.spot else 'on demand'}"
+
+
+def check(spec: InstanceResourceSpec) -> None:
+    """Refuse what AWS could never start.
+
+    Raises:
+        UnsupportedSpecError: It names the field.
+
+    """
+    if any(key.startswith(_OURS) for key in spec.tags):
+        raise UnsupportedSpecError("tags: expected keys that start with neither aws: nor moorage:")
+    if len(spec.tags) > TAGS_MAX:
+        raise UnsupportedSpecError(f"tags: expected at most {TAGS_MAX}")
+    if len((spec.user_data or "").encode()) > USER_DATA_BYTES_MAX:
+        raise UnsupportedSpecError(f"user_data: expected at most {USER_DATA_BYTES_MAX} bytes")
+
+
+def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None) -> str:
+    """Return where it shall run.
+
+    Raises:
+        BackendError: Nobody says.
+
+    """
+    region = spec.region or (node.labels.get(LABELS["region"]) if node else None) or default
+    if not region:
+        label = LABELS["region"]
+        ways = f"spec.region, the node's label {label}, or AWS_DEFAULT_REGION of the server"
+        raise BackendError(f"no region of AWS is named: expected {ways}")
+    return region
+
+
+def zones_of(spec: InstanceResourceSpec, node: Node | None) -> list[str]:
+    """Return the zones that are asked for, in order; empty for all."""
+    if spec.zones or spec.subnets:
+        return list(spec.zones or spec.subnets)
+    zone = node.labels.get(LABELS["zone"]) if node and not spec.region else None
+    return [zone] if zone else []
+
+
+def offers(
+    spec: InstanceResourceSpec,
+    share: Share | None,
+    node: Node | None,
+    catalogue: Catalogue,
+    region: str,
+) -> list[Offer]:
+    """Return what to try, in order: the spot market first where the spec wants it.
+
+    Raises:
+        BackendError: No type has what is asked for, or none at that price.
+
+    """
+    priced = catalogue.of(region)
+    types = _types(spec, share, node, catalogue)
+    spot = spec.spot or (node is not None and capacity_type(node.labels) == "spot")
+    markets = (True, False) if spot and spec.on_demand_fallback else (spot,)
+    all_of_them = [Offer(name, spot, priced.find(name)) for spot in markets for name in types]
+    limit = spec.max_price_per_hour
+    kept = [each for each in all_of_them if limit is None or each.spot or _costs(each) <= limit]
+    if not kept:
+        prices = ", ".join(f"{each.type} {_price(each)}" for each in all_of_them)
+        hint = f" Prices of {region} are not known here: moored prices --region {region}."
+        unknown = any(_costs(each) == float("inf") for each in all_of_them)
+        raise BackendError(
+            f"max_price_per_hour: expected at least the price of one of {prices}."
+            f"{hint if unknown else ''}"
+        )
+    return kept
+
+
+def _costs(offer: Offer) -> float:
+    """Return the price on demand; what is not known may be anything."""
+    price = offer.known.usd_per_hour if offer.known else None
+    return float("inf") if price is None else price
+
+
+def _price(offer: Offer) -> str:
+    costs = _costs(offer)
+    return "(price not known)" if costs == float("inf") else f"at {costs:g} USD"
+
+
+def _types(
+    spec: InstanceResourceSpec, share: Share | None, node: Node | None, catalogue: Catalogue
+) -> list[str]:
+    if spec.instance_type:
+        return [spec.instance_type]
+    asked = spec.gpus or spec.gpu_model or spec.cpu_count or spec.mem_limit
+    label = node.labels.get(LABELS["type"]) if node else None
+    if label and not asked:
+        return [label]
+    if asked or share is None:
+        memory = memory_bytes(spec.mem_limit) / (1 << 20) if spec.mem_limit else 0
+        wanted: dict[str, Any] = {
+            "vcpus": spec.cpu_count or 0,
+            "memory_mib": memory,
+            "gpus": spec.gpus,
+            "gpu_model": spec.gpu_model or "",
+        }
+    else:
+        held = [gpu for gpu in (node.gpus if node else ()) if gpu.id in share.gpus]
+        wanted = {
+            "vcpus": share.cpu_milli / 1000,
+            "memory_mib": share.memory_mib,
+            "gpus": len(share.gpus),
+            "gpu_model": held[0].model if held else "",
+        }
+    fit = catalogue.fitting(**wanted)
+    if not fit:
+        said = ", ".join(
+            f"{name} {value:g}" if not isinstance(value, str) else f"{name} {value}"
+            for name, value in wanted.items()
+            if value
+        )
+        raise BackendError(f"no instance type of the catalogue has {said}: name spec.instance_type")
+    return [each.name for each in fit[:TYPES_TRIED_MAX]]
+
+
+def request(
+    order: Order, spec: InstanceResourceSpec, offer: Offer, zone: str, server: str, turn: int
+) -> dict[str, Any]:
+    """Return the arguments of RunInstances.
+
+    The client token is made of the server, the workload's name, the turn, the offer and the zone:
+    AWS answers a second call with the same one with the same instance.
+
+    Args:
+        order: What shall run.
+        spec: Its spec.
+        offer: The type and market to try.
+        zone: Where.
+        server: Of the tag.
+        turn: How many instances of this name ended before.
+
+    Raises:
+        BackendError: There is no image for it.
+
+    """
+    image, device = _image(spec, offer)
+    token = "|".join((server, order.id, str(turn), offer.title, zone))
+    tags = {"Name": f"moorage {order.id}"[:TAG_VALUE_CHARS_MAX], **spec.tags}
+    tags |= {SERVER: server, WORKLOAD: order.id}
+    if lease := order.environment.get("MOORAGE_LEASE_ID"):
+        tags["moorage:lease"] = lease
+    listed = [{"Key": key, "Value": value} for key, value in tags.items()]
+    asked: dict[str, Any] = {
+        "MinCount": 1,
+        "MaxCount": 1,
+        "InstanceType": offer.type,
+        "ImageId": image,
+        "ClientToken": hashlib.sha256(token.encode()).hexdigest(),
+        "Placement": {"AvailabilityZone": zone},
+        # A machine that shuts itself down is gone, rather than kept and paid for.
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {"HttpTokens": "required"},
+        "TagSpecifications": [
+            {"ResourceType": kind, "Tags": listed} for kind in ("instance", "volume")
+        ],
+    }
+    if offer.spot:
+        limit = spec.max_price_per_hour
+        options = {"MaxPrice": f"{limit:g}"} if limit is not None else {}
+        asked["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {"SpotInstanceType": "one-time", **options},
+        }
+    if zone in spec.subnets:
+        asked["SubnetId"] = spec.subnets[zone]
+    if spec.security_groups:
+        asked["SecurityGroupIds"] = list(spec.security_groups)
+    if spec.key_name:
+        asked["KeyName"] = spec.key_name
+    if profile := spec.instance_profile:
+        asked["IamInstanceProfile"] = {"Arn" if profile.startswith("arn:") else "Name": profile}
+    if spec.user_data:
+        asked["UserData"] = _user_data(spec.user_data, order.environment)
+    if spec.volume_gib:
+        volume = {"VolumeSize": spec.volume_gib, "VolumeType": "gp3", "DeleteOnTermination": True}
+        asked["BlockDeviceMappings"] = [{"DeviceName": device, "Ebs": volume}]
+    return asked
+
+
+def _image(spec: InstanceResourceSpec, offer: Offer) -> tuple[str, str]:
+    """Return the image, and the name of its root device; empty where only AWS knows it."""
+    if spec.image_id:
+        return spec.image_id, ""
+    known = offer.known
+    if known is None or known.gpu_model in _NO_OPEN_DRIVER:
+        raise BackendError(f"image_id: expected one, there is no image by default for {offer.type}")
+    return _IMAGE_GPU if known.gpus else _IMAGE_CPU
+
+
+def _user_data(text: str, environment: Mapping[str, str]) -> str:
+    """Give a shell script the variables of its lease; leave anything else as it is."""
+    first, newline, rest = text.partition("\n")
+    if not newline or not first.strip().startswith(_SHELLS):
+        return text
+    lines = [f"export {name}='{_quoted(value)}'" for name, value in environment.items()]
+    return "\n".join((first, *lines, rest))
+
+
+def _quoted(value: str) -> str:
+    return value.replace("'", "'\\''")

@@ -1,0 +1,128 @@
+"""Looks at all instances now and then, and tells of those that ended by themselves."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from moorage.backends.aws.instances import CONSISTENCY_SECONDS, Ec2Instance
+from moorage.backends.base import BackendError, Listener, Phase, WorkloadReport
+
+__all__ = ["InstanceWatch"]
+
+UNWANTED_SECONDS: Final = 3600.0
+"""How long what a failed start may have left is looked for; then it is there or it is not."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    title: str
+    port: int | None
+    since: float
+
+
+class InstanceWatch:
+    """One thread, from the first workload that it follows on until `close`.
+
+    Args:
+        look: Returns all instances of the server, or raises `BackendError`.
+        sweep: Ends all instances of a name, or raises `BackendError`.
+        tell: Told of every workload that ended by itself.
+        every_seconds: Between two looks.
+
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Iterable[Ec2Instance]],
+        sweep: Callable[[str], None],
+        tell: Listener,
+        every_seconds: float,
+    ) -> None:
+        self._look = look
+        self._sweep = sweep
+        self._tell = tell
+        self._every_seconds = every_seconds
+        self._lock = threading.Lock()
+        self._followed: dict[str, _Followed] = {}
+        self._unwanted: dict[str, float] = {}
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def follow(self, instance: Ec2Instance, port: int | None = None) -> None:
+        """Tell when this ends by itself. `port` is what its endpoint names."""
+        if instance.over:
+            return
+        with self._lock:
+            known = self._followed.get(instance.workload)
+            port = port if port is not None else (known.port if known else None)
+            self._followed[instance.workload] = _Followed(instance.title, port, time.monotonic())
+            self._begin()
+
+    def forget(self, workload: str) -> None:
+        """Tell no more of this: it is being stopped."""
+        with self._lock:
+            self._followed.pop(workload, None)
+
+    def unwanted(self, workload: str) -> None:
+        """End this as soon as AWS shows it and lets it end."""
+        with self._lock:
+            self._unwanted[workload] = time.monotonic()
+            self._begin()
+
+    def wanted(self, workload: str) -> None:
+        """End this no more: it is started anew."""
+        with self._lock:
+            self._unwanted.pop(workload, None)
+
+    def port(self, workload: str) -> int | None:
+        """Return the port that its endpoint names."""
+        with self._lock:
+            known = self._followed.get(workload)
+            return known.port if known else None
+
+    def close(self) -> None:
+        """Look no more; returns when the thread has ended."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="aws-watch", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._every_seconds):
+            with self._lock:
+                busy = bool(self._followed or self._unwanted)
+            if busy:
+                with contextlib.suppress(BackendError):  # AWS may answer the next time.
+                    self._round()
+
+    def _round(self) -> None:
+        began = time.monotonic()
+        seen = list(self._look())
+        alive = {each.workload for each in seen if not each.over}
+        last = {each.workload: each for each in seen if not each.stopped}
+        with self._lock:
+            over = {
+                name: each
+                for name, each in self._followed.items()
+                if name not in alive and (name in last or began - each.since > CONSISTENCY_SECONDS)
+            }
+            for name in over:
+                del self._followed[name]
+            old = [name for name, at in self._unwanted.items() if began - at > UNWANTED_SECONDS]
+            for name in old:
+                del self._unwanted[name]
+            unwanted = [name for name in self._unwanted if name in alive]
+        for name, each in over.items():
+            gone = WorkloadReport(
+                name, Phase.FAILED, detail=f"{each.title}: AWS no longer knows it"
+            )
+            self._tell(last[name].as_workload() if name in last else gone)
+        for name in unwanted:
+            self._sweep(name)

@@ -1,0 +1,346 @@
+"""What runs workloads: one Protocol for every backend, and the words it is spoken in.
+
+Two callers: the daemon's workload control, which names workloads by lease, and `ResourceEngine`,
+    which
+names them as its user does. Calls are idempotent by that name: after a crash the same order is
+given again, and nothing is started twice.
+
+    EngineError                  the backend cannot do what was asked; the message says why
+    ├── UnknownWorkloadError     nothing of that name runs, or ran lately
+    │   └── UnknownAttemptError  it does, or did; of the start that is asked for nothing is kept
+    ├── UnsupportedSpecError     this backend never can: another backend or spec is needed
+    └── EngineClosedError        the resource engine was closed while the caller waited
+
+A start that takes too long is a `TimeoutError`, as everywhere in Python.
+"""
+
+import codecs
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final, Protocol, assert_never
+
+from moorage.backends.specs import BaseResourceSpec
+from moorage.model import Placement
+
+LOG_TAIL_LINES: Final = 20
+"""Last lines of a workload's output that come with the news of its failure."""
+LOG_BYTES_MAX: Final = 256 * 1024
+"""Most that one call of `logs` returns."""
+
+
+class BackendError(Exception):
+    """The backend cannot do what was asked; after a start, nothing of the workload is left."""
+
+
+class UnknownWorkloadError(BackendError):
+    """Nothing of that name runs, or ran lately."""
+
+    def __init__(self, workload: str) -> None:
+        super().__init__(f"nothing runs under the name {workload!r}")
+
+
+class UnknownAttemptError(UnknownWorkloadError):
+    """Of one start of a workload nothing is kept.
+
+    Args:
+        workload: Its name.
+        kept: The starts of which something is, in order.
+
+    """
+
+    def __init__(self, workload: str, kept: tuple[int, ...]) -> None:
+        super().__init__(workload)
+        self.kept = kept
+
+
+class UnsupportedSpecError(BackendError):
+    """This backend never can do what was asked: another backend or another spec is needed."""
+
+
+class EngineClosedError(BackendError):
+    """The resource engine was closed while the caller waited."""
+
+
+class Phase(StrEnum):
+    """How far a workload is."""
+
+    PENDING = "pending"
+    """Nothing has happened yet."""
+    PULLING = "pulling"
+    """Its image, or its machine, is on the way."""
+    STARTING = "starting"
+    """It exists, and is not ready yet."""
+    READY = "ready"
+    """It runs, and answers if it is meant to."""
+    SUCCEEDED = "succeeded"
+    """It ended by itself, and well: a process with exit status 0."""
+    FAILED = "failed"
+    """It ended by itself, and badly."""
+    STOPPED = "stopped"
+    """It was stopped from here."""
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of the workload is left to stop."""
+        match self:
+            case Phase.PENDING | Phase.PULLING | Phase.STARTING | Phase.READY:
+                return False
+            case Phase.SUCCEEDED | Phase.FAILED | Phase.STOPPED:
+                return True
+            case _:
+                assert_never(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What shall run.
+
+    Args:
+        id: Name of the workload: of the lease, or what the user of the library chose.
+        spec: What to start.
+        placement: Where, device by device; empty where the backend chooses for itself.
+        environment: Variables for the workload, e.g. the lease's id.
+        timeout_seconds: How long it may take to be ready; None for as long as it takes.
+        attempt: Which start under this name it is, from 1: each has output of its own.
+
+    """
+
+    id: str
+    spec: BaseResourceSpec
+    placement: Placement = ()
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    timeout_seconds: float | None = None
+    attempt: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadReport:
+    """What is known of a workload.
+
+    Args:
+        id: Its name, as in the `Order`.
+        phase: How far it is.
+        endpoint: Where it is reached, as a URL where there is one; empty before it is ready.
+        detail: One sentence for a person: what is going on, or why it failed.
+        exit_code: Of a process that ended; negative is a signal's number, None is not known.
+        log_tail: Its last lines, at most `LOG_TAIL_LINES`, where it failed.
+
+    """
+
+    id: str
+    phase: Phase
+    endpoint: str = ""
+    detail: str = ""
+    exit_code: int | None = None
+    log_tail: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CommandExecution:
+    """A command that ran inside of a workload.
+
+    Args:
+        exit_code: Of the command; negative is a signal's number.
+        output: Its standard output and error, in the order they were written.
+
+    """
+
+    exit_code: int
+    output: str
+
+
+Listener = Callable[[WorkloadReport], None]
+"""Told of every change that the backend sees, also of those nobody asked for. It may be called in
+any thread, must not block, and must not raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """What a backend can do beyond starting and stopping.
+
+    Args:
+        categories: Of the specs that it starts.
+        default: Category of a spec that names none.
+        limits: Which limits `control` changes while a workload runs.
+        reset: Whether every used workload can be made as new.
+        execute: Whether a command can be run inside of a workload.
+        logs: Whether a workload's output can be read.
+        gangs: Whether one workload may have several nodes.
+
+    """
+
+    categories: frozenset[str]
+    default: str
+    limits: frozenset[str] = frozenset()
+    reset: bool = False
+    execute: bool = False
+    logs: bool = False
+    gangs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A piece of a workload's output.
+
+    Args:
+        text: What was written since the offset that was asked for.
+        offset: Where to go on.
+        over: The workload has ended, and nothing will follow.
+        exit_code: Of a process that ended; negative is a signal's number, None is not known.
+        data: The text as it was written, byte by byte.
+
+    """
+
+    text: str
+    offset: int
+    over: bool = False
+    exit_code: int | None = None
+    data: bytes = field(default=b"", compare=False, repr=False)
+
+    @classmethod
+    def of(cls, data: bytes, start: int, *, over: bool, exit_code: int | None = None) -> "Log":
+        """Return a piece of output; a character that is cut at its end is left to the next one.
+
+        Args:
+            data: The piece.
+            start: Its offset.
+            over: Nothing will follow.
+            exit_code: See above.
+
+        """
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        text = decoder.decode(data, final=over)
+        rest, _ = decoder.getstate()
+        whole = data[: len(data) - len(rest)]
+        return cls(text, start + len(whole), over, exit_code, whole)
+
+
+class Backend(Protocol):
+    """One backend, under the name that `provision.backend` uses.
+
+    Engines are used from several threads and event loops; none of their calls belongs to the loop
+    that started a workload.
+    """
+
+    @property
+    def name(self) -> str:
+        """The name that requests use."""
+
+    @property
+    def support(self) -> Support:
+        """What it can do beyond starting and stopping."""
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change from now on; None ends that."""
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Look at a spec before anything is held for it.
+
+        Raises:
+            UnsupportedSpecError: It could never be started as it says.
+
+        """
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here under this backend's care, whoever started it.
+
+        What ended by itself is named until it is stopped, so that a daemon that was away learns
+        how it ended.
+        """
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start a workload, unless it runs already, and wait until it is ready.
+
+        Cancelled, it leaves nothing behind. One that ended since it was started is not started
+        anew: it is returned as it ended.
+
+        Raises:
+            BackendError: It did not get ready; nothing of it is left.
+            TimeoutError: Nor did it in time; nothing of it is left.
+
+        """
+
+    async def stop(self, workload: str) -> None:
+        """Stop a workload; return when nothing of it is left. A second time does nothing.
+
+        Raises:
+            BackendError: It cannot be stopped; it may still be using what it holds.
+
+        """
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a workload as it is now.
+
+        Raises:
+            UnknownWorkloadError: There is none of that name.
+
+        """
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        """Look at a workload, and ask one that is ready whether it still answers, as its spec says.
+
+        One that does not is `STARTING` again; so is one that somebody has paused.
+
+        Raises:
+            UnknownWorkloadError: There is none of that name.
+
+        """
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Return a workload that is ready this moment, where that is known without waiting.
+
+        None says nothing: `probe` finds out.
+        """
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Change limits of a workload while it runs, all or none.
+
+        Raises:
+            UnsupportedSpecError: One of them is not in `support.limits`, or its value is no good.
+            UnknownWorkloadError: There is none of that name.
+
+        """
+
+    async def reset(self, workload: str) -> Any:
+        """Make a used workload as new, for the next user.
+
+        Raises:
+            UnsupportedSpecError: This kind of workload cannot be.
+            BackendError: It could not be, and must not be used again.
+
+        """
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandExecution:
+        """Run a command inside of a workload.
+
+        Raises:
+            UnsupportedSpecError: This kind of workload takes none.
+            UnknownWorkloadError: There is none of that name.
+            TimeoutError: It took too long, and was killed.
+
+        """
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
+        """Read what a workload wrote, from a byte offset on; at most `LOG_BYTES_MAX` at a time.
+
+        A negative offset counts from the end; `attempt` is as in the `Order`, 0 for the last one.
+
+        Raises:
+            UnsupportedSpecError: This backend keeps no output.
+            UnknownWorkloadError: There is none of that name.
+            UnknownAttemptError: There is, and nothing is kept of that start of it.
+
+        """
+
+    async def close(self) -> None:
+        """Let go of the backend. Workloads go on running."""

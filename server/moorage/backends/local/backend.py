@@ -1,0 +1,197 @@
+"""`LocalBackend`: this machine as one backend, whatever the category of the spec."""
+
+import asyncio
+import contextlib
+import os
+import platform
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from moorage.backends.base import (
+    BackendError,
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Support,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.local import containers, processes
+from moorage.backends.local.confinement import Confinement, find
+from moorage.backends.local.containers import Containers
+from moorage.backends.local.devices import Devices
+from moorage.backends.local.processes import Processes
+from moorage.backends.local.workload_store import WorkloadStore
+from moorage.backends.local.workloads import LIMITS, LocalWorkloads
+from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
+
+__all__ = ["LocalBackend", "this_node"]
+
+log = structlog.get_logger("moored")
+
+
+def this_node() -> str:
+    """Return the name that this machine has in an inventory."""
+    return platform.node() or "localhost"
+
+
+@contextlib.contextmanager
+def _plain() -> Iterator[None]:
+    """Turn whatever the machine says about one workload into an error of this package."""
+    try:
+        yield
+    except (BackendError, TimeoutError):
+        raise
+    except Exception as error:
+        raise BackendError(f"{type(error).__name__}: {error}") from error
+
+
+class LocalBackend:
+    """Processes, services and, where a container engine answers, containers of this machine.
+
+    Args:
+        root: Where it keeps what must outlive the daemon. Two backends over one root are a daemon
+            before and after a crash.
+        nodes: Names of nodes that are this machine; empty for whatever name.
+        gpus: Ids of GPUs for workloads without a lease.
+        outlive: Whether workloads go on when this process ends.
+        hidden: A folder that no workload may look into, but for its own folder in there.
+
+    """
+
+    name: Final = "local"
+    support: Final = Support(
+        categories=processes.CATEGORIES | containers.CATEGORIES,
+        default="process",
+        limits=LIMITS,
+        reset=False,
+        execute=True,
+        logs=True,
+    )
+
+    def __init__(
+        self,
+        root: Path,
+        nodes: Iterable[str] = (),
+        gpus: Iterable[str] = (),
+        *,
+        outlive: bool = True,
+        hidden: Path | None = None,
+    ) -> None:
+        self._nodes = frozenset(nodes)
+        self._listener: Listener | None = None
+        folders, boxes = WorkloadStore(root), WorkloadStore(root.absolute() / "containers")
+        for finding in (*folders.quarantined, *boxes.quarantined):
+            log.warning("backend", name=self.name, finding=finding)
+        self._devices = Devices(gpus, {**folders.devices(), **boxes.devices()})
+        kept_out = Confinement() if hidden is None else find(os.fspath(hidden))
+        if hidden is not None and not kept_out.way:
+            log.warning("backend", name=self.name, finding=kept_out.detail)
+        self._processes = Processes(folders, self._devices, self._tell, kept_out, outlive=outlive)
+        self._containers = Containers(boxes, self._devices, self._tell, hidden, outlive=outlive)
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Backend.listen`."""
+        self._listener = listener
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        if spec.category not in self.support.categories:
+            known = ", ".join(sorted(self.support.categories))
+            reason = f"the backend local starts {known}, not {spec.category}"
+            raise UnsupportedSpecError(reason)
+        if isinstance(spec, ContainerResourceSpec):
+            self._containers.refuse(spec)
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here; see `Backend.discover`."""
+        with _plain():
+            return [*await self._processes.discover(), *await self._containers.discover()]
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start a workload; see `Backend.start`."""
+        self.refuse(order.spec)
+        if len(order.placement) > 1:
+            raise UnsupportedSpecError("the backend local starts on one machine, not on a gang")
+        for share in order.placement:
+            if self._nodes and share.node_id not in self._nodes:
+                reason = f"the backend local starts on {', '.join(sorted(self._nodes))}"
+                raise UnsupportedSpecError(f"{reason}, not on {share.cluster_id}/{share.node_id}")
+        container = isinstance(order.spec, ContainerResourceSpec)
+        part = self._containers if container else self._processes
+        with _plain():
+            return await part.start(order)
+
+    async def stop(self, workload: str) -> None:
+        """Stop a workload; see `Backend.stop`."""
+        with _plain():
+            await self._part(workload).stop(workload)
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a workload; see `Backend.status`."""
+        with _plain():
+            return await self._part(workload).status(workload)
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        """Look at a workload and ask whether it answers; see `Backend.probe`."""
+        with _plain():
+            return await self._part(workload).probe(workload)
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Look at a process at once; see `Backend.glance`."""
+        return self._processes.glance(workload)
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Change limits of a workload; see `Backend.control`."""
+        with _plain():
+            await self._part(workload).control(workload, limits)
+
+    async def reset(self, workload: str) -> Any:
+        """Make a used workload as new; see `Backend.reset`."""
+        with _plain():
+            await self._part(workload).reset(workload)
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandExecution:
+        """Run a command inside of a workload; see `Backend.execute`."""
+        with _plain():
+            return await self._part(workload).execute(
+                workload,
+                command,
+                timeout_seconds=timeout_seconds,
+                workdir=workdir,
+                user=user,
+                environment=environment,
+            )
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
+        """Read a workload's output; see `Backend.logs`."""
+        with _plain():
+            part = self._containers if self._containers.keeps(workload) else self._processes
+            return await part.logs(workload, offset, attempt)
+
+    async def close(self) -> None:
+        """Let go. Workloads go on running."""
+        self._listener = None
+        await asyncio.to_thread(self._processes.close)
+        await asyncio.to_thread(self._containers.close)
+
+    def _part(self, workload: str) -> LocalWorkloads:
+        """Return who runs a workload."""
+        return self._containers if self._containers.has(workload) else self._processes
+
+    def _tell(self, workload: WorkloadReport) -> None:
+        if self._listener is not None:
+            self._listener(workload)

@@ -1,0 +1,147 @@
+"""Runs a command beside a process of a workload: `Processes.execute` is the only caller."""
+
+import asyncio
+import contextlib
+import errno
+import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from moorage.backends.base import BackendError, CommandExecution
+from moorage.backends.completion import finished
+from moorage.backends.local import marks
+
+OUTPUT_BYTES_MAX: Final = 1024 * 1024
+"""Of what a command writes; the rest is dropped."""
+OUTPUT_SECONDS: Final = 0.5
+"""How long the output may stay open after the command: what it left running may hold it."""
+_CHUNK_BYTES: Final = 65_536
+
+
+async def run(
+    command: Sequence[str],
+    *,
+    folder: str,
+    environment: Mapping[str, str],
+    begun: Callable[[int], None],
+    timeout_seconds: float | None,
+    door: int | None = None,
+    confine: Callable[[], None] | None = None,
+) -> CommandExecution:
+    """Run a command to its end. What it leaves in the background goes on.
+
+    Args:
+        command: The program and its arguments.
+        folder: Where it runs.
+        environment: All of its variables.
+        begun: Called with its pid as soon as it has one.
+        timeout_seconds: How long it may take.
+        door: `cgroup.procs` of the group that it and all it starts are to be in.
+        confine: Keeps the calling process out of what it shall not see; it is in `folder` then.
+
+    Raises:
+        BackendError: It cannot be run.
+        TimeoutError: It took too long; it was killed, and all that it had started.
+
+    """
+    if not os.path.isdir(folder):  # noqa: ASYNC240, PTH112  # One look; a path may be relative.
+        raise BackendError(f"{folder}: {os.strerror(errno.ENOENT)}")
+    mark = uuid.uuid4().hex
+    seen, told = os.pipe()
+    output = _Output(seen)
+    try:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *command,
+                stdin=subprocess.DEVNULL,
+                stdout=told,
+                stderr=told,
+                cwd=folder if confine is None else None,
+                env={**environment, marks.EXECUTION: mark},
+                start_new_session=True,
+                preexec_fn=_preparation(folder, door, confine),
+            )
+        except subprocess.SubprocessError as error:  # Of what was done before: nobody says what.
+            raise BackendError(f"it cannot be run in {folder}, or not be confined") from error
+        except OSError as error:
+            raise BackendError(f"{command[0]}: {error.strerror or error}") from error
+        finally:
+            os.close(told)
+        begun(process.pid)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                code = await process.wait()
+                return CommandExecution(code, await output.text())
+        except BaseException as error:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(BackendError):  # What is still there ends with the workload.
+                await finished(asyncio.to_thread(marks.kill_marked, f"{marks.EXECUTION}={mark}"))
+            await finished(process.wait())
+            if isinstance(error, TimeoutError):
+                reason = f"{command[0]} ran longer than {timeout_seconds} s"
+                raise TimeoutError(reason) from None
+            raise
+    finally:
+        output.close()
+
+
+def _preparation(
+    folder: str, door: int | None, confine: Callable[[], None] | None
+) -> Callable[[], None] | None:
+    """Return what a child is to do before it becomes a command, if anything."""
+
+    def prepare() -> None:  # It takes no lock that another thread may hold.
+        if door is not None:
+            _enter(door)
+        if confine is not None:
+            confine()
+            os.chdir(folder)
+
+    return None if door is None and confine is None else prepare
+
+
+def _enter(door: int) -> None:
+    """Become a member of a group; of one that was removed meanwhile, nothing is to be had."""
+    with contextlib.suppress(OSError):
+        os.write(door, b"0")
+
+
+class _Output:
+    """What comes through a pipe, read as it comes.
+
+    Args:
+        descriptor: The end to read from. It is closed by `close`.
+
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._data = bytearray()
+        self._over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        os.set_blocking(descriptor, False)
+        self._loop.add_reader(descriptor, self._read)
+
+    async def text(self) -> str:
+        """Return all of it, or, where somebody keeps the pipe open, what there is."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(OUTPUT_SECONDS):
+                await self._over.wait()
+        return self._data.decode(errors="replace")
+
+    def close(self) -> None:
+        """Read no longer."""
+        self._loop.remove_reader(self._descriptor)
+        os.close(self._descriptor)
+
+    def _read(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._descriptor, _CHUNK_BYTES)
+            self._data += data[: OUTPUT_BYTES_MAX - len(self._data)]
+            if not data:
+                self._loop.remove_reader(self._descriptor)
+                self._over.set()

@@ -1,0 +1,230 @@
+"""Keeps processes of workloads out of one folder: that of the daemon's data, whose user they share.
+
+The supervisor calls `confine` in the child that becomes a workload, the daemon in the one that
+becomes a command beside it. A `Confinement` says how; `find` has tried it out. The supervisor has
+the standard library only, and so has this module.
+
+Landlock knows what is allowed, not what is forbidden. So there are two ways:
+
+- `mounts`, as root: an empty folder is mounted over the data, for the workload alone. All else is
+  as it was, except that the workload can mount nothing, lest it take that away again.
+- `siblings`, for others: all is allowed that lies beside the data folder, and beside each folder
+  that leads there. What is made straight in one of these folders later is not among that, so
+  nobody who is confined can make anything there. They can list the data folder, and open nothing.
+
+In either way who is confined cannot look into a process that is not: its memory, its variables, its
+root. Where the kernel knows how (6.12), a workload cannot signal one either.
+"""
+
+import ctypes
+import os
+import stat
+import sys
+
+TYPE_CHECKING = False  # `typing` itself would take longer to import than all the rest.
+if TYPE_CHECKING:
+    from typing import Any
+
+CREATE, ADD, RESTRICT = 444, 445, 446
+"""Landlock's system calls, of the same numbers everywhere."""
+FILES = {2: 14, 3: 15, 4: 15, 5: 16}
+"""How many rights about files each version of Landlock knows; the first cannot allow renames."""
+FILES_SINCE, SIGNALS_SINCE = 2, 6
+SCOPE_SIGNAL = 1 << 1
+ABOUT_ONE_FILE = 0b1100_0000_0000_0111
+"""Rights that a file can have that is no folder: execute, write, read, truncate, control."""
+LIST = 1 << 3
+"""To list a folder. Not asked about: the folders that lead to the data folder must be listed."""
+NO_NEW_PRIVILEGES = 38
+NEW_MOUNTS = 0x20000
+READ_ONLY, NO_SETUID, NO_DEVICES, REMOUNT, BIND, RECURSIVE, SLAVE = (
+    1,
+    2,
+    4,
+    32,
+    4096,
+    16384,
+    1 << 19,
+)
+SYS_ADMIN = 21
+TRIAL_SECONDS_MAX = 30.0
+
+libc: "Any" = ctypes.CDLL(None, use_errno=True)
+
+
+class Confinement:
+    """What workloads are kept out of, and how.
+
+    Args:
+        hidden: The folder, without links in its path.
+        way: `mounts` or `siblings`; empty where they are not kept out.
+        detail: What was found, in words.
+
+    """
+
+    def __init__(self, hidden: str = "", way: str = "", detail: str = "") -> None:
+        self.hidden = hidden
+        self.way = way
+        self.detail = detail
+
+    def environment(self, variables: "dict[str, str]", work: str) -> "dict[str, str]":
+        """Return variables in which no folder is named that a workload cannot write to."""
+        named = dict(variables)
+        if self.way and _leads(self.hidden, named.get("HOME", "")):
+            named["HOME"] = work
+        if self.way == "siblings" and _leads(named.get("TMPDIR", "/tmp"), self.hidden):  # noqa: S108  # Where programs look.
+            named["TMPDIR"] = work
+        return named
+
+
+def find(hidden: str) -> Confinement:
+    """Find out how workloads are kept out of a folder here, by having a process try."""
+    import subprocess  # noqa: PLC0415  # A supervisor needs it not, and it takes long to load.
+
+    hidden = os.path.realpath(hidden)
+    ways = ("mounts", "siblings") if _is_admin() else ("siblings",)
+    said = ""
+    for way in ways:
+        command = [sys.executable, "-I", "-S", __file__, way, hidden]
+        tried = subprocess.run(  # noqa: S603  # This file.
+            command, check=False, capture_output=True, text=True, timeout=TRIAL_SECONDS_MAX
+        )
+        if tried.returncode == 0:
+            return Confinement(hidden, way, _detail(hidden, way))
+        said = tried.stderr.strip().rpartition("\n")[2]
+    return Confinement(detail=f"workloads can read and write {hidden}: {said}")
+
+
+def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
+    """Keep the calling process out of a folder for good, but for what is in another one.
+
+    Args:
+        way: See above.
+        hidden: The folder.
+        work: The other one, which may be in it.
+        signals: Whether it may signal processes that are not confined as it is.
+
+    Raises:
+        OSError: It cannot be.
+
+    """
+    work = os.path.realpath(work)
+    abi = system_call(CREATE, None, 0, 1)
+    if abi < FILES_SINCE:
+        raise OSError(f"Landlock of this kernel is of version {abi}, and 2 is needed")
+    rights = ((1 << FILES.get(abi, 16)) - 1) & ~LIST
+    scoped = SCOPE_SIGNAL if abi >= SIGNALS_SINCE and not signals else 0
+    attribute = (ctypes.c_uint64 * 3)(rights, 0, scoped)
+    size = 24 if abi >= SIGNALS_SINCE else 8
+    if way == "mounts":
+        _cover(hidden, work)
+    ruleset = system_call(CREATE, attribute, size, 0)
+    try:
+        for place in ("/",) if way == "mounts" else _beside(hidden, work):
+            _allow(ruleset, place, rights)
+        try:
+            system_call(RESTRICT, ruleset, 0)
+        except PermissionError:  # Who is not root must give up setuid programs for it.
+            if libc.prctl(NO_NEW_PRIVILEGES, 1, 0, 0, 0) != 0:
+                raise
+            system_call(RESTRICT, ruleset, 0)
+    finally:
+        os.close(ruleset)
+
+
+def system_call(number: int, *arguments: "Any") -> int:
+    """Make a system call; OSError says why not."""
+    widened = [ctypes.c_long(a) if isinstance(a, int) else a for a in arguments]
+    return _checked(libc.syscall(ctypes.c_long(number), *widened))
+
+
+def _checked(result: int) -> int:
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
+
+
+def _cover(hidden: str, work: str) -> None:
+    """Mount an empty folder over one, with another one in its place, for this process alone."""
+    _checked(libc.unshare(NEW_MOUNTS))
+    _mount(None, "/", RECURSIVE | SLAVE)
+    kept = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        _mount("tmpfs", hidden, NO_SETUID | NO_DEVICES, "tmpfs", "mode=0755")
+        if _leads(hidden, work):
+            os.makedirs(work)
+            _mount(f"/proc/self/fd/{kept}", work, BIND)
+        _mount(None, hidden, REMOUNT | BIND | READ_ONLY | NO_SETUID | NO_DEVICES)
+    finally:
+        os.close(kept)
+
+
+def _mount(source: "str | None", place: str, flags: int, kind: str = "", data: str = "") -> None:
+    texts = [None if not text else os.fsencode(text) for text in (source, place, kind, data)]
+    source_, place_, kind_, data_ = texts
+    _checked(libc.mount(source_, place_, kind_, ctypes.c_ulong(flags), data_))
+
+
+def _beside(hidden: str, work: str) -> "list[str]":
+    """Return all that lies beside a folder and beside what leads to it, and one folder more."""
+    found = [work]
+    here = "/"
+    for part in hidden.strip("/").split("/"):
+        found += [os.path.join(here, name) for name in os.listdir(here) if name != part]
+        here = os.path.join(here, part)
+    return found
+
+
+def _allow(ruleset: int, place: str, rights: int) -> None:
+    """Allow everything in a place. What is gone needs no word, nor a link: its target has one."""
+    try:
+        opened = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        mode = os.fstat(opened).st_mode
+        if not stat.S_ISLNK(mode):
+            allowed = rights if stat.S_ISDIR(mode) else rights & ABOUT_ONE_FILE
+            # `struct landlock_path_beneath_attr` is packed.
+            policy = allowed.to_bytes(8, sys.byteorder) + opened.to_bytes(4, sys.byteorder)
+            system_call(ADD, ruleset, 1, policy, 0)
+    finally:
+        os.close(opened)
+
+
+def _leads(folder: str, place: str) -> bool:
+    """Return whether a place is a folder, or in it."""
+    return bool(folder) and f"{place}/".startswith(f"{folder.rstrip('/')}/")
+
+
+def _is_admin() -> bool:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        effective = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff"))
+    return bool(effective >> SYS_ADMIN & 1)
+
+
+def _detail(hidden: str, way: str) -> str:
+    if way == "mounts":
+        return f"processes see an empty folder instead of {hidden}, and mount nothing"
+    above = [hidden[:end] or "/" for end in range(len(hidden)) if hidden[end] == "/"]
+    closed = ", ".join(each for each in above if os.access(each, os.W_OK))
+    said = f"Landlock keeps processes from opening what is in {hidden}"
+    return f"{said}; they can make nothing new straight in {closed}" if closed else said
+
+
+def main(way: str, hidden: str) -> int:
+    """Try it out; exit with 0 where it holds."""
+    confine(way, hidden, "/dev", signals=False)
+    trial = os.path.join(hidden, f".trial-{os.getpid()}")
+    try:
+        os.close(os.open(trial, os.O_WRONLY | os.O_CREAT, 0o600))
+    except OSError:
+        return 0
+    os.unlink(trial)
+    sys.stderr.write("it does not hold\n")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,464 @@
+"""The container engine of this machine, Docker or Podman, over its Docker-compatible API. Blocks.
+
+`Containers` is the only caller, in threads. The Docker SDK speaks to both. Where Podman's half of
+that API says less than Docker's (devices are dropped in silence, limits cannot be changed), its own
+API at the same socket is used. Whatever goes wrong leaves here as an `BackendError` in the engine's
+own words.
+"""
+
+import contextlib
+import importlib
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.backends.base import LOG_BYTES_MAX, BackendError, Log, UnsupportedSpecError
+from moorage.backends.local.container_plans import ContainerPlan
+
+__all__ = ["ContainerApi", "Events", "Seen"]
+
+ANSWER_SECONDS_MAX: Final = 60.0
+"""How long the engine may take to answer, a pull and a stop aside."""
+REMOVE_SECONDS_MAX: Final = 20.0
+"""How long the engine may take to remove a container that has ended."""
+LOG_FILE_BYTES: Final = 32 * 1024 * 1024
+"""Of one of the two log files of a container; the older one is dropped when the newer is full."""
+EXECUTION_BYTES_MAX: Final = 1024 * 1024
+"""Of what a command in a container writes; the rest is dropped."""
+_PERIOD_MICROSECONDS: Final = 100_000
+_LIBPOD: Final = "/v4.0.0/libpod"
+_ENDS: Final = frozenset({"die", "destroy", "remove"})
+"""Events after which a container may have ended; one that is removed at once may miss the first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """How a container is.
+
+    Args:
+        state: The engine's word: `created`, `running`, `paused`, `exited`, `dead`, …
+        exit_code: Once it has ended; 128 and more is a signal's number on top of 128.
+        out_of_memory: It was killed because it wanted more than its limit.
+        bounded: It has a limit of memory.
+        error: Why it could not be started, in the engine's words.
+        ports: Port in the container -> port of the host.
+
+    """
+
+    state: str
+    exit_code: int
+    out_of_memory: bool
+    bounded: bool
+    error: str
+    ports: Mapping[int, int]
+
+    @property
+    def running(self) -> bool:
+        """Whether its processes are there."""
+        return self.state in {"running", "paused", "restarting", "stopping"}
+
+    @property
+    def ended(self) -> bool:
+        """Whether it ran, and does no longer."""
+        return self.state in {"exited", "dead", "stopped", "removing"}
+
+
+class ContainerApi:
+    """See the module.
+
+    Args:
+        place: The engine's socket.
+
+    Raises:
+        BackendError: Nothing that speaks the API answers there.
+
+    """
+
+    def __init__(self, place: Path) -> None:
+        self._docker: Any = importlib.import_module("docker")  # An extra, so only where used.
+        self._requests: Any = importlib.import_module("requests")
+        self.place = place
+        with self._told("connect"):
+            self._api: Any = self._docker.APIClient(
+                base_url=f"unix://{place}", version="auto", timeout=ANSWER_SECONDS_MAX
+            )
+            self._version: Mapping[str, Any] = self._api.version()
+        parts = self._version.get("Components") or [{}]
+        self._podman = str(parts[0].get("Name", "")).startswith("Podman")
+
+    def __str__(self) -> str:
+        """Return what answers, for people."""
+        name = "Podman" if self._podman else "Docker"
+        return f"{name} {self._version.get('Version', '')} at {self.place}"
+
+    def close(self) -> None:
+        """Close the connections that no call is using."""
+        self._api.close()
+
+    # Images --------------------------------------------------------------------------------------
+
+    def has_image(self, image: str) -> bool:
+        """Return whether an image is on this machine."""
+        try:
+            with self._told(f"look for the image {image}"):
+                self._api.inspect_image(image)
+        except _MissingError:
+            return False
+        return True
+
+    def pull(self, image: str, given_up: threading.Event) -> None:
+        """Have an image fetched; return when it is here, or when nobody waits for it any more."""
+        with self._told(f"pull {image}"):
+            news = self._api.pull(image, stream=True, decode=True)
+            with contextlib.closing(news):  # Which ends the pull, where it is under way.
+                for line in news:
+                    if given_up.is_set():
+                        return
+                    if "error" in line:
+                        raise BackendError(f"the image {image} cannot be pulled: {line['error']}")
+
+    # Containers ----------------------------------------------------------------------------------
+
+    def create(self, plan: ContainerPlan) -> None:
+        """Create a container, unless there is one of that name already.
+
+        Raises:
+            UnsupportedSpecError: The engine does not enforce a limit; nothing was created.
+
+        """
+        if self.inspect(plan.name) is not None:
+            return
+        try:
+            with self._told(f"create a container of {plan.image}"):
+                if self._podman and plan.devices:
+                    self._create_podman(plan)
+                else:
+                    self._create(plan)
+        except BackendError:
+            if self.inspect(plan.name) is None:
+                raise
+            return  # Somebody else was quicker.
+        with self._told("look at the new container"):
+            host = self._api.inspect_container(plan.name)["HostConfig"]
+        ignored = [
+            name
+            for name, asked, got in (
+                ("mem_limit", plan.memory_bytes, host.get("Memory")),
+                ("cpu_count", plan.cpu_count, host.get("NanoCpus") or host.get("CpuQuota")),
+                # Podman's own API takes them or fails; it lists them once they are there.
+                ("gpus", plan.devices, self._podman or host.get("DeviceRequests")),
+            )
+            if asked and not got
+        ]
+        if ignored:
+            self.remove(plan.name)
+            raise UnsupportedSpecError(f"{self} does not enforce {', '.join(ignored)} here")
+
+    def _create(self, plan: ContainerPlan) -> None:
+        types = self._docker.types
+        requests = [types.DeviceRequest(driver="cdi", device_ids=list(plan.devices))]
+        host = self._api.create_host_config(
+            nano_cpus=None if plan.cpu_count is None else int(plan.cpu_count * 1e9),
+            mem_limit=plan.memory_bytes,
+            memswap_limit=plan.memory_bytes,  # Together with swap, so there is none.
+            device_requests=requests if plan.devices else None,
+            port_bindings={
+                inside: (plan.host_ip, outside or None) for inside, outside in plan.ports.items()
+            },
+            mounts=[
+                types.Mount(inside, outside, type="bind", read_only=read_only)
+                for outside, inside, read_only in plan.mounts
+            ],
+            log_config=types.LogConfig(
+                type="json-file", config={"max-size": f"{LOG_FILE_BYTES}b", "max-file": "2"}
+            ),
+        )
+        self._api.create_container(
+            plan.image,
+            command=None if plan.command is None else list(plan.command),
+            name=plan.name,
+            environment=dict(plan.environment),
+            labels=dict(plan.labels),
+            ports=list(plan.ports),
+            host_config=host,
+        )
+
+    def _create_podman(self, plan: ContainerPlan) -> None:
+        """Create a container with devices of the Container Device Interface at Podman's own API."""
+        limits: dict[str, Any] = _limits(plan.cpu_count, plan.memory_bytes)
+        self._libpod(
+            "containers/create",
+            {
+                "name": plan.name,
+                "image": plan.image,
+                "command": None if plan.command is None else list(plan.command),
+                "env": dict(plan.environment),
+                "labels": dict(plan.labels),
+                "devices": [{"path": device} for device in plan.devices],
+                "resource_limits": limits,
+                "portmappings": [
+                    {"container_port": inside, "host_port": outside, "host_ip": plan.host_ip}
+                    for inside, outside in plan.ports.items()
+                ],
+                "mounts": [
+                    {
+                        "type": "bind",
+                        "source": outside,
+                        "destination": inside,
+                        "options": ["rbind", "ro" if read_only else "rw"],
+                    }
+                    for outside, inside, read_only in plan.mounts
+                ],
+                "log_configuration": {"driver": "k8s-file", "size": LOG_FILE_BYTES},
+            },
+        )
+
+    def start(self, name: str) -> None:
+        """Start a container that was created. A second time does nothing."""
+        with self._told("start the container"):
+            self._api.start(name)
+
+    def inspect(self, name: str) -> Seen | None:
+        """Return how a container is; None where there is none of that name."""
+        try:
+            with self._told(f"look at the container {name}"):
+                found = self._api.inspect_container(name)
+        except _MissingError:
+            return None
+        state = found["State"]
+        ports = {
+            int(inside.partition("/")[0]): int(bindings[0]["HostPort"])
+            for inside, bindings in (
+                (found.get("NetworkSettings") or {}).get("Ports") or {}
+            ).items()
+            if bindings
+        }
+        return Seen(
+            state=state["Status"],
+            exit_code=int(state["ExitCode"]),
+            out_of_memory=bool(state.get("OOMKilled")),
+            bounded=bool(found["HostConfig"].get("Memory")),
+            error=state.get("Error") or "",
+            ports=ports,
+        )
+
+    def labelled(self, label: str, value: str) -> list[Mapping[str, str]]:
+        """Return the labels of every container that has one of this value, ended or not."""
+        with self._told("list containers"):
+            wanted = {"label": [f"{label}={value}"]}
+            found = self._api.containers(all=True, filters=wanted)
+        return [each.get("Labels") or {} for each in found]
+
+    def stop(self, name: str, seconds: float) -> None:
+        """Have a container end, with SIGKILL after so long. One that has ended is no error."""
+        with contextlib.suppress(BackendError), self._told("go on with the container"):
+            self._api.unpause(name)  # One that somebody has paused hears no signal.
+        with contextlib.suppress(_MissingError), self._told("stop the container"):
+            self._api.stop(name, timeout=math.ceil(seconds))
+
+    def remove(self, name: str) -> None:
+        """Kill a container if it runs, and remove all that is left of it.
+
+        Raises:
+            BackendError: It is still there.
+
+        """
+        deadline = time.monotonic() + REMOVE_SECONDS_MAX
+        pause = 0.05
+        while True:
+            # Killed first: Podman would be patient with it.
+            with contextlib.suppress(BackendError), self._told("kill the container"):
+                self._api.kill(name)
+            try:
+                with self._told("remove the container"):
+                    self._api.remove_container(name, v=True, force=True)
+            except _MissingError:
+                return
+            except BackendError:  # Somebody else may be removing it at this moment.
+                if self.inspect(name) is None:
+                    return
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(pause)  # The API has no way to wait for a removal.
+
+    def update(self, name: str, cpu_count: float | None, memory_bytes: int | None) -> None:
+        """Change the limits of a container while it runs; None leaves one as it is."""
+        limits = _limits(cpu_count, memory_bytes)
+        with self._told("change limits"):
+            if self._podman:
+                self._libpod(f"containers/{name}/update", limits)
+                return
+            changes: dict[str, int] = {}
+            if memory_bytes is not None:
+                changes |= {"Memory": memory_bytes, "MemorySwap": memory_bytes}
+            if cpu_count is not None:  # As it was created: an engine takes no mixture.
+                changes["NanoCpus"] = int(cpu_count * 1e9)
+            url = self._api._url("/containers/{0}/update", name)  # noqa: SLF001  # The SDK's own method has no NanoCpus.
+            self._api._raise_for_status(self._api.post(url, json=changes))  # noqa: SLF001  # As above.
+
+    # Output, commands, news ----------------------------------------------------------------------
+
+    def tail(self, name: str, lines: int) -> tuple[str, ...]:
+        """Return the last lines of what a container wrote; none where it is gone."""
+        try:
+            with self._told("read output"):
+                data: bytes = self._api.logs(name, stdout=True, stderr=True, tail=lines)
+        except _MissingError:
+            return ()
+        return tuple(data.decode(errors="replace").splitlines()[-lines:])
+
+    def output(self, name: str) -> Iterator[bytes]:
+        """Yield what a container has written so far."""
+        with self._told("read output"):
+            pieces = self._api.logs(name, stdout=True, stderr=True, stream=True, follow=False)
+            try:
+                yield from pieces
+            finally:
+                _hang_up(pieces)
+
+    def log(self, name: str, offset: int) -> Log:
+        """Read what a container wrote, from a byte offset on; see `Backend.logs`.
+
+        The API has no offsets, so the output is read up to the piece that is asked for.
+        """
+        seen = self.inspect(name)  # Before the output: what is written until it ends is in it.
+        data, start, size = bytearray(), 0, 0
+        for piece in self.output(name):
+            size += len(piece)
+            data += piece
+            excess = len(data) - LOG_BYTES_MAX
+            if offset < 0:
+                excess = len(data) + offset  # The end is known when it comes.
+            elif start < offset:
+                excess = min(offset - start, len(data))
+            elif excess >= 0:
+                break
+            if excess > 0:
+                del data[:excess]
+                start += excess
+        if size < max(offset, 0):  # It was cut since.
+            return self.log(name, 0)
+        del data[LOG_BYTES_MAX:]
+        end = start + len(data)
+        over = seen is None or seen.ended
+        return Log.of(bytes(data), start, over=over and end >= size)
+
+    def begin_command(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> str:
+        """Make a command for a running container ready; returns its id."""
+        with self._told("run a command in the container"):
+            made = self._api.exec_create(
+                name,
+                list(command),
+                workdir=workdir,
+                user=user or "",
+                environment=dict(environment or {}),
+            )
+        return str(made["Id"])
+
+    def run_command(self, command: str) -> tuple[int, str]:
+        """Run a command that is ready to its end; returns its exit code and output."""
+        data = bytearray()
+        with self._told("run a command in the container"):
+            pieces = self._api.exec_start(command, stream=True)
+            try:
+                for piece in pieces:
+                    data += piece[: EXECUTION_BYTES_MAX - len(data)]
+            finally:
+                _hang_up(pieces)
+            code = self._api.exec_inspect(command)["ExitCode"]
+        return int(code or 0), data.decode(errors="replace")
+
+    def command_runs(self, command: str) -> bool:
+        """Return whether a command has been started and not ended."""
+        try:
+            with self._told("look at a command"):
+                return bool(self._api.exec_inspect(command)["Running"])
+        except _MissingError:
+            return False
+
+    def events(self, label: str, value: str) -> "Events":
+        """Return the ends of containers that have a label of this value, from now on."""
+        with self._told("listen to events"):
+            wanted = {"label": [f"{label}={value}"], "type": ["container"]}
+            return Events(self._api.events(filters=wanted, decode=True))
+
+    def _libpod(self, path: str, body: Mapping[str, Any]) -> None:
+        url = f"{self._api.base_url}{_LIBPOD}/{path}"
+        self._api._raise_for_status(self._api.post(url, json=body, timeout=ANSWER_SECONDS_MAX))  # noqa: SLF001  # It turns statuses into the SDK's errors.
+
+    @contextlib.contextmanager
+    def _told(self, doing: str) -> Iterator[None]:
+        """Turn whatever the SDK and what is below it raise into errors of this package."""
+        errors = self._docker.errors
+        try:
+            yield
+        except errors.NotFound as error:
+            raise _MissingError(f"cannot {doing}: {error.explanation or error}") from error
+        except errors.APIError as error:
+            raise BackendError(f"cannot {doing}: {error.explanation or error}") from error
+        except (errors.DockerException, self._requests.RequestException, OSError) as error:
+            reason = f"the container engine at {self.place} does not answer: {error}"
+            raise BackendError(f"cannot {doing}: {reason}") from error
+
+
+class Events:
+    """Ends of containers, as they happen, until it is closed from another thread.
+
+    Args:
+        stream: The SDK's.
+
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __iter__(self) -> Iterator[Mapping[str, str]]:
+        """Yield the labels of every container that ends; stop where the engine hangs up."""
+        try:
+            with contextlib.suppress(
+                Exception
+            ):  # However it ends, there is no more news from here.
+                for event in self._stream:
+                    if event.get("Action") in _ENDS:
+                        yield (event.get("Actor") or {}).get("Attributes") or {}
+        finally:
+            _hang_up(self._stream)
+
+    def close(self) -> None:
+        """Hang up."""
+        with contextlib.suppress(OSError):  # It may have been hung up at the other end.
+            self._stream.close()
+
+
+def _hang_up(stream: Any) -> None:
+    """Close a stream of the SDK, and the connection below it, which the SDK leaves open."""
+    with contextlib.suppress(OSError):  # It may have been hung up at the other end.
+        stream.close()
+    stream._response.close()  # noqa: SLF001  # As above.
+
+
+class _MissingError(BackendError):
+    """There is no such container, image or command."""
+
+
+def _limits(cpu_count: float | None, memory_bytes: int | None) -> dict[str, Any]:
+    """Return limits as the runtimes of containers take them."""
+    limits: dict[str, Any] = {}
+    if memory_bytes is not None:
+        limits["memory"] = {"limit": memory_bytes, "swap": memory_bytes}
+    if cpu_count is not None:
+        quota = max(1000, int(cpu_count * _PERIOD_MICROSECONDS))
+        limits["cpu"] = {"quota": quota, "period": _PERIOD_MICROSECONDS}
+    return limits

@@ -1,0 +1,146 @@
+"""What a container is created with: arithmetic on an order and on what it is bound to."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from moorage.backends.base import Order, UnsupportedSpecError
+from moorage.backends.local.devices import DeviceBinding
+from moorage.backends.specs import ContainerResourceSpec, memory_bytes
+
+__all__ = ["ContainerPlan", "mounts", "plan", "probe_port", "reachable_host"]
+
+LOOPBACK: Final = "127.0.0.1"
+_GPU: Final = "nvidia.com/gpu"
+"""Kind of device, as NVIDIA's specs for the Container Device Interface name it."""
+_ANY_HOST: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # Compared, not bound.
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerPlan:
+    """What to create.
+
+    Args:
+        name: Of the container; there can be only one of a name.
+        image: What it is made of.
+        command: What runs in it; the image's own where not given.
+        environment: Its variables.
+        labels: By which it is found again.
+        cpu_count: Processors' worth of time; None for no limit.
+        memory_bytes: Beyond it, it is killed; None for no limit.
+        devices: Of the Container Device Interface, e.g. `nvidia.com/gpu=0`.
+        ports: Port in the container -> port of the host, 0 for a free one.
+        host_ip: Address of the host that ports are opened on.
+        mounts: Path of the host, path in the container, and whether it is read-only.
+
+    """
+
+    name: str
+    image: str
+    command: Sequence[str] | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    labels: Mapping[str, str] = field(default_factory=dict[str, str])
+    cpu_count: float | None = None
+    memory_bytes: int | None = None
+    devices: Sequence[str] = ()
+    ports: Mapping[int, int] = field(default_factory=dict[int, int])
+    host_ip: str = "127.0.0.1"
+    mounts: Sequence[tuple[str, str, bool]] = ()
+
+
+def plan(
+    order: Order,
+    spec: ContainerResourceSpec,
+    grant: DeviceBinding,
+    name: str,
+    labels: Mapping[str, str],
+) -> ContainerPlan:
+    """Return what to create for an order.
+
+    What the spec leaves open is what its lease holds: processors, memory and GPUs.
+
+    Args:
+        order: What shall run.
+        spec: Of the order.
+        grant: The devices it is bound to.
+        name: Of the container.
+        labels: By which it is found again.
+
+    Raises:
+        UnsupportedSpecError: The spec contradicts itself.
+
+    """
+    share = order.placement[0] if order.placement else None
+    cpus = spec.cpu_count
+    if cpus is None and share is not None and share.cpu_milli:
+        cpus = share.cpu_milli / 1000
+    size = None if spec.mem_limit is None else memory_bytes(spec.mem_limit)
+    if size is None and share is not None and share.memory_mib:
+        size = share.memory_mib << 20
+    # The devices are those it is given, numbered anew inside: a list of them would mislead. And
+    # where the container engine gives devices by this variable, it shall not give others.
+    gpus = {"NVIDIA_VISIBLE_DEVICES": "void"}
+    gpus |= {key: value for key, value in grant.environment.items() if "MPS" in key}
+    ports = {port: 0 for port in (spec.container_port, probe_port(spec)) if port is not None}
+    return ContainerPlan(
+        name=name,
+        image=spec.title,
+        command=spec.command,
+        environment={**spec.environment, **gpus, **order.environment},
+        labels=labels,
+        cpu_count=cpus,
+        memory_bytes=size,
+        devices=[f"{_GPU}={each}" for each in _gpus(order, spec, grant)],
+        ports={**ports, **spec.ports},
+        host_ip=spec.host_ip or LOOPBACK,
+        mounts=mounts(spec),
+    )
+
+
+def reachable_host(spec: ContainerResourceSpec) -> str:
+    """Return where this machine reaches the ports that a container opens."""
+    given = spec.host_ip or ""
+    return LOOPBACK if given in _ANY_HOST else given
+
+
+def _gpus(order: Order, spec: ContainerResourceSpec, grant: DeviceBinding) -> Sequence[str]:
+    """Return the GPUs of a container: those of the lease or the pool, else those it names."""
+    if order.placement or isinstance(spec.gpus, int | None):
+        return grant.gpus
+    return ["all"] if isinstance(spec.gpus, str) else spec.gpus
+
+
+def probe_port(spec: ContainerResourceSpec) -> int | None:
+    """Return the port in the container that its readiness is seen at; None where at none.
+
+    Raises:
+        UnsupportedSpecError: It needs one, and none is given.
+
+    """
+    probe = spec.readiness
+    if probe is None:
+        return None
+    port = probe.port or spec.container_port
+    if port is None and (probe.path is not None or probe.command is None):
+        reason = "readiness: expected a container_port, or a port or a command of the probe's own"
+        raise UnsupportedSpecError(reason)
+    return port
+
+
+def mounts(spec: ContainerResourceSpec) -> list[tuple[str, str, bool]]:
+    """Return host path, path in the container and whether it is read-only, for every mount.
+
+    Raises:
+        UnsupportedSpecError: One of them is no absolute path.
+
+    """
+    found = []
+    for outside, given in spec.mount.items():
+        read_only = given.endswith(":ro")
+        inside = given.removesuffix(":ro").removesuffix(":rw")
+        if not (Path(outside).is_absolute() and Path(inside).is_absolute()):
+            reason = f"mount: expected absolute paths, not {outside!r}: {given!r}"
+            raise UnsupportedSpecError(reason)
+        found.append((outside, inside, read_only))
+    return found

@@ -1,0 +1,497 @@
+"""Containers of this machine, at whatever container engine answers at its socket.
+
+`LocalBackend` is the only caller. The container engine keeps the containers, under names that
+follow from the workloads' own and with labels that say whose they are, so that a daemon after a
+crash finds them and starts none twice. What it does not keep has a folder (`workload_store`): what
+was ordered, that it was ready, and the output of what was stopped.
+
+    ROOT/containers/running/NAME/order.json       written before anything is created
+                                /container.json   written when the container has been created
+                                /ready.json       written when it answers
+                                /output.log       written when it is stopped
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import re
+import signal
+import threading
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.backends.base import (
+    LOG_TAIL_LINES,
+    BackendError,
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.completion import finished
+from moorage.backends.local import container_reaper, marks, readiness, workload_store
+from moorage.backends.local.container_api import ContainerApi, Events, Seen
+from moorage.backends.local.container_mounts import shows
+from moorage.backends.local.container_plans import (
+    ContainerPlan,
+    mounts,
+    plan,
+    probe_port,
+    reachable_host,
+)
+from moorage.backends.local.container_sockets import find_socket
+from moorage.backends.local.devices import DeviceBinding, Devices
+from moorage.backends.local.workloads import LocalWorkloads
+from moorage.backends.specs import ContainerResourceSpec, Readiness
+
+__all__ = ["CATEGORIES", "Containers"]
+
+CATEGORIES: Final = frozenset({"container"})
+COMMANDS_MAX: Final = 64
+"""Commands in containers at a time; further ones wait."""
+RECONNECT_SECONDS: Final = 1.0
+"""Pause before a container engine that hung up is asked for news again."""
+OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of the output that is kept of a container that was stopped."""
+RUNNING_SECONDS: Final = 0.05
+"""Between two looks at whether a container that was started runs."""
+_LABEL_ROOT: Final = "moorage.root"
+_LABEL_ID: Final = "moorage.workload"
+_SIGNALS: Final = 128
+_KILL: Final = 'for p in /proc/[0-9]*; do grep -qs "$0" "$p/environ" && kill -9 "${p#/proc/}"; done'
+
+
+class Containers(LocalWorkloads):
+    """See the module, and `LocalWorkloads`. Its devices are GPUs; processors are counted."""
+
+    noun = "container"
+
+    def __init__(
+        self,
+        folders: workload_store.WorkloadStore,
+        devices: Devices,
+        tell: Listener,
+        hidden: Path | None,
+        *,
+        outlive: bool,
+    ) -> None:
+        super().__init__(folders, devices, tell, outlive=outlive)
+        self._hidden = hidden
+        # Threads of their own: commands may take an hour, and everything else has few.
+        self._commands = ThreadPoolExecutor(COMMANDS_MAX, "container-command")
+        self._reaper: int | None = None
+        self._begun_here: set[str] = set()
+        self._stopping: set[str] = set()
+        self._told: set[str] = set()
+        self._strays: set[str] = set()  # At the container engine, and without records here.
+        self._connected: ContainerApi | None = None
+        self._events: Events | None = None
+        self._listening: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def has(self, workload: str) -> bool:
+        """Return whether a workload was begun here as a container, and not stopped."""
+        return workload in self._strays | self._begun_here or self._store.has(workload)
+
+    def keeps(self, workload: str) -> bool:
+        """Return whether there is output of a workload here, also after it was stopped."""
+        return self._store.keeps(workload)
+
+    def refuse(self, spec: ContainerResourceSpec) -> None:
+        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        for outside, _, _ in mounts(spec):
+            if self._hidden is not None and shows(outside, os.fspath(self._hidden)):
+                reason = f"mount: {outside} would show the data folder of this server"
+                raise UnsupportedSpecError(f"{reason}: expected a folder that is none of its own")
+        probe_port(spec)
+        find_socket()
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here, and listen to it from now on."""
+        return await asyncio.to_thread(self._discover)
+
+    async def _bring_up(self, order: Order) -> WorkloadReport:
+        """Start a container and wait until it is ready; see `LocalWorkloads`."""
+        spec = order.spec
+        assert isinstance(spec, ContainerResourceSpec)
+        given_up = threading.Event()
+        try:
+            await asyncio.to_thread(self._fetch, order.id, spec.title, given_up)
+        finally:
+            given_up.set()
+        await finished(asyncio.to_thread(self._begin, order, spec))
+        return await self._until_ready(order.id, spec)
+
+    async def stop(self, workload: str) -> None:
+        """Stop a container and remove it; see `Backend.stop`."""
+        if not self.has(workload):
+            return
+        await finished(asyncio.to_thread(self._stop, workload))
+        self._tell(WorkloadReport(workload, Phase.STOPPED))
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a container; see `Backend.status`."""
+        return await asyncio.to_thread(self._look, workload)
+
+    def _limit(
+        self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
+    ) -> Mapping[str, Any]:
+        """Have the container engine change limits; see `LocalWorkloads`."""
+        cpu_count = None if grant is None else grant.cpu_count
+        self._api().update(self._name(workload), cpu_count, memory_bytes)
+        return {} if grant is None else {"devices": grant.rows}
+
+    async def reset(self, workload: str) -> None:
+        """Refuse: what a user left in a container cannot be told from what was there."""
+        self._order(workload)
+        raise UnsupportedSpecError("a container cannot be reset: end it, and start another")
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandExecution:
+        """Run a command in a container; see `Backend.execute`."""
+        self._order(workload)
+        name, mark = self._name(workload), uuid.uuid4().hex
+        begun = asyncio.ensure_future(
+            asyncio.to_thread(
+                lambda: self._api().begin_command(
+                    name,
+                    command,
+                    workdir=workdir,
+                    user=user,
+                    environment={**(environment or {}), marks.EXECUTION: mark},
+                )
+            )
+        )
+        running: asyncio.Future[tuple[int, str]] | None = None
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                made = await finished(begun)
+                running = asyncio.ensure_future(
+                    asyncio.get_running_loop().run_in_executor(
+                        self._commands, lambda: self._api().run_command(made)
+                    )
+                )
+                await asyncio.wait([running])
+                code, output = running.result()
+        except BaseException as error:
+            if running is not None and not running.done():
+                await finished(asyncio.to_thread(self._kill_command, name, begun.result(), mark))
+                await finished(asyncio.gather(running, return_exceptions=True))
+            if isinstance(error, TimeoutError):
+                reason = f"{command[0]} ran longer than {timeout_seconds} s"
+                raise TimeoutError(reason) from None
+            raise
+        return CommandExecution(_exit_code(code), output)
+
+    async def logs(self, workload: str, offset: int, attempt: int) -> Log:
+        """Read what a container wrote, also of one that was stopped; see `Backend.logs`."""
+        return await asyncio.to_thread(self._log, workload, offset, attempt)
+
+    def close(self) -> None:
+        """Listen no longer. The containers go on."""
+        self._closed.set()
+        self._commands.shutdown(wait=False)
+        with self._lock:
+            events, listening, connected = self._events, self._listening, self._connected
+            self._connected = None
+            if self._reaper is not None and not any(self._store.names()):
+                os.kill(self._reaper, signal.SIGKILL)
+                os.waitpid(self._reaper, 0)
+                self._reaper = None
+        if events is not None:
+            events.close()
+        if listening is not None and listening is not threading.current_thread():
+            listening.join()
+        if connected is not None:
+            connected.close()
+
+    # Beginning ---------------------------------------------------------------------------------
+
+    def _fetch(self, workload: str, image: str, given_up: threading.Event) -> None:
+        """Have the image pulled, unless it is here. Blocks."""
+        api = self._api()
+        if (self._store.folder(workload) / "container.json").exists() or api.has_image(image):
+            return
+        self._tell(WorkloadReport(workload, Phase.PULLING, detail=f"pulling the image {image}"))
+        api.pull(image, given_up)
+
+    def _begin(self, order: Order, spec: ContainerResourceSpec) -> None:
+        """Create and start the container, unless that was done before. Blocks."""
+        folder = self._store.folder(order.id)
+        with self._alone(order.id):
+            api, name = self._api(), self._name(order.id)
+            self._listen()
+            self._begun_here.add(order.id)
+            if not (folder / "container.json").exists():
+                wanted = self._plan(order, spec)
+                self._tell(WorkloadReport(order.id, Phase.STARTING))
+                api.create(wanted)
+                workload_store.write(folder / "container.json", {"name": name})
+            seen = api.inspect(name)
+            if seen is not None and seen.state in {"created", "configured", "initialized"}:
+                api.start(name)
+
+    def _plan(self, order: Order, spec: ContainerResourceSpec) -> ContainerPlan:
+        """Say what to create, having noted down what it is bound to."""
+        grant = self._devices.take(order)
+        folder = self._store.folder(order.id)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        noted: dict[str, Any] = {"id": order.id, "attempt": order.attempt}
+        noted |= {"category": spec.category, "devices": grant.rows}
+        if spec.readiness is not None:
+            noted |= {"probe": asdict(spec.readiness), "host": reachable_host(spec)}
+            noted |= {"probe_port": probe_port(spec)}
+        workload_store.write(folder / "order.json", {**noted, "stop_seconds": spec.stop_seconds})
+        labels = {_LABEL_ID: order.id, _LABEL_ROOT: str(self._store.root)}
+        return plan(order, spec, grant, self._name(order.id), labels)
+
+    async def _until_ready(self, workload: str, spec: ContainerResourceSpec) -> WorkloadReport:
+        ready = self._store.folder(workload) / "ready.json"
+        probe, name = spec.readiness, self._name(workload)
+        host = reachable_host(spec)
+        order = self._order(workload)
+        while True:
+            workload_seen = await asyncio.to_thread(self._look, workload)
+            if workload_seen.phase is Phase.READY and ready.exists():
+                return workload_seen
+            if workload_seen.phase.over:
+                if ready.exists() or (probe is None and workload_seen.exit_code is not None):
+                    return workload_seen  # It was ready, and has ended since; or did its work.
+                self._tell_end(workload_seen)
+                lines = "; ".join(workload_seen.log_tail[-3:])
+                raise BackendError(f"{workload_seen.detail}{': ' if lines else ''}{lines}")
+            if await self._answers(workload, order, probe):
+                break
+            await asyncio.sleep(RUNNING_SECONDS if probe is None else probe.every_seconds)
+        seen = await asyncio.to_thread(lambda: self._api().inspect(name))
+        ports: Mapping[int, int] = {} if seen is None else seen.ports
+        port = None if spec.container_port is None else ports.get(spec.container_port)
+        endpoint = "" if port is None else f"http://{readiness.authority(host, port)}"
+        workload_store.write(ready, {"endpoint": endpoint})
+        news = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
+        self._tell(news)
+        return news
+
+    async def _answers(
+        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
+    ) -> bool:
+        """Look whether a container runs, and ask it whether it is ready; see `LocalWorkloads`."""
+        seen = await asyncio.to_thread(lambda: self._api().inspect(self._name(workload)))
+        if seen is None or seen.state != "running" or probe is None:
+            return seen is not None and seen.state == "running"
+        port = seen.ports.get(order["probe_port"])
+        bare = replace(probe, port=None)
+        inside = self._inside(workload)
+        return await readiness.answers(bare, order["host"], port, inside, proxied=True)
+
+    # Looking -----------------------------------------------------------------------------------
+
+    def _look(self, workload: str) -> WorkloadReport:
+        """Return how a container is.
+
+        Raises:
+            UnknownWorkloadError: There is none.
+
+        """
+        folder = self._store.folder(workload)
+        if not self.has(workload):
+            raise UnknownWorkloadError(workload)
+        seen = self._api().inspect(self._name(workload))
+        if seen is None:
+            if not (folder / "container.json").exists():
+                self._strays.discard(workload)
+                self._order(workload)
+                return WorkloadReport(workload, Phase.STARTING)
+            detail = "its container was removed by somebody else"
+            return WorkloadReport(workload, Phase.FAILED, detail=detail)
+        if seen.ended:
+            return _ended(workload, seen, self._tail(workload))
+        ready = workload_store.read(folder / "ready.json")
+        if ready is None or not seen.running:
+            return WorkloadReport(workload, Phase.STARTING)
+        return WorkloadReport(workload, Phase.READY, endpoint=ready["endpoint"])
+
+    def _discover(self) -> list[WorkloadReport]:
+        names = set(self._store.names())
+        try:
+            api = self._api()
+            self._listen()
+            labels = api.labelled(_LABEL_ROOT, str(self._store.root))
+        except BackendError as error:  # It may still run there: nobody may think that it does not.
+            detail = f"nobody can look at it: {error}"
+            return [WorkloadReport(name, Phase.PENDING, detail=detail) for name in sorted(names)]
+        self._strays |= {each[_LABEL_ID] for each in labels if _LABEL_ID in each} - names
+        found = []
+        for name in sorted(names | self._strays):
+            with contextlib.suppress(UnknownWorkloadError):  # It was stopped meanwhile.
+                found.append(self._look(name))
+        return found
+
+    def _tail(self, workload: str) -> tuple[str, ...]:
+        return self._api().tail(self._name(workload), LOG_TAIL_LINES)
+
+    def _log(self, workload: str, offset: int, attempt: int) -> Log:
+        """Ask the container engine for the output of what is there, and the folders for the rest.
+
+        The container's name may be another start's by the time of the answer, which therefore
+        counts only where the folder is the same after as before.
+        """
+        folder = self._store.folder(workload)
+        begun = self._begun(folder, attempt)
+        if begun is not None:
+            with contextlib.suppress(BackendError):
+                log = self._api().log(self._name(workload), offset)
+                if self._begun(folder, attempt) == begun:
+                    return log
+        return self._kept_log(workload, offset, attempt)
+
+    @staticmethod
+    def _begun(folder: Path, attempt: int) -> int | None:
+        """Return what tells the folder of a start from all others; None where it is not there."""
+        order = workload_store.read(folder / "order.json")
+        if order is None or attempt not in {0, order.get("attempt", 1)}:
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            return folder.stat().st_ino
+        return None
+
+    # Ending ------------------------------------------------------------------------------------
+
+    def _stop(self, workload: str) -> None:
+        """Stop and remove the container, and keep its output. Blocks."""
+        folder, name = self._store.folder(workload), self._name(workload)
+        order = self._store.order(workload) or {}
+        with self._lock:
+            self._stopping.add(workload)
+        try:
+            api = self._api()
+            if api.inspect(name) is not None:
+                api.stop(name, float(order.get("stop_seconds", 0)))
+                with contextlib.suppress(BackendError, OSError):  # Two stops at a time, say.
+                    self._keep_output(folder, name)
+                api.remove(name)
+        finally:
+            with self._lock:
+                self._stopping.discard(workload)
+        self._strays.discard(workload)
+        self._begun_here.discard(workload)
+        self._told.discard(workload)
+        self._devices.give(workload)
+        if os.path.lexists(folder):
+            self._store.archive(workload)
+
+    def _keep_output(self, folder: Path, name: str) -> None:
+        left = OUTPUT_BYTES_MAX
+        (folder / "output.log").unlink(missing_ok=True)
+        with (folder / "output.log").open("xb") as file:
+            for piece in self._api().output(name):
+                file.write(piece[:left])
+                left -= len(piece[:left])
+
+    def _kill_command(self, name: str, command: str, mark: str) -> None:
+        """Kill a command in a container and all it started, from here or from inside."""
+        wanted = f"{marks.EXECUTION}={mark}"
+        with contextlib.suppress(BackendError):  # The container may be gone, and all with it.
+            api = self._api()
+            marks.kill_marked(wanted)
+            if api.command_runs(command):  # These are not this user's processes.
+                killer = api.begin_command(name, ("/bin/sh", "-c", _KILL, wanted), user="0")
+                api.run_command(killer)
+
+    def _tell_end(self, workload: WorkloadReport) -> None:
+        """Tell of a container that ended by itself, once."""
+        with self._lock:
+            if workload.id in self._told or workload.id in self._stopping:
+                return
+            self._told.add(workload.id)
+        self._tell(workload)
+
+    # The container engine ------------------------------------------------------------------------
+
+    def _api(self) -> ContainerApi:
+        """Return the container engine's API; connect to it when it is first used."""
+        with self._lock:
+            if self._connected is None:
+                self._connected = ContainerApi(find_socket())
+            return self._connected
+
+    def _listen(self) -> None:
+        """Listen to the container engine, in a thread of its own, from before this returns."""
+        with self._lock:
+            if self._listening is not None or self._closed.is_set():
+                return
+            api = self._connected
+            assert api is not None
+            self._events = api.events(_LABEL_ROOT, str(self._store.root))
+            self._listening = threading.Thread(
+                target=self._hear, args=(api,), name="containers", daemon=True
+            )
+            self._listening.start()
+            if not self._outlive:
+                root = str(self._store.root)
+                self._reaper = container_reaper.start(str(api.place), _LABEL_ROOT, root)
+
+    def _hear(self, api: ContainerApi) -> None:
+        """Tell of every end; after a silence, of those that were missed."""
+        while not self._closed.is_set():
+            for labels in self._events or ():
+                self._look_at_end(labels.get(_LABEL_ID, ""))
+            if self._closed.wait(RECONNECT_SECONDS):
+                return
+            with contextlib.suppress(BackendError):
+                events = api.events(_LABEL_ROOT, str(self._store.root))
+                with self._lock:
+                    self._events = events
+                if self._closed.is_set():
+                    events.close()
+                for name in list(self._store.names()):
+                    self._look_at_end(name)
+
+    def _look_at_end(self, workload: str) -> None:
+        with contextlib.suppress(BackendError):  # Of a look: the next status says it.
+            seen = self._look(workload)
+            if seen.phase in {Phase.SUCCEEDED, Phase.FAILED}:
+                self._tell_end(seen)
+
+    def _name(self, workload: str) -> str:
+        """Return the name of a workload's container: it says which, and there is only one."""
+        digest = hashlib.sha256(f"{self._store.root}\0{workload}".encode()).hexdigest()[:16]
+        return f"moorage-{re.sub('[^a-zA-Z0-9_.-]', '-', workload)[:48]}-{digest}"
+
+
+def _exit_code(code: int) -> int:
+    """Return an exit code as this package says it: a signal is its number, negative."""
+    return _SIGNALS - code if _SIGNALS < code <= _SIGNALS + signal.SIGRTMAX else code
+
+
+def _ended(workload: str, seen: Seen, lines: tuple[str, ...]) -> WorkloadReport:
+    code = _exit_code(seen.exit_code)
+    phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED
+    if seen.out_of_memory:
+        detail = "it was killed because it used more memory than its mem_limit"
+    elif code < 0:
+        detail = f"it was killed by signal {-code}"
+        if code == -signal.SIGKILL and seen.bounded:  # Not every engine is told why, on cgroup v1.
+            detail += ", as happens to what uses more memory than its mem_limit"
+    else:
+        detail = f"it ended by itself with exit status {code}"
+    if seen.error:
+        detail = f"{detail}: {seen.error}"
+    return WorkloadReport(workload, phase, detail=detail, exit_code=code, log_tail=lines)

@@ -1,0 +1,166 @@
+"""Control groups (cgroup v2): one for each process or service, where they can be made.
+
+What is in a group cannot leave it unnoticed, whatever session it opens and whatever it does to its
+environment; so the group says who belongs to a workload, and ends all of it at once. Where the
+memory controller is to be had, it bounds the workload as a whole, too.
+
+    BASE/moorage-DIGEST/         of one workload: its memory.max
+                        main/    the command and all it starts
+                        exec/    commands run beside it
+
+The supervisor makes a group and removes it, since it outlives the daemon; here is what the daemon
+does: find out whether there can be groups, put commands into them, end them.
+"""
+
+import contextlib
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from moorage.backends.local.marks import until_gone
+
+DELEGATED: Final = ("user.delegate", "trusted.delegate")
+"""Attributes that systemd gives a group whose inside is for its service to arrange."""
+_SWITCH: Final = "cgroup.subtree_control"
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Where groups can be made.
+
+    Args:
+        base: The group that they are made in; None: nowhere.
+        memory: Whether they bound memory.
+        detail: What was found, in words.
+
+    """
+
+    base: Path | None
+    memory: bool
+    detail: str
+
+    def of(self, folder: Path) -> str:
+        """Return the path of the group of the workload kept in a folder; empty: it has none."""
+        digest = hashlib.sha256(os.fsencode(folder.absolute())).hexdigest()[:24]
+        return "" if self.base is None else str(self.base / f"moorage-{digest}")
+
+
+def find() -> Groups:
+    """Find out where groups can be made, by making one."""
+    tried = []
+    for base in _bases():
+        trial = base / f"moorage-trial-{uuid.uuid4().hex[:12]}"
+        try:
+            trial.mkdir()
+            try:
+                (trial / "exec").mkdir()
+                (trial / "exec").rmdir()
+                (trial / "cgroup.kill").write_text("1")
+                memory = _switched_on(base) and _bounds(trial)
+            finally:
+                trial.rmdir()
+        except OSError as error:
+            tried.append(f"{base}: {error.strerror}")
+            continue
+        bounds = "memory is bounded as a whole" if memory else "without the memory controller"
+        return Groups(base, memory, f"each workload gets its own below {base}, {bounds}")
+    return Groups(None, memory=False, detail="; ".join(tried) or "no cgroup v2 is mounted here")
+
+
+def end(group: str) -> None:
+    """Kill all that is in a group, and remove it; one that is not there is no error. Blocks.
+
+    Raises:
+        EngineError: Some of it is still there long after that: the kernel has it.
+
+    """
+    if not group or not Path(group).is_dir():
+        return
+    clear(group)
+    for folder, _, _ in os.walk(group, topdown=False):
+        with contextlib.suppress(FileNotFoundError):
+            Path(folder).rmdir()
+
+
+def clear(group: str) -> None:
+    """Kill all that is in a group; see `end`. Blocks."""
+
+    def kill() -> str:
+        if "populated 1" not in Path(group, "cgroup.events").read_text():
+            return ""
+        Path(group, "cgroup.kill").write_text("1")
+        return group
+
+    with contextlib.suppress(FileNotFoundError):  # The supervisor was quicker.
+        until_gone(kill)
+
+
+@contextlib.contextmanager
+def door(group: str) -> Iterator[int | None]:
+    """Open what lets a command into a workload's group, if it has one."""
+    try:
+        descriptor = os.open(Path(group, "exec", "cgroup.procs"), os.O_WRONLY | os.O_CLOEXEC)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def bound(group: str, memory_bytes: int) -> None:
+    """Bound the memory of a workload's group, if it has one that can."""
+    with contextlib.suppress(OSError):
+        Path(group, "memory.max").write_text(str(memory_bytes))
+
+
+def _bases() -> Iterator[Path]:
+    """Yield the groups in which ours might be made: the one above our own, if it is ours; our own.
+
+    Where a controller is switched on for a group's children, it may hold no process itself. So a
+    daemon that shall bound memory lies in a group of its own, beside those of its workloads.
+    """
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        own = next((line[3:] for line in lines if line.startswith("0::")), None)
+        for line in Path("/proc/self/mountinfo").read_text().splitlines():
+            fields, _, kind = line.partition(" - ")
+            root, mount = fields.split()[3:5]
+            if own is None or not kind.startswith("cgroup2 "):
+                continue
+            inside = os.path.relpath(own, root)
+            if inside.startswith(".."):
+                continue  # Another part of the tree is mounted here.
+            here = Path(mount, inside)
+            if inside != "." and _is_delegated(here.parent):
+                yield here.parent
+            yield here
+
+
+def _is_delegated(group: Path) -> bool:
+    for name in DELEGATED:
+        with contextlib.suppress(OSError):
+            if os.getxattr(group, name) == b"1":
+                return True
+    return False
+
+
+def _switched_on(base: Path) -> bool:
+    """Have the memory controller switched on for what is made below a group; return whether so."""
+    with contextlib.suppress(OSError):
+        if "memory" not in (base / _SWITCH).read_text().split():
+            (base / _SWITCH).write_text("+memory")
+        return True
+    return False
+
+
+def _bounds(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        (group / "memory.max").write_text(str(1 << 30))
+        return True
+    return False

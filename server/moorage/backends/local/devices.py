@@ -1,0 +1,271 @@
+"""Which processors and GPUs of this machine a workload is bound to, handed out by the slot pool.
+
+A lease names its GPUs itself; processors have no names in a placement, and a user of the library
+names neither. Those come from the pool.
+
+The core promises a GPU of one node once, but the same machine may be registered as two nodes. So
+what is held is kept here by the device itself, whatever a node calls it
+(`backends.local.gpus.Device`): a workload that would share one beyond what it has is not started.
+"""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from moorage.backends.base import BackendError, Order, UnsupportedSpecError
+from moorage.backends.local.gpus import Device, device_of
+from moorage.backends.spec_fields import CPUS_MAX
+from moorage.model import Share
+from moorage.slots import ResourceUnavailable, SlotsError, make_resource_pool
+
+__all__ = ["DeviceBinding", "Devices", "Rows"]
+
+_WHOLE_MILLI: Final = 1000
+_ROUNDING: Final = 1e-6
+
+_LEASED: Final = "leased"
+
+Rows = dict[str, list[dict[str, Any]]]
+"""What was checked out of the pool, as JSON: `{"cpus": [{"id", "slots"}], "gpus": […]}`; and what a
+lease named, `{"leased": [{"id", "slots", "of"}]}`: the devices, and by which node it got them."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBinding:
+    """What one workload is bound to.
+
+    Args:
+        rows: What it has of the pool.
+        environment: The variables that tell it of its GPUs.
+        gpus: Ids of its GPUs.
+
+    """
+
+    rows: Rows = field(default_factory=Rows)
+    environment: dict[str, str] = field(default_factory=dict[str, str])
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def cpus(self) -> list[int]:
+        """Processors that it is bound to; empty for any."""
+        return sorted({int(row["id"]) for row in self.rows.get("cpus", ())})
+
+    @property
+    def cpu_count(self) -> float:
+        """How many those are, the last one maybe in part."""
+        return float(sum(row["slots"] for row in self.rows.get("cpus", ())))
+
+
+class Devices:
+    """The processors and GPUs of this machine.
+
+    Args:
+        gpus: Ids of the GPUs that are handed out to workloads without a lease.
+        held: What workloads of an earlier daemon have.
+
+    """
+
+    def __init__(self, gpus: Iterable[str], held: Mapping[str, Rows]) -> None:
+        self._pool = make_resource_pool({"gpu_ids": list(gpus)})
+        self._lock = threading.Lock()
+        self._held: dict[str, Rows] = {}
+        self._adopted: Counter[tuple[str, str]] = Counter()
+        self._adopt(held)
+
+    def take(self, order: Order) -> DeviceBinding:
+        """Choose for a workload. Doing it again gives the same.
+
+        Raises:
+            UnsupportedSpecError: It wants more than this machine has.
+            BackendError: It wants more than is left.
+
+        """
+        share = order.placement[0] if order.placement else None
+        cpus = getattr(order.spec, "cpu_count", None)
+        if cpus is None and share is not None and share.cpu_milli:
+            cpus = share.cpu_milli / 1000
+        wanted = _cpus(cpus)
+        count = getattr(order.spec, "gpus", None)
+        environment: dict[str, str] = {}
+        if share is None and isinstance(count, int):
+            wanted += [{"type": "gpus"}] * count
+        with self._lock:
+            rows = self._held.get(order.id)
+            if rows is None:
+                leased = self._leased(share)
+                named = getattr(order.spec, "cpu_count", None) is not None
+                rows = self._check_out(wanted, must=share is None, could=share is None or named)
+                try:
+                    self._refuse_twice(leased or _whole(rows))
+                except BackendError:
+                    self._check_in(rows)
+                    raise
+                rows = self._held[order.id] = rows | ({_LEASED: leased} if leased else {})
+        gpus = None
+        if share is not None:
+            gpus = share.gpus
+            if gpus and share.gpu_milli < _WHOLE_MILLI:
+                percentage = max(1, share.gpu_milli * 100 // _WHOLE_MILLI)
+                environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(percentage)
+        elif isinstance(count, int):
+            gpus = tuple(str(row["id"]) for row in rows.get("gpus", ()))
+        if gpus is not None:
+            # An empty list hides all of them: what holds none must not use any.
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
+            environment["NVIDIA_VISIBLE_DEVICES"] = ",".join(gpus) or "void"
+        return DeviceBinding(rows, environment, gpus or ())
+
+    def resize(self, workload: str, cpu_count: float) -> DeviceBinding:
+        """Choose anew how many processors a workload is bound to; all or nothing.
+
+        Raises:
+            UnsupportedSpecError: This machine has fewer.
+            BackendError: Fewer are left.
+
+        """
+        wanted = _cpus(cpu_count)
+        with self._lock:
+            before = self._held.get(workload, {})
+            kept = {kind: rows for kind, rows in before.items() if kind != "cpus"}
+            self._check_in({"cpus": before.get("cpus", [])})
+            try:
+                rows = self._check_out(wanted, must=True, could=True)
+            except BackendError:
+                cpus = _cpus(len(before.get("cpus", ())) or None)
+                self._held[workload] = {**kept, **self._check_out(cpus, must=False, could=False)}
+                raise
+            self._held[workload] = {**kept, **rows}
+            return DeviceBinding(self._held[workload])
+
+    def give(self, workload: str) -> None:
+        """Take back what a workload was bound to. A second time does nothing."""
+        with self._lock:
+            self._check_in(self._held.pop(workload, {}))
+
+    def _leased(self, share: Share | None) -> list[dict[str, Any]]:
+        """Return what a lease has of the GPUs of this machine."""
+        if share is None:
+            return []
+        of, slots = f"{share.cluster_id}/{share.node_id}", share.gpu_milli / _WHOLE_MILLI
+        return [{"id": gpu, "slots": slots, "of": of} for gpu in share.gpus]
+
+    def _refuse_twice(self, wanted: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse devices that other workloads have more of than would leave room.
+
+        Raises:
+            BackendError: Naming the device, who has it, and what to do.
+
+        """
+        for row in wanted:
+            device, left = device_of(str(row["id"])), 1.0
+            for workload, rows in self._held.items():
+                for held in (*rows.get(_LEASED, ()), *_whole(rows)):
+                    left -= _taken(device, device_of(str(held["id"])), float(held["slots"]))
+                    if left + _ROUNDING < float(row["slots"]):
+                        raise _twice(row, workload, held)
+
+    def _check_out(self, members: Sequence[Mapping[str, Any]], *, must: bool, could: bool) -> Rows:
+        """Check out of the pool; what need not be had is not bound, where it cannot be had.
+
+        Args:
+            members: What is wanted.
+            must: It is to be had now.
+            could: This machine must have that much, whoever has it now.
+
+        """
+        if not members:
+            return {}
+        try:
+            has = self._pool.accommodates(members)
+            if could and not has:
+                raise UnsupportedSpecError(f"this machine has not got that: {has.reason}")
+            return {kind: list(rows) for kind, rows in self._pool.checkout(members).items()}
+        except ResourceUnavailable as error:
+            if must:
+                raise BackendError(f"this machine has not got that now: {error}") from error
+        except SlotsError as error:
+            if must:
+                raise UnsupportedSpecError(f"this machine has not got that: {error}") from error
+        return {}
+
+    def _check_in(self, rows: Rows) -> None:
+        """Check into the pool, but for devices that another adopted workload has too."""
+        for kind, each in rows.items():
+            if kind == _LEASED:
+                continue
+            for row in each:
+                place = (kind, str(row["id"]))
+                if self._adopted[place]:
+                    self._adopted[place] -= 1
+                    if self._adopted[place]:
+                        continue
+                self._pool.checkin({kind: [row]})
+
+    def _adopt(self, held: Mapping[str, Rows]) -> None:
+        """Have what workloads of an earlier daemon are bound to out of the pool, as whole devices.
+
+        A pool hands out what it likes, so everything is checked out, and the rest back in.
+        """
+        for workload, rows in held.items():
+            self._held[workload] = {
+                kind: [row if kind == _LEASED else {**row, "slots": 1} for row in each]
+                for kind, each in rows.items()
+            }
+            for kind, each in rows.items():
+                if kind != _LEASED:
+                    self._adopted.update({(kind, str(row["id"])) for row in each})
+        if not self._adopted:
+            return
+        kinds = [kind for kind in self._pool.types for _ in range(self._pool.count(kind))]
+        everything = self._pool.checkout([{"type": kind} for kind in kinds])
+        for kind, each in everything.items():
+            rest = [row for row in each if not self._adopted[kind, str(row["id"])]]
+            with contextlib.suppress(ValueError):
+                self._pool.checkin({kind: rest})
+        known = {(kind, str(row["id"])) for kind, each in everything.items() for row in each}
+        for place in self._adopted.keys() - known:  # A device that is no longer there.
+            del self._adopted[place]
+        for rows in self._held.values():
+            for kind, each in rows.items():
+                if kind != _LEASED:
+                    each[:] = [row for row in each if (kind, str(row["id"])) in known]
+
+
+def _whole(rows: Rows) -> list[dict[str, Any]]:
+    """Return the GPUs that came from the pool, which has no others' shares."""
+    return [{**row, "slots": 1.0} for row in rows.get("gpus", ())]
+
+
+def _taken(wanted: Device, held: Device, slots: float) -> float:
+    """Return how much of a device is gone with what somebody holds."""
+    if wanted.gpu != held.gpu:
+        return 0.0
+    if wanted.instance == held.instance:
+        return slots
+    # An instance is a part of its GPU: whoever has either leaves nothing of the other.
+    return 0.0 if wanted.instance and held.instance else 1.0
+
+
+def _twice(row: Mapping[str, Any], workload: str, held: Mapping[str, Any]) -> BackendError:
+    of, other = row.get("of"), held.get("of")
+    reason = f"GPU {row['id']} of this machine is in use by the workload {workload}"
+    if other and of and other != of:
+        return BackendError(
+            f"{reason}, which has it as one of {other}, not of {of}: the same machine is registered"
+            " twice; take one of the two nodes out of its cluster"
+        )
+    return BackendError(f"{reason}; it ends with its lease, or release that")
+
+
+def _cpus(count: float | None) -> list[dict[str, Any]]:
+    """Return the members of a request for so many processors; the last one may be a share."""
+    if count is None:
+        return []
+    if not 0 < count <= CPUS_MAX:
+        raise UnsupportedSpecError(f"cpu_count: expected a number above 0, not {count}")
+    whole, share = divmod(count, 1)
+    members: list[dict[str, Any]] = [{"type": "cpus", "slots": 1}] * int(whole)
+    return [*members, {"type": "cpus", "slots": share}] if share else members

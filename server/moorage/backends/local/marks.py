@@ -1,0 +1,147 @@
+"""Processes of this machine that are found by a variable in their environment, and killed.
+
+A variable is inherited: what hides in a session of its own, or outlives its parent, has it too.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import Final
+
+from moorage.backends.base import BackendError
+
+KILL_SECONDS_MAX: Final = 10.0
+LOOK_SECONDS: Final = 0.01
+WORKLOAD: Final = "MOORAGE_WORKLOAD"
+"""Of all that belongs to a workload."""
+SUPERVISOR: Final = "MOORAGE_SUPERVISOR"
+"""Of the supervisor of a workload, and of nothing that it starts."""
+EXECUTION: Final = "MOORAGE_EXECUTION"
+"""Of all that one command, run beside or inside of a workload, has started."""
+
+
+def all_pids() -> Iterator[int]:
+    """Yield the pids of all processes."""
+    return (int(each.name) for each in Path("/proc").iterdir() if each.name.isdigit())
+
+
+def kill_marked(mark: str, *also: str) -> None:
+    """Kill every process of this user that has a variable of this value; return when none is left.
+
+    Args:
+        mark: `NAME=value`.
+        also: Names of variables that it must have beside that.
+
+    Raises:
+        BackendError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
+
+    """
+    wanted = [f"{name}=".encode() for name in also]
+
+    def kill() -> str:
+        found = [
+            pid
+            for pid, variables in _environments()
+            if mark.encode() in variables
+            and all(any(each.startswith(name) for each in variables) for name in wanted)
+        ]
+        return _killed(found)
+
+    until_gone(kill)
+
+
+def kill_workload(value: str) -> None:
+    """Kill all that belongs to a workload: what has its mark, and what is below its supervisor.
+
+    A supervisor is killed last: what it has inherited hides from everybody else.
+
+    Raises:
+        BackendError: Some are still there after `KILL_SECONDS_MAX`: the kernel has them.
+
+    """
+    mark, above = f"{WORKLOAD}={value}".encode(), f"{SUPERVISOR}={value}".encode()
+
+    def kill() -> str:
+        found, supervisors = set[int](), set[int]()
+        for pid, variables in _environments():
+            if mark in variables:
+                found.add(pid)
+            elif above in variables:
+                supervisors.add(pid)
+        found.update(below(supervisors))
+        return _killed(found or supervisors)
+
+    until_gone(kill)
+
+
+def below(pids: Collection[int]) -> list[int]:
+    """Return the pids of all processes that these have started and not waited for."""
+    children: dict[int, list[int]] = {}
+    for each in all_pids() if pids else ():
+        with contextlib.suppress(OSError):
+            state, parent = _stat(each)
+            if state != "Z":
+                children.setdefault(parent, []).append(each)
+    found: list[int] = []
+    todo = list(pids)
+    while todo:
+        below = children.get(todo.pop(), [])
+        found += below
+        todo += below
+    return found
+
+
+def marked_below(root: str) -> set[str]:
+    """Return the values that begin so of all marks of workloads and of supervisors."""
+    starts = tuple(f"{name}={root}".encode() for name in (WORKLOAD, SUPERVISOR))
+    return {
+        os.fsdecode(each.partition(b"=")[2])
+        for _, variables in _environments()
+        for each in variables
+        if each.startswith(starts)
+    }
+
+
+def until_gone(kill: Callable[[], str]) -> None:
+    """Kill until nothing is left.
+
+    Args:
+        kill: Kills what there is and returns what that was; empty: nothing.
+
+    Raises:
+        BackendError: Something is still there after `KILL_SECONDS_MAX`: the kernel has it.
+
+    """
+    deadline = time.monotonic() + KILL_SECONDS_MAX
+    while left := kill():
+        if time.monotonic() > deadline:
+            raise BackendError(f"killed {KILL_SECONDS_MAX:g} s ago and still there: {left}")
+        time.sleep(LOOK_SECONDS)  # They are nobody's children here, so nobody is told.
+
+
+def _killed(pids: Collection[int]) -> str:
+    """Kill processes; return those that this user may kill."""
+    killed = []
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+    return ", ".join(map(str, killed))
+
+
+def _environments() -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the variables of every process that this user may look into; the dead have none."""
+    for pid in all_pids():
+        with contextlib.suppress(OSError):  # It has ended, or is somebody else's.
+            yield pid, Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+
+
+def _stat(pid: int) -> tuple[str, int]:
+    """Return a process's state and its parent."""
+    state, parent = (
+        Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+    )
+    return state, int(parent)

@@ -1,0 +1,117 @@
+"""What a supervisor of a process is told, and a backend after a crash needs to know."""
+
+import os
+import socket
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from moorage.backends.base import Order, UnsupportedSpecError
+from moorage.backends.local import marks
+from moorage.backends.local.confinement import Confinement
+from moorage.backends.local.devices import DeviceBinding
+from moorage.backends.specs import (
+    BaseResourceSpec,
+    ProcessResourceSpec,
+    Readiness,
+    ServiceResourceSpec,
+    VLLMModelResourceSpec,
+    memory_bytes,
+)
+
+__all__ = ["document", "process"]
+
+OUTPUT_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of a workload's log; beyond it the older half is dropped."""
+_INHERITED: Final = frozenset(
+    {
+        *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+        *("LD_LIBRARY_PATH", "VIRTUAL_ENV", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"),
+        *("http_proxy", "https_proxy", "no_proxy"),
+    }
+)
+"""Variables of the daemon that workloads get too. Its secrets are not among them."""
+
+
+def process(spec: BaseResourceSpec) -> ProcessResourceSpec:
+    """Return a spec as that of the process it is.
+
+    Raises:
+        UnsupportedSpecError: It is of something else.
+
+    """
+    if isinstance(spec, VLLMModelResourceSpec):
+        return spec.service()
+    if not isinstance(spec, ProcessResourceSpec):
+        raise UnsupportedSpecError(f"a {spec.category} is no process")
+    if spec.mem_limit is not None:
+        return replace(spec, mem_limit=memory_bytes(spec.mem_limit))
+    return spec
+
+
+def document(
+    order: Order,
+    spec: ProcessResourceSpec,
+    grant: DeviceBinding,
+    *,
+    mark: str,
+    group: str,
+    confinement: Confinement,
+    owner: int | None,
+) -> dict[str, Any]:
+    """Return what `order.json` holds.
+
+    Args:
+        order: What shall run.
+        spec: Of the order.
+        grant: The devices it is bound to.
+        mark: Value of the mark of all that belongs to it.
+        group: Its control group, empty for none.
+        confinement: What it is kept out of.
+        owner: The process that it shall not outlive, if any.
+
+    """
+    port, host, probe = 0, "", None
+    command, environment = spec.command, dict(spec.environment)
+    if isinstance(spec, ServiceResourceSpec):
+        host, probe = spec.host, asdict(spec.readiness or Readiness())
+        port = spec.port or _free_port(spec.host)
+        command = [part.replace("{port}", str(port)) for part in command]
+        environment = {"PORT": str(port), **environment}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name in _INHERITED or name.startswith("LC_")
+    }
+    return {
+        "id": order.id,
+        "attempt": order.attempt,
+        "category": spec.category,
+        "command": command,
+        "workdir": spec.workdir,
+        "environment": {
+            **confinement.environment({**inherited, **environment}, f"{mark}/work"),
+            **grant.environment,  # What it holds is not for the spec to say.
+            **order.environment,
+            marks.WORKLOAD: mark,
+        },
+        "cpus": grant.cpus,
+        "devices": grant.rows,
+        "memory_bytes": memory_bytes(spec.mem_limit) if spec.mem_limit else 0,
+        "stop_seconds": spec.stop_seconds,
+        "reset_command": spec.reset_command,
+        "group": group,
+        "hidden": confinement.hidden,
+        "way": confinement.way,
+        "log_bytes_max": OUTPUT_BYTES_MAX,
+        "port": port,
+        "host": host,
+        "probe": probe,
+        "owner": owner,
+    }
+
+
+def _free_port(host: str) -> int:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.bind((host, 0))
+        return int(listener.getsockname()[1])

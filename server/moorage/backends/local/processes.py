@@ -1,0 +1,415 @@
+"""Processes and services of this machine, each under a supervisor that outlives the daemon.
+
+`LocalBackend` is the only caller. What there is to know of a workload is in its folder
+(`workload_store`); this module starts supervisors, waits for them, and asks workloads whether they
+answer.
+"""
+
+import asyncio
+import contextlib
+import os
+import resource
+import signal
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.backends.base import (
+    BackendError,
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.completion import finished
+from moorage.backends.local import (
+    commands,
+    confinement,
+    control_groups,
+    marks,
+    orders,
+    readiness,
+    supervision,
+    workload_store,
+)
+from moorage.backends.local.confinement import Confinement
+from moorage.backends.local.devices import DeviceBinding, Devices
+from moorage.backends.local.watcher import Watcher, lives
+from moorage.backends.local.workloads import LocalWorkloads
+from moorage.backends.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
+
+__all__ = ["CATEGORIES", "Processes"]
+
+CATEGORIES: Final = frozenset({"process", "service", "vllm"})
+RESET_SECONDS_MAX: Final = 60.0
+"""How long a reset command may take; a workload that it does not reset is ended."""
+STOP_SPARE_SECONDS: Final = 20.0
+"""Beyond a workload's own time to stop: for what it left behind, which is killed."""
+END_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
+"""Before further looks at what has ended, where nobody could tell how."""
+_LOST: Final = "its records were lost while it ran; whatever is left of it is ended"
+
+
+class Processes(LocalWorkloads):
+    """See the module, and `LocalWorkloads`."""
+
+    noun = "process"
+
+    def __init__(
+        self,
+        folders: workload_store.WorkloadStore,
+        devices: Devices,
+        tell: Listener,
+        confinement: Confinement,
+        *,
+        outlive: bool,
+    ) -> None:
+        super().__init__(folders, devices, tell, outlive=outlive)
+        self._confinement = confinement
+        self._watcher = Watcher()
+        self._groups = control_groups.find()
+        self._begun: set[str] = set()  # By this backend, or found by it; and not stopped.
+        self._lost: set[str] = set()  # Found without records.
+        self._ends: dict[str, Future[None]] = {}
+        self._watched: dict[str, tuple[int, int]] = {}
+        self._ready: dict[str, WorkloadReport] = {}
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here, and watch it from now on."""
+        return await asyncio.to_thread(self._discover)
+
+    def _discover(self) -> list[WorkloadReport]:
+        found = []
+        for name in list(self._store.names()):
+            workload = self._look(name)
+            if workload is not None:
+                self._begun.add(name)
+                found.append(workload)
+        known = {self._mark(each.id) for each in found}
+        for mark in marks.marked_below(self._mark("")) - known:
+            lost = self._store.name_of(Path(mark))
+            if lost is None:  # A name too long for a folder: no lease has one.
+                marks.kill_workload(mark)
+                continue
+            self._begun.add(lost)
+            self._lost.add(lost)
+            found.append(WorkloadReport(lost, Phase.FAILED, detail=_LOST))
+        return found
+
+    async def _bring_up(self, order: Order) -> WorkloadReport:
+        """Start a process and wait until it is ready; see `LocalWorkloads`."""
+        spec = orders.process(order.spec)
+        if order.id in self._lost:
+            await self.stop(order.id)
+            raise BackendError(_LOST)
+        if self._store.forbidden(order.id):  # Its stop was cut short by a crash.
+            await self.stop(order.id)
+        await finished(asyncio.to_thread(self._begin, order, spec))
+        return await self._until_ready(order.id, spec)
+
+    async def stop(self, workload: str) -> None:
+        """Stop a process and all it started; see `Backend.stop`.
+
+        Its files say whom to ask. Whatever they say, and where they are lost, all that has its
+        mark, is below its supervisor or in its control group is killed before its devices are free.
+        """
+        order = await asyncio.to_thread(self._store.order, workload)
+        if order is None and workload not in self._begun:
+            return
+        with self._lock:
+            self._ready.pop(workload, None)
+        pid = None
+        if order is not None:
+            # First the word, then the look: a supervisor that takes the lock later finds the word.
+            self._store.forbid(workload)
+            pid = workload_store.holder(self._store.folder(workload))
+        if pid is not None:
+            self._watch(workload, pid)
+        with self._lock:
+            ended, watched = self._ends.get(workload), self._watched.get(workload)
+        if watched is not None:
+            for number in (signal.SIGTERM, signal.SIGCONT):  # Somebody may have paused it.
+                self._watcher.signal(*watched, number)
+        limit = STOP_SPARE_SECONDS + float((order or {}).get("stop_seconds", 0))
+        if ended is not None:
+            with contextlib.suppress(TimeoutError):  # Then it is not asked any more.
+                async with asyncio.timeout(limit):
+                    await asyncio.shield(asyncio.wrap_future(ended))
+        await asyncio.to_thread(self._sweep, workload, (order or {}).get("group", ""))
+        if ended is not None:  # Its end is told before this returns: the name is free after it.
+            try:
+                async with asyncio.timeout(STOP_SPARE_SECONDS):
+                    await asyncio.shield(asyncio.wrap_future(ended))
+            except TimeoutError:
+                reason = f"{workload} is still there {limit:g} s after it was told to stop"
+                raise BackendError(reason) from None
+        self._devices.give(workload)
+        await asyncio.to_thread(self._store.archive, workload)
+        self._begun.discard(workload)
+        self._lost.discard(workload)
+        self._tell(WorkloadReport(workload, Phase.STOPPED))
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a process; see `Backend.status`."""
+        found = await asyncio.to_thread(self._look, workload)
+        if found is None:
+            raise UnknownWorkloadError(workload)
+        return found
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Return a process that is ready, if it lives, and its supervisor is watched and lives.
+
+        A service, which has an endpoint, is not known to be ready before it has answered.
+        """
+        with self._lock:
+            ready, watched = self._ready.get(workload), self._watched.get(workload)
+        if ready and ready.endpoint:
+            return None
+        if not (ready and watched and self._watcher.lives(*watched)):
+            return None
+        with contextlib.suppress(OSError):  # No descriptor is left, say: then it is not known.
+            return ready if self._command_lives(workload) else None
+        return None
+
+    def _command_lives(self, workload: str) -> bool:
+        """Return whether the command itself has not ended; its supervisor may tell that later."""
+        noted = workload_store.read(self._store.folder(workload) / "process.json")
+        return noted is not None and lives(noted["pid"])
+
+    def _limit(
+        self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
+    ) -> Mapping[str, Any]:
+        """Bind and bound a process and all it started; see `LocalWorkloads`."""
+        supervisor = workload_store.holder(self._store.folder(workload))
+        for pid in marks.below(() if supervisor is None else (supervisor,)):
+            _bound(pid, grant.cpus if grant else (), memory_bytes)
+        if memory_bytes is not None:
+            control_groups.bound(self._order(workload).get("group", ""), memory_bytes)
+        noted = {} if memory_bytes is None else {"memory_bytes": memory_bytes}
+        return noted if grant is None else {**noted, "cpus": grant.cpus, "devices": grant.rows}
+
+    async def reset(self, workload: str) -> None:
+        """Run the spec's own reset command; see `Backend.reset`.
+
+        What commands beside it left running is killed in any case: the next user shall not meet it.
+        """
+        order = self._order(workload)
+        mark = f"{marks.WORKLOAD}={self._mark(workload)}"
+        await finished(asyncio.to_thread(marks.kill_marked, mark, marks.EXECUTION))
+        if group := order.get("group", ""):
+            await finished(asyncio.to_thread(control_groups.clear, f"{group}/exec"))
+        command = order["reset_command"]
+        if not command:
+            raise UnsupportedSpecError("a process without a reset_command cannot be reset")
+        try:
+            done = await self.execute(workload, command, timeout_seconds=RESET_SECONDS_MAX)
+        except TimeoutError as error:
+            raise BackendError(f"its reset: {error}") from error
+        if done.exit_code != 0:
+            raise BackendError(f"its reset ended with {done.exit_code}: {done.output[-500:]}")
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandExecution:
+        """Run a command beside a process, in its environment and bounds; see `Backend.execute`."""
+        order = self._order(workload)
+        if user is not None:
+            raise UnsupportedSpecError("a command beside a process runs as the process's own user")
+
+        work = str(self._store.folder(workload) / "work")
+        confine = None
+        if order["way"]:  # It may signal the workload, and so all others.
+            confine = partial(
+                confinement.confine, order["way"], order["hidden"], work, signals=True
+            )
+        with control_groups.door(order.get("group", "")) as door:
+            return await commands.run(
+                command,
+                folder=os.path.join(order["workdir"] or work, workdir or ""),  # noqa: PTH118  # A path may be relative.
+                environment={**order["environment"], **(environment or {})},
+                begun=lambda pid: _bound(pid, order["cpus"], order["memory_bytes"] or None),
+                timeout_seconds=timeout_seconds,
+                door=door,
+                confine=confine,
+            )
+
+    async def logs(self, workload: str, offset: int, attempt: int) -> Log:
+        """Read what a process wrote, also of one that was stopped; see `Backend.logs`."""
+        return await asyncio.to_thread(self._kept_log, workload, offset, attempt)
+
+    def close(self) -> None:
+        """Watch no longer. The processes go on."""
+        self._watcher.close()
+
+    # Beginning ---------------------------------------------------------------------------------
+
+    def _begin(self, order: Order, spec: ProcessResourceSpec) -> None:
+        """Have a supervisor start the command, unless it was begun before. Blocks."""
+        folder = self._store.folder(order.id)
+        with self._alone(order.id):
+            self._begun.add(order.id)
+            if (
+                workload_store.holder(folder) is None
+                and not (folder / "process.json").exists()
+                and not (folder / "exit.json").exists()
+            ):
+                if not self._store.has(order.id):  # Else a supervisor may have read it.
+                    folder.mkdir(exist_ok=True, mode=0o700)
+                    document = orders.document(
+                        order,
+                        spec,
+                        self._devices.take(order),
+                        mark=self._mark(order.id),
+                        group=self._groups.of(folder),
+                        confinement=self._confinement,
+                        owner=None if self._outlive else os.getpid(),
+                    )
+                    workload_store.write(folder / "order.json", document)
+                self._tell(WorkloadReport(order.id, Phase.STARTING))
+                supervision.begin(folder)
+        pid = workload_store.holder(folder)
+        if pid is not None:
+            self._watch(order.id, pid)
+
+    async def _until_ready(self, workload: str, spec: ProcessResourceSpec) -> WorkloadReport:
+        folder = self._store.folder(workload)
+        order = self._order(workload)
+        while True:
+            seen = await asyncio.to_thread(self._store.look, workload)
+            if seen is None:
+                raise BackendError(f"{workload} was stopped while it started")
+            if seen.phase is Phase.READY:
+                return self._noted(seen)
+            if seen.phase.over:
+                if (folder / "ready.json").exists():  # It was ready, and has ended since.
+                    return seen
+                if not isinstance(spec, ServiceResourceSpec) and seen.exit_code is not None:
+                    return seen
+                self._tell(seen)
+                lines = "; ".join(seen.log_tail[-3:])
+                raise BackendError(f"{seen.detail}{': ' if lines else ''}{lines}")
+            if not isinstance(spec, ServiceResourceSpec):
+                endpoint = ""
+                break
+            probe = spec.readiness or Readiness()
+            if await self._answers(workload, order, probe):
+                endpoint = f"http://{readiness.authority(spec.host, int(order['port']))}"
+                break
+            await asyncio.sleep(probe.every_seconds)
+        workload_store.write(folder / "ready.json", {"endpoint": endpoint})
+        ready = WorkloadReport(workload, Phase.READY, endpoint=endpoint)
+        self._tell(ready)
+        return self._noted(ready)
+
+    async def _answers(
+        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
+    ) -> bool:
+        """Ask a service whether it is ready; see `LocalWorkloads`."""
+        if probe is None:
+            return self._command_lives(workload)
+        inside = self._inside(workload)
+        return await readiness.answers(probe, order["host"], int(order["port"]), inside)
+
+    # Ending ------------------------------------------------------------------------------------
+
+    def _watch(self, workload: str, pid: int) -> "Future[None]":
+        """Have the end of a supervisor noticed. Returns what is resolved then."""
+        with self._lock:
+            ended = self._ends.get(workload)
+            if ended is not None:
+                return ended
+            ended = self._ends[workload] = Future()
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            self._ended(workload)
+            return ended
+        with self._lock:
+            self._watched[workload] = (descriptor, pid)
+        self._watcher.watch(descriptor, pid, lambda: self._ended(workload))
+        return ended
+
+    def _ended(self, workload: str) -> None:
+        with self._lock:
+            ended = self._ends.pop(workload)
+            self._watched.pop(workload, None)
+            self._ready.pop(workload, None)
+        seen = self._seen_at_end(workload)
+        if seen is not None and seen.phase in {Phase.SUCCEEDED, Phase.FAILED}:
+            self._tell(seen)
+        ended.set_result(None)
+
+    def _seen_at_end(self, workload: str) -> WorkloadReport | None:
+        """Look at what has ended, a few times where that cannot be told at once."""
+        for pause in (*END_PAUSES, None):
+            try:
+                seen = self._store.look(workload)
+            except OSError as error:  # No descriptor is left, say.
+                if pause is None:
+                    return WorkloadReport(workload, Phase.FAILED, detail=f"it ended: {error}")
+                time.sleep(pause)  # Nobody tells when there will be descriptors again.
+                continue
+            if seen is None and workload in self._begun:
+                return WorkloadReport(workload, Phase.FAILED, detail=_LOST)
+            return seen
+        return None
+
+    def _look(self, workload: str) -> WorkloadReport | None:
+        """Return how a workload is, and watch it."""
+        pid = workload_store.holder(self._store.folder(workload))
+        if pid is not None:
+            self._watch(workload, pid)
+        seen = self._store.look(workload)
+        if seen is None and workload in self._begun:
+            return WorkloadReport(workload, Phase.FAILED, detail=_LOST)
+        return self._noted(seen) if seen is not None else None
+
+    def _noted(self, seen: WorkloadReport) -> WorkloadReport:
+        """Note for `glance` that a workload is ready, if it is; its end takes the note back."""
+        with self._lock:
+            if seen.phase is Phase.READY and seen.id in self._ends:
+                self._ready[seen.id] = seen
+        return seen
+
+    def _tail(self, workload: str) -> tuple[str, ...]:
+        """Return the last lines that a process wrote; see `LocalWorkloads`."""
+        return workload_store.tail(self._store.folder(workload))
+
+    def _sweep(self, workload: str, group: str) -> None:
+        """Kill what no supervisor looks after: its own orphans, and commands run beside it."""
+        marks.kill_workload(self._mark(workload))
+        for each in {group, self._groups.of(self._store.folder(workload))}:
+            control_groups.end(each)
+
+    def _mark(self, workload: str) -> str:
+        """Return the value of the marks of a workload; of an empty name what all begin with."""
+        if not workload:
+            return os.path.join(self._store.root.absolute(), "running", "")  # noqa: PTH118  # A path has no slash at its end.
+        return os.fspath(self._store.folder(workload).absolute())
+
+
+def _bound(pid: int, cpus: Collection[int], memory_bytes: int | None) -> None:
+    """Bind all threads of a process to processors, if any, and bound its memory, if so.
+
+    One that has ended meanwhile is passed over.
+    """
+    with contextlib.suppress(ProcessLookupError, FileNotFoundError):
+        if memory_bytes is not None:
+            resource.prlimit(pid, resource.RLIMIT_DATA, (memory_bytes, memory_bytes))
+        for thread in Path(f"/proc/{pid}/task").iterdir() if cpus else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.sched_setaffinity(int(thread.name), cpus)

@@ -1,0 +1,120 @@
+"""Probes: whether a workload answers yet."""
+
+import asyncio
+import contextlib
+import functools
+import ssl
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+import httpx
+
+from moorage.backends.specs import Readiness
+
+HANG_UP_SECONDS: Final = 0.2
+"""In which a proxy that finds nobody behind it hangs up."""
+STILL_SECONDS_MAX: Final = 10.0
+"""How long what was ready once may take to say that it still is, whatever its probe allows."""
+_FAILED_FROM: Final = 400
+"""HTTP statuses from this one on are no answer."""
+
+RunCommand = Callable[[Sequence[str], float], Awaitable[int]]
+"""Runs a command inside of the workload, in so many seconds, and returns its exit status."""
+
+
+async def still(ask: Callable[[], Awaitable[bool]], probe: Readiness | None) -> bool:
+    """Ask what was ready once whether it still is; a second time, if it does not answer at once.
+
+    Args:
+        ask: Asks.
+        probe: How often; None where there is nothing to wait for.
+
+    """
+    pauses = (0.0,) if probe is None else (0.0, probe.every_seconds)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(STILL_SECONDS_MAX):
+            for pause in pauses:
+                await asyncio.sleep(pause)
+                if await ask():
+                    return True
+    return False
+
+
+async def answers(
+    probe: Readiness, host: str, port: int | None, run: RunCommand, *, proxied: bool = False
+) -> bool:
+    """Try every probe that is given once; a port alone must accept a connection.
+
+    Args:
+        probe: What to try.
+        host: Where the workload listens.
+        port: Where, unless the probe says otherwise.
+        run: For a probe that is a command.
+        proxied: Somebody in between may accept connections before the workload does, and hangs up
+            then; Docker does so at the ports of containers.
+
+    """
+    at = probe.port or port
+    if probe.command is not None:
+        with contextlib.suppress(Exception):  # Whatever it is, it is no answer.
+            if await run(probe.command, probe.timeout_seconds) != 0:
+                return False
+            return probe.path is None or await _http(probe, host, at)
+        return False
+    if probe.path is not None:
+        return await _http(probe, host, at)
+    return at is not None and await accepts(host, at, probe.timeout_seconds, proxied=proxied)
+
+
+def authority(host: str, port: int) -> str:
+    """Return a host and a port as a URL has them."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+async def _http(probe: Readiness, host: str, port: int | None) -> bool:
+    url = f"http://{authority(host, port or 80)}/{(probe.path or '').lstrip('/')}"
+    try:
+        async with (
+            asyncio.timeout(probe.timeout_seconds),
+            _client() as client,
+            client.stream("GET", url) as reply,
+        ):
+            # Its status says all: what follows is not read, and a redirect is an answer.
+            return reply.status_code < _FAILED_FROM
+    except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
+        return False
+
+
+def _client() -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        timeout=None,  # noqa: S113  # One deadline covers everything, dripping answers included.
+        trust_env=False,
+        verify=_no_certificates(),
+    )
+
+
+@functools.cache
+def _no_certificates() -> ssl.SSLContext:
+    """Return a context for clients that speak no TLS.
+
+    To load certificates takes longer than all the rest of a probe.
+    """
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+
+
+async def accepts(host: str, port: int, timeout_seconds: float, *, proxied: bool = False) -> bool:
+    """Whether a TCP connection is accepted there in so many seconds, not only by a proxy."""
+    try:
+        async with asyncio.timeout(timeout_seconds):
+            reader, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    hung_up = False
+    if proxied:
+        with contextlib.suppress(TimeoutError, OSError):
+            async with asyncio.timeout(HANG_UP_SECONDS):
+                hung_up = not await reader.read(1)
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return not hung_up

@@ -1,0 +1,398 @@
+"""The folders of this machine's workloads: what was ordered, how it is, how it ended.
+
+A folder is made before anything starts, and moved away when nothing is left, so whatever a daemon
+that was killed had begun is found by the next one.
+
+    ROOT/running/NAME/order.json     what the supervisor is to do
+                     /lock           held by the supervisor as long as it lives
+                     /process.json   written by the supervisor when the command runs
+                     /ready.json     written by the backend when the workload answers
+                     /exit.json      written by the supervisor when nothing is left of it
+                     /output.log     what the workload wrote, through its supervisor
+                     /work           where it runs, unless its spec says where
+                     /stop           made by the backend when it is to be stopped
+                     /failed.json    written by the backend when it did not get ready
+    ROOT/ended/NAME@ATTEMPT/         the last `ENDED_MAX` that were stopped, for their output
+    ROOT/damaged/NAME/               what could not be read when the daemon started
+
+Where nothing keeps a workload out, it may put anything in the place of these files. So they are
+opened without following links and without waiting, and what is no plain file counts as lost.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import stat
+import struct
+from collections.abc import Iterator, Mapping
+from numbers import Real
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, unquote
+
+from moorage.backends.base import (
+    LOG_BYTES_MAX,
+    LOG_TAIL_LINES,
+    BackendError,
+    Log,
+    Phase,
+    WorkloadReport,
+)
+
+ENDED_MAX: Final = 200
+"""Folders of stopped workloads, each start's its own, that are kept for their output; and as many
+of damaged ones."""
+RECORD_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Of one file of JSON; a longer one is none that was written here."""
+_ALIEN: Final = frozenset({errno.ELOOP, errno.ENXIO, errno.EISDIR, errno.EACCES, errno.ENOTDIR})
+"""What opening says of a link, a socket, a folder and the like in the place of a file."""
+_NAME_MAX: Final = 150
+"""Longer names are cut and told apart by a digest; file systems take 255 bytes."""
+_TAIL_BYTES: Final = 16 * 1024
+_FLOCK: Final = "hhqqi"
+"""`struct flock` of 64-bit Linux: type, whence, start, length, pid."""
+
+
+class WorkloadStore:
+    """The folders below one root.
+
+    Args:
+        root: Made if it is not there; nobody else may look into it.
+
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._running = root / "running"
+        self._ended = root / "ended"
+        self._damaged = root / "damaged"
+        for folder in (self._running, self._ended, self._damaged):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.quarantined = tuple(filter(None, map(self._tidied, sorted(self._running.iterdir()))))
+        """What could not be read, in words, and was put aside."""
+
+    def _tidied(self, folder: Path) -> str:
+        """Remove what was never ordered, and put aside what cannot be read; say so of that."""
+        plain = not folder.is_symlink() and folder.is_dir()
+        if plain and not os.path.lexists(folder / "order.json"):
+            shutil.rmtree(folder, ignore_errors=True)  # Its daemon was killed before it could.
+        elif not plain or _sound(folder) is None:
+            place = self._damaged / folder.name
+            _remove(place)
+            folder.rename(place)
+            _prune(self._damaged)
+            return f"{folder} is no record of a workload, and is kept in {place}"
+        return ""
+
+    def folder(self, workload: str) -> Path:
+        """Return where a workload is kept while it is anything."""
+        return self._running / _file_name(workload)
+
+    def name_of(self, folder: Path) -> str | None:
+        """Return the workload that is kept in a folder; None where that cannot be told."""
+        name = unquote(folder.name)
+        return name if self.folder(name) == folder else None
+
+    def order(self, workload: str) -> dict[str, Any] | None:
+        """Return what was ordered; None where nothing was, or it is lost."""
+        return _sound(self.folder(workload))
+
+    def has(self, workload: str) -> bool:
+        """Return whether a workload was begun and not stopped."""
+        return self.order(workload) is not None
+
+    def keeps(self, workload: str) -> bool:
+        """Return whether anything is kept of a workload, also after it was stopped."""
+        return bool(self.attempts(workload))
+
+    def attempts(self, workload: str) -> tuple[int, ...]:
+        """Return the starts of a workload of which anything is kept, in order."""
+        order = self.order(workload)
+        found = set() if order is None else {int(order.get("attempt", 1))}
+        for folder in self._ended.iterdir():
+            name, _, attempt = folder.name.rpartition("@")  # `_file_name` has none of these.
+            if name == _file_name(workload) and attempt.isdecimal():
+                found.add(int(attempt))
+        return tuple(sorted(found))
+
+    def names(self) -> Iterator[str]:
+        """Yield the names of all that was begun and not stopped."""
+        for folder in sorted(self._running.iterdir()):
+            order = _sound(folder)
+            if order is not None:
+                yield str(order["id"])
+
+    def devices(self) -> dict[str, dict[str, Any]]:
+        """Return what all that was begun and not stopped has of this machine, by name."""
+        held = {}
+        for name in self.names():
+            order = self.order(name) or {}
+            held[name] = dict(order.get("devices") or {})
+        return held
+
+    def look(self, workload: str) -> WorkloadReport | None:
+        """Return how a workload is, by its files alone; None where there is nothing."""
+        folder = self.folder(workload)
+        if self.order(workload) is None:
+            return None
+        # The lock first: a supervisor writes how it ended before it lets go of it.
+        held = holder(folder) is not None
+        ended = read(folder / "exit.json")
+        if ended is not None and not held:
+            return _ended(workload, ended, tail(folder))
+        if held or not (folder / "process.json").exists():
+            ready = read(folder / "ready.json")
+            if ready is None or not held:
+                return WorkloadReport(workload, Phase.STARTING)
+            return WorkloadReport(workload, Phase.READY, endpoint=ready["endpoint"])
+        detail = "its supervisor was killed, and the workload with it"
+        return WorkloadReport(workload, Phase.FAILED, detail=detail, log_tail=tail(folder))
+
+    def forbid(self, workload: str) -> None:
+        """Have no supervisor start a workload any more that has not begun to yet."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # It is gone.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            os.close(os.open(self.folder(workload) / "stop", flags, 0o600))
+
+    def forbidden(self, workload: str) -> bool:
+        """Return whether a workload is to be stopped."""
+        return (self.folder(workload) / "stop").exists()
+
+    def fail(self, workload: str, fencing: str, reason: str) -> None:
+        """Write down that a workload did not get ready, before what is left of it is put away.
+
+        Who ordered it may be killed before it has written that down itself, and order the same
+        start again: that one is over.
+        """
+        folder = self.folder(workload)
+        if not self.has(workload):
+            return
+        code = (read(folder / "exit.json") or {}).get("code")
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            note = {"fencing": fencing, "reason": reason, "code": code}
+            write(folder / "failed.json", note)
+
+    def failure(self, workload: str, attempt: int, fencing: str) -> WorkloadReport | None:
+        """Return how a start of a workload failed before; None where this very start did not."""
+        for folder in (self.folder(workload), self._archived(workload, attempt)):
+            note = read(folder / "failed.json")
+            if note is not None and note["fencing"] == fencing:
+                reason, code = note["reason"], note["code"]
+                return WorkloadReport(
+                    workload, Phase.FAILED, detail=reason, exit_code=code, log_tail=tail(folder)
+                )
+        return None
+
+    def archive(self, workload: str) -> None:
+        """Put the folder of a stopped workload away."""
+        order = self.order(workload)
+        if order is None:  # Lost, and so is whose start it was.
+            _remove(self.folder(workload))
+            return
+        place = self._archived(workload, int(order.get("attempt", 1)))
+        _remove(place)
+        with contextlib.suppress(FileNotFoundError):  # Two stops at the same time.
+            self.folder(workload).rename(place)
+        _prune(self._ended)
+
+    def log(self, workload: str, offset: int, attempt: int = 0) -> Log | None:
+        """Read output from a byte offset on, also of what was stopped.
+
+        Args:
+            workload: Its name.
+            offset: A negative one counts from the end.
+            attempt: Which start of it; 0 for the last one.
+
+        Returns:
+            None where nothing of it is kept.
+
+        """
+        # In this order: a stop moves the folder at once, so it is found in one place or the other.
+        found = _piece(self.folder(workload), offset, attempt, over=False)
+        if found is None and not attempt:
+            kept = [self._archived(workload, each) for each in self.attempts(workload)]
+            last = max(kept, key=_changed, default=None)
+            return None if last is None else _piece(last, offset, attempt, over=True)
+        return found or _piece(self._archived(workload, attempt), offset, attempt, over=True)
+
+    def _archived(self, workload: str, attempt: int) -> Path:
+        return self._ended / f"{_file_name(workload)}@{attempt}"
+
+
+def _piece(folder: Path, offset: int, attempt: int, *, over: bool) -> Log | None:
+    """Read a piece of the output that is in a folder; None where it is not that start's.
+
+    The folder is opened first. Its name may be that of another one a moment later: a stop moves
+    it away, and the next start makes its own.
+    """
+    try:
+        opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        order = read(Path("order.json"), opened)
+        if order is None or attempt not in {0, order.get("attempt", 1)}:
+            return None
+        ended = read(Path("exit.json"), opened)  # Before the output, which is complete by then.
+        code = None if ended is None else ended["code"]
+        over = over or ended is not None
+        output = _opened(Path("output.log"), opened)
+        if output is None:
+            if os.path.lexists(folder / "output.log"):
+                raise BackendError("its output is no file any more: it cannot be read")
+            return Log("", 0, over, code)
+    finally:
+        os.close(opened)
+    with open(output, "rb") as file:  # noqa: PTH123  # It is open already.
+        size = os.fstat(output).st_size
+        start = max(0, size + offset) if offset < 0 else offset
+        start = start if start <= size else 0  # It was cut since.
+        file.seek(start)
+        data = file.read(LOG_BYTES_MAX)
+        end = file.tell()
+    return Log.of(data, start, over=over and end >= size, exit_code=code)
+
+
+def read(path: Path, folder: int | None = None) -> dict[str, Any] | None:
+    """Return a file of JSON, or None where there is none, or none that is whole.
+
+    Args:
+        path: The file.
+        folder: Descriptor of the folder that the path begins at.
+
+    Raises:
+        OSError: It cannot be told, e.g. because no descriptor is left.
+
+    """
+    opened = _opened(path, folder)
+    if opened is None:
+        return None
+    with open(opened, "rb") as file:  # noqa: PTH123  # It is open already.
+        data = file.read(RECORD_BYTES_MAX + 1)
+    try:
+        document = json.loads(data) if len(data) <= RECORD_BYTES_MAX else None
+    except (ValueError, RecursionError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def _opened(path: Path, folder: int | None = None) -> int | None:
+    """Open a plain file for reading; None where there is none, whatever else is there."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        opened = os.open(path, flags, dir_fd=folder)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in _ALIEN:
+            return None
+        raise
+    if stat.S_ISREG(os.fstat(opened).st_mode):
+        return opened
+    os.close(opened)
+    return None
+
+
+def _sound(folder: Path) -> dict[str, Any] | None:
+    """Return the order in a folder; None where there is none that was written for it."""
+    order = read(folder / "order.json")
+    if order is None:
+        return None
+    workload, attempt, devices = order.get("id"), order.get("attempt", 1), order.get("devices")
+    sound = isinstance(workload, str) and _file_name(workload) == folder.name
+    sound = sound and isinstance(attempt, int) and isinstance(order.get("stop_seconds", 0), Real)
+    for rows in devices.values() if isinstance(devices, dict) else [devices or []]:
+        sound = sound and isinstance(rows, list)
+        sound = sound and all(isinstance(row, dict) and "id" in row for row in rows)
+    return order if sound else None
+
+
+def _prune(folder: Path) -> None:
+    for old in sorted(folder.iterdir(), key=_changed)[:-ENDED_MAX]:
+        _remove(old)
+
+
+def _remove(place: Path) -> None:
+    """Remove whatever is in a place, without following a link."""
+    with contextlib.suppress(OSError):
+        place.unlink()
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a file whole or not at all, to last."""
+    fresh = path.with_name(f"{path.name}.new")
+    fresh.unlink(missing_ok=True)
+    made = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with open(made, "w", encoding="utf-8") as file:  # noqa: PTH123  # It is open already.
+        json.dump(document, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)
+
+
+def holder(folder: Path) -> int | None:
+    """Return the pid of the supervisor that holds the lock of a folder, or None.
+
+    Looking takes no lock itself, so that no supervisor can find one taken by somebody who looks.
+    """
+    try:
+        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        descriptor = os.open(folder / "lock", flags)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        if error.errno in _ALIEN:
+            return None
+        raise
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))
+    finally:
+        os.close(descriptor)
+    return None if kind == fcntl.F_UNLCK else pid
+
+
+def tail(folder: Path) -> tuple[str, ...]:
+    """Return the last lines of a workload's output."""
+    opened = _opened(folder / "output.log")
+    if opened is None:
+        return ()
+    with open(opened, "rb") as file:  # noqa: PTH123  # It is open already.
+        file.seek(max(0, os.fstat(opened).st_size - _TAIL_BYTES))
+        lines = file.read(_TAIL_BYTES).decode(errors="replace").splitlines()
+    return tuple(lines[-LOG_TAIL_LINES:])
+
+
+def _ended(workload: str, ended: Mapping[str, Any], lines: tuple[str, ...]) -> WorkloadReport:
+    code, detail = ended["code"], ended["detail"]
+    if detail == "stopped":
+        return WorkloadReport(workload, Phase.STOPPED, detail=detail, exit_code=code)
+    phase = Phase.SUCCEEDED if code == 0 else Phase.FAILED
+    if code is None:
+        text = f"it did not start: {detail}"
+    elif detail:
+        text = detail
+    elif code < 0:
+        text = f"it was killed by signal {-code}"
+    else:
+        text = f"it ended by itself with exit status {code}"
+    return WorkloadReport(workload, phase, detail=text, exit_code=code, log_tail=lines)
+
+
+def _file_name(workload: str) -> str:
+    name = quote(workload, safe="")
+    if name.strip(".") and len(name) <= _NAME_MAX and unquote(name) == workload:
+        return name
+    return f"{name[:_NAME_MAX].strip('.')}%{hashlib.sha256(workload.encode()).hexdigest()[:16]}"
+
+
+def _changed(folder: Path) -> float:
+    try:
+        return folder.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0

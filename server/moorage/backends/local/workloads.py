@@ -1,0 +1,242 @@
+"""What processes and containers of this machine have in common.
+
+`LocalBackend` gives each workload to one of its parts. A part brings it up and takes it down; how a
+start is given up, how limits are read and who begins first is the same for both, and is here.
+"""
+
+import abc
+import asyncio
+import contextlib
+import threading
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Final
+
+from moorage.backends.base import (
+    BackendError,
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    UnknownAttemptError,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.completion import finished
+from moorage.backends.local import readiness, workload_store
+from moorage.backends.local.devices import DeviceBinding, Devices
+from moorage.backends.spec_fields import memory_bytes
+from moorage.backends.specs import Readiness
+
+__all__ = ["LIMITS", "LocalWorkloads"]
+
+LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
+"""What `control` changes."""
+_LINES_SHOWN: Final = 3
+"""Of the output, with the news that a start took too long."""
+
+
+class LocalWorkloads(abc.ABC):
+    """One kind of workloads of this machine.
+
+    Args:
+        folders: Where what there is to know of them is kept.
+        devices: Who hands out processors and GPUs.
+        tell: The listener of the backend.
+        outlive: Whether workloads go on when this process ends.
+
+    """
+
+    noun: ClassVar[str]
+    """What a person calls one of them."""
+
+    def __init__(
+        self,
+        folders: workload_store.WorkloadStore,
+        devices: Devices,
+        tell: Listener,
+        *,
+        outlive: bool,
+    ) -> None:
+        self._store = folders
+        self._devices = devices
+        self._tell = tell
+        self._outlive = outlive
+        self._lock = threading.Lock()
+        self._beginning: dict[str, threading.Lock] = {}
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start a workload and wait until it is ready; see `Backend.start`."""
+        fencing = order.environment.get("MOORAGE_FENCING", "")
+        try:
+            if fencing:  # Or it is no start that may be ordered again.
+                await asyncio.to_thread(self._not_again, order, fencing)
+            async with asyncio.timeout(order.timeout_seconds):
+                return await self._bring_up(order)
+        except BaseException as error:
+            tail = ""
+            with contextlib.suppress(BackendError):
+                lines = await finished(asyncio.to_thread(self._tail, order.id))
+                tail = "; ".join(lines[-_LINES_SHOWN:])
+            late = isinstance(error, TimeoutError)
+            reason = str(error)
+            if late:
+                reason = f"it was not ready within {order.timeout_seconds:g} s"
+                reason += f"{': ' if tail else ''}{tail}"
+            if fencing and (late or isinstance(error, BackendError)):
+                await finished(asyncio.to_thread(self._store.fail, order.id, fencing, reason))
+            await finished(self.stop(order.id))
+            if late:
+                raise TimeoutError(reason) from None
+            raise
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Change limits of a workload while it runs; see `Backend.control`."""
+        order = self._order(workload)
+        if unknown := limits.keys() - LIMITS:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedSpecError(f"a {self.noun} has no limit named {names}")
+        grant = size = None
+        try:
+            if "mem_limit" in limits:
+                size = memory_bytes(limits["mem_limit"])
+        except ValueError as error:
+            raise UnsupportedSpecError(f"mem_limit: {error}") from error
+        try:
+            if "cpu_count" in limits:
+                grant = self._devices.resize(workload, float(limits["cpu_count"]))
+        except (ValueError, TypeError) as error:
+            reason = f"cpu_count: expected a number above 0, not {limits['cpu_count']!r}"
+            raise UnsupportedSpecError(reason) from error
+        noted = await finished(asyncio.to_thread(self._limit, workload, size, grant))
+        if noted:
+            workload_store.write(self._store.folder(workload) / "order.json", {**order, **noted})
+
+    @abc.abstractmethod
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here, and watch it from now on."""
+
+    @abc.abstractmethod
+    async def stop(self, workload: str) -> None:
+        """Stop a workload; see `Backend.stop`."""
+
+    @abc.abstractmethod
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a workload; see `Backend.status`."""
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        """Look at a workload and ask whether it answers; see `Backend.probe`."""
+        seen = await self.status(workload)
+        order = self._order(workload)
+        if seen.phase is not Phase.READY:
+            return seen
+        given = order.get("probe")
+        probe = None if given is None else Readiness(**given)
+        if await readiness.still(lambda: self._answers(workload, order, probe), probe):
+            return seen
+        detail = "it runs, and does not answer any more"
+        return replace(seen, phase=Phase.STARTING, endpoint="", detail=detail)
+
+    @abc.abstractmethod
+    async def reset(self, workload: str) -> None:
+        """Make a workload as new; see `Backend.reset`."""
+
+    @abc.abstractmethod
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandExecution:
+        """Run a command inside of a workload; see `Backend.execute`."""
+
+    @abc.abstractmethod
+    async def logs(self, workload: str, offset: int, attempt: int) -> Log:
+        """Read what a workload wrote, also of one that was stopped; see `Backend.logs`."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """Watch no longer. Workloads go on."""
+
+    # For the kinds -----------------------------------------------------------------------------
+
+    @abc.abstractmethod
+    async def _bring_up(self, order: Order) -> WorkloadReport:
+        """Start a workload, unless it was begun before, and wait until it is ready."""
+
+    @abc.abstractmethod
+    async def _answers(
+        self, workload: str, order: Mapping[str, Any], probe: Readiness | None
+    ) -> bool:
+        """Ask a workload that runs whether it is ready; one without a probe says so by running."""
+
+    def _inside(self, workload: str) -> readiness.RunCommand:
+        """Return what runs the command of a probe inside of a workload."""
+
+        async def run(command: Sequence[str], seconds: float) -> int:
+            return (await self.execute(workload, command, timeout_seconds=seconds)).exit_code
+
+        return run
+
+    @abc.abstractmethod
+    def _tail(self, workload: str) -> tuple[str, ...]:
+        """Return the last lines that a workload wrote. Blocks."""
+
+    @abc.abstractmethod
+    def _limit(
+        self, workload: str, memory_bytes: int | None, grant: DeviceBinding | None
+    ) -> Mapping[str, Any]:
+        """Change the limits that are not None; return what is to be noted of it. Blocks."""
+
+    def _kept_log(self, workload: str, offset: int, attempt: int) -> Log:
+        """Read output that has a file here. Blocks.
+
+        Raises:
+            UnknownWorkloadError: There is none.
+
+        """
+        log = self._store.log(workload, offset, attempt)
+        if log is None:
+            kept = self._store.attempts(workload)
+            raise UnknownAttemptError(workload, kept) if kept else UnknownWorkloadError(workload)
+        return log
+
+    def _order(self, workload: str) -> dict[str, Any]:
+        """Return what was ordered.
+
+        Raises:
+            UnknownWorkloadError: Nothing was.
+
+        """
+        order = self._store.order(workload)
+        if order is None:
+            raise UnknownWorkloadError(workload)
+        return order
+
+    def _not_again(self, order: Order, fencing: str) -> None:
+        """Refuse a start that has failed already, and was ordered again after a crash. Blocks.
+
+        Raises:
+            BackendError: It says what was said then.
+
+        """
+        failed = self._store.failure(order.id, order.attempt, fencing)
+        if failed is not None:
+            self._tell(failed)
+            raise BackendError(failed.detail)
+
+    @contextlib.contextmanager
+    def _alone(self, workload: str) -> Iterator[None]:
+        """Have one caller at a time begin a workload. Blocks."""
+        with self._lock:
+            beginning = self._beginning.setdefault(workload, threading.Lock())
+        with beginning:
+            yield
+        with self._lock:
+            self._beginning.pop(workload, None)

@@ -1,0 +1,191 @@
+"""The backend that starts nothing: workloads are entries of a dictionary, faults come on demand.
+
+Ships with the server for rehearsals (`"provision": {"backend": "memory"}`) and stands for every
+other backend in the tests of the core, the daemon and the resource engine. A `MemoryResourceSpec`
+says which faults; any other spec starts, runs and stops without any.
+"""
+
+import asyncio
+import threading
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from moorage.backends.base import (
+    BackendError,
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    Support,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.spec_documents import SPECS
+from moorage.backends.specs import BaseResourceSpec, MemoryResourceSpec
+
+__all__ = ["MemoryBackend"]
+
+_LIMITS: Final = frozenset({"cpu_count", "mem_limit"})
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A workload, and what is left of its faults."""
+
+    spec: MemoryResourceSpec
+    workload: WorkloadReport
+    fail_stops: int
+    limits: dict[str, Any] = field(default_factory=dict[str, Any])
+    death: threading.Timer | None = None
+
+
+class MemoryBackend:
+    """Workloads in memory. Two backends over one `machine` are a daemon before and after a crash.
+
+    Args:
+        machine: What runs, by name; survives this backend.
+
+    """
+
+    name: Final = "memory"
+    support: Final = Support(
+        categories=frozenset(SPECS), default="memory", limits=_LIMITS, reset=True, gangs=True
+    )
+
+    def __init__(self, machine: dict[str, _Entry] | None = None) -> None:
+        self._machine = {} if machine is None else machine
+        self._lock = threading.Lock()
+        self._listener: Listener | None = None
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Backend.listen`."""
+        self._listener = listener
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Take every spec; see `Backend.refuse`."""
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here; see `Backend.discover`."""
+        with self._lock:
+            return [entry.workload for entry in self._machine.values()]
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start a workload; see `Backend.start`."""
+        spec = order.spec if isinstance(order.spec, MemoryResourceSpec) else MemoryResourceSpec()
+        with self._lock:
+            there = self._machine.get(order.id)
+        if there is not None:
+            return there.workload
+        self._tell(WorkloadReport(order.id, Phase.STARTING))
+        async with asyncio.timeout(order.timeout_seconds):
+            await asyncio.sleep(spec.start_seconds)
+        if spec.fail:
+            raise BackendError(spec.fail)
+        ready = WorkloadReport(order.id, Phase.READY, endpoint=f"memory://{order.id}")
+        entry = _Entry(spec, ready, spec.fail_stops)
+        with self._lock:
+            there = self._machine.setdefault(order.id, entry)
+        if there is not entry:  # Two starts of the same name: there is one workload.
+            return there.workload
+        if spec.die_seconds is not None:
+            entry.death = threading.Timer(spec.die_seconds, self._die, (order.id, entry))
+            entry.death.daemon = True
+            entry.death.start()
+        self._tell(ready)
+        return ready
+
+    async def stop(self, workload: str) -> None:
+        """Stop a workload; see `Backend.stop`."""
+        entry = self._machine.get(workload)
+        if entry is None:
+            return
+        await asyncio.sleep(entry.spec.stop_seconds)
+        if entry.fail_stops:
+            entry.fail_stops -= 1
+            raise BackendError(f"{workload} does not stop")
+        with self._lock:
+            gone = self._machine.pop(workload, None) is entry
+        if entry.death is not None:
+            entry.death.cancel()
+        if gone:
+            self._tell(replace(entry.workload, phase=Phase.STOPPED, endpoint=""))
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a workload; see `Backend.status`."""
+        return self._entry(workload).workload
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        """Look at a workload: there is nobody to ask; see `Backend.probe`."""
+        return self._entry(workload).workload
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Look at a workload at once; see `Backend.glance`."""
+        with self._lock:
+            entry = self._machine.get(workload)
+        ready = entry is not None and entry.workload.phase is Phase.READY
+        return entry.workload if entry is not None and ready else None
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Note new limits of a workload; see `Backend.control`."""
+        entry = self._entry(workload)
+        if unknown := limits.keys() - _LIMITS:
+            names = ", ".join(sorted(unknown))
+            raise UnsupportedSpecError(f"the backend memory has no limit named {names}")
+        entry.limits.update(limits)
+
+    async def reset(self, workload: str) -> Any:
+        """Reset a workload; see `Backend.reset`."""
+        spec = self._entry(workload).spec
+        if not spec.resettable:
+            raise UnsupportedSpecError(f"{workload} cannot be reset")
+        if spec.fail_reset:
+            raise BackendError(spec.fail_reset)
+        return None
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],  # noqa: ARG002  # The Protocol's.
+        *,
+        timeout_seconds: float | None = None,  # noqa: ARG002  # The Protocol's.
+        workdir: str | None = None,  # noqa: ARG002  # The Protocol's.
+        user: str | None = None,  # noqa: ARG002  # The Protocol's.
+        environment: Mapping[str, str] | None = None,  # noqa: ARG002  # The Protocol's.
+    ) -> CommandExecution:
+        """Refuse: nothing runs, so nothing can run inside of it."""
+        self._entry(workload)
+        raise UnsupportedSpecError("the backend memory runs no commands")
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:  # noqa: ARG002  # The Protocol's.
+        """Refuse: what does not run writes nothing."""
+        self._entry(workload)
+        raise UnsupportedSpecError("the backend memory keeps no output")
+
+    async def close(self) -> None:
+        """Forget nothing: there is nothing to let go of."""
+        self._listener = None
+
+    def _entry(self, workload: str) -> _Entry:
+        with self._lock:
+            entry = self._machine.get(workload)
+        if entry is None:
+            raise UnknownWorkloadError(workload)
+        return entry
+
+    def _die(self, workload: str, entry: _Entry) -> None:
+        code = entry.spec.exit_code
+        phase = Phase.FAILED if code else Phase.SUCCEEDED
+        with self._lock:
+            if self._machine.get(workload) is not entry:
+                return
+            entry.workload = WorkloadReport(
+                workload, phase, detail=f"it ended by itself with {code}", exit_code=code
+            )
+        self._tell(entry.workload)
+
+    def _tell(self, workload: WorkloadReport) -> None:
+        if self._listener is not None:
+            self._listener(workload)

@@ -1,0 +1,113 @@
+"""Specs as JSON, and the names of their pools. The daemon and `ResourceEngine` are the callers."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from moorage.backends.remote_specs import (
+    InstanceResourceSpec,
+    PodResourceSpec,
+    RayActorResourceSpec,
+)
+from moorage.backends.specs import (
+    APIModelResourceSpec,
+    BaseResourceSpec,
+    ContainerResourceSpec,
+    LocalEnvResourceSpec,
+    MemoryResourceSpec,
+    ProcessResourceSpec,
+    ServiceResourceSpec,
+    SpecError,
+    VLLMModelResourceSpec,
+    memory_bytes,
+)
+
+__all__ = ["SPECS", "document_from_spec", "pool_key", "spec_from_document"]
+
+SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
+    kind.category: kind
+    for kind in (
+        ContainerResourceSpec,
+        ServiceResourceSpec,
+        VLLMModelResourceSpec,
+        ProcessResourceSpec,
+        APIModelResourceSpec,
+        LocalEnvResourceSpec,
+        RayActorResourceSpec,
+        PodResourceSpec,
+        InstanceResourceSpec,
+        MemoryResourceSpec,
+    )
+}
+"""Every kind, by the `category` that JSON names it with."""
+
+
+def spec_from_document(document: Mapping[str, Any], category: str) -> BaseResourceSpec:
+    """Read a spec from JSON.
+
+    Args:
+        document: The fields; `category` among them wins over the argument.
+        category: Of the backend, where the document names none.
+
+    Raises:
+        SpecError: It names the field, and what was expected there.
+
+    """
+    fields = dict(document)
+    category = fields.pop("category", category)
+    kind = SPECS.get(str(category))
+    if kind is None:
+        raise SpecError("spec.category", f"one of {', '.join(sorted(SPECS))}")
+    known = {each.name for each in dataclasses.fields(kind)}
+    for name in fields:
+        if name not in known:
+            listed = ", ".join(sorted(known))
+            raise SpecError(f"spec.{name}", f"one of the fields of {category}: {listed}")
+    try:
+        return kind(**fields)
+    except SpecError as error:
+        raise SpecError(f"spec.{error.path}", error.expected) from error
+
+
+def document_from_spec(spec: BaseResourceSpec) -> dict[str, Any]:
+    """Return a spec as JSON that says as little as will do: equal specs have equal documents."""
+    return {"category": spec.category, **_said(spec)}
+
+
+def _said(part: Any) -> dict[str, Any]:
+    """Return the fields that are not what they are anyway."""
+    said: dict[str, Any] = {}
+    for each in dataclasses.fields(part):
+        value, made = getattr(part, each.name), each.default_factory
+        if value == (each.default if made is dataclasses.MISSING else made()):
+            continue
+        if dataclasses.is_dataclass(value):
+            value = _said(value)
+        elif isinstance(value, dict):
+            value = {str(name): inner for name, inner in value.items()}
+        elif each.name == "mem_limit":
+            value = memory_bytes(value)
+        said[each.name] = value
+    return said
+
+
+def pool_key(spec: BaseResourceSpec, backend: str) -> str:
+    """Return the name of the pool that resources of this spec and backend are kept in.
+
+    It starts with `category:title|backend`, for people, and ends with a digest of every field, so
+    that specs that differ anywhere share nothing. Values JSON cannot say count by their `repr`.
+    """
+    document = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
+    kind = type(spec)
+    text = json.dumps(document, sort_keys=True, default=_plain, separators=(",", ":"))
+    whole = f"{kind.__module__}.{kind.__qualname__}{text}"
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
+    return f"{spec.category}:{spec.title}|{backend}|{digest}"
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return repr(value)

@@ -1,0 +1,414 @@
+"""What can be started on one machine: one dataclass per kind, keyword-only.
+
+Resources are shared between users whose specs are equal in every field. Every field is checked when
+a spec is made, from JSON (`spec_documents`) or in Python. `remote_specs` has the kinds of other
+places.
+
+    SpecError    (a ValueError) a spec cannot be read: which field, and what was expected there
+
+Source: the documents of the resource engine, whose four specs keep their fields and defaults here.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, ClassVar, Final, get_type_hints
+
+import pydantic
+
+from moorage.backends.spec_fields import (
+    Command,
+    Copies,
+    Count,
+    Cpus,
+    Devices,
+    Environment,
+    Folder,
+    FreePort,
+    Memory,
+    MemoryDelay,
+    Name,
+    Port,
+    ProbeSeconds,
+    StartSeconds,
+    StopSeconds,
+    Text,
+    memory_bytes,
+)
+
+__all__ = [
+    "APIModelResourceSpec",
+    "BaseResourceSpec",
+    "ContainerResourceSpec",
+    "LocalEnvResourceSpec",
+    "MemoryResourceSpec",
+    "ProcessResourceSpec",
+    "Readiness",
+    "ServiceResourceSpec",
+    "SpecError",
+    "VLLMModelResourceSpec",
+    "memory_bytes",
+]
+
+_STRICT: Final = pydantic.ConfigDict(
+    extra="forbid", arbitrary_types_allowed=True, revalidate_instances="always"
+)
+
+
+class SpecError(ValueError):
+    """A spec cannot be read.
+
+    Args:
+        path: Where in the spec, e.g. `spec.cpu_count`.
+        expected: What was expected there.
+
+    """
+
+    def __init__(self, path: str, expected: str) -> None:
+        super().__init__(f"{path}: expected {expected}")
+        self.path = path
+        self.expected = expected
+
+
+@dataclass(kw_only=True)
+class BaseResourceSpec:
+    """What every spec has.
+
+    Args:
+        max_global_num: Most resources of this spec and backend at a time, free ones and those
+            being made included; None for no limit.
+        extra: Anything else a backend or its runner understands.
+
+    """
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
+    category: ClassVar[str] = "resource"
+
+    max_global_num: Annotated[int, pydantic.Field(ge=1)] | None = None
+    extra: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        """Check every field.
+
+        Raises:
+            SpecError: It names the field, and what was expected there.
+
+        """
+        for name, reader in _readers(type(self)).items():  # type: ignore[arg-type]  # A class has a hash.
+            try:
+                setattr(self, name, reader.validate_python(getattr(self, name)))
+            except pydantic.ValidationError as error:
+                raise _spec_error(name, error) from error
+
+    @property
+    def limit_seconds(self) -> float | None:
+        """How long it may take to be ready; None for as long as it takes."""
+        limit: float | None = getattr(self, "start_timeout", None)
+        return limit
+
+    @property
+    def title(self) -> str:
+        """What a person calls the thing: an image, a model, a class."""
+        for name in ("image", "model_name_or_path", "env_cls_path"):
+            if given := getattr(self, name, None):
+                return str(given)
+        return "default"
+
+
+@dataclass(kw_only=True)
+class Readiness:
+    """How to see that a workload answers. Of `path`, `port` and `command`, at least one.
+
+    Args:
+        path: HTTP GET of it must answer with a status below 400.
+        port: Of the probe; the spec's own where not given.
+        command: Must exit with 0, run inside of the workload.
+        every_seconds: Between two probes.
+        timeout_seconds: Of one probe.
+
+    """
+
+    __pydantic_config__: ClassVar[pydantic.ConfigDict] = _STRICT
+
+    path: Text | None = None
+    port: Port | None = None
+    command: Command | None = None
+    every_seconds: ProbeSeconds = 0.2
+    timeout_seconds: ProbeSeconds = 2.0
+
+
+@dataclass(kw_only=True)
+class ProcessResourceSpec(BaseResourceSpec):
+    """A command on a machine, in a session of its own.
+
+    Args:
+        command: The program and its arguments. No shell is involved.
+        workdir: Where it runs; an empty folder of its own where not given.
+        environment: Variables, beside those of the lease.
+        cpu_count: Processors it is bound to; those of the lease where not given.
+        mem_limit: Bytes, or text as `512m`, `2g`; beyond it, allocating fails.
+        gpus: How many GPUs; those of the lease where there is one.
+        reset_command: Run between two users of a warm process; must exit with 0.
+        stop_seconds: Between SIGTERM and SIGKILL.
+        start_timeout: Seconds until it must be ready.
+
+    """
+
+    category: ClassVar[str] = "process"
+
+    command: Command = field(default_factory=list[str])
+    workdir: Folder | None = None
+    environment: Environment = field(default_factory=dict[str, str])
+    cpu_count: Cpus | None = None
+    mem_limit: Memory | None = None
+    gpus: Count | None = None
+    reset_command: Command | None = None
+    stop_seconds: StopSeconds = 10.0
+    start_timeout: StartSeconds | None = None
+
+    @property
+    def title(self) -> str:
+        """Return the program."""
+        return self.command[0]
+
+
+@dataclass(kw_only=True)
+class ServiceResourceSpec(ProcessResourceSpec):
+    """A command that serves, and is ready when it says so.
+
+    Args:
+        port: Where it listens; 0 has a free port chosen and put into `{port}` of the command
+            and into `PORT` of the environment.
+        host: The address it listens on.
+        readiness: How to see that it answers; a connection to `port` where not given.
+
+    """
+
+    category: ClassVar[str] = "service"
+
+    port: FreePort = 0
+    host: Name = "127.0.0.1"
+    readiness: Readiness | None = None
+    start_timeout: StartSeconds | None = 300.0
+
+
+@dataclass(kw_only=True)
+class VLLMModelResourceSpec(BaseResourceSpec):
+    """A model served by vLLM.
+
+    Args:
+        model_name_or_path: As vLLM knows it.
+        tensor_parallel_size: GPUs that one copy is split over.
+        port: Where it listens.
+        pipeline_parallel_size: Stages of the pipeline.
+        data_parallel_size: Copies.
+        template: File of the chat template.
+        gpu_memory_utilization: Share of a GPU's memory that it takes.
+        tool_call_parser: As vLLM knows it.
+        start_timeout: Seconds until it must answer.
+
+    """
+
+    category: ClassVar[str] = "vllm"
+
+    model_name_or_path: Name = ""
+    tensor_parallel_size: Copies = 1
+    port: FreePort = 8000
+    pipeline_parallel_size: Copies = 1
+    data_parallel_size: Copies = 1
+    template: Text | None = None
+    gpu_memory_utilization: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.8
+    tool_call_parser: Text | None = "hermes"
+    start_timeout: StartSeconds | None = 300.0
+
+    @property
+    def title(self) -> str:
+        """Return the model."""
+        return self.model_name_or_path
+
+    def service(self) -> ServiceResourceSpec:
+        """Return the service that it is: vLLM's own server, with its readiness probe."""
+        command = [
+            *("python3", "-m", "vllm.entrypoints.openai.api_server"),
+            *("--model", self.model_name_or_path, "--host", "127.0.0.1", "--port", "{port}"),
+            *("--tensor-parallel-size", str(self.tensor_parallel_size)),
+            *("--pipeline-parallel-size", str(self.pipeline_parallel_size)),
+            *("--data-parallel-size", str(self.data_parallel_size)),
+            *("--gpu-memory-utilization", str(self.gpu_memory_utilization)),
+        ]
+        if self.template is not None:
+            command += ["--chat-template", self.template]
+        if self.tool_call_parser is not None:
+            command += ["--enable-auto-tool-choice", "--tool-call-parser", self.tool_call_parser]
+        return ServiceResourceSpec(
+            command=command,
+            port=self.port,
+            gpus=self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size,
+            readiness=Readiness(path="/v1/models", every_seconds=1.0),
+            start_timeout=self.start_timeout,
+            max_global_num=self.max_global_num,
+            extra=self.extra,
+        )
+
+
+@dataclass(kw_only=True)
+class ContainerResourceSpec(BaseResourceSpec):
+    """A container.
+
+    Args:
+        image: What it is made of; `ubuntu:22.04` where not given.
+        cpu_count: Processors, also fractions.
+        mem_limit: Bytes, or text as `512m`, `2g`.
+        gpus: How many GPUs, `"all"`, or a list of ids; those of the lease where there is one.
+        ports: Port in the container -> port of the host, 0 for a free one.
+        environment: Variables, beside those of the lease.
+        mount: Path of the host -> path in the container, `:ro` behind it for read-only.
+        host_ip: Address of the host that ports are opened on; 127.0.0.1 where not given.
+        container_port: The port that `endpoint` names.
+        command: What runs in it; the image's own where not given.
+        readiness: How to see that it answers; that it runs where not given.
+        start_timeout: Seconds until it must be ready.
+        stop_seconds: Between SIGTERM and SIGKILL.
+        ray_actor_options: For the backend `ray`.
+
+    """
+
+    category: ClassVar[str] = "container"
+
+    image: Name | None = None
+    cpu_count: Cpus | None = None
+    mem_limit: Memory | None = None
+    gpus: Devices | None = None
+    ports: dict[Port, FreePort] = field(default_factory=dict[int, int])
+    environment: Environment = field(default_factory=dict[str, str])
+    mount: dict[Text, Text] = field(default_factory=dict[str, str])
+    host_ip: Text | None = None
+    container_port: Port | None = None
+    command: Command | None = None
+    readiness: Readiness | None = None
+    start_timeout: StartSeconds | None = None
+    stop_seconds: StopSeconds = 10.0
+    ray_actor_options: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def title(self) -> str:
+        """Return the image."""
+        return self.image or "ubuntu:22.04"
+
+
+@dataclass(kw_only=True)
+class APIModelResourceSpec(BaseResourceSpec):
+    """A model that somebody else serves behind an OpenAI-compatible address.
+
+    Args:
+        model_name_or_path: As the service knows it.
+        port: With `host`, where `base_url` is not given.
+        base_url: E.g. `https://models.example/v1`.
+        host: The service's host.
+        api_key: Sent as a bearer token; never written down.
+        request_timeout: Seconds for one request.
+        start_timeout: Seconds until the service must answer.
+
+    """
+
+    category: ClassVar[str] = "api_model"
+
+    model_name_or_path: str = ""
+    port: Port | None = None
+    base_url: str | None = None
+    host: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    request_timeout: StartSeconds | None = None
+    start_timeout: StartSeconds | None = 60.0
+
+    @property
+    def title(self) -> str:
+        """Return the model."""
+        return self.model_name_or_path or "default"
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a slash at the end."""
+        given = self.base_url or f"http://{self.host or '127.0.0.1'}:{self.port or 8000}/v1"
+        return given.rstrip("/")
+
+
+@dataclass(kw_only=True)
+class LocalEnvResourceSpec(BaseResourceSpec):
+    """An object of a class of the caller's own process. Not for the daemon, which runs no code.
+
+    Args:
+        env_cls_path: `package.module.Class`.
+        init_kwargs: Its arguments.
+
+    """
+
+    category: ClassVar[str] = "local_env"
+
+    env_cls_path: str = ""
+    init_kwargs: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def title(self) -> str:
+        """Return the class."""
+        return self.env_cls_path or "default"
+
+
+@dataclass(kw_only=True)
+class MemoryResourceSpec(BaseResourceSpec):
+    """A workload that is nothing but an entry of a dictionary, with faults on demand.
+
+    Args:
+        name: Tells kinds of workload apart.
+        start_seconds: How long the start takes.
+        stop_seconds: How long the stop takes.
+        fail: Fails the start with this reason, half way.
+        fail_stops: So many stops fail before one succeeds.
+        die_seconds: Ends by itself so long after it was ready.
+        exit_code: With this, when it ends by itself.
+        fail_reset: Fails every reset with this reason.
+        resettable: Whether it can be reset at all.
+
+    """
+
+    category: ClassVar[str] = "memory"
+
+    name: str = "default"
+    start_seconds: MemoryDelay = 0.0
+    stop_seconds: MemoryDelay = 0.0
+    fail: str = ""
+    fail_stops: int = 0
+    die_seconds: StopSeconds | None = None
+    exit_code: int = 1
+    fail_reset: str = ""
+    resettable: bool = True
+    start_timeout: StartSeconds | None = None
+
+    @property
+    def title(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+@functools.cache
+def _readers(kind: type[BaseResourceSpec]) -> Mapping[str, pydantic.TypeAdapter[Any]]:
+    """Return what reads each field of a kind of spec, by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    loose = pydantic.ConfigDict(arbitrary_types_allowed=True)
+    return {
+        name: pydantic.TypeAdapter(hint, config=None if is_dataclass(hint) else loose)
+        for name, hint in ((each.name, hints[each.name]) for each in fields(kind))
+    }
+
+
+def _spec_error(name: str, error: pydantic.ValidationError) -> SpecError:
+    """Return the first thing that is wrong with a field, in the words of this package."""
+    first = error.errors(include_url=False)[0]
+    place = ".".join([name, *(str(part) for part in first["loc"] if part != "[key]")])
+    if first["type"] == "unexpected_keyword_argument":
+        known = ", ".join(each.name for each in fields(Readiness))
+        return SpecError(place, f"one of {known}")
+    text = first["msg"].removeprefix("Value error, expected ")
+    said = text.removeprefix("Input should be ")
+    compared = said.startswith(("greater", "less"))
+    return SpecError(place, f"a number {said}" if compared else said[:1].lower() + said[1:])

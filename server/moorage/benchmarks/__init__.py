@@ -1,0 +1,1 @@
+"""`moored bench` and `moored replay`: a real daemon under load, a file for each figure."""

@@ -1,0 +1,179 @@
+"""A sandbox under measurement: one fleet, one policy, and the same policy in this process.
+
+Used by `sandbox_costs` and `sandbox_hogs`.
+"""
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Self
+
+import msgspec
+
+from moorage.core.effects import Consult
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.lab.errors import CommandError
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Demand,
+    Gpu,
+    Node,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    Tenant,
+)
+from moorage.policy import Fleet, FleetView
+from moorage.sandbox.host.sandbox import Document, Limits, PolicyCode, Sandbox, SandboxReport
+
+Figures = dict[str, Any]
+Delivered = tuple[Proposed | ConsultFailed, float]
+"""An event, and the seconds from the consultation to it."""
+
+NODES_PER_CLUSTER: Final = 10
+ANSWER_SECONDS_MAX: Final = 20.0
+_DEMAND: Final = Demand(gpus=1)
+_SOURCE: Final = """
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters):
+        self.client = settings["cluster_client"]
+
+    def eval(self, parameters, input_data, context):
+        for cluster in input_data["inputs"].get("read", ()):
+            self.client.read_cluster(cluster)
+        while input_data["inputs"].get("stuck"):
+            pass
+        return input_data["fleet"].placement(0, [0])
+"""
+
+
+class _Registry:
+    """The services of the sandbox, and the injected client in this process: small documents."""
+
+    def __init__(self, cluster_ids: Sequence[str], nodes: int) -> None:
+        names = [*cluster_ids, *(f"lone-{name}" for name in cluster_ids)]
+        self._documents = {name: {"id": name, "nodes": {"count": nodes}} for name in names}
+        self._packed = {n: msgspec.msgpack.encode(each) for n, each in self._documents.items()}
+
+    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        raise CommandError(f"a rule called {client}.{method}{arguments}")
+
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
+        del client, method
+        return {name: self._packed[name] for name in ids if name in self._packed}
+
+    def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
+        raise CommandError(f"a rule read the documents of {list(cluster_ids)}")
+
+    def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
+        return True, self._documents[cluster_id]
+
+
+class MeasuredSandbox:
+    """A sandbox with one fleet, and the same policy in this process.
+
+    Args:
+        nodes: Of the fleet.
+        limits: Of the sandbox.
+        nodes_per_cluster: Of the fleet.
+
+    Attributes:
+        clusters: Of the fleet, in its order.
+
+    """
+
+    def __init__(
+        self, nodes: int, limits: Limits | None = None, nodes_per_cluster: int = NODES_PER_CLUSTER
+    ) -> None:
+        self._fleet = fleet_of(nodes, nodes_per_cluster)
+        self.clusters = self._fleet.cluster_ids
+        registry = _Registry(self.clusters, nodes_per_cluster)
+        self._sandbox = Sandbox(
+            fleet=self._fleet, services=registry, deliver=self._deliver, limits=limits
+        )
+        scope: dict[str, Any] = {}
+        exec(_SOURCE, scope)  # noqa: S102  # Our own text, above.
+        self._policy = scope["AIOSv1PolicyRule"]("", {"cluster_client": registry}, {})
+        self._codes: dict[str, PolicyCode] = {}
+        self._outcomes: dict[str, tuple[float, asyncio.Future[Delivered]]] = {}
+        self._number = 0
+
+    async def __aenter__(self) -> Self:
+        await self._sandbox.start()
+        await self.ask({})
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._sandbox.close()
+
+    def begin(self, inputs: Mapping[str, Any], name: str = "rule") -> "asyncio.Future[Delivered]":
+        """Consult the policy under a policy's name; return the future of what is delivered."""
+        self._number += 1
+        code = self._codes.get(name)
+        if code is None:  # As in the daemon, a policy is made ready once.
+            ref = PolicyRef(f"{name}:1-bench", name)
+            code = self._codes[name] = PolicyCode(ref, {"function.py": _SOURCE.encode()})
+        request = RequestId(f"request-{self._number}")
+        ask = Ask(request, Tenant("bench"), code.ref, demand=_DEMAND, inputs=inputs, seed=1)
+        future = asyncio.get_running_loop().create_future()
+        self._outcomes[request] = time.perf_counter(), future
+        self._sandbox.consult(Consult(ask, 1), code)
+        return future
+
+    def _deliver(self, event: Proposed | ConsultFailed) -> None:
+        started, future = self._outcomes.pop(event.request)
+        future.set_result((event, time.perf_counter() - started))
+
+    def report(self) -> SandboxReport:
+        """Return what the sandbox says of itself."""
+        return self._sandbox.report()
+
+    @property
+    def calls(self) -> int:
+        """Calls that reached the host."""
+        return self.report().counters.get("calls", 0)
+
+    def change(self, cluster_ids: Iterable[str]) -> None:
+        """Tell the sandbox that these documents have changed."""
+        for cluster_id in cluster_ids:
+            self._sandbox.documents_changed(cluster_id)
+
+    async def ask(self, inputs: Mapping[str, Any]) -> float:
+        """Consult the policy and return the seconds from the consultation to its delivery."""
+        async with asyncio.timeout(ANSWER_SECONDS_MAX):
+            event, taken = await self.begin(inputs)
+        if not isinstance(event, Proposed):
+            raise CommandError(f"the rule of the benchmark failed: {event.refusal.reason}")
+        return taken
+
+    def in_process(self, inputs: Mapping[str, Any]) -> float:
+        """Evaluate the policy in this process on the same input and return the seconds it took."""
+        started = time.perf_counter()
+        view = FleetView(self._fleet, _DEMAND)
+        given = {"cluster_data": {}, "inputs": inputs, "resources": {}, "fleet": view, "seed": 1}
+        self._policy.eval({}, given, {})
+        return time.perf_counter() - started
+
+
+def fleet_of(nodes: int, nodes_per_cluster: int = NODES_PER_CLUSTER) -> Fleet:
+    """Return an empty fleet of so many nodes with eight GPUs."""
+    gpus = tuple(Gpu(str(number), "A100", 81_920) for number in range(8))
+    rows = [Node(NodeId(f"node-{row:05d}"), 128_000, 1_048_576, gpus) for row in range(nodes)]
+    fleet = Fleet()
+    fleet.install(
+        Cluster(ClusterId(f"cluster-{start:05d}"), tuple(rows[start : start + nodes_per_cluster]))
+        for start in range(0, nodes, nodes_per_cluster)
+    )
+    return fleet
+
+
+def microseconds(seconds: float) -> float:
+    """Return seconds as a figure has them."""
+    return 1e6 * seconds
+
+
+def quantile(taken: Sequence[float], share: float) -> float:
+    """Return what so large a share of the times is not above."""
+    return sorted(taken)[min(int(share * len(taken)), len(taken) - 1)]

@@ -1,0 +1,274 @@
+"""`moored bench placement`: the shipped policies against the figures published for them.
+
+The six policies of "Beware of Fragmentation" (USENIX ATC'23) over the openb traces, by the paper's
+protocol and in its orders: requests up to 1.3 times the capacity, none ends, ten seeds. Every one
+goes through the production allocator (see `packing`). Takes about six seconds per run and seed.
+
+`expected_fill`, where it is named, is held against its offline prototype, with several seeds of the
+streams that it values nodes by: its one parameter that should not matter.
+"""
+
+import csv
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from math import sqrt
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from moorage.lab import packing, trace
+from moorage.lab.errors import CommandError
+from moorage.lab.published_order import published_order
+from moorage.lab.typical import typical_of
+from moorage.policy import Rule
+
+PUBLISHED: Final = "published_allocation.csv"
+"""Beside the node file: trace, policy, runs, mean and deviation at 130 %, mean at 100 %."""
+PUBLISHED_AS: Final = {
+    "random": "Random",
+    "dot_product": "DotProd",
+    "gpu_clustering": "GpuClustering",
+    "gpu_packing": "GpuPacking",
+    "best_fit": "BestFit",
+    "fgd": "FGD",
+}
+EXPECTED_FILL: Final = "expected_fill"
+PROTOTYPE: Final = {
+    "default": (96.11, 0.04, 96.03),
+    "cpu200": (96.26, 0.03, 95.96),
+    "gpushare40": (94.92, 0.03, 94.77),
+    "gpuspec33": (95.68, 0.06, 93.83),
+    "multigpu20": (96.49, 0.04, 95.95),
+}
+"""Of `expected_fill`, by trace: mean and deviation at 130 %, mean at 100 %, over ten seeds."""
+PROTOTYPE_RUNS: Final = 10
+PROTOTYPE_POINTS_ALLOWED: Final = 0.15
+SEED: Final = 42
+SEEDS: Final = 10
+ARRIVE: Final = 1.3
+POINTS_ALLOWED: Final = 0.3
+"""A mean may be this far from the published one, or two standard errors of their difference."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """One policy on one trace: GPUs in use, in percent of the cluster.
+
+    Attributes:
+        trace: The trace.
+        rule: The policy, by the name it ships under.
+        published: The published mean, when 130 % of the capacity have arrived; of
+            `expected_fill` the prototype's.
+        published_deviation: Its standard deviation, over `published_runs` runs.
+        published_at_100: The published mean when 100 % have arrived.
+        reached: Our mean at 130 %.
+        deviation: Its standard deviation, over `runs` seeds.
+        reached_at_100: Our mean at 100 %.
+        allowed: How far the means may be apart.
+        by_stream_seed: Our mean at 130 % by `stream_seed`, of policies that draw streams.
+
+    """
+
+    trace: str
+    rule: str
+    published: float
+    published_deviation: float
+    published_at_100: float
+    published_runs: int
+    reached: float
+    deviation: float
+    reached_at_100: float
+    runs: int
+    allowed: float
+    by_stream_seed: dict[str, float]
+
+    @property
+    def difference(self) -> float:
+        """Our mean less the published one, in points."""
+        return self.reached - self.published
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the means are as near to each other as they must be."""
+        return abs(self.difference) <= self.allowed
+
+
+def compare(
+    nodes: Path,
+    pods: Sequence[Path],
+    rules: Sequence[str] = tuple(PUBLISHED_AS),
+    seeds: Sequence[int] = range(SEED, SEED + SEEDS),
+    stream_seeds: Sequence[int] = (1,),
+    progress: Callable[[str], None] = lambda _: None,
+) -> list[Comparison]:
+    """Run policies over traces and compare each mean with the published one.
+
+    Args:
+        nodes: The node file; `PUBLISHED` lies beside it.
+        pods: Request files, `pods_<trace>.csv`.
+        rules: Names of shipped policies that have been published, or `expected_fill`.
+        seeds: Of the order of nodes and requests; one run each.
+        stream_seeds: Of what `expected_fill` draws; each with all of `seeds`.
+        progress: Called with what is being run.
+
+    Raises:
+        TraceError: A file cannot be read as a trace.
+        CommandError: A policy, or a trace, has no figures to be compared with.
+
+    """
+    unknown = [rule for rule in rules if rule not in (*PUBLISHED_AS, EXPECTED_FILL)]
+    if unknown:
+        listed = ", ".join((*PUBLISHED_AS, EXPECTED_FILL))
+        raise CommandError(f"no figures to compare {', '.join(unknown)} with; there are {listed}")
+    machines, known = trace.read_nodes(nodes), _published(nodes.with_name(PUBLISHED))
+    comparisons: list[Comparison] = []
+    for path in pods:
+        name, requests = path.stem.removeprefix("pods_"), trace.read_pods(path)
+        for rule in rules:
+            reference = _reference(known, name, rule)
+            runs: dict[str, list[packing.Packing]] = {}
+            for stream in map(str, stream_seeds if rule == EXPECTED_FILL else ("",)):
+                more = {"stream_seed": int(stream)} if stream else {}
+                for seed in seeds:
+                    progress(
+                        " ".join((name, rule, str(seed), *([f"streams {stream}"] * bool(more))))
+                    )
+                    packed = run(rule, machines, requests, seed, more)
+                    runs.setdefault(stream, []).append(packed)
+            comparisons.append(_comparison(name, rule, reference, runs))
+    return comparisons
+
+
+def run(
+    rule: str,
+    nodes: Sequence[trace.TraceNode],
+    pods: Sequence[trace.TracePod],
+    seed: int,
+    more: Mapping[str, Any] | None = None,
+) -> packing.Packing:
+    """Play one seed of the protocol with a fresh policy; `more` are further parameters of it."""
+    parameters = {**typical_of(rule, pods), **(more or {})}
+    played: Rule = import_module(f"moorage_policies.{rule}").AIOSv1PolicyRule(rule, {}, parameters)
+    capacity = trace.capacity_milli(nodes)
+    if rule in PUBLISHED_AS:
+        order, names = published_order(pods, nodes, capacity, ARRIVE, seed)
+        site = packing.Site(trace.cluster_document(nodes, names=names))
+    else:
+        order = trace.arrivals(pods, capacity, ARRIVE, seed)
+        site = packing.openb(nodes, seed)
+    return packing.pack(played, site, order, parameters, seed)
+
+
+def placement(
+    nodes: Path | None = None,
+    pods: Path | None = None,
+    seeds: int = SEEDS,
+    rules: Sequence[str] = (),
+    stream_seeds: int = 1,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Any]:
+    """Return the whole table: policies over all traces beside the node file, or over one.
+
+    Args:
+        nodes: The node file.
+        pods: One request file, in the place of all beside the node file.
+        seeds: How many of the orders of nodes and requests.
+        rules: As for `compare`; the six published ones where none is named.
+        stream_seeds: How many seeds of `expected_fill`'s streams, from 1 on.
+        progress: Called with what is being run.
+
+    Raises:
+        CommandError: No node file is given, or there are no traces beside it.
+
+    """
+    if nodes is None:
+        raise CommandError(f"placement needs --nodes, a node file with {PUBLISHED} beside it")
+    traces = [pods] if pods else sorted(nodes.parent.glob("pods_*.csv"))
+    if not traces:
+        raise CommandError(f"there is no pods_*.csv beside {nodes}")
+    table = compare(
+        nodes,
+        traces,
+        rules or tuple(PUBLISHED_AS),
+        range(SEED, SEED + seeds),
+        range(1, 1 + stream_seeds),
+        progress,
+    )
+    return {
+        "seeds": seeds,
+        "stream_seeds": stream_seeds,
+        "agree": sum(each.agrees for each in table),
+        "of": len(table),
+        "table": [
+            {**msgspec.to_builtins(each), "difference": each.difference, "agrees": each.agrees}
+            for each in table
+        ],
+    }
+
+
+class _Reference(NamedTuple):
+    """What a mean is held against; `points` alone may part them where it is `strict`."""
+
+    runs: int
+    mean: float
+    deviation: float
+    mean_at_100: float
+    points: float = POINTS_ALLOWED
+    strict: bool = False
+
+
+def _published(path: Path) -> dict[tuple[str, str], _Reference]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return {
+            (row["trace"], row["policy"]): _Reference(
+                int(row["runs"]),
+                float(row["allocated_percent_at_130_mean"]),
+                float(row["allocated_percent_at_130_stdev"]),
+                float(row["allocated_percent_at_100_mean"]),
+            )
+            for row in csv.DictReader(file)
+        }
+
+
+def _reference(known: Mapping[tuple[str, str], _Reference], name: str, rule: str) -> _Reference:
+    if rule != EXPECTED_FILL:
+        found = known.get((name, PUBLISHED_AS[rule]))
+        if found is None:
+            raise CommandError(f"{PUBLISHED} has no {PUBLISHED_AS[rule]} on the trace {name!r}")
+        return found
+    if name not in PROTOTYPE:
+        raise CommandError(f"{rule} is known on {', '.join(PROTOTYPE)}, not on {name!r}")
+    mean, deviation, at_100 = PROTOTYPE[name]
+    return _Reference(
+        PROTOTYPE_RUNS, mean, deviation, at_100, PROTOTYPE_POINTS_ALLOWED, strict=True
+    )
+
+
+def _comparison(
+    name: str, rule: str, reference: _Reference, by_stream: Mapping[str, Sequence[packing.Packing]]
+) -> Comparison:
+    runs = [each for several in by_stream.values() for each in several]
+    percents = [each.allocated_percent for each in runs]
+    deviation = statistics.stdev(percents) if len(percents) > 1 else 0.0
+    # The deviation of a single run says nothing; the published one is the better guess.
+    own = (deviation if len(runs) > 1 else reference.deviation) ** 2 / len(runs)
+    error = 0.0 if reference.strict else sqrt(reference.deviation**2 / reference.runs + own)
+    return Comparison(
+        trace=name,
+        rule=rule,
+        published=reference.mean,
+        published_deviation=reference.deviation,
+        published_at_100=reference.mean_at_100,
+        published_runs=reference.runs,
+        reached=statistics.fmean(percents),
+        deviation=deviation,
+        reached_at_100=statistics.fmean(each.allocated_percent_at_100 for each in runs),
+        runs=len(runs),
+        allowed=max(reference.points, 2 * error),
+        by_stream_seed={
+            stream: statistics.fmean(each.allocated_percent for each in several)
+            for stream, several in by_stream.items()
+            if stream
+        },
+    )

@@ -1,0 +1,1 @@
+"""Documents of clusters, metrics and policies: read, checked and compared, never stored."""

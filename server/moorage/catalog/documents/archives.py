@@ -1,0 +1,288 @@
+"""Policy archives: their files, read member by member in memory under strict checks.
+
+`catalog.documents.policies` calls `read_archive` with the bytes of an upload, which are hostile
+until proven otherwise. Nothing is written to disk, and nothing of the content is parsed, compiled
+or run. Accepted are `.zip`, `.tar.gz` and `.tar.xz`, told apart by their first bytes; the policy
+lies at `code/function.py`, or at `function.py`.
+"""
+
+import io
+import lzma
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
+from typing import Final, Protocol
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = [
+    "ENTRY",
+    "FILES_BYTES_MAX",
+    "FILES_MAX",
+    "bad_code",
+    "collect",
+    "is_archive",
+    "policy_files",
+    "read_archive",
+]
+
+ENTRY: Final = "function.py"
+_BESIDE_ENTRY: Final = ("requirements.txt", "examples.json")
+"""Read where they lie beside the entry; elsewhere their author would believe that they are."""
+FILES_MAX: Final = 512
+"""Files of one policy; an archive with more members is refused."""
+FILES_BYTES_MAX: Final = 16 * 1024 * 1024
+"""All files of one policy, unpacked."""
+_UNPACKED_BYTES_MAX: Final = 2 * FILES_BYTES_MAX
+"""A whole archive, unpacked: what is left out, headers and padding come on top of the files."""
+PATH_CHARS_MAX: Final = 255
+RATIO_MAX: Final = 200
+"""Unpacked bytes per packed byte; source code reaches about ten."""
+RATIO_FREE_BYTES: Final = 1024 * 1024
+"""So much may be unpacked whatever the ratio: small archives of blank files are no bombs."""
+LZMA_MEMORY_MAX: Final = 72 * 1024 * 1024
+"""Of a .tar.xz; the strongest preset of `xz` needs 65 MiB."""
+_SHOWN_CHARS_MAX: Final = 80
+_CHUNK: Final = 64 * 1024
+_GZIP_BITS: Final = zlib.MAX_WBITS | 16
+
+_ZIP, _GZIP, _XZ = b"PK\x03\x04", b"\x1f\x8b\x08", b"\xfd7zXZ\x00"
+_ZIP_METHODS: Final = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
+_ENCRYPTED: Final = 0x1
+# What packing a folder on somebody's laptop leaves behind. Bytecode is no source: never kept.
+_LITTER: Final = frozenset({"__MACOSX", "__pycache__", ".git", ".DS_Store"})
+
+
+def bad_code(reason: str, expected: str) -> ServiceError:
+    """Return the refusal of a policy's code: what is wrong, and what is expected instead."""
+    text = f"code: {reason}; expected {expected}"
+    return ServiceError(Code.BAD_POLICY, text, field="code", expected=expected)
+
+
+def is_archive(content: bytes) -> bool:
+    """Return whether the bytes begin as an accepted archive does."""
+    return content.startswith((_ZIP, _GZIP, _XZ))
+
+
+def read_archive(content: bytes) -> dict[str, bytes]:
+    """Return the files of a policy's archive by path, the entry being `function.py`.
+
+    Args:
+        content: The archive.
+
+    Raises:
+        ServiceError: `bad_policy`, naming the member that is a link, a device, absolute, outside
+            or doubled; or the cap that the archive exceeds; or that there is no entry.
+
+    """
+    try:
+        members = _zip_members(content) if content.startswith(_ZIP) else _tar_members(content)
+        return policy_files(collect(members))
+    except ServiceError:
+        raise
+    except Exception as error:  # The readers raise anything when the bytes are hostile.
+        said = str(error) or type(error).__name__
+        raise bad_code(
+            f"the {_kind_of(content)} is damaged: {said}", "a whole .zip, .tar.gz or .tar.xz"
+        ) from error
+
+
+def collect(members: Iterable[tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return the members by clean path, or refuse the names, the number or the size of them."""
+    files: dict[str, bytes] = {}
+    size = 0
+    for name, content in members:
+        path = _clean(name)
+        if path is None:
+            continue
+        if path in files:
+            raise bad_code(f"the archive has two members {path!r}", "each member once")
+        size += len(content)
+        if len(files) >= FILES_MAX:
+            raise _too_many()
+        if size > FILES_BYTES_MAX:
+            raise _too_large()
+        files[path] = content
+    for path in files:
+        parents = accumulate(path.split("/")[:-1], "{}/{}".format)
+        if found := next((parent for parent in parents if parent in files), None):
+            raise bad_code(f"{found!r} is a file and a folder", "one of the two")
+    return files
+
+
+def policy_files(files: dict[str, bytes]) -> dict[str, bytes]:
+    """Return the files next to the entry, by their path from there."""
+    for root in ("code/", ""):
+        if root + ENTRY in files:
+            for name in _BESIDE_ENTRY if root else ():
+                if name in files and root + name not in files:
+                    found = f"{name!r} lies outside of {root}, where nobody reads it"
+                    raise bad_code(found, f"{root}{name}, beside {ENTRY}")
+            return {
+                path.removeprefix(root): content
+                for path, content in files.items()
+                if path.startswith(root)
+            }
+    shown = ", ".join(sorted(files)[:5]) or "nothing"
+    raise bad_code(f"no code/{ENTRY} among the files ({shown})", f"code/{ENTRY} or {ENTRY}")
+
+
+def _kind_of(content: bytes) -> str:
+    return {_ZIP: ".zip", _GZIP: ".tar.gz", _XZ: ".tar.xz"}[
+        next(each for each in (_ZIP, _GZIP, _XZ) if content.startswith(each))
+    ]
+
+
+def _too_many() -> ServiceError:
+    return bad_code(
+        f"the archive has more than {FILES_MAX} files",
+        f"at most {FILES_MAX}: leave out what the rule does not import",
+    )
+
+
+def _too_large() -> ServiceError:
+    return bad_code(
+        f"its files have more than {FILES_BYTES_MAX} bytes together",
+        f"at most {FILES_BYTES_MAX}: leave out what the rule does not import",
+    )
+
+
+def _too_dense() -> ServiceError:
+    return bad_code(
+        f"the archive unpacks to more than {RATIO_MAX} times its size, as bombs do",
+        f"at most {RATIO_MAX} bytes out of one, as of source code",
+    )
+
+
+def _clean(name: str) -> str | None:
+    """Return the path of a member, None for litter, or refuse it."""
+    parts = [part for part in name.split("/") if part != "."]
+    if (
+        not parts
+        or len(name) > PATH_CHARS_MAX
+        or not name.isprintable()
+        or "\\" in name
+        or name.startswith("/")
+        or ".." in parts
+        or "" in parts
+        or ":" in parts[0]
+    ):
+        raise bad_code(
+            f"the archive has a member {name[:_SHOWN_CHARS_MAX]!r}",
+            f"relative paths of at most {PATH_CHARS_MAX} characters, without `..`",
+        )
+    if not _LITTER.isdisjoint(parts) or parts[-1].startswith("._") or parts[-1].endswith(".pyc"):
+        return None
+    return "/".join(parts)
+
+
+# Zip -------------------------------------------------------------------------------------------
+
+
+def _zip_members(content: bytes) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        infos = archive.infolist()
+        if len(infos) > 2 * FILES_MAX:  # Folders are members too.
+            raise _too_many()
+        unpacked = sum(info.file_size for info in infos)
+        if unpacked > max(RATIO_FREE_BYTES, RATIO_MAX * len(content)):
+            raise _too_dense()
+        if unpacked > _UNPACKED_BYTES_MAX:  # What is left out of the policy is unpacked, too.
+            raise _too_large()
+        for info in infos:
+            kind = stat.S_IFMT(info.external_attr >> 16)
+            if info.is_dir() and kind in {0, stat.S_IFDIR}:
+                _clean(info.filename.removesuffix("/"))
+                continue
+            if kind not in {0, stat.S_IFREG}:
+                raise _no_file(info.filename)
+            if info.flag_bits & _ENCRYPTED or info.compress_type not in _ZIP_METHODS:
+                raise bad_code(
+                    f"the member {info.filename!r} is encrypted or packed in a rare way",
+                    "members stored or deflated, without a password",
+                )
+            with archive.open(info) as member:
+                yield info.filename, _at_most(member)
+
+
+class _Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
+
+
+def _at_most(member: _Readable) -> bytes:
+    """Read a member to its end; the sizes in the headers are only claims."""
+    content = member.read(FILES_BYTES_MAX + 1)
+    if len(content) > FILES_BYTES_MAX:
+        raise _too_large()
+    return content
+
+
+def _no_file(name: str) -> ServiceError:
+    return bad_code(
+        f"the member {name!r} is a link, a device or another special file",
+        "plain files and folders only",
+    )
+
+
+# Tar -------------------------------------------------------------------------------------------
+
+
+def _tar_members(content: bytes) -> Iterator[tuple[str, bytes]]:
+    plain = io.BytesIO(_unpacked(content))
+    with tarfile.open(fileobj=plain, mode="r:") as archive:
+        for number, member in enumerate(archive):
+            if number >= 2 * FILES_MAX:
+                raise _too_many()
+            if member.isdir():
+                if member.name not in {"", "."}:
+                    _clean(member.name)
+                continue
+            # A sparse member is a plain file by type that may claim to be of any size.
+            if not member.isreg() or member.issparse():
+                raise _no_file(member.name)
+            file = archive.extractfile(member)
+            if file is None or member.size > FILES_BYTES_MAX:
+                raise _too_large()
+            yield member.name, _at_most(file)
+
+
+def _unpacked(content: bytes) -> bytes:
+    """Return the plain tar, giving up as soon as it grows beyond the caps."""
+    dense = max(RATIO_FREE_BYTES, RATIO_MAX * len(content))
+    plain = bytearray()
+    for chunk in _gunzip(content) if content.startswith(_GZIP) else _unxz(content):
+        plain += chunk
+        if len(plain) > dense:
+            raise _too_dense()
+        if len(plain) > _UNPACKED_BYTES_MAX:
+            raise _too_large()
+    return bytes(plain)
+
+
+def _gunzip(content: bytes) -> Iterator[bytes]:
+    unpacker = zlib.decompressobj(wbits=_GZIP_BITS)
+    for start in range(0, len(content), _CHUNK):
+        packed = content[start : start + _CHUNK]
+        while packed:
+            if unpacker.eof:  # A gzip file may be several; padding may follow the last one.
+                if not packed.startswith(_GZIP):
+                    return
+                unpacker = zlib.decompressobj(wbits=_GZIP_BITS)
+            yield unpacker.decompress(packed, _CHUNK)
+            packed = unpacker.unused_data if unpacker.eof else unpacker.unconsumed_tail
+    if not unpacker.eof:
+        raise EOFError("it ends before its end marker")
+
+
+def _unxz(content: bytes) -> Iterator[bytes]:
+    unpacker = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=LZMA_MEMORY_MAX)
+    packed = content
+    while not unpacker.eof:
+        yield unpacker.decompress(packed, _CHUNK)
+        if unpacker.needs_input and not unpacker.eof:
+            raise EOFError("it ends before its end marker")
+        packed = b""  # The unpacker keeps what it has not used yet.

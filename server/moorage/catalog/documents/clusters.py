@@ -1,0 +1,359 @@
+"""Cluster documents: what is checked, what is filled in, and what placement reads of them.
+
+The embedded catalog calls `read_cluster_document` for every document that it stores. The format is
+that of allocation-server.md, section 6, with a few optional fields that placement can use and the
+documents do not have (GPU `linkGroup`, `numa`, `exclusive`; node `rack`, `labels`), or that say
+which machine a node is, whatever it is called (GPU `uuid`, and `parentUuid` of a MIG instance; node
+`machineId`, `providerId`).
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.documents.encoding import WrongField, cluster_id_of
+from moorage.catalog.limits import GPUS_PER_NODE_MAX, NODES_PER_CLUSTER_MAX
+from moorage.catalog.values import Document
+from moorage.model import DEVICE, Cluster, ClusterId, Code, Gpu, Node, NodeId
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["ClusterDocument", "cluster_model", "is_live", "read_cluster_document"]
+
+LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
+"""Values of `status`, in any case, that make a cluster a candidate; so does none at all."""
+AMOUNT_MAX: Final = 10**11
+"""Any count, MiB or milli: the fleet's columns add them up in 64 bits."""
+NAME_CHARS_MAX: Final = 253
+KINDS_MAX: Final = 4096
+"""Kinds of nodes, by their devices, that are remembered: a fleet has few, and a million devices."""
+
+_NAMES: Final = {"machine": "machineId", "provider": "providerId"}
+_UUIDS: Final = frozenset({"uuid", "parentUuid"})
+_encode: Final = msgspec.json.Encoder().encode
+_WHOLE: Final = "a whole number, 0 or more"
+_NUMBER: Final = f"a number from 0 to {AMOUNT_MAX}"
+_OBJECT: Final = "an object"
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterDocument:
+    """A checked document, complete, with the part that placement depends on."""
+
+    id: ClusterId
+    document: Document
+    cluster: Cluster
+    live: bool
+
+
+def read_cluster_document(given: Any) -> ClusterDocument:
+    """Check a cluster document and fill in the aggregates that it omits.
+
+    Args:
+        given: The document as it was posted; it is not written to.
+
+    Raises:
+        ServiceError: `bad_message` naming the field, or `too_large`.
+
+    """
+    cluster = cluster_model(given)
+    try:
+        document = _with_aggregates(given)
+    except WrongField as wrong:
+        raise wrong.fault() from None
+    return ClusterDocument(cluster.id, document, cluster, is_live(document))
+
+
+def is_live(document: Mapping[str, Any]) -> bool:
+    """Return whether the cluster may be a candidate, by its `status`."""
+    status = document.get("status")
+    return status is None or (isinstance(status, str) and status.lower() in LIVE_STATUSES)
+
+
+def cluster_model(document: Any) -> Cluster:
+    """Return the part of a cluster document that placement depends on.
+
+    Memory is read in MB as the documents have it and taken for MiB, never converted.
+
+    Raises:
+        ServiceError: `bad_message` naming the field, e.g. `nodes.nodeData[3].gpus.count: expected
+            a whole number, 0 or more`, or `too_large`.
+
+    """
+    if not isinstance(document, dict):
+        raise ServiceError.wrong_field("body", "a cluster document (an object)")
+    cluster_id = cluster_id_of(document.get("id"), "id")
+    try:
+        _text(document, "status")
+        return Cluster(cluster_id, tuple(_nodes(document)))
+    except WrongField as wrong:
+        raise wrong.fault() from None
+
+
+def _nodes(document: Document) -> list[Node]:
+    entries = _object(document, "nodes").get("nodeData")
+    if entries is None:
+        return []
+    if not isinstance(entries, list):
+        raise WrongField("nodes.nodeData", "a list of nodes")
+    if len(entries) > NODES_PER_CLUSTER_MAX:
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"nodes.nodeData: {len(entries)} nodes; one cluster has at most"
+            f" {NODES_PER_CLUSTER_MAX}: split it into several clusters",
+            field="nodes.nodeData",
+        )
+    nodes: list[Node] = []
+    seen: set[str] = set()
+    for number, entry in enumerate(entries):
+        try:
+            node = _node(entry)
+            _claim(node.id, seen, "node")
+        except WrongField as wrong:
+            raise wrong.under(f"nodes.nodeData[{number}]") from None
+        nodes.append(node)
+    return nodes
+
+
+def _node(entry: Any) -> Node:
+    if not isinstance(entry, dict):
+        raise WrongField("", _OBJECT)
+    cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
+    gpus, uuids = _told_apart(_object(entry, "gpus"))
+    names = [f"{what} {told}" for what, key in _NAMES.items() if (told := _text(entry, key))]
+    labels = _object(entry, "labels")
+    return Node(
+        id=NodeId(_name(entry.get("id"), "id")),
+        cpu_milli=round(cores * 1000),
+        memory_mib=int(_amount(entry, "memory", "memory")),
+        gpus=_gpus(gpus),
+        rack=_text(entry, "rack"),
+        labels={key: _label(value, f"labels.{key}") for key, value in labels.items()},
+        identity=(*names, *uuids),
+    )
+
+
+def _told_apart(group: Mapping[str, Any]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """Return the devices of a node as those of its kind are, and what tells them from these."""
+    devices = group.get("gpus")
+    listed = devices if isinstance(devices, list) else ()
+    if not any(isinstance(each, dict) and not _UUIDS.isdisjoint(each) for each in listed):
+        return group, ()
+    keys: dict[str, None] = {}
+    whole: set[str] = set()
+    alike: list[Any] = []
+    for index, device in enumerate(listed):
+        if not isinstance(device, dict):
+            return group, ()  # Told where it is, where devices are read.
+        try:
+            uuid, parent = (_text(device, name).lower() for name in ("uuid", "parentUuid"))
+        except WrongField as wrong:
+            raise wrong.under(f"gpus.gpus[{index}]") from None
+        if uuid in keys or parent in whole:
+            expected = "the UUID of no other device of this node, nor of a part of one"
+            raise WrongField(f"gpus.gpus[{index}].uuid", expected)
+        whole |= {uuid} - {""} if not parent else set()
+        keys |= dict.fromkeys(each for each in (uuid, parent) if each)
+        alike.append({name: value for name, value in device.items() if name not in _UUIDS})
+    return {**group, "gpus": alike}, tuple(f"{DEVICE}{each}" for each in keys)
+
+
+def _gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
+    """Return the devices of a node; nodes of one kind share theirs."""
+    if not group:
+        return ()
+    try:
+        key = _encode(group)
+    except (TypeError, ValueError, OverflowError):  # No JSON: told where it is, below.
+        return _read_gpus(group)
+    return _kind(key)
+
+
+@lru_cache(KINDS_MAX)
+def _kind(encoded: bytes) -> tuple[Gpu, ...]:
+    return _read_gpus(msgspec.json.decode(encoded))
+
+
+def _read_gpus(group: Mapping[str, Any]) -> tuple[Gpu, ...]:
+    count = _whole(group, "count", "gpus.count")
+    devices = group.get("gpus")
+    if devices is not None and not isinstance(devices, list):
+        raise WrongField("gpus.gpus", "a list of devices")
+    if max(count, len(devices or ())) > GPUS_PER_NODE_MAX:
+        raise WrongField("gpus.count", f"at most {GPUS_PER_NODE_MAX} devices on one node")
+    if not devices:
+        return _counted_gpus(group, count)
+    if count not in {0, len(devices)}:
+        raise WrongField("gpus.count", f"{len(devices)}, the number of devices in gpus.gpus")
+    gpus: list[Gpu] = []
+    seen: set[str] = set()
+    for index, device in enumerate(devices):
+        try:
+            gpu = _gpu(device, index)
+            _claim(gpu.id, seen, "device")
+        except WrongField as wrong:
+            raise wrong.under(f"gpus.gpus[{index}]") from None
+        gpus.append(gpu)
+    return tuple(gpus)
+
+
+def _counted_gpus(group: Mapping[str, Any], count: int) -> tuple[Gpu, ...]:
+    """Return the devices of a node that only counts them: `memory` is that of all together."""
+    names = group.get("modelNames") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise WrongField("gpus.modelNames", "a list of texts")
+    memory = int(_amount(group, "memory", "gpus.memory")) // max(count, 1)
+    if len(names) != count:  # One name stands for all; several for fewer devices for none.
+        names = names * count if len(names) == 1 else [""] * count
+    return tuple(Gpu(str(index), names[index], memory) for index in range(count))
+
+
+def _gpu(device: Any, index: int) -> Gpu:
+    if not isinstance(device, dict):
+        raise WrongField("", _OBJECT)
+    given = device.get("id", device.get("gpu_id"))
+    group = device.get("linkGroup", device.get("nvlinkGroup"))
+    numa, exclusive = device.get("numa", -1), device.get("exclusive", False)
+    if isinstance(numa, bool) or not isinstance(numa, int) or not -1 <= numa <= AMOUNT_MAX:
+        raise WrongField("numa", "the number of a NUMA domain, or -1")
+    if not isinstance(exclusive, bool):
+        raise WrongField("exclusive", "true or false")
+    return Gpu(
+        id=str(index) if given is None else _name(given, "id"),
+        model=_text(device, "modelName"),
+        memory_mib=int(_amount(device, "memory", "memory")),
+        link_group="" if group is None else _name(group, "linkGroup"),
+        numa=numa,
+        exclusive=exclusive,
+    )
+
+
+def _claim(name: str, seen: set[str], what: str) -> None:
+    if name in seen:
+        raise WrongField("id", f"an id of its own; {name} is another {what}'s")
+    seen.add(name)
+
+
+# Fields ----------------------------------------------------------------------------------------
+
+
+def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    value = holder.get(key)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise WrongField(key, _OBJECT)
+    return value
+
+
+def _number(value: Any) -> float | int | None:
+    """Return a number within bounds, also one given as text (their database casts it); or None."""
+    if type(value) is int:  # Nearly all of millions that a large fleet has.
+        return value if 0 <= value <= AMOUNT_MAX else None
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return value if math.isfinite(value) and 0 <= value <= AMOUNT_MAX else None
+
+
+def _amount(holder: Mapping[str, Any], key: str, path: str) -> float | int:
+    value = holder.get(key)
+    if value is None:
+        return 0
+    number = _number(value)
+    if number is None:
+        raise WrongField(path, _NUMBER)
+    return number
+
+
+def _whole(holder: Mapping[str, Any], key: str, path: str) -> int:
+    value = holder.get(key)
+    if value is None:
+        return 0
+    number = _number(value)
+    if number is None or number != int(number):
+        raise WrongField(path, _WHOLE)
+    return int(number)
+
+
+def _text(holder: Mapping[str, Any], key: str) -> str:
+    value = holder.get(key)
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise WrongField(key, "a text")
+    return value
+
+
+def _name(value: Any, path: str) -> str:
+    """Return an id or group name; whole numbers are names too (GPU ids are indices)."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, str) and 0 < len(value) <= NAME_CHARS_MAX:
+        return value
+    raise WrongField(path, f"a text of 1 to {NAME_CHARS_MAX} characters")
+
+
+def _label(value: Any, path: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, (str, int, float)):
+        return str(value)
+    raise WrongField(path, "a text")
+
+
+# Aggregates ------------------------------------------------------------------------------------
+
+
+def _with_aggregates(given: Document) -> Document:
+    """Return a copy with the totals over `nodes.nodeData` where the document has none."""
+    nodes = _object(given, "nodes")
+    entries: Sequence[Mapping[str, Any]] = nodes.get("nodeData") or ()
+    if not entries:
+        return given
+    document = {**given}
+    if nodes.get("count") is None:
+        document["nodes"] = {**nodes, "count": len(entries)}
+    for key in ("memory", "swap"):
+        if document.get(key) is None:
+            _set_total(document, key, [node.get(key) for node in entries])
+    for group, keys in _GROUPS.items():
+        totals = {**_object(given, group)}
+        for key in keys:
+            if totals.get(key) is None:
+                _set_total(totals, key, [_group_value(node, group, key) for node in entries])
+        if totals:
+            document[group] = totals
+    return document
+
+
+_GROUPS: Final = {
+    "gpus": ("count", "memory"),
+    "vcpus": ("count",),
+    "storage": ("disks", "size"),
+    "network": ("interfaces", "txBandwidth", "rxBandwidth"),
+}
+
+
+def _set_total(totals: dict[str, Any], key: str, values: Sequence[Any]) -> None:
+    numbers = [number for value in values if (number := _number(value)) is not None]
+    if numbers:
+        totals[key] = sum(numbers)
+
+
+def _group_value(node: Mapping[str, Any], group: str, key: str) -> Any:
+    values = node.get(group)
+    if not isinstance(values, dict):
+        return None
+    if group == "gpus" and values.get(key) is None and isinstance(values.get("gpus"), list):
+        devices = values["gpus"]
+        return len(devices) if key == "count" else sum(_number(d.get(key)) or 0 for d in devices)
+    value = values.get(key)
+    return len(value) if isinstance(value, list) else value  # Lists of disks are counted.

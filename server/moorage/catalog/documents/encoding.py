@@ -1,0 +1,231 @@
+"""JSON documents as such: their bytes, their ids, and `$set`/`$unset`; used by all of `catalog`."""
+
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.limits import DOCUMENT_BYTES_MAX
+from moorage.catalog.values import Document
+from moorage.model import ClusterId, Code
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts
+
+__all__ = [
+    "PACKABLE",
+    "WrongField",
+    "apply_change",
+    "cluster_id_of",
+    "decode",
+    "encode",
+    "index_of",
+    "is_packable",
+    "pack",
+    "snapshot",
+]
+
+PATH_PARTS_MAX: Final = 32
+"""Parts of a dotted path."""
+INDEX_DIGITS_MAX: Final = 9
+"""Digits of an index into a list; a longer one lies beyond every list."""
+PACKABLE: Final = "JSON with whole numbers of at most 64 bits, not nested too deeply"
+CLUSTER_ID_CHARS_MAX: Final = 253
+
+# An id becomes part of URLs and file names of others: nothing that could leave a
+# path, and not "query", which the documented routes use in the id's place.
+_CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*")
+_CLUSTER_ID_EXPECTED: Final = (
+    f"1 to {CLUSTER_ID_CHARS_MAX} letters, digits and _ . : @ + -, starting with a letter, digit"
+    " or _, other than `query`"
+)
+
+_encoder = msgspec.json.Encoder()
+_packer = msgspec.msgpack.Encoder()
+
+
+class WrongField(Exception):  # noqa: N818  # It names what it is about, and stays in this package.
+    """A value deep in a document is wrong; whoever knows where it lies says so with `under`."""
+
+    def __init__(self, path: str, expected: str) -> None:
+        super().__init__(f"{path}: expected {expected}")
+        self.path = path
+        self.expected = expected
+
+    def under(self, prefix: str) -> "WrongField":
+        """Return the same complaint seen from further out."""
+        joint = "" if not self.path or self.path.startswith("[") else "."
+        return WrongField(prefix + joint + self.path, self.expected)
+
+    def fault(self) -> ServiceError:
+        """Return it as the refusal that leaves the room."""
+        return ServiceError.wrong_field(self.path, self.expected)
+
+
+def cluster_id_of(value: Any, field: str) -> ClusterId:
+    """Return a valid cluster id, or refuse it under the name `field`."""
+    if (
+        isinstance(value, str)
+        and len(value) <= CLUSTER_ID_CHARS_MAX
+        and value != "query"
+        and _CLUSTER_ID.fullmatch(value)
+    ):
+        return ClusterId(value)
+    raise ServiceError.wrong_field(field, _CLUSTER_ID_EXPECTED)
+
+
+def encode(document: Any) -> bytes:
+    """Return a document as JSON, or refuse what JSON or the limits cannot hold."""
+    try:
+        encoded = _encoder.encode(document)
+    except (TypeError, ValueError, RecursionError) as error:  # UnicodeEncodeError is a ValueError.
+        raise _not_json(error) from error
+    if len(encoded) > DOCUMENT_BYTES_MAX:
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"the document has {len(encoded)} bytes as JSON; at most {DOCUMENT_BYTES_MAX} are"
+            " accepted: split it",
+            expected=f"at most {DOCUMENT_BYTES_MAX} bytes",
+        )
+    return encoded
+
+
+def is_packable(value: Any) -> bool:
+    """Return whether a cell can be sent a JSON value; whole numbers of JSON may be too large."""
+    try:
+        _packer.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return False
+    return True
+
+
+def pack(document: Any) -> bytes:
+    """Return a document as msgpack, or refuse what it cannot hold."""
+    try:
+        return _packer.encode(document)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise _not_json(error) from error
+
+
+def snapshot(given: Any) -> tuple[bytes, Document]:
+    """Return a document as JSON, and as a restart will read it from there.
+
+    What is kept in memory is this copy: no caller holds a reference to it, and it is what the
+    disk has.
+    """
+    if not isinstance(given, dict):
+        raise ServiceError.wrong_field("body", "a document (an object)")
+    encoded = encode(given)
+    try:
+        return encoded, decode(encoded)
+    except msgspec.DecodeError as error:
+        raise _not_json(error) from error
+
+
+def decode(encoded: bytes) -> Document:
+    """Return the document that `encode` wrote; the store's thread spares the loop with large ones.
+
+    Raises:
+        msgspec.MsgspecError: It is damaged.
+
+    """
+    if len(encoded) <= PART_BYTES_MAX:
+        return msgspec.json.decode(encoded, type=Document)
+    return msgspec.convert(decode_in_parts(encoded), Document)
+
+
+def _not_json(error: Exception) -> ServiceError:
+    return ServiceError(
+        Code.BAD_MESSAGE,
+        f"the document holds a value that cannot be stored: {error}",
+        expected="JSON values, whole numbers within 64 bits, Unicode text",
+    )
+
+
+# Mongo update documents ------------------------------------------------------------------------
+
+
+def apply_change(document: Document, change: Any) -> Document:
+    """Return a changed copy of a document.
+
+    Args:
+        document: As it is; it is not written to.
+        change: A whole new document (no key starts with `$`), or an update document with `$set`
+            (dotted path to value) and `$unset` (dotted paths, as keys or as a list).
+
+    Raises:
+        ServiceError: `bad_message` naming the operator or path.
+
+    """
+    if not isinstance(change, dict):
+        raise ServiceError.wrong_field("body", "a document, or an update with $set and $unset")
+    operators = [key for key in change if key.startswith("$")]
+    if not operators:
+        return change
+    for key in change:
+        if key not in {"$set", "$unset"}:
+            raise ServiceError.wrong_field(
+                key, "only $set and $unset in an update, or a whole document without them"
+            )
+    setting, unsetting = change.get("$set", {}), change.get("$unset", {})
+    if not isinstance(setting, dict):
+        raise ServiceError.wrong_field("$set", "an object of dotted paths and their new values")
+    if not isinstance(unsetting, (dict, list)):
+        raise ServiceError.wrong_field("$unset", "an object or a list of dotted paths")
+    changed: Any = document
+    for path, value in setting.items():
+        changed = _placed(changed, _parts(path, "$set"), value, f"$set.{path}")
+    for path in unsetting:
+        changed = _without(changed, _parts(path, "$unset"))
+    result: Document = changed
+    return result
+
+
+def index_of(part: str, items: Sequence[Any]) -> int | None:
+    """Return the index in a list that one part of a path means, or None where it means none."""
+    # Other scripts have digits that `int` does not read, and it refuses thousands of them.
+    digits = part.isascii() and part.isdigit() and len(part) <= INDEX_DIGITS_MAX
+    return int(part) if digits and int(part) < len(items) else None
+
+
+def _parts(path: Any, operator: str) -> list[str]:
+    parts = path.split(".") if isinstance(path, str) else []
+    if (
+        not 0 < len(parts) <= PATH_PARTS_MAX
+        or "" in parts
+        or any(part.startswith("$") for part in parts)
+    ):
+        raise ServiceError.wrong_field(
+            f"{operator}.{path}",
+            f"a dotted path of 1 to {PATH_PARTS_MAX} non-empty parts, none starting with $",
+        )
+    return parts
+
+
+def _placed(node: Any, parts: Sequence[str], value: Any, field: str) -> Any:
+    """Return a copy of `node` with `value` at `parts`; objects on the way are made as needed."""
+    if not parts:
+        return value
+    head, rest = parts[0], parts[1:]
+    if isinstance(node, dict):
+        return {**node, head: _placed(node.get(head, {}), rest, value, field)}
+    if isinstance(node, list):
+        index = index_of(head, node)
+        if index is None:
+            raise ServiceError.wrong_field(field, f"an index below {len(node)} in place of {head}")
+        return [*node[:index], _placed(node[index], rest, value, field), *node[index + 1 :]]
+    raise ServiceError.wrong_field(field, f"an object or a list to hold {head}")
+
+
+def _without(node: Any, parts: Sequence[str]) -> Any:
+    """Return a copy of `node` with nothing at `parts`; where nothing is there, `node` itself."""
+    head, rest = parts[0], parts[1:]
+    if isinstance(node, dict) and head in node:
+        if not rest:
+            return {key: value for key, value in node.items() if key != head}
+        return {**node, head: _without(node[head], rest)}
+    if isinstance(node, list) and (index := index_of(head, node)) is not None:
+        # As in Mongo, an element is emptied, not taken out: the indices of the others stand.
+        kept = _without(node[index], rest) if rest else None
+        return [*node[:index], kept, *node[index + 1 :]]
+    return node

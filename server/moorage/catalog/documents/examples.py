@@ -1,0 +1,253 @@
+"""A policy's own examples: read from its document and its archive, and compared with answers.
+
+`daemon.publishing.vetting` reads them, and has a cell run them before the policy is registered.
+They lie in `metadata.examples` of the document, or in an `examples.json` beside `function.py`: a
+list of objects
+
+    {"name": "two GPUs of one node",
+     "request": {"inputs": {}, "resources": {"gpus": 2}},
+     "fleet": [<cluster documents>], "metrics": [<metrics documents>],
+     "output": {"cluster_id": "lab", "gpus": ["0", "1"]}}
+
+`request` is what a client would send: `inputs`, `parameters`, `settings`, `resources`, `clusters`.
+`fleet` is what it may be placed on; left out, it is one cluster with two nodes of four GPUs.
+In the place of both, `input_data` is what `eval` gets, for policies that rank or place blocks; then
+`parameters` and `settings` lie beside it. `output` may be left out; what it names must be so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.documents.clusters import ClusterDocument, read_cluster_document
+from moorage.catalog.documents.encoding import PACKABLE, is_packable
+from moorage.catalog.documents.metrics import read_metrics_document
+from moorage.model import Code
+from moorage.protocol.errors import BadMessage
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.messages import AllocationRequest, decode_allocation
+
+__all__ = ["EXAMPLES_FILE", "NO_OUTPUT", "Example", "read_examples", "unlike"]
+
+EXAMPLES_FILE: Final = "examples.json"
+EXAMPLES_MAX: Final = 20
+"""Examples of one policy; each may take as long as an evaluation may."""
+EXAMPLES_BYTES_MAX: Final = 4 * 1024 * 1024
+"""All examples of one policy, as JSON."""
+NO_OUTPUT: Final = object()
+"""The output of an example that expects none in particular."""
+SHOWN_CHARS_MAX: Final = 200
+
+_DOCUMENT: Final = "metadata.examples"
+_KEYS: Final = frozenset(
+    {"name", "request", "fleet", "metrics", "input_data", "parameters", "settings", "output"}
+)
+_REQUEST_KEYS: Final = frozenset({"inputs", "parameters", "settings", "resources", "clusters"})
+_GPU: Final = {"modelName": "A100", "memory": 40_960}
+_NODE: Final = {
+    "vcpus": {"count": 32},
+    "memory": 131_072,
+    "gpus": {"count": 4, "gpus": [_GPU] * 4},
+}
+_FLEET: Final = [
+    {"id": "lab", "nodes": {"nodeData": [{"id": f"node-{n}", **_NODE} for n in (1, 2)]}}
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One call of a policy, and what it should answer.
+
+    Args:
+        place: Where it lies, e.g. `metadata.examples[0]`.
+        name: What its author calls it; may be empty.
+        request: What a client would send; None where `input_data` is given.
+        fleet: The clusters there are.
+        metrics: Their metrics, by cluster id.
+        input_data: What `eval` is given where there is no request.
+        parameters: Beside `input_data`.
+        settings: Beside `input_data`.
+        output: What must be in the answer, or `NO_OUTPUT`.
+
+    """
+
+    place: str
+    name: str
+    request: AllocationRequest | None
+    fleet: Sequence[ClusterDocument]
+    metrics: Mapping[str, Any]
+    input_data: Any
+    parameters: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    output: Any
+
+    @property
+    def title(self) -> str:
+        """Its place and its name, for sentences."""
+        return f"{self.place} “{self.name}”" if self.name else self.place
+
+
+def read_examples(document: Mapping[str, Any], files: Mapping[str, bytes]) -> tuple[Example, ...]:
+    """Return the examples of a policy.
+
+    Args:
+        document: Its PolicyRule document, with its identity filled in.
+        files: Its files.
+
+    Raises:
+        ServiceError: `bad_policy`: an example is malformed; the field says where.
+
+    """
+    metadata = document.get("metadata") or {}
+    found: list[tuple[str, Any]] = []
+    if metadata.get("examples") is not None:
+        found += _listed(metadata["examples"], _DOCUMENT)
+    if EXAMPLES_FILE in files:
+        try:
+            listed = msgspec.json.decode(files[EXAMPLES_FILE])
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise _wrong(EXAMPLES_FILE, "a list of examples as JSON", str(error)) from error
+        found += _listed(listed, EXAMPLES_FILE)
+    if len(found) > EXAMPLES_MAX:
+        raise _wrong(found[EXAMPLES_MAX][0], f"at most {EXAMPLES_MAX} examples", "one too many")
+    if found and len(msgspec.json.encode([each for _, each in found])) > EXAMPLES_BYTES_MAX:
+        raise _wrong(
+            found[0][0], f"at most {EXAMPLES_BYTES_MAX} bytes of examples", "here are more"
+        )
+    uri = document["policy_rule_uri"]
+    return tuple(_example(given, place, uri) for place, given in found)
+
+
+def _listed(given: Any, place: str) -> list[tuple[str, Any]]:
+    if not isinstance(given, list):
+        raise _wrong(place, "a list of examples {request, fleet, output}", _shown(given))
+    return [(f"{place}[{number}]", each) for number, each in enumerate(given)]
+
+
+def _example(given: Any, place: str, uri: str) -> Example:
+    if not isinstance(given, dict):
+        raise _wrong(place, "an object {request, fleet, output}", _shown(given))
+    if not is_packable(given):
+        raise _wrong(place, PACKABLE, "something else")
+    for key in given.keys() - _KEYS:
+        raise _wrong(f"{place}.{key}", f"one of {', '.join(sorted(_KEYS))}", "an unknown field")
+    name = given.get("name", "")
+    if not isinstance(name, str):
+        raise _wrong(f"{place}.name", "a text", _shown(name))
+    if ("request" in given) == ("input_data" in given):
+        found = "both" if "request" in given else "neither"
+        raise _wrong(place, "either `request` or `input_data`", found)
+    request = None
+    if "request" in given:
+        request = _request(given["request"], f"{place}.request", uri)
+        for key in ("parameters", "settings"):
+            if key in given:
+                raise _wrong(f"{place}.{key}", f"it as `request.{key}`", "it beside the request")
+    return Example(
+        place,
+        name,
+        request,
+        _fleet(given.get("fleet", _FLEET), f"{place}.fleet"),
+        _metrics(given.get("metrics", []), f"{place}.metrics"),
+        given.get("input_data"),
+        _object(given, "parameters", place),
+        _object(given, "settings", place),
+        given.get("output", NO_OUTPUT),
+    )
+
+
+def _object(given: Mapping[str, Any], key: str, place: str) -> Mapping[str, Any]:
+    value = given.get(key, {})
+    if not isinstance(value, dict):
+        raise _wrong(f"{place}.{key}", "an object", _shown(value))
+    return value
+
+
+def _request(given: Any, place: str, uri: str) -> AllocationRequest:
+    if not isinstance(given, dict):
+        raise _wrong(place, "an object {inputs, resources, parameters, settings}", _shown(given))
+    for key in given.keys() - _REQUEST_KEYS:
+        expected = f"one of {', '.join(sorted(_REQUEST_KEYS))}"
+        raise _wrong(f"{place}.{key}", expected, "a field that no example can have")
+    message = {"adhoc": True, "policy_rule_uri": uri, "inputs": {}, **given}
+    try:
+        return decode_allocation(msgspec.json.encode(message))
+    except BadMessage as error:
+        field = f"{place}.{error.field}" if error.field else place
+        raise _inside(place, error.reason, field, error.expected) from error
+
+
+def _fleet(given: Any, place: str) -> tuple[ClusterDocument, ...]:
+    if not isinstance(given, list) or not given:
+        raise _wrong(place, "a list of cluster documents, not empty", _shown(given))
+    fleet: list[ClusterDocument] = []
+    for number, each in enumerate(given):
+        try:
+            fleet.append(read_cluster_document(each))
+        except ServiceError as error:
+            at = f"{place}[{number}]"
+            raise _inside(at, error.reason, at, error.expected) from error
+    if len({each.id for each in fleet}) < len(fleet):
+        raise _wrong(place, "clusters with different ids", "one id twice")
+    return tuple(fleet)
+
+
+def _metrics(given: Any, place: str) -> Mapping[str, Any]:
+    if not isinstance(given, list):
+        raise _wrong(place, "a list of metrics documents", _shown(given))
+    found: dict[str, Any] = {}
+    for number, each in enumerate(given):
+        try:
+            cluster_id, document = read_metrics_document(each)
+        except ServiceError as error:
+            at = f"{place}[{number}]"
+            raise _inside(at, error.reason, at, error.expected) from error
+        found[cluster_id] = document
+    return found
+
+
+# Comparing -------------------------------------------------------------------------------------
+
+
+def unlike(expected: Any, answer: Any, path: str = "output") -> str:
+    """Return where an answer is not what an example expects, in words; empty where it is.
+
+    An object must have what the expected one names, and may have more; a list must be the same
+    throughout. Ids of GPUs are the same as numbers and as texts.
+    """
+    if isinstance(expected, dict) and isinstance(answer, dict):
+        for key, value in expected.items():
+            if key not in answer:
+                return f"expected {path}.{key} to be {_shown(value)}; it is missing"
+            if different := unlike(value, answer[key], f"{path}.{key}"):
+                return different
+        return ""
+    if isinstance(expected, list) and isinstance(answer, list) and len(expected) == len(answer):
+        pairs = enumerate(zip(expected, answer, strict=True))
+        return next((no for at, (e, a) in pairs if (no := unlike(e, a, f"{path}[{at}]"))), "")
+    if _same(expected, answer, gpus=".gpus[" in path):
+        return ""
+    return f"expected {path} to be {_shown(expected)}; it is {_shown(answer)}"
+
+
+def _same(expected: Any, answer: Any, *, gpus: bool) -> bool:
+    if isinstance(expected, bool) or isinstance(answer, bool):
+        return expected is answer
+    return expected == answer or (gpus and str(expected) == str(answer))
+
+
+def _shown(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= SHOWN_CHARS_MAX else f"{text[:SHOWN_CHARS_MAX]}…"
+
+
+def _wrong(place: str, expected: str, found: str) -> ServiceError:
+    reason = f"{place}: expected {expected}; found {found}"
+    return ServiceError(Code.BAD_POLICY, reason, field=place, expected=expected)
+
+
+def _inside(place: str, reason: str, field: str, expected: str) -> ServiceError:
+    """Return the refusal of a part that says itself what is wrong with it."""
+    return ServiceError(Code.BAD_POLICY, f"{place}: {reason}", field=field, expected=expected)

@@ -1,0 +1,121 @@
+"""Metrics documents: both spellings of their fields, and totals over the nodes.
+
+The embedded catalog calls `read_metrics_document` for every document that it stores. The format is
+that of allocation-server.md, section 7; the policies of aggregation are those of 7.2, without the
+defects of the implementation (D15: summed GPU averages, flattened keys).
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from moorage.catalog.documents.encoding import cluster_id_of
+from moorage.catalog.limits import NODES_PER_CLUSTER_MAX
+from moorage.catalog.values import Document
+from moorage.model import ClusterId
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["aggregate", "read_metrics_document"]
+
+TREE_DEPTH_MAX: Final = 16
+"""Groups within groups of a node tree; what lies deeper is not added up."""
+
+_LOAD: Final = re.compile(r"load_?(\d+m)")
+# Identity and lists (the devices of `gpus`) have no total.
+_NOT_ADDED: Final = frozenset({"id", "nodeId", "gpu_id", "timestamp"})
+
+
+def read_metrics_document(given: Any) -> tuple[ClusterId, Document]:
+    """Check a metrics document and complete it.
+
+    Args:
+        given: As it was posted; it is not written to.
+
+    Returns:
+        The cluster's id, and the document with `nodes` and `node` (the same list), `load5m` and
+        `load_5m` wherever it had either, and `cluster` added up from the nodes where it had none.
+
+    Raises:
+        ServiceError: `bad_message` naming the field.
+
+    """
+    if not isinstance(given, dict):
+        raise ServiceError.wrong_field("body", "a metrics document (an object)")
+    cluster_id = cluster_id_of(given.get("clusterId"), "clusterId")
+    document = {**given}
+    name = "nodes" if given.get("nodes") is not None else "node"
+    trees = given.get(name)
+    if trees is not None:
+        if not isinstance(trees, list) or len(trees) > NODES_PER_CLUSTER_MAX:
+            raise ServiceError.wrong_field(
+                name, f"a list of at most {NODES_PER_CLUSTER_MAX} node trees"
+            )
+        for number, tree in enumerate(trees):
+            if not isinstance(tree, dict):
+                raise ServiceError.wrong_field(f"{name}[{number}]", "a node tree (an object)")
+        document["nodes"] = document["node"] = [_with_both_loads(tree) for tree in trees]
+    totals = given.get("cluster")
+    if not totals and trees:
+        totals = aggregate(trees)
+    if totals is not None:
+        if not isinstance(totals, dict):
+            raise ServiceError.wrong_field("cluster", "an object of groups")
+        document["cluster"] = _with_both_loads(totals)
+    return cluster_id, document
+
+
+def aggregate(trees: Sequence[Mapping[str, Any]]) -> Document:
+    """Return the cluster's groups, added up over its nodes and nested as theirs are.
+
+    Sums; averages for `averageUtil`, `avg…` and `load…`; the largest `maxDisk`, the smallest
+    `minDisk`. A node without devices has no part in the averages of `gpu`.
+    """
+    return _merge(trees, 0)
+
+
+def _merge(groups: Sequence[Mapping[str, Any]], depth: int) -> Document:
+    merged: Document = {}
+    for key in dict.fromkeys(key for group in groups for key in group if key not in _NOT_ADDED):
+        values = [group[key] for group in groups if key in group]
+        nested = [value for value in values if isinstance(value, dict)]
+        if nested and depth < TREE_DEPTH_MAX:
+            merged[key] = _merge(nested, depth + 1)
+            continue
+        if _is_average(key):
+            values = [g[key] for g in groups if key in g and g.get("count", 1) != 0]
+        numbers = [
+            value
+            for value in values
+            if isinstance(value, (int, float)) and not isinstance(value, bool)
+        ]
+        if numbers:
+            merged[key] = _total(key, numbers)
+        elif _is_average(key) and any(isinstance(group.get(key), (int, float)) for group in groups):
+            merged[key] = 0  # Nobody has devices: the group keeps its shape.
+    return merged
+
+
+def _is_average(key: str) -> bool:
+    return key == "averageUtil" or key.startswith(("avg", "load"))
+
+
+def _total(key: str, numbers: Sequence[float]) -> float:
+    if _is_average(key):
+        return sum(numbers) / len(numbers)
+    if key == "maxDisk":
+        return max(numbers)
+    return min(numbers) if key == "minDisk" else sum(numbers)
+
+
+def _with_both_loads(tree: Mapping[str, Any]) -> Document:
+    """Return a copy whose `vcpu` has every load average under `load5m` and `load_5m`."""
+    copy = {**tree}
+    vcpu = tree.get("vcpu")
+    if isinstance(vcpu, dict):
+        both = {**vcpu}
+        for key, value in vcpu.items():
+            if found := _LOAD.fullmatch(key):
+                both.setdefault(f"load{found[1]}", value)
+                both.setdefault(f"load_{found[1]}", value)
+        copy["vcpu"] = both
+    return copy

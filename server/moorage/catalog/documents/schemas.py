@@ -1,0 +1,251 @@
+"""The schemas of one PolicyRule document: read when it is uploaded, enforced on every call.
+
+`catalog.documents.policies` reads them; admission checks a request with them before its policy is
+asked, and the sandbox's host what the policy is told and what it answers. The mini-language itself
+is `policy.schema`. What a policy returned is hostile, so it is checked here, outside its cell.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from moorage.model import Ask, Code
+from moorage.policy.schema import Schema, SchemaError, SchemaPattern
+from moorage.policy.schema_reader import read_schema
+from moorage.protocol.faults import ServiceError
+from moorage.query import QueryError, expression
+
+__all__ = ["PolicySchemas", "read_schemas"]
+
+COMMANDS_MAX: Final = 100
+"""Management commands of one policy."""
+PART_MAX: Final = 256
+"""Documents that are held against an input schema in one check: some milliseconds."""
+NO_ANSWER: Final = frozenset({"error", "declined"})
+"""With one of these fields, and no cluster, a policy says no: such an answer is no placement, and
+so not what the output schema is about."""
+_NOTHING: Final[Mapping[str, Any]] = {}
+_COMMANDS_FIELD: Final = "management_commands_schema"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySchemas:
+    """What one policy's schemas say; None where it has no such schema.
+
+    Args:
+        uri: The policy, for refusals.
+        inputs: `policy_input_schema`: the `inputs` of a request; else what `eval` is given, of a
+            list each element.
+        output: `policy_output_schema`: what `eval` returns; of a list, each element.
+        settings: `policy_settings_schema`.
+        parameters: `policy_parameters_schema`.
+        commands: `management_commands_schema`, by the name of the command.
+        settings_completed: The document's `policy_settings`, with the defaults of the schema.
+        parameters_completed: The document's `policy_parameters`, likewise.
+
+    """
+
+    uri: str
+    inputs: Schema | None = None
+    output: Schema | None = None
+    settings: Schema | None = None
+    parameters: Schema | None = None
+    commands: Mapping[str, Schema | None] | None = None
+    settings_completed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters_completed: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def given(self, inputs: Any) -> Any:
+        """Return the inputs of a request with their defaults, or raise `bad_message`."""
+        return self._checked(self.inputs, inputs, "inputs")
+
+    def asked(self, input_data: Any) -> Any:
+        """Return what `eval` is given other than by a request here, with the defaults.
+
+        What another server has executed brings the `inputs` of its request. What a block or a
+        ranking brings is held against the schema itself; a ranking's list, each of its elements.
+
+        Raises:
+            ServiceError: `bad_message`.
+
+        """
+        if self.inputs is None:
+            return input_data
+        if isinstance(input_data, list):
+            return [each for part in self.asked_parts(input_data) for each in part]
+        if isinstance(input_data, dict) and "inputs" in input_data:
+            given = self._checked(self.inputs, input_data["inputs"], "input_data.inputs")
+            return {**input_data, "inputs": given}
+        return self._checked(self.inputs, input_data, "input_data")
+
+    def asked_parts(self, values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+        """Do the same for a list, some elements at a time: each part is a check of its own."""
+        for first in range(0, len(values), PART_MAX):
+            part = values[first : first + PART_MAX]
+            if self.inputs is not None:
+                with self._told():
+                    part = self.inputs.check_each(part, "input_data", first)
+            yield part
+
+    def overrides(
+        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return what a caller sets in the place of the defaults, or raise `bad_message`."""
+        return (
+            self._checked(self.parameters, parameters, "parameters", self.parameters_completed),
+            self._checked(self.settings, settings, "settings", self.settings_completed),
+        )
+
+    def completed(self, ask: Ask) -> Ask:
+        """Return a request that was not admitted for this policy as it would have been.
+
+        Raises:
+            ServiceError: `bad_message`.
+
+        """
+        parameters, settings = self.overrides(ask.parameters, ask.settings)
+        inputs = self.given(ask.inputs)
+        return replace(ask, inputs=inputs, parameters=parameters, settings=settings)
+
+    def judge(self, value: Any) -> None:
+        """Check what the policy returned.
+
+        Raises:
+            ServiceError: `policy_bad_output`.
+
+        """
+        if self.output is None or _says_no(value):
+            return
+        try:
+            if isinstance(value, list):
+                self.output.check_each(value, "output")
+            else:
+                self.output.check(value, "output")
+        except SchemaError as error:
+            raise ServiceError(
+                Code.POLICY_BAD_OUTPUT,
+                f"{self.uri} does not keep to its policy_output_schema: {error}",
+                field=error.path,
+                expected=error.expected,
+                details={"policy_rule_uri": self.uri},
+            ) from error
+
+    def command(self, action: str, data: Any) -> Any:
+        """Return the data of a management command with its defaults.
+
+        Raises:
+            ServiceError: `bad_message`: the policy has no such command, or the data are wrong.
+
+        """
+        if self.commands is None:
+            return data
+        if action not in self.commands:
+            names = ", ".join(self.commands)
+            raise ServiceError(
+                Code.BAD_MESSAGE,
+                f"action: {self.uri} has no management command “{action[:60]}”; it has {names}",
+                field="action",
+                expected=f"one of {names}",
+            )
+        return self._checked(self.commands[action], {} if data is None else data, "data")
+
+    def _checked(
+        self, schema: Schema | None, value: Any, path: str, known: Mapping[str, Any] = _NOTHING
+    ) -> Any:
+        if schema is None:
+            return value
+        with self._told():
+            return schema.check(value, path, known=known)
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        """Say whose schema it is that a value does not keep to."""
+        try:
+            yield
+        except SchemaError as error:
+            reason = f"{error} (the schema of {self.uri})"
+            raise ServiceError(
+                Code.BAD_MESSAGE, reason, field=error.path, expected=error.expected
+            ) from error
+
+
+def read_schemas(document: Mapping[str, Any]) -> PolicySchemas | None:
+    """Return the schemas of a PolicyRule document, or None where it has none.
+
+    Args:
+        document: With its identity filled in.
+
+    Raises:
+        ServiceError: `bad_message`: a schema is malformed, or the document's own defaults are not
+            what its schemas say; the field says where.
+
+    """
+    try:
+        inputs = _schema(document, "policy_input_schema")
+        output = _schema(document, "policy_output_schema")
+        settings = _schema(document, "policy_settings_schema")
+        parameters = _schema(document, "policy_parameters_schema")
+        commands = _commands(document.get(_COMMANDS_FIELD))
+        if not (inputs or output or settings or parameters or commands):
+            return None
+        return PolicySchemas(
+            document["policy_rule_uri"],
+            inputs,
+            output,
+            settings,
+            parameters,
+            commands,
+            _completed(settings, document, "policy_settings"),
+            _completed(parameters, document, "policy_parameters"),
+        )
+    except SchemaError as error:
+        raise _refused(error) from error
+
+
+def _completed(schema: Schema | None, document: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+    """Return a document's defaults with those of the schema; what is required may come later."""
+    given: Mapping[str, Any] = document.get(field) or {}
+    return given if schema is None else schema.check(given, field, known=schema.required)
+
+
+def _schema(document: Mapping[str, Any], name: str) -> Schema | None:
+    return read_schema(document.get(name), name, _pattern)
+
+
+def _pattern(text: str, path: str) -> SchemaPattern:
+    try:
+        return expression(text, "", path)
+    except QueryError as error:
+        found = f"in {_quoted(text)}, {error.reason}"
+        raise SchemaError(path, error.expected, found) from error
+
+
+def _commands(given: Any) -> Mapping[str, Schema | None] | None:
+    if not given:
+        return None
+    if not isinstance(given, list) or len(given) > COMMANDS_MAX:
+        expected = f"a list of at most {COMMANDS_MAX} objects {{name, description, schema}}"
+        raise SchemaError(_COMMANDS_FIELD, expected, f"found {len(given)}")
+    commands: dict[str, Schema | None] = {}
+    for number, each in enumerate(given):
+        path = f"{_COMMANDS_FIELD}[{number}]"
+        if not isinstance(each, dict):
+            raise SchemaError(path, "an object {name, description, schema}", "it is none")
+        name = each.get("name")
+        if not isinstance(name, str) or not name or name in commands:
+            found = "it is missing" if name is None else f"found {_quoted(str(name))}"
+            raise SchemaError(f"{path}.name", "a text that no other command has as name", found)
+        commands[name] = read_schema(each.get("schema"), f"{path}.schema", _pattern)
+    return commands
+
+
+def _says_no(value: Any) -> bool:
+    return isinstance(value, dict) and "cluster_id" not in value and bool(NO_ANSWER & value.keys())
+
+
+def _quoted(text: str) -> str:
+    return f'"{text[:60]}"'
+
+
+def _refused(error: SchemaError) -> ServiceError:
+    return ServiceError(Code.BAD_MESSAGE, str(error), field=error.path, expected=error.expected)

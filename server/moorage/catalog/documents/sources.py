@@ -1,0 +1,301 @@
+"""Where a policy's `code` comes from: the text itself, an archive in it, a path or a URL.
+
+The embedded catalog calls `CodeSources.fetch` and `CodeSources.files`. A path is read only below
+the folder that the operator configured, a URL from public addresses or from hosts that the operator
+listed; what comes back is bytes or files, which `catalog.documents.archives` then judges.
+"""
+
+import asyncio
+import base64
+import binascii
+import contextlib
+import os
+import re
+import socket
+import urllib.parse
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import httpx
+
+from moorage.catalog.addresses import is_public
+from moorage.catalog.documents.archives import (
+    ENTRY,
+    FILES_BYTES_MAX,
+    bad_code,
+    collect,
+    is_archive,
+    policy_files,
+    read_archive,
+)
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["CODE_BYTES_MAX", "CodeSources", "Files", "is_url", "without_credentials"]
+
+CODE_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Source text or archive, as uploaded or fetched."""
+FETCH_SECONDS_MAX: Final = 30.0
+"""The whole of a download, redirects included."""
+CONNECT_SECONDS_MAX: Final = 5.0
+"""For one of a host's addresses; then the next one is tried."""
+REDIRECTS_MAX: Final = 3
+
+Files = dict[str, bytes]
+
+_CREDENTIALS: Final = re.compile(r"^(https?://)[^/?#]*@", re.IGNORECASE)
+"""Of a URL, up to where its host begins (RFC 3986, section 3.2.1)."""
+
+# The first bytes of .zip, .tar.gz and .tar.xz in base64.
+_ARCHIVE_IN_BASE64: Final = ("UEsDB", "H4sI", "/Td6WFoA")
+_CLASS: Final = b"AIOSv1PolicyRule"
+_PATH: Final = re.compile(r"[^\s=#(){}\[\]<>\"';,]+")
+_EXPECTED: Final = (
+    "Python source text, a base64 archive (.zip, .tar.gz, .tar.xz), a data: or http(s) URL,"
+    " or a path under the configured folder"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeSources:
+    """What `code` may name.
+
+    Args:
+        root: Folder below which local paths are read; None refuses every path.
+        hosts: Host names that code may be fetched from, wherever they are; None allows all hosts
+            with public addresses only.
+
+    """
+
+    root: Path | None = None
+    hosts: frozenset[str] | None = None
+
+    async def fetch(self, code: str) -> bytes | None:
+        """Download `code` if it is an http(s) URL; None where it is something else.
+
+        Raises:
+            ServiceError: `bad_policy`, `too_large`, or `unavailable` where the host fails.
+
+        """
+        if not is_url(code):
+            return None
+        shown = without_credentials(code)
+        try:
+            async with (
+                asyncio.timeout(FETCH_SECONDS_MAX),
+                httpx.AsyncClient(
+                    headers={"accept-encoding": "identity"},
+                    timeout=httpx.Timeout(FETCH_SECONDS_MAX, connect=CONNECT_SECONDS_MAX),
+                    # A connection says nothing about another host at the same address.
+                    limits=httpx.Limits(max_keepalive_connections=0),
+                    verify=httpx.create_ssl_context(),
+                    trust_env=False,  # A proxy would look the host up again, and go anywhere.
+                ) as client,
+            ):
+                return await self._follow(client, code, shown)
+        except UnicodeError as error:
+            raise bad_code(f"{shown} has no host: {error}", "the name of a host") from error
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, OSError) as error:
+            raise ServiceError(
+                Code.UNAVAILABLE,
+                f"code: {shown} could not be fetched: {_cause(error)};"
+                f" expected an answer within {FETCH_SECONDS_MAX:g} seconds",
+                field="code",
+                expected=f"an answer within {FETCH_SECONDS_MAX:g} seconds",
+            ) from error
+
+    async def _follow(self, client: httpx.AsyncClient, url: str, shown: str) -> bytes:
+        for _ in range(REDIRECTS_MAX + 1):
+            async with contextlib.aclosing(await self._get(client, url)) as response:
+                if response.has_redirect_location:
+                    url = urllib.parse.urljoin(url, response.headers["location"])
+                    continue
+                if not response.is_success:
+                    raise bad_code(f"{shown} answered {response.status_code}", "200, with the code")
+                content = bytearray()
+                # Raw: a content-encoding must not unpack more than the archive's own caps allow.
+                async for chunk in response.aiter_raw():
+                    content += chunk
+                    if len(content) > CODE_BYTES_MAX:
+                        raise _too_large()
+                return bytes(content)
+        raise bad_code(f"{shown} redirects again and again", f"at most {REDIRECTS_MAX} redirects")
+
+    async def _get(self, client: httpx.AsyncClient, given: str) -> httpx.Response:
+        """Ask the host of a URL; connect to the addresses that were looked at, and no others."""
+        url = httpx.URL(given)
+        if url.scheme not in {"http", "https"} or not url.host:
+            raise bad_code(
+                f"{without_credentials(given)} is no URL to fetch from", "http://… or https://…"
+            )
+        login = httpx.BasicAuth(url.username, url.password) if url.userinfo else None
+        addresses = await self._addresses(url)
+        for number, address in enumerate(addresses, 1):
+            request = client.build_request(
+                "GET",
+                url.copy_with(host=address, userinfo=b""),  # The client logs it.
+                headers={"host": url.netloc.decode("ascii")},
+                extensions={"sni_hostname": url.raw_host.decode("ascii")},
+            )
+            try:
+                return await client.send(request, stream=True, auth=login, follow_redirects=False)
+            except (httpx.ConnectError, httpx.ConnectTimeout):
+                if number == len(addresses):
+                    raise
+        raise OSError("its name has no address")
+
+    async def _addresses(self, url: httpx.URL) -> list[str]:
+        """Look the host of a URL up, once; refuse it where it is not allowed."""
+        if self.hosts is not None and url.host not in self.hosts:
+            raise bad_code(
+                f"the host {url.host} is not allowed",
+                "one of " + (", ".join(sorted(self.hosts)) or "no host at all"),
+            )
+        port = url.port or (443 if url.scheme == "https" else 80)
+        # The resolver understands every way to write an address: 127.1, 0x7f000001, 017700000001.
+        found = await asyncio.get_running_loop().getaddrinfo(
+            url.raw_host.decode("ascii"), port, type=socket.SOCK_STREAM
+        )
+        addresses = list(dict.fromkeys(str(at[0]) for *_, at in found))
+        if self.hosts is None and not all(map(is_public, addresses)):
+            raise bad_code(
+                f"the host {url.host} is not public",
+                "a host with public addresses only, or one that this server's `policy_code_hosts`"
+                " lists",
+            )
+        return addresses
+
+    def files(self, code: str, fetched: bytes | None) -> Files:
+        """Return the files that `code` stands for. Blocking; for the catalog's own thread.
+
+        Args:
+            code: As in the document.
+            fetched: What `fetch` returned.
+
+        Raises:
+            ServiceError: `bad_policy` or `too_large`.
+
+        """
+        if fetched is not None:
+            return _fetched(fetched, without_credentials(code))
+        if code[:5].lower() == "data:":
+            return _unpacked(_from_data_url(code))
+        if code.lstrip().startswith(_ARCHIVE_IN_BASE64):
+            return _unpacked(_from_base64("".join(code.split())))
+        named = code if self.root is None else code.replace(" ", "_")
+        if _CLASS.decode() in code or not _PATH.fullmatch(named):
+            # Text of one line, too: the place of its mistake tells more than that it is no path.
+            return _unpacked(code.encode("utf-8", "surrogatepass"))
+        return self._local(code)
+
+    def _local(self, code: str) -> Files:
+        scheme, is_url, _ = code.partition("://")
+        if is_url:
+            raise bad_code(f"{scheme[:40]}:// is nothing that code is read from", _EXPECTED)
+        if self.root is None:
+            raise bad_code(
+                "it is neither source text, an archive nor a URL, and this server has no"
+                " `policy_code_root` from which paths are read",
+                _EXPECTED,
+            )
+        try:
+            root = self.root.resolve(strict=True)
+            path = (root / code).resolve(strict=True)
+            if not path.is_relative_to(root):
+                raise bad_code(f"the path {code} leads out of {root}", f"a path under {root}")
+            if path.is_dir():
+                return policy_files(collect(_walk(path)))
+            if not path.is_file():  # Opening a pipe would wait for its other end.
+                raise bad_code(f"{path} is a special file", "a file or a folder")
+            with path.open("rb") as file:
+                return _unpacked(file.read(CODE_BYTES_MAX + 1))
+        except (OSError, ValueError) as error:
+            raise bad_code(f"the path {code!r} cannot be read: {error}", _EXPECTED) from error
+
+
+def without_credentials(code: str) -> str:
+    """Return a URL without `user:password@`; anything else as it is."""
+    return _CREDENTIALS.sub(r"\1", code)
+
+
+def is_url(code: str) -> bool:
+    """Return whether code is fetched from elsewhere: nothing of it may be quoted."""
+    return code.lower().startswith(("http://", "https://"))
+
+
+def _cause(error: Exception) -> str:
+    """Return why nothing was fetched. What does not speak HTTP is not quoted."""
+    if isinstance(error, OSError | httpx.ConnectError | httpx.InvalidURL):
+        return str(error) or type(error).__name__
+    return type(error).__name__
+
+
+def _fetched(content: bytes, shown: str) -> Files:
+    """Return the files of what was fetched, or refuse it without a word of what it holds.
+
+    Whoever names a URL need not be somebody who may read what this server can read there.
+    """
+    try:
+        files = _unpacked(content)
+    except ServiceError as error:
+        if error.code is Code.TOO_LARGE:
+            raise
+        files = {}
+    if _CLASS not in files.get(ENTRY, b""):
+        raise bad_code(
+            f"{shown} serves no rule",
+            f"a text or an archive that defines {_CLASS.decode()}; put into the document itself,"
+            " in base64, it is told what is wrong",
+        )
+    return files
+
+
+def _walk(folder: Path) -> Iterator[tuple[str, bytes]]:
+    for directory, _, names in os.walk(folder):
+        for name in sorted(names):
+            path = Path(directory, name)
+            if path.is_symlink() or not path.is_file():
+                raise bad_code(f"{path} is a link or a special file", "plain files and folders")
+            with path.open("rb") as file:
+                yield path.relative_to(folder).as_posix(), file.read(FILES_BYTES_MAX + 1)
+
+
+def _unpacked(content: bytes) -> Files:
+    if len(content) > CODE_BYTES_MAX:
+        raise _too_large()
+    if is_archive(content):
+        return read_archive(content)
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        raise bad_code("it is neither UTF-8 text nor a known archive", _EXPECTED) from None
+    if "\0" in text or not text.strip():
+        raise bad_code("it is empty or holds NUL characters", _EXPECTED)
+    return {ENTRY: content}
+
+
+def _from_data_url(code: str) -> bytes:
+    head, comma, payload = code[5:].partition(",")
+    if not comma:
+        raise bad_code("the data: URL has no comma", "data:<media type>;base64,<content>")
+    if head.lower().endswith(";base64"):
+        return _from_base64("".join(urllib.parse.unquote(payload).split()))
+    return urllib.parse.unquote_to_bytes(payload)
+
+
+def _from_base64(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise bad_code(f"the base64 text is damaged: {error}", "base64 of an archive") from error
+
+
+def _too_large() -> ServiceError:
+    return ServiceError(
+        Code.TOO_LARGE,
+        f"code: it has more than {CODE_BYTES_MAX} bytes; leave out what the rule does not import",
+        field="code",
+        expected=f"at most {CODE_BYTES_MAX} bytes",
+    )

@@ -1,0 +1,324 @@
+"""Aliases of policies: a name that stays, such as `name:stable`, for a version that may change.
+
+An alias is one record of the catalog's file, so that a change of it is durable as a whole or not
+at all. `EmbeddedCatalog` resolves with it, `daemon.publishing.aliases` changes it.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any, Final, Literal, NamedTuple
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = [
+    "DEFAULT_NAME",
+    "Alias",
+    "AliasChange",
+    "Aliases",
+    "Canary",
+    "Former",
+    "Standing",
+    "What",
+    "alias_name",
+    "name_of",
+    "read_alias",
+    "unknown_alias",
+]
+
+ALIASES_MAX: Final = 1000
+"""Aliases; one more is refused with `too_large`."""
+HISTORY_MAX: Final = 1000
+"""Changes of one alias that are remembered; the oldest is forgotten first."""
+DEFAULT_NAME: Final = "stable"
+"""A bare policy name means the alias with this word."""
+_ALIAS: Final = re.compile(r"(?P<name>[A-Za-z0-9_][A-Za-z0-9_.-]*)(?::(?P<word>[A-Za-z0-9_.+]+))?")
+"""Without a dash behind the colon, so that no alias reads as a version's URI."""
+_CHARS_MAX: Final = 255
+_EXPECTED: Final = "`<name>:<word>`, the word without a dash, e.g. `ip_allowlist:stable`; or a name"
+
+What = Literal[
+    "activated",
+    "rolled_back",
+    "fell_back",
+    "canary_started",
+    "canary_ended",
+    "shadow_started",
+    "shadow_ended",
+]
+Standing = Literal["good", "untried", "failing"]
+"""How a version did while it was active: it answered well; it was not asked; it was failing."""
+
+
+class AliasChange(Struct, frozen=True, omit_defaults=True):
+    """One change of an alias.
+
+    Args:
+        at: Seconds since the epoch.
+        who: The tenant, or `moored` where the server did it itself.
+        what: What was done.
+        version: The version it was done with.
+        former: The version that was active before, where that changed.
+        former_standing: How that one did.
+        former_digest: Of that one's content: another may be registered under its URI later.
+        reason: Why the server did it.
+
+    """
+
+    at: float
+    who: str
+    what: What
+    version: str
+    former: str = ""
+    former_standing: Standing | Literal[""] = ""
+    former_digest: str = ""
+    reason: str = ""
+
+
+class Former(NamedTuple):
+    """A version that was active once, and the digest of its content then (empty: not noted)."""
+
+    version: str
+    digest: str
+
+    def is_still(self, digest: str) -> bool:
+        """Tell whether what is registered under its URI now, by its digest, is the same."""
+        return not self.digest or self.digest == digest
+
+
+class Canary(Struct, frozen=True):
+    """A share of the requests goes to another version.
+
+    Args:
+        version: The candidate.
+        percent: Of the requests, more than 0 and at most 100.
+        by: What decides: `request` (its idempotency key), or `tenant` (all or none of one).
+        seed: Mixed into the decision; another seed is another draw.
+
+    """
+
+    version: str
+    percent: Annotated[float, Meta(gt=0, le=100)]
+    by: Literal["request", "tenant"] = "request"
+    seed: int = 0
+
+
+class Alias(Struct, frozen=True, omit_defaults=True):
+    """One alias as it is stored.
+
+    Args:
+        name: `name:word`.
+        version: URI of the version that it means.
+        canary: The candidate that gets a share of the requests.
+        shadow: URI of the candidate that is tried beside the active version.
+        history: All changes, the latest last.
+        owner: The tenant that made it; empty where that was not noted.
+
+    """
+
+    name: str
+    version: str
+    canary: Canary | None = None
+    shadow: str = ""
+    history: tuple[AliasChange, ...] = ()
+    owner: str = ""
+
+    def owned_by(self, who: str) -> bool:
+        """Tell whether a tenant made it, and so sees whole what is asked under it."""
+        return self.owner == who
+
+    @property
+    def former(self) -> str:
+        """The version that was active before this one; empty where there was none."""
+        return self._former.version
+
+    @property
+    def former_digest(self) -> str:
+        """The digest of what `former` named when it was active."""
+        return self._former.digest
+
+    @property
+    def _former(self) -> "Former":
+        latest = next((change for change in reversed(self.history) if change.former), None)
+        return Former(latest.former, latest.former_digest) if latest else Former("", "")
+
+    @property
+    def versions(self) -> frozenset[str]:
+        """All versions that it sends requests to."""
+        named = (self.version, self.canary.version if self.canary else "", self.shadow)
+        return frozenset(each for each in named if each)
+
+    def fallbacks(self) -> list["Former"]:
+        """Return versions that were active before, the best to fall back to first.
+
+        Those that last answered well come before those that were never asked, and the later ones
+        before the earlier; what was failing when it was left is not among them.
+        """
+        last: dict[str, tuple[Former, Standing]] = {}
+        for change in self.history:
+            if change.former and change.former_standing:
+                former = Former(change.former, change.former_digest)
+                standing = change.former_standing
+                known = last.pop(change.former, None)
+                if standing == "untried" and known is not None and known[0] == former:
+                    standing = known[1]
+                last[change.former] = former, standing
+        last.pop(self.version, None)
+        latest = list(reversed(last.values()))
+        return [
+            former
+            for standing in ("good", "untried")
+            for former, found in latest
+            if found == standing
+        ]
+
+    def changed(self, change: AliasChange, **fields: Any) -> "Alias":
+        """Return it with some fields changed, and that in its history."""
+        return replace(self, **fields, history=(*self.history, change)[-HISTORY_MAX:])
+
+    def document(self) -> dict[str, Any]:
+        """Return it for readers."""
+        latest = next((c for c in reversed(self.history) if c.version == self.version), None)
+        return {
+            "alias": self.name,
+            "owner": self.owner or None,
+            "policy_rule_uri": self.version,
+            "former": self.former or None,
+            "at": latest.at if latest else None,
+            "who": latest.who if latest else None,
+            "canary": msgspec.to_builtins(self.canary),
+            "shadow": self.shadow or None,
+            "history": [msgspec.to_builtins(each) for each in self.history],
+        }
+
+
+def alias_name(given: str) -> str:
+    """Return the full name of an alias: a bare policy name means its `stable`.
+
+    Raises:
+        ServiceError: `bad_message`: it cannot be one.
+
+    """
+    found = _ALIAS.fullmatch(given) if len(given) <= _CHARS_MAX else None
+    if found is None:
+        raise ServiceError.wrong_field("alias", _EXPECTED)
+    return f"{found['name']}:{found['word'] or DEFAULT_NAME}"
+
+
+def name_of(uri: str) -> str:
+    """Return the policy's name in a URI or an alias."""
+    return uri.partition(":")[0]
+
+
+class Aliases:
+    """All aliases, in memory and in the catalog's file. Read it on the event loop.
+
+    Args:
+        store: The catalog's file.
+
+    """
+
+    def __init__(self, store: DocumentStore) -> None:
+        self._store = store
+        self._kept: dict[str, Alias] = {}
+        self._meanings: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __contains__(self, given: str) -> bool:
+        """Tell whether `given` is an alias, or a bare name that means one. The hot path."""
+        return given in self._meanings
+
+    def take_over(self, kept: list[Alias]) -> None:
+        """Learn what the file holds."""
+        for alias in kept:
+            self._keep(alias)
+
+    def meaning(self, given: str) -> str:
+        """Return the version that an alias or a bare name means, and any other text as it is."""
+        return self._meanings.get(given, given)
+
+    def find(self, given: str) -> Alias | None:
+        """Return an alias by its name, or by a bare policy name."""
+        return self._kept.get(given) or self._kept.get(f"{given}:{DEFAULT_NAME}")
+
+    def all(self) -> list[Alias]:
+        """Return all aliases, by name."""
+        return [self._kept[name] for name in sorted(self._kept)]
+
+    def using(self, uri: str) -> list[str]:
+        """Return the aliases that send requests to a version."""
+        return [alias.name for alias in self.all() if uri in alias.versions]
+
+    async def change(self, name: str, change: Callable[[Alias | None], Alias]) -> Alias:
+        """Change an alias; return it once the change is durable and in force.
+
+        Args:
+            name: As `alias_name` returned it.
+            change: Given the alias as it is, or None, returns it as it shall be. It is called in
+                the store's thread, between all other changes, and raises to leave it.
+
+        Raises:
+            ServiceError: What `change` raised; `too_large`, `busy`, `unavailable`.
+
+        """
+
+        def work(database: Database) -> Alias:
+            row = database.get("alias", name)
+            new = change(read_alias(row) if row else None)
+            if row is None and database.count("alias") >= ALIASES_MAX:
+                reason = f"there are {ALIASES_MAX} aliases already; delete one first"
+                raise ServiceError(Code.TOO_LARGE, reason)
+            database.put("alias", StoredRow(name, msgspec.json.encode(new)))
+            return new
+
+        return await self._store.run(work, self._keep)
+
+    async def delete(self, name: str) -> Alias:
+        """Forget an alias; return it as it was, or raise `not_found`."""
+
+        def work(database: Database) -> Alias:
+            row = database.get("alias", name)
+            if row is None:
+                raise unknown_alias(name)
+            database.remove("alias", name)
+            return read_alias(row)
+
+        return await self._store.run(work, self._drop)
+
+    def _keep(self, alias: Alias) -> None:
+        self._kept[alias.name] = alias
+        for meaning in _readings(alias):
+            self._meanings[meaning] = alias.version
+
+    def _drop(self, alias: Alias) -> None:
+        self._kept.pop(alias.name, None)
+        for meaning in _readings(alias):
+            self._meanings.pop(meaning, None)
+
+
+def _readings(alias: Alias) -> Mapping[str, None]:
+    """Return all that a request may write to mean it."""
+    name, _, word = alias.name.partition(":")
+    return dict.fromkeys([alias.name, name] if word == DEFAULT_NAME else [alias.name])
+
+
+def read_alias(row: StoredRow) -> Alias:
+    """Return what the file holds of an alias."""
+    return msgspec.json.decode(row.document, type=Alias)
+
+
+def unknown_alias(name: str) -> ServiceError:
+    """Return the refusal of an alias that there is not."""
+    return ServiceError(
+        Code.NOT_FOUND,
+        f"alias: there is no {name}; activate a version of {name_of(name)} to make it",
+        field="alias",
+        expected="an alias that was activated",
+    )

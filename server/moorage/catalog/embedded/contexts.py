@@ -1,0 +1,81 @@
+"""The `context` of policies on the disk: packed bytes per version and tenant, never read here.
+
+`daemon.requests.context_keeper` writes what changed from time to time; a policy's work is no
+transaction, so the last second may be lost with the process.
+"""
+
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
+
+__all__ = ["ContextKey", "KeptContexts"]
+
+CONTEXTS_MAX: Final = 8192
+"""Contexts in the file; beyond it nothing more is kept, which only restarts notice."""
+
+ContextKey = tuple[str, str]
+"""Policy version (URI and digest) and tenant."""
+Kept = tuple[ContextKey, int, bytes]
+"""Whose it is, the version that clients know it by (0: not noted), and the packed context."""
+
+
+class KeptContexts:
+    """The contexts in the catalog's file.
+
+    Args:
+        store: The catalog's file.
+
+    """
+
+    def __init__(self, store: DocumentStore) -> None:
+        self._store = store
+
+    async def load(self) -> list[Kept]:
+        """Return all that is kept.
+
+        Raises:
+            ServiceError: `unavailable`.
+
+        """
+
+        def work(database: Database) -> list[Kept]:
+            return [
+                (_key_of(row.id), int(row.document or 0), row.files)
+                for row in database.rows("context")
+            ]
+
+        return await self._store.run(work)
+
+    async def save(self, changes: Iterable[Kept]) -> None:
+        """Keep contexts as they now are; empty bytes: forget that one.
+
+        Raises:
+            ServiceError: `unavailable`, `busy`; then nothing of it was kept.
+
+        """
+        taken = list(changes)
+
+        def work(database: Database) -> None:
+            space = CONTEXTS_MAX - database.count("context")
+            for key, version, packed in taken:
+                name = _name_of(key)
+                if not packed:
+                    space += database.remove("context", name)
+                elif space > 0 or database.has("context", name):
+                    space -= not database.has("context", name)
+                    database.put("context", StoredRow(name, b"%d" % version, packed))
+
+        # An observation of a policy: its next evaluations say it again.
+        await self._store.run(work, durable=False)
+
+
+def _name_of(key: ContextKey) -> str:
+    return msgspec.json.encode(key).decode()
+
+
+def _key_of(name: str) -> ContextKey:
+    version, tenant = msgspec.json.decode(name, type=tuple[str, str])
+    return version, tenant

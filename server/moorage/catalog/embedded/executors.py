@@ -1,0 +1,114 @@
+"""Executor documents: names under which other servers have policies executed here.
+
+What is documented of them is that they have an id; the rest is kept
+as it is given. The one named `DEFAULT_EXECUTOR` is always there.
+"""
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.documents.encoding import apply_change, decode, snapshot
+from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
+from moorage.catalog.filters import compile_filter
+from moorage.catalog.values import Document
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["DEFAULT_EXECUTOR", "Executors"]
+
+DEFAULT_EXECUTOR: Final = "moorage"
+"""The executor that every server has without being told."""
+EXECUTORS_MAX: Final = 1000
+"""Registered executors; one more is refused with `too_large`."""
+_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,252}")
+_ID_EXPECTED: Final = "1 to 253 letters, digits and _ . -, other than `query`"
+
+
+class Executors:
+    """The executors in the catalog's file.
+
+    Args:
+        store: The catalog's file.
+
+    """
+
+    def __init__(self, store: DocumentStore) -> None:
+        self._store = store
+
+    async def create(self, document: Document) -> Document:
+        """Store a new one, by its `executor_id` (or `id`); return it as stored.
+
+        Raises:
+            ServiceError: `bad_message`, `already_exists`, `too_large`.
+
+        """
+        name = document.get("executor_id", document.get("id"))
+        if not isinstance(name, str) or not _ID.fullmatch(name) or name == "query":
+            raise ServiceError.wrong_field("executor_id", _ID_EXPECTED)
+
+        def work(database: Database) -> Document:
+            if name == DEFAULT_EXECUTOR or database.has("executor", name):
+                reason = f"executor_id: the executor {name} exists; change it with PUT"
+                raise ServiceError(Code.ALREADY_EXISTS, reason, field="executor_id")
+            if database.count("executor") >= EXECUTORS_MAX:
+                raise ServiceError(Code.TOO_LARGE, f"there are {EXECUTORS_MAX} executors; too many")
+            encoded, given = snapshot({**document, "executor_id": name})
+            database.put("executor", StoredRow(name, encoded))
+            return given
+
+        return await self._store.run(work)
+
+    async def get(self, name: str) -> Document:
+        """Return one, or raise `not_found`."""
+        return await self._store.run(lambda database: _found(database, name))
+
+    async def update(self, name: str, change: Document) -> Document:
+        """Change one, by a whole document or `$set` and `$unset`; return the new one."""
+
+        def work(database: Database) -> Document:
+            changed = apply_change(_found(database, name), change)
+            if name == DEFAULT_EXECUTOR or changed.setdefault("executor_id", name) != name:
+                raise ServiceError.wrong_field("executor_id", f"{name}, as it is; an id stays")
+            encoded, given = snapshot(changed)
+            database.put("executor", StoredRow(name, encoded))
+            return given
+
+        return await self._store.run(work)
+
+    async def delete(self, name: str) -> Document:
+        """Delete one and return it, or raise `not_found`."""
+
+        def work(database: Database) -> Document:
+            gone = _found(database, name)
+            if name == DEFAULT_EXECUTOR:
+                raise ServiceError(Code.UNSUPPORTED, f"the executor {name} is this server itself")
+            database.remove("executor", name)
+            return gone
+
+        return await self._store.run(work)
+
+    async def query(self, query: Document | None = None) -> list[Document]:
+        """Return those that match a Mongo-style filter, by id; None: all."""
+        matches = compile_filter(query or {})
+
+        def work(database: Database) -> list[Document]:
+            known = [_default(), *(decode(row.document) for row in database.rows("executor"))]
+            return [each for each in known if matches(each)]
+
+        return await self._store.run(work)
+
+
+def _found(database: Database, name: str) -> Document:
+    if name == DEFAULT_EXECUTOR:
+        return _default()
+    row = database.get("executor", name)
+    if row is None:
+        raise ServiceError(Code.NOT_FOUND, f"no executor {name[:300]!r}", field="executor_id")
+    document: Document = msgspec.json.decode(row.document)
+    return document
+
+
+def _default() -> dict[str, Any]:
+    return {"executor_id": DEFAULT_EXECUTOR, "description": "the sandbox of this server"}

@@ -1,0 +1,82 @@
+"""Who changed a policy, and when: the changes of each URI, kept in the catalog's file.
+
+`catalog.embedded.catalog` notes a change in the transaction that makes it, so there is no change
+without its note. What is noted outlives the policy: whoever removes one is in its history too.
+"""
+
+import time
+from typing import Any, Final, Literal
+
+import msgspec
+from msgspec import Struct
+
+from moorage.catalog.embedded.store import Database, StoredRow
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["PolicyChange", "history_of", "note"]
+
+CHANGES_MAX: Final = 1000
+"""Changes of one URI that are remembered; of more, the second oldest is forgotten first."""
+HISTORIES_MAX: Final = 20_000
+"""URIs with a history: twice as many as policies. Beyond it, the removed policy that was registered
+longest ago is forgotten."""
+
+
+class PolicyChange(Struct, frozen=True, omit_defaults=True):
+    """One change of a policy.
+
+    Args:
+        at: Seconds since the epoch.
+        who: The tenant that made it; empty where there are none.
+        what: What was done.
+        digest: Of the content that the URI had then.
+        fields: Those of the document that differ since, for `described`.
+
+    """
+
+    at: float
+    who: str
+    what: Literal["registered", "described", "removed"]
+    digest: str
+    fields: tuple[str, ...] = ()
+
+
+_changes: Final = msgspec.json.Decoder(list[PolicyChange]).decode
+
+
+def note(
+    database: Database,
+    uri: str,
+    who: str,
+    what: Literal["registered", "described", "removed"],
+    digest: str,
+    fields: tuple[str, ...] = (),
+) -> None:
+    """Add a change to the history of a URI, within the transaction that makes it."""
+    row = database.get("history", uri)
+    changes = _changes(row.document) if row else []
+    changes.append(PolicyChange(time.time(), who, what, digest, fields))
+    if len(changes) > CHANGES_MAX:
+        del changes[1]  # The first one says where the policy comes from.
+    database.put("history", StoredRow(uri, msgspec.json.encode(changes)))
+    if row is None and database.count("history") > HISTORIES_MAX:
+        database.remove_oldest_without("history", "policy")
+
+
+def history_of(database: Database, uri: str) -> list[dict[str, Any]]:
+    """Return the changes of a URI, the first one first.
+
+    Raises:
+        ServiceError: `unknown_policy`: it never had one.
+
+    """
+    row = database.get("history", uri)
+    if row is None:
+        raise ServiceError(
+            Code.UNKNOWN_POLICY,
+            f"no policy {uri[:300]!r} was ever registered; GET /policy lists those that are",
+            field="policy_rule_uri",
+        )
+    changes: list[dict[str, Any]] = msgspec.to_builtins(_changes(row.document))
+    return changes

@@ -1,0 +1,291 @@
+"""What the embedded catalog keeps in memory, and the work on it that its thread does.
+
+`catalog.embedded.catalog` calls everything here: entries are its memory, the functions run in the
+store's thread within a transaction and raise to undo it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol, TypeVar
+
+import msgspec
+
+from moorage.catalog.documents.clusters import read_cluster_document
+from moorage.catalog.documents.encoding import apply_change, decode, encode, pack, snapshot
+from moorage.catalog.documents.metrics import read_metrics_document
+from moorage.catalog.documents.policies import digest_of, pack_files, record_from, unpack_files
+from moorage.catalog.embedded.aliases import Alias, read_alias
+from moorage.catalog.embedded.store import Database, Kind, StoredRow
+from moorage.catalog.limits import (
+    BLOCKS_MAX,
+    CLUSTERS_MAX,
+    POLICIES_MAX,
+    RESULT_BYTES_MAX,
+    STORE_BYTES_MAX,
+)
+from moorage.catalog.values import BlockKind, Document, PolicyRecord
+from moorage.model import Cluster, ClusterId, Code, PolicyRef
+from moorage.protocol.faults import ServiceError
+from moorage.query import QueryError, parse_pipeline
+
+__all__ = [
+    "CatalogEntry",
+    "DocumentEntry",
+    "PolicyEntry",
+    "StoredRecords",
+    "aggregated",
+    "answered",
+    "changed",
+    "check_limits",
+    "entry_of",
+    "load",
+    "not_found",
+    "refuse_differences",
+    "stored_files",
+    "write",
+    "write_policy",
+]
+
+_RECORDS_MAX: Final[dict[Kind, int]] = {
+    "cluster": CLUSTERS_MAX,
+    "metrics": CLUSTERS_MAX,
+    "policy": POLICIES_MAX,
+    "block": BLOCKS_MAX,
+    "block_metrics": BLOCKS_MAX,
+}
+
+
+class CatalogEntry(Protocol):
+    """What is in memory of any kind of record."""
+
+    @property
+    def id(self) -> str:
+        """Unique within its kind."""
+
+    @property
+    def document(self) -> Document:
+        """Complete, for readers."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the document as JSON."""
+
+
+T = TypeVar("T", bound=CatalogEntry)
+R = TypeVar("R")
+BLOCK_KINDS: Final[tuple[BlockKind, ...]] = ("block", "block_metrics")
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentEntry:
+    """A cluster or metrics document: complete, packed for the cells, and its size as JSON."""
+
+    id: ClusterId
+    document: Document
+    packed: bytes
+    size: int
+
+
+def blob_of(entry: DocumentEntry, metrics: Mapping[str, DocumentEntry]) -> bytes:
+    """Return what policies read of a cluster, packed; see `Catalog.document_blobs`."""
+    observed = metrics.get(entry.id)
+    return msgspec.msgpack.encode(
+        {
+            "data": msgspec.Raw(entry.packed),
+            "cluster_metrics": msgspec.Raw(observed.packed) if observed else None,
+        }
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyEntry:
+    """A policy, and the size of its document as JSON."""
+
+    record: PolicyRecord
+    size: int
+
+    @property
+    def id(self) -> str:
+        """The URI."""
+        return self.record.ref.uri
+
+    @property
+    def document(self) -> Document:
+        """The PolicyRule document."""
+        return self.record.document
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRecords:
+    """All that the store held when it was opened; clusters with whether they are live."""
+
+    clusters: list[tuple[DocumentEntry, bool, Cluster]]
+    metrics: list[DocumentEntry]
+    policies: list[PolicyEntry]
+    aliases: list[Alias]
+    blocks: dict[BlockKind, list[DocumentEntry]]
+
+
+def load(database: Database) -> StoredRecords:
+    """Return everything that the store holds; what cannot be read is set aside."""
+    return StoredRecords(
+        clusters=_read(database, "cluster", _cluster),
+        metrics=_read(database, "metrics", _metrics),
+        policies=_read(database, "policy", _policy),
+        aliases=_read(database, "alias", read_alias),
+        blocks={kind: _read(database, kind, _block) for kind in BLOCK_KINDS},
+    )
+
+
+def _read(database: Database, kind: Kind, read: Callable[[StoredRow], R]) -> list[R]:
+    found: list[R] = []
+    for row in database.rows(kind):
+        try:
+            found.append(read(row))
+        except (ServiceError, msgspec.MsgspecError, KeyError) as error:
+            database.set_aside(kind, row.id, f"it cannot be read: {error}")
+    return found
+
+
+def _cluster(row: StoredRow) -> tuple[DocumentEntry, bool, Cluster]:
+    read = read_cluster_document(decode(row.document))
+    entry = DocumentEntry(read.id, read.document, pack(read.document), len(row.document))
+    return entry, read.live, read.cluster
+
+
+def _metrics(row: StoredRow) -> DocumentEntry:
+    cluster_id, document = read_metrics_document(decode(row.document))
+    return DocumentEntry(cluster_id, document, pack(document), len(row.document))
+
+
+def _block(row: StoredRow) -> DocumentEntry:
+    document = decode(row.document)
+    return DocumentEntry(ClusterId(row.id), document, pack(document), len(row.document))
+
+
+def _policy(row: StoredRow) -> PolicyEntry:
+    document = decode(row.document)
+    return PolicyEntry(
+        record_from(PolicyRef(row.id, document["digest"]), stored_files(row, document), document),
+        len(row.document),
+    )
+
+
+def stored_files(row: StoredRow, document: Document) -> dict[str, bytes]:
+    """Return the files of a stored policy, once they are those that its digest is of.
+
+    Raises:
+        ServiceError: `unavailable`: they are not.
+
+    """
+    files = unpack_files(row.files)
+    if digest_of(files, document) != document["digest"]:
+        reason = f"the stored policy {row.id} does not match its digest"
+        raise ServiceError(Code.UNAVAILABLE, reason)
+    return files
+
+
+def write(
+    database: Database, kind: Kind, record_id: ClusterId, encoded: bytes, document: Document
+) -> DocumentEntry:
+    """Store a document as given; return it complete."""
+    database.put(kind, StoredRow(record_id, encoded))
+    check_limits(database, kind)
+    return DocumentEntry(record_id, document, pack(document), len(encoded))
+
+
+def write_policy(database: Database, record: PolicyRecord) -> PolicyEntry:
+    """Store a policy and return its entry."""
+    encoded = encode(record.document)
+    database.put("policy", StoredRow(record.ref.uri, encoded, pack_files(record.files)))
+    check_limits(database, "policy")
+    return PolicyEntry(record, len(encoded))
+
+
+def check_limits(database: Database, kind: Kind) -> None:
+    """Undo the transaction, by raising, where it went beyond a limit."""
+    usage = database.usage(kind)
+    if usage.records > _RECORDS_MAX[kind]:
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"the catalog holds {_RECORDS_MAX[kind]} {kind} documents; delete one first",
+        )
+    if usage.bytes_total > STORE_BYTES_MAX:
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"the catalog would hold more than {STORE_BYTES_MAX} bytes; delete documents first",
+        )
+
+
+def changed(
+    database: Database, kind: Kind, record_id: str, change: Document, id_field: str
+) -> tuple[bytes, Document]:
+    """Return a stored document, as it was given, with a change; its id cannot change."""
+    row = database.get(kind, record_id)
+    if row is None:
+        raise not_found(kind, record_id)
+    changed = apply_change(decode(row.document), change)
+    if changed.setdefault(id_field, record_id) != record_id:
+        raise ServiceError.wrong_field(id_field, f"{record_id}; the id of a document stays")
+    return snapshot(changed)
+
+
+def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:
+    """Return the entry with that id, which may be anything that a policy passed, or refuse."""
+    entry = entries.get(record_id) if isinstance(record_id, str) else None
+    if entry is None:
+        raise not_found(kind, record_id)
+    return entry
+
+
+def not_found(kind: Kind, record_id: object) -> ServiceError:
+    """Return the refusal of an id that nothing has."""
+    shown = repr(record_id)[:300]
+    if kind == "policy":
+        return ServiceError(
+            Code.UNKNOWN_POLICY,
+            f"no policy {shown} is registered; GET /policy lists those that are",
+            field="policy_rule_uri",
+        )
+    what = {"metrics": "metrics of a cluster", "block_metrics": "metrics of a block"}.get(
+        kind, kind
+    )
+    return ServiceError(Code.NOT_FOUND, f"no {what} {shown}", field="id")
+
+
+def refuse_differences(uri: str, fields: Sequence[str]) -> None:
+    """Refuse another content under a registered URI, if there are fields that differ."""
+    if fields:
+        raise ServiceError(
+            Code.ALREADY_EXISTS,
+            f"policy_rule_uri: {uri} is registered with another content ({', '.join(fields)});"
+            " publish yours under a new version",
+            field="policy_rule_uri",
+            expected="a URI that no other content has",
+            details={"differing": list(fields)},
+        )
+
+
+def aggregated(stages: Any, documents: Sequence[Document]) -> list[Document]:
+    """Return what a pipeline makes of documents, or refuse to make an answer of that size.
+
+    Raises:
+        QueryError: The pipeline is wrong, or makes too much.
+
+    """
+    rows = [dict(row) for row in parse_pipeline(stages).run(documents)]
+    if len(msgspec.json.encode(rows)) > RESULT_BYTES_MAX:
+        expected = f"at most {RESULT_BYTES_MAX} bytes of documents"
+        raise QueryError("pipeline", expected, "makes more", Code.TOO_LARGE)
+    return rows
+
+
+def answered(found: Sequence[CatalogEntry]) -> list[Document]:
+    """Return the documents of a query's answer, or refuse to make one of that size."""
+    if sum(entry.size for entry in found) > RESULT_BYTES_MAX:
+        raise ServiceError(
+            Code.TOO_LARGE,
+            f"the {len(found)} documents found have more than {RESULT_BYTES_MAX} bytes:"
+            " narrow the filter",
+        )
+    return [entry.document for entry in found]

@@ -1,0 +1,89 @@
+"""One bulk question at a time: many callers' wishes become few questions to an external service.
+
+`catalog.mirrored.clusters` and `catalog.mirrored.policies` ask through it.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["Batches"]
+
+
+@dataclass(slots=True)
+class _Batch:
+    keys: set[str] = field(default_factory=set[str])
+    task: "asyncio.Task[None] | None" = None
+
+
+class Batches:
+    """Turns many callers' wishes into few questions, one under way at a time.
+
+    Args:
+        ask: Puts one question for all these keys.
+
+    """
+
+    def __init__(self, ask: Callable[[frozenset[str]], Awaitable[None]]) -> None:
+        self._ask = ask
+        self._current: _Batch | None = None
+        self._next: _Batch | None = None
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is under way or wanted."""
+        return self._current is None and self._next is None
+
+    async def join(self, keys: Iterable[str]) -> None:
+        """Return when a question that covers these keys was answered; raise what it raised.
+
+        Raises:
+            ServiceError: What the question ended with, or `shutting_down`.
+
+        """
+        wanted = set(keys)
+        batch = self._current
+        if batch is None or not wanted <= batch.keys:
+            if self._next is None:
+                self._next = _Batch()
+                self._next.task = asyncio.create_task(self._run(self._next, self._current))
+                self._next.task.add_done_callback(_look)
+            batch = self._next
+            batch.keys |= wanted
+        assert batch.task is not None
+        try:
+            # Whoever gives up takes nothing away from the others.
+            await asyncio.shield(batch.task)
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if caller is None or caller.cancelling() or not batch.task.cancelled():
+                raise
+            text = "The server is stopping; connect again in a moment."
+            raise ServiceError(Code.SHUTTING_DOWN, text) from None
+
+    async def _run(self, batch: _Batch, before: _Batch | None) -> None:
+        if before is not None and before.task is not None:
+            await asyncio.wait([before.task])
+        self._next, self._current = None, batch
+        try:
+            await self._ask(frozenset(batch.keys))
+        finally:
+            if self._current is batch:
+                self._current = None
+
+    async def close(self) -> None:
+        """Give up what is under way."""
+        batches = (self._next, self._current)
+        tasks = [batch.task for batch in batches if batch is not None and batch.task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _look(task: "asyncio.Task[None]") -> None:
+    """Take note of a failure, so that asyncio does not report it as lost: all may have left."""
+    if not task.cancelled():
+        task.exception()

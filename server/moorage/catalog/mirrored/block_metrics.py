@@ -1,0 +1,150 @@
+"""Block metrics of an external service: `GLOBAL_BLOCK_METRICS_URL`.
+
+`catalog.embedded.blocks` owns a mirror where the configuration names such a service. All metrics
+are read at once, whenever somebody looks at blocks and what is known has become too old: blocks are
+few compared with what they run on, and one question serves every search that waits for it.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final
+
+from moorage.catalog.allowances import SPENT, Allowance
+from moorage.catalog.documents.encoding import pack
+from moorage.catalog.embedded.records import DocumentEntry
+from moorage.catalog.limits import BLOCKS_MAX
+from moorage.catalog.mirrored.batches import Batches
+from moorage.catalog.mirrored.envelopes import check_depth, document_of, documents_of, leave_out
+from moorage.catalog.mirrored.http import (
+    Service,
+    ServiceReply,
+    ServiceRequest,
+    WrongAnswer,
+    without_credentials,
+)
+from moorage.catalog.values import Document
+from moorage.model import ClusterId, Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["BlockMetricsMirror"]
+
+_NO_POST: Final = frozenset({405, 501})
+_NEVER: Final = float("-inf")
+
+
+class BlockMetricsMirror:
+    """The metrics of all blocks, as an external service has them.
+
+    Args:
+        service: Is asked.
+        checked: Returns the block's id of a metrics document, or refuses it.
+        keep: Takes all documents, in the place of those before.
+        fresh_seconds: What was read longer ago is asked for again, and never used instead.
+
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        checked: Callable[[Document], ClusterId],
+        keep: Callable[[dict[str, DocumentEntry]], None],
+        *,
+        fresh_seconds: float,
+    ) -> None:
+        self._service = service
+        self._checked = checked
+        self._keep = keep
+        self._fresh_seconds = fresh_seconds
+        self._reading = Batches(self._read)
+        self._read_at = _NEVER
+        self._left_out: dict[str, str] = {}
+
+    async def close(self) -> None:
+        """Give up what is under way and close the connections."""
+        await self._reading.close()
+        await self._service.close()
+
+    async def fetch(self, allowance: Allowance) -> list[str]:
+        """Make sure that the metrics are fresh; where they cannot be, there are none.
+
+        Returns:
+            Warnings: why there are none, or which documents are missing.
+
+        """
+        if not self._fresh():
+            if not allowance.spend():
+                return [self._none(SPENT)]
+            try:
+                await self._reading.join(())
+            except ServiceError as error:
+                return [self._none(error.reason)]
+        if not self._left_out:
+            return []
+        name, what = next(iter(self._left_out.items()))
+        count = len(self._left_out)
+        return [
+            f"{count} documents of block metrics cannot be used and count as none ({name}: {what})."
+        ]
+
+    async def require(self) -> None:
+        """Make sure that the metrics are fresh, or raise `unavailable`."""
+        if not self._fresh():
+            await self._reading.join(())
+
+    def refuse(self) -> None:
+        """Refuse to write what is kept elsewhere."""
+        url = without_credentials(self._service.url)
+        raise ServiceError(
+            Code.UNSUPPORTED,
+            f"This server reads its block metrics from {url}; change them there.",
+            expected=f"a request to {url}",
+        )
+
+    def _fresh(self) -> bool:
+        return asyncio.get_running_loop().time() - self._read_at <= self._fresh_seconds
+
+    def _none(self, why: str) -> str:
+        self._read_at = _NEVER
+        self._keep({})
+        return f"Block metrics could not be read and are null. {why}"
+
+    async def _read(self, keys: frozenset[str]) -> None:
+        del keys  # A list is a list of all.
+        began = asyncio.get_running_loop().time()
+        found = await self._service.ask(ServiceRequest("POST", "/block/query", b"{}"), self._found)
+        if found is None:
+            found = await self._service.ask(ServiceRequest("GET", "/block/query"), self._found)
+        if found is None:
+            raise ServiceError(
+                Code.UNAVAILABLE,
+                f"The {self._service.name} at {self._service.url} takes neither POST nor GET at"
+                " /block/query.",
+                details={"service": self._service.name, "url": self._service.url},
+            )
+        entries, self._left_out = found
+        self._read_at = began
+        self._keep(entries)
+
+    def _found(self, reply: ServiceReply) -> tuple[dict[str, DocumentEntry], dict[str, str]] | None:
+        if reply.status in _NO_POST:
+            return None
+        entries: dict[str, DocumentEntry] = {}
+        left_out: dict[str, str] = {}
+        for number, raw in enumerate(documents_of(reply)):
+            document: Any = None
+            try:
+                document = document_of(bytes(raw))
+                check_depth(document)
+                block_id = self._checked(document)
+                packed = pack(document)
+            except (ServiceError, WrongAnswer) as error:
+                leave_out(left_out, document, "blockId", number, str(error))
+                continue
+            if block_id in entries:
+                leave_out(left_out, document, "blockId", number, "it is listed twice")
+            elif len(entries) >= BLOCKS_MAX:
+                what = f"at most {BLOCKS_MAX} blocks are held"
+                leave_out(left_out, document, "blockId", number, what)
+            else:
+                entries[block_id] = DocumentEntry(block_id, document, packed, len(bytes(raw)))
+        return entries, left_out

@@ -1,0 +1,161 @@
+"""What an external service answered, out of its envelope and checked; whichever service it is.
+
+`catalog.mirrored.services` and `catalog.mirrored.block_metrics` read with it. Nothing is believed
+unchecked, and one bad document never costs the others.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.limits import CLUSTERS_MAX, DOCUMENT_BYTES_MAX
+from moorage.catalog.mirrored.http import ServiceReply, WrongAnswer, said
+from moorage.catalog.values import Document
+
+__all__ = [
+    "DEPTH_MAX",
+    "UNKNOWN",
+    "Denied",
+    "check_depth",
+    "decoded",
+    "document_of",
+    "documents_of",
+    "leave_out",
+    "object_of",
+    "payload_of",
+]
+
+DEPTH_MAX: Final = 64
+"""Objects and lists within each other in one document."""
+UNKNOWN: Final = frozenset({400, 404})
+"""Statuses that say "there is none": which of them is a matter of the service."""
+
+_OK: Final = range(200, 300)
+_UNAUTHORIZED: Final = frozenset({401, 403})
+
+
+@dataclass(frozen=True, slots=True)
+class Denied:
+    """The service says no in its own words: nothing there under that name, or a bad question."""
+
+    status: int
+    message: str
+
+
+def payload_of(reply: ServiceReply) -> msgspec.Raw | Denied:
+    """Take an answer out of its envelope, whichever it is.
+
+    Success is a bare document or list, or `{"success": true, "data"}`; failure is
+    `{"success": false, "message" | "error"}`, `{"error": text}`, or, from the original search
+    service, `{"success": true, "data": [false, text]}`.
+    """
+    if reply.status in _UNAUTHORIZED:
+        raise WrongAnswer(f"refuses this server's credentials ({reply.status})")
+    if reply.status not in _OK and reply.status not in UNKNOWN:
+        raise WrongAnswer(f"answered {reply.status}{said(reply.body)}")
+    start = reply.body.lstrip()[:1]
+    if start in {b"[", b"n"} and reply.status in _OK:  # A list, or null.
+        return msgspec.Raw(reply.body)
+    if start != b"{":
+        raise WrongAnswer(
+            f"answered {reply.status} with what is no JSON document{said(reply.body)}"
+        )
+    envelope = decoded(reply.body, dict[str, msgspec.Raw])
+    if reply.status in UNKNOWN:
+        return Denied(reply.status, _message(envelope))
+    if "success" in envelope:
+        return _unwrapped(envelope, reply.status)
+    if "error" in envelope and "id" not in envelope:
+        return Denied(reply.status, _message(envelope))
+    return msgspec.Raw(reply.body)
+
+
+def _unwrapped(envelope: Mapping[str, msgspec.Raw], status: int) -> msgspec.Raw | Denied:
+    if bytes(envelope["success"]).strip() != b"true":
+        return Denied(status, _message(envelope))
+    if "data" not in envelope:
+        raise WrongAnswer("answered `success` without `data`")
+    data = bytes(envelope["data"])
+    if data[:1] == b"[":
+        items = decoded(data, list[msgspec.Raw])
+        if items and bytes(items[0]) == b"false":
+            text = decoded(bytes(items[1]), Any) if len(items) > 1 else "no reason"
+            return Denied(status, str(text)[:500])
+    return msgspec.Raw(data)
+
+
+def documents_of(reply: ServiceReply) -> list[msgspec.Raw]:
+    """Return the documents of a query's answer: of a list, or of one document, or none."""
+    payload = payload_of(reply)
+    if isinstance(payload, Denied):
+        if payload.status in UNKNOWN:
+            return []  # "Nothing found" is a 404 to some of them, and a 400 to others.
+        raise WrongAnswer(f"failed: {payload.message}")
+    raw = bytes(payload).strip()
+    if raw == b"null":
+        return []
+    return decoded(raw, list[msgspec.Raw]) if raw[:1] == b"[" else [msgspec.Raw(raw)]
+
+
+def _message(envelope: Mapping[str, msgspec.Raw]) -> str:
+    for key in ("message", "error", "reason"):
+        if key in envelope:
+            value = decoded(bytes(envelope[key]), Any)
+            text = value.get("reason", value) if isinstance(value, dict) else value
+            return str(text)[:500]
+    return "no reason given"
+
+
+def decoded(raw: bytes, kind: Any) -> Any:
+    """Return JSON as a value of this kind; raise `WrongAnswer`."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise WrongAnswer(f"answered what is no JSON of the expected form ({error})") from error
+
+
+def object_of(raw: msgspec.Raw | bytes, expected: str) -> Document:
+    """Return the one object that an answer is to be; raise `WrongAnswer` saying what it is not."""
+    document = decoded(bytes(raw), Any)
+    if not isinstance(document, dict):
+        raise WrongAnswer(f"answered what is not {expected}")
+    check_depth(document)
+    return document
+
+
+def check_depth(document: Any) -> None:
+    """Refuse nesting that later readers, some of them recursive, should never meet."""
+    level = [document]
+    for _ in range(DEPTH_MAX):
+        level = [
+            child
+            for each in level
+            for child in (each.values() if isinstance(each, dict) else each)
+            if isinstance(child, dict | list)
+        ]
+        if not level:
+            return
+    raise WrongAnswer(f"answered a document more than {DEPTH_MAX} levels deep")
+
+
+def document_of(content: bytes) -> Document:
+    """Return one document of a list, of bounded size; raise `WrongAnswer`."""
+    if len(content) > DOCUMENT_BYTES_MAX:
+        raise WrongAnswer(f"a document of more than {DOCUMENT_BYTES_MAX} bytes")
+    document = decoded(content, Any)
+    if not isinstance(document, dict):
+        raise WrongAnswer("it is no object")
+    return document
+
+
+def leave_out(
+    left_out: dict[str, str], document: Any, id_field: str, number: int, what: str
+) -> None:
+    """Note what is wrong with document `number` of a list, by the id it gives itself, if any."""
+    name = document.get(id_field) if isinstance(document, dict) else None
+    if len(left_out) < CLUSTERS_MAX:
+        left_out[name[:253] if isinstance(name, str) and name else f"document {number}"] = what[
+            :300
+        ]

@@ -1,0 +1,272 @@
+"""Policies of an external policy store: which are known, how old they may be, which are let go.
+
+`catalog.mirrored.catalog.MixedCatalog` owns one where `POLICY_DB_URL` names such a store. A policy
+that comes
+from there is prepared as an upload is: read on paper here, compiled and run in a jail only.
+
+Its own examples run here too, but no request waits for them, and where they fail the policy is used
+all the same: it was published at its store, by whoever may do that, and other servers rely on it.
+What is found is told with every answer.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from moorage.catalog.allowances import SPENT, Allowance
+from moorage.catalog.limits import STORE_BYTES_MAX
+from moorage.catalog.mirrored.batches import Batches
+from moorage.catalog.mirrored.envelopes import Denied
+from moorage.catalog.mirrored.services import PolicyStore
+from moorage.catalog.values import Document, PolicyRecord
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["PolicyMirror"]
+
+POLICIES_KEPT_MAX: Final = 1_000
+"""Policies kept in memory; beyond it the one asked for longest ago is let go."""
+POLICIES_BYTES_MAX: Final = STORE_BYTES_MAX
+"""Their files and documents; beyond it likewise."""
+ROUNDS: Final = 10
+"""Looks for policies that are getting too old, within the time in which they do."""
+ROUND_SECONDS_MIN: Final = 0.05
+"""Shortest pause between two looks."""
+EXAMINED_AGAIN_SECONDS: Final = 1.0
+"""Pause after a policy whose examples could not be run, as no cell was to be had."""
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@dataclass(slots=True)
+class _Remembered:
+    """A policy in memory: as what it was read, when it was last asked for, when last answered.
+
+    `wanted` says whether an ask has used it since it was last asked for, `doubt` why its examples
+    fail.
+    """
+
+    record: PolicyRecord
+    document: Document
+    etag: str
+    size: int
+    asked_at: float
+    read_at: float
+    wanted: bool = False
+    failure: ServiceError | None = None
+    doubt: str = ""
+
+
+class PolicyMirror:
+    """Policies of an external store, by URI, asked for when an ask names them.
+
+    Args:
+        store: Is asked.
+        prepare: Turns a PolicyRule document into a record, as for an upload.
+        keep: Puts a record into memory, in the place of the one before.
+        drop: Takes a policy out of memory.
+        examine: Runs the examples of a policy; returns why they fail, or "".
+        fresh_seconds: What was read longer ago is asked for again. What is in use is asked for
+            again before that, by `run`, so that no ask has to.
+        stale_seconds_max: Where the store does not answer, a policy that is known is used that
+            long, with a warning.
+
+    """
+
+    def __init__(
+        self,
+        store: PolicyStore,
+        *,
+        prepare: Callable[[Document], Awaitable[PolicyRecord]],
+        keep: Callable[[PolicyRecord], None],
+        drop: Callable[[str], None],
+        examine: Callable[[PolicyRecord], Awaitable[str]],
+        fresh_seconds: float,
+        stale_seconds_max: float,
+    ) -> None:
+        self.store = store
+        self._prepare = prepare
+        self._keep = keep
+        self._drop = drop
+        self._examine = examine
+        self._unexamined: dict[str, None] = {}
+        self._new = asyncio.Event()
+        self._fresh_seconds = fresh_seconds
+        self._stale_seconds_max = stale_seconds_max
+        self._kept: dict[str, _Remembered] = {}
+        self._bytes = 0
+        self._asking: dict[str, Batches] = {}
+
+    async def close(self) -> None:
+        """Give up what is under way and close the connections."""
+        for asking in tuple(self._asking.values()):
+            await asking.close()
+        await self.store.service.close()
+
+    async def run(self) -> None:
+        """Ask again for the policies that are in use, before they are too old, until cancelled."""
+        while self._fresh_seconds:  # 0: whoever wants a policy asks.
+            await asyncio.sleep(max(self._fresh_seconds / ROUNDS, ROUND_SECONDS_MIN))
+            due = _now() - self._fresh_seconds * (1 - 2 / ROUNDS)
+            for uri in [u for u, kept in self._kept.items() if kept.wanted and kept.asked_at < due]:
+                with contextlib.suppress(ServiceError):  # What fails is told by the next ask.
+                    await self._read(uri)
+
+    async def examine(self) -> None:
+        """Run the examples of policies that are new here, one after the other, until cancelled."""
+        while True:
+            await self._new.wait()
+            uri = next(iter(self._unexamined))
+            del self._unexamined[uri]
+            if not self._unexamined:
+                self._new.clear()
+            before = self._kept.get(uri)
+            if before is None:
+                continue
+            try:
+                doubt = await self._examine(before.record)
+            except ServiceError:  # No cell was to be had.
+                await asyncio.sleep(EXAMINED_AGAIN_SECONDS)
+                self._unexamined[uri] = None
+                self._new.set()
+                continue
+            kept = self._kept.get(uri)  # It may have been read again meanwhile.
+            if doubt and kept is not None and kept.record is before.record:
+                kept.doubt = f"{self._place} has “{uri}”, which fails its own examples: {doubt}"
+
+    def at_hand(self, uri: str) -> list[str] | None:
+        """Return warnings where the policy is known and fresh, else None."""
+        kept = self._kept.get(uri)
+        if kept is None or _now() - kept.asked_at > self._fresh_seconds:
+            return None
+        kept.wanted = True
+        return _warnings(kept)
+
+    async def fetch(self, uri: str, allowance: Allowance, reserved: int) -> list[str]:
+        """Ask for a policy that is not at hand, once for all who want it now.
+
+        Args:
+            uri: Which.
+            allowance: What the ask may cause.
+            reserved: Requests of these that a policy which is known must leave.
+
+        Raises:
+            ServiceError: `unknown_policy`; `unavailable`; `bad_policy` where what the store has
+                cannot be used.
+
+        """
+        found = self.at_hand(uri)
+        if found is not None:
+            return found
+        kept = self._kept.get(uri)
+        if (
+            kept is not None
+            and allowance.left <= reserved
+            and _now() - kept.read_at <= self._stale_seconds_max
+        ):
+            return _warnings(kept, SPENT)
+        if not allowance.spend():
+            raise ServiceError(Code.UNAVAILABLE, f"{self._place} was not asked. {SPENT}")
+        await self._read(uri)
+        kept = self._kept.get(uri)
+        if kept is None:
+            return []
+        kept.wanted = True
+        return _warnings(kept)
+
+    async def _read(self, uri: str) -> None:
+        asking = self._asking.get(uri)
+        if asking is None:
+            asking = self._asking[uri] = Batches(self._ask)
+        try:
+            await asking.join([uri])
+        except ServiceError as error:
+            kept = self._kept.get(uri)
+            if (
+                kept is None
+                or error.code is not Code.UNAVAILABLE
+                or _now() - kept.read_at > self._stale_seconds_max
+            ):
+                raise
+            kept.failure, kept.asked_at = error, _now()
+        finally:
+            if asking.idle and self._asking.get(uri) is asking:
+                del self._asking[uri]
+
+    async def _ask(self, keys: frozenset[str]) -> None:
+        (uri,) = keys
+        kept = self._kept.get(uri)
+        answer = await self.store.get(uri, kept.etag if kept else "")
+        if isinstance(answer, Denied):
+            self._let_go(uri)
+            raise self._unknown(uri, answer)
+        if answer is not None:
+            document, etag = answer
+        elif kept is not None:
+            document, etag = kept.document, kept.etag
+        else:
+            text = f"{self._place} says that “{uri}” is as before, but it was never read."
+            raise ServiceError(Code.UNAVAILABLE, text)
+        if kept is None or document != kept.document:
+            # The code behind a URL is read again only when the document that names it changes.
+            record, size = await self._take(uri, document)
+            doubt = ""
+            self._unexamined[uri] = None
+            self._new.set()
+        else:
+            record, size, doubt = kept.record, kept.size, kept.doubt
+        self._bytes += size - (kept.size if kept else 0)
+        self._kept.pop(uri, None)
+        now = _now()
+        self._kept[uri] = _Remembered(record, document, etag, size, now, now, doubt=doubt)
+        while len(self._kept) > POLICIES_KEPT_MAX or self._bytes > POLICIES_BYTES_MAX:
+            self._let_go(next(iter(self._kept)))
+
+    async def _take(self, uri: str, document: Document) -> tuple[PolicyRecord, int]:
+        """Prepare a policy and keep it; return it, and how much memory it needs, in bytes."""
+        try:
+            record = await self._prepare({**document, "policy_rule_uri": uri})
+        except ServiceError as error:
+            code = Code.UNAVAILABLE if error.code is Code.UNAVAILABLE else Code.BAD_POLICY
+            raise ServiceError(
+                code,
+                f"{self._place} has “{uri}”, but it cannot be used: {error.reason}",
+                field="policy_rule_uri",
+                details=error.details,
+            ) from error
+        self._keep(record)
+        content = sum(len(data) for data in record.files.values())
+        return record, content + len(msgspec.json.encode(record.document))
+
+    @property
+    def _place(self) -> str:
+        return f"The {self.store.service.name} at {self.store.service.url}"
+
+    def _unknown(self, uri: str, answer: Denied) -> ServiceError:
+        return ServiceError(
+            Code.UNKNOWN_POLICY,
+            f"{self._place} has no policy “{uri}” ({answer.message}).",
+            field="policy_rule_uri",
+            expected="the URI of a policy that is registered there",
+        )
+
+    def _let_go(self, uri: str) -> None:
+        kept = self._kept.pop(uri, None)
+        if kept is not None:
+            self._bytes -= kept.size
+            self._drop(uri)
+
+
+def _warnings(kept: _Remembered, why: str = "") -> list[str]:
+    why = kept.failure.reason if kept.failure is not None else why
+    doubts = [kept.doubt] if kept.doubt else []
+    if not why:
+        return doubts
+    age = _now() - kept.read_at
+    return [f"{why} The rule is as of {age:.0f} seconds ago.", *doubts]

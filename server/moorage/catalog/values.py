@@ -1,0 +1,51 @@
+"""What a catalog hands out: documents, and policies as the sandbox loads them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from moorage.catalog.documents.schemas import PolicySchemas
+from moorage.model import PolicyRef
+
+Document = dict[str, Any]
+"""A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
+
+BlockKind = Literal["block", "block_metrics"]
+"""Documents of blocks, and documents of their metrics."""
+
+SearchAction = Literal["filter", "search"]
+DocumentKind = Literal["cluster", "metrics"]
+"""The two fields of a request that describe candidates instead of naming them."""
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRecord:
+    """One immutable version of a policy, as the sandbox loads it.
+
+    Args:
+        ref: URI and digest; the digest covers files, settings, parameters and schemas.
+        files: Content by path; the entry is `function.py`, siblings are importable from it.
+        settings: Defaults: `policy_settings`, completed by those that its schema says.
+        parameters: Defaults: `policy_parameters`, completed likewise.
+        document: The PolicyRule document with its identity filled in, for readers.
+        schemas: What its schemas say; None where it has none, as on most hot paths.
+
+    """
+
+    ref: PolicyRef
+    files: Mapping[str, bytes]
+    settings: Mapping[str, Any]
+    parameters: Mapping[str, Any]
+    document: Document
+    schemas: PolicySchemas | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedPolicy:
+    """A policy that was read and checked on paper, but is not registered yet.
+
+    Nothing of it has been compiled or run: whoever registers it lets a jail load it first, and run
+    its examples.
+    """
+
+    record: PolicyRecord

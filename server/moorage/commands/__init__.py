@@ -1,0 +1,1 @@
+"""What `moored` does, a file for each command."""

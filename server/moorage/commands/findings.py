@@ -1,0 +1,20 @@
+"""What `moored doctor` finds, for it and for whoever shows it: other commands start without it."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorFinding:
+    """One thing looked at.
+
+    Args:
+        name: What.
+        state: `ok`; `missing` for what `moored serve` does without; `broken` for what it needs.
+        detail: What was found, or what to do.
+
+    """
+
+    name: str
+    state: Literal["ok", "missing", "broken"]
+    detail: str

@@ -1,0 +1,100 @@
+"""`moored ledger verify` and `moored ledger repair`: what is damaged in a data directory.
+
+Both look at the ledger and at the catalog, and at all of it: a start looks at what it needs.
+"""
+
+import shutil
+import sqlite3
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from moorage.catalog.embedded import verification as catalog
+from moorage.ledger import repairing, walk
+from moorage.ledger.base import LedgerError
+from moorage.ledger.lock import WriterLock
+
+LEDGER = "ledger.db"
+CATALOG = "catalog.db"
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerFindings:
+    """What is in a data directory."""
+
+    ledger: walk.LedgerWalk
+    catalog: catalog.CatalogWalk
+
+    @property
+    def findings(self) -> list[str]:
+        """What is wrong, each a sentence."""
+        unknown = [f"{LEDGER}: {each}" for each in self.ledger.unknown[: walk.FINDINGS_MAX]]
+        return [*self.ledger.findings, *unknown, *self.catalog.findings]
+
+    def report(self) -> dict[str, Any]:
+        """Return all of it as JSON values."""
+        rows = self.ledger.rows
+        return {
+            "findings": self.findings,
+            "facts": len(rows),
+            "first_fact": rows[0].seq if rows else 0,
+            "last_fact": rows[-1].seq if rows else 0,
+            "oldest_at": rows[0].at if rows else None,
+            "checkpoints": [each.seq for each, _ in self.ledger.checkpoints],
+            "records": len(self.catalog.rows),
+        }
+
+
+def verify(data: Path) -> LedgerFindings:
+    """Look at everything; the daemon may be running.
+
+    Raises:
+        LedgerError: There is no ledger of this release.
+        OSError: A file cannot be read at all.
+
+    """
+    return LedgerFindings(walk.walk(data / LEDGER), catalog.walk(data / CATALOG))
+
+
+def repair(data: Path, *, accept_loss: bool) -> tuple[list[str], Path | None]:
+    """Go on without what is damaged, keeping a copy of the damaged files.
+
+    Args:
+        data: The data directory; no daemon may be running.
+        accept_loss: Whether to; else only what would be lost is said.
+
+    Returns:
+        What is lost, each a sentence (none: nothing is damaged), and where the copy is.
+
+    Raises:
+        LedgerError: A daemon is running, or a newer release wrote what is there.
+        OSError: A file cannot be written.
+
+    """
+    lock = WriterLock(data / LEDGER)
+    lock.acquire()
+    try:
+        found = verify(data)
+        if not found.findings:
+            return [], None
+        left = repairing.salvage(found.ledger)
+        said = [*left.said, *(f"in the catalog: {each}" for each in found.catalog.findings)]
+        said = said or ["nothing: all that is damaged can be made anew."]
+        if not accept_loss:
+            return said, None
+        copy = data / f"damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+        copy.mkdir(mode=0o700)
+        for pattern in ("ledger.*", "catalog.*"):
+            for file in data.glob(pattern):
+                if file.suffix != ".reserve":  # Nothing is in it.
+                    shutil.copy2(file, copy)
+        if found.ledger.findings:
+            repairing.rebuild(data / LEDGER, found.ledger, left)
+        if found.catalog.findings:
+            catalog.rebuild(data / CATALOG, found.catalog)
+    except sqlite3.Error as error:
+        raise LedgerError(f"{data} cannot be repaired: {error}. Restore a backup.") from error
+    finally:
+        lock.release()
+    return said, copy

@@ -1,0 +1,1 @@
+"""Settings: from flags, the environment, a TOML file, or their defaults."""

@@ -1,0 +1,263 @@
+"""What a setting accepts: for each kind, in words, and the function that reads it.
+
+`moorage.config.settings` says which setting is of which kind.
+"""
+
+import ipaddress
+import math
+import re
+import urllib.parse
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.protocol.origins import read_origin
+
+__all__ = [
+    "FOLDER",
+    "HOST",
+    "HOSTS",
+    "LABEL",
+    "LABELS",
+    "NAME",
+    "NAMES",
+    "ORIGINS",
+    "PORT",
+    "SWITCH",
+    "TOKENS",
+    "URL",
+    "SettingKind",
+    "choice",
+    "choices",
+    "plain",
+    "seconds",
+    "whole",
+]
+
+URL_CHARS_MAX: Final = 2_048
+"""Length of a URL of an external service."""
+NAME_CHARS_MAX: Final = 253
+"""Length of the id of a cluster."""
+
+# A name or an address as it stands in a URL; IPv6 addresses without their brackets.
+_HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
+_LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingKind:
+    """What a setting accepts.
+
+    Args:
+        expected: In words, for errors and the table.
+        read: Turns text, or a value of TOML, into the setting; ValueError refuses it.
+
+    """
+
+    expected: str
+    read: Callable[[Any], Any]
+
+
+def plain(value: Any) -> str:
+    """Return a value as an operator would write it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return ",".join(value)
+    # `2.0` is written `2`, and a year in seconds without an exponent.
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def whole(low: int, high: int) -> SettingKind:
+    """Return the kind of whole numbers between two bounds, both included."""
+
+    def read(value: Any) -> int:
+        if isinstance(value, bool) or not isinstance(value, int | str):
+            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
+        number = int(value)
+        if not low <= number <= high:
+            raise ValueError
+        return number
+
+    return SettingKind(f"a whole number from {low} to {high}", read)
+
+
+def seconds(low: float, high: float) -> SettingKind:
+    """Return the kind of durations between two bounds, both included."""
+
+    def read(value: Any) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float | str):
+            raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
+        number = float(value)
+        if not math.isfinite(number) or not low <= number <= high:
+            raise ValueError
+        return number
+
+    return SettingKind(f"seconds from {plain(low)} to {plain(high)}", read)
+
+
+def choice(*names: str) -> SettingKind:
+    """Return the kind of settings that are one of a few names."""
+
+    def read(value: Any) -> str:
+        if value not in names:
+            raise ValueError
+        return str(value)
+
+    return SettingKind(" or ".join(f"`{name}`" for name in names), read)
+
+
+def choices(*names: str) -> SettingKind:
+    """Return the kind of settings that are some of a few names; an empty list is none."""
+
+    def read(value: Any) -> tuple[str, ...]:
+        if not set(chosen := _split(value)) <= set(names):
+            raise ValueError
+        return tuple(dict.fromkeys(chosen))
+
+    return SettingKind(f"a list of {' and '.join(f'`{name}`' for name in names)}", read)
+
+
+def _split(value: Any) -> list[str]:
+    """Return a list of texts, also where it is one text with commas."""
+    parts = value.split(",") if isinstance(value, str) else value
+    if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
+        raise ValueError
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _read_names(value: Any) -> tuple[str, ...]:
+    return tuple(_read_name(name) for name in _split(value))
+
+
+def _read_switch(value: Any) -> bool:
+    text = str(value).lower()
+    if text not in ("true", "false"):
+        raise ValueError
+    return text == "true"
+
+
+def _read_host(value: Any) -> str:
+    # An empty host would make the system listen on every address, unasked.
+    if not isinstance(value, str) or not value or value != value.strip():
+        raise ValueError
+    return value
+
+
+def _read_hosts(value: Any) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not names:
+        raise ValueError
+    if not all(isinstance(name, str) and _HOST_NAME.fullmatch(name) for name in names):
+        raise ValueError
+    for name in names:
+        if ":" in name:  # No port: an address of IPv6, or nothing.
+            ipaddress.IPv6Address(name)
+    return tuple(name.lower() for name in names)
+
+
+def _read_origins(value: Any) -> tuple[str, ...]:
+    origins = _split(value)
+    if not origins or not all(map(read_origin, origins)):
+        raise ValueError
+    return tuple(origins)
+
+
+def _read_url(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > URL_CHARS_MAX:
+        raise ValueError
+    parsed = urllib.parse.urlsplit(value)
+    _ = parsed.port  # Raises ValueError where it is no port.
+    plain = parsed.hostname and not parsed.query and not parsed.fragment
+    if parsed.scheme not in {"http", "https"} or not plain or not value.isprintable():
+        raise ValueError
+    if any(character.isspace() for character in value):
+        raise ValueError
+    return value.rstrip("/")
+
+
+def _read_name(value: Any) -> str:
+    if not isinstance(value, str) or not value.isprintable() or value != value.strip():
+        raise ValueError
+    if not 0 < len(value) <= NAME_CHARS_MAX:
+        raise ValueError
+    return value
+
+
+def _read_labels(value: Any) -> tuple[str, ...]:
+    names = value.split(",") if isinstance(value, str) else value
+    if not isinstance(names, list) or not names:
+        raise ValueError
+    if not all(isinstance(name, str) and _LABEL.fullmatch(name) for name in names):
+        raise ValueError
+    return tuple(names)
+
+
+def _read_label(value: Any) -> str:
+    (label,) = _read_labels([value])
+    return label
+
+
+def _read_folder(value: Any) -> Path:
+    text = str(value) if isinstance(value, str | Path) else ""
+    if not text or "\0" in text:
+        raise ValueError
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError as error:  # `~nobody`: there is no such user.
+        raise ValueError from error
+
+
+def _read_tokens(value: Any) -> dict[str, str]:
+    """Return token → tenant, from `tenant:token,…` or a table of tenant = token or [tokens]."""
+    pairs: list[tuple[str, Any]]
+    if isinstance(value, str):
+        items = [item.strip().partition(":") for item in value.split(",") if item.strip()]
+        pairs = [(tenant, token) for tenant, _, token in items]
+    elif isinstance(value, Mapping):
+        pairs = [
+            (tenant, token)
+            for tenant, tokens in value.items()
+            for token in (tokens if isinstance(tokens, list) else [tokens])
+        ]
+    else:
+        raise ValueError  # noqa: TRY004  # `read` has one way to refuse, whatever it was.
+    tenants: dict[str, str] = {}
+    for tenant, token in pairs:
+        if not isinstance(token, str) or not tenant or not token or token in tenants:
+            raise ValueError
+        if any(character.isspace() or character == "," for character in tenant + token):
+            raise ValueError
+        tenants[token] = tenant
+    return tenants
+
+
+HOST: Final = SettingKind("a host name or an IP address", _read_host)
+HOSTS: Final = SettingKind(
+    "host names or IP addresses, separated by commas (in the file a list)", _read_hosts
+)
+ORIGINS: Final = SettingKind(
+    "origins such as `https://console.example` or `http://10.0.0.7:3000`, separated by commas (in "
+    "the file a list)",
+    _read_origins,
+)
+URL: Final = SettingKind(
+    "an http or https URL such as `http://registry:3000`, without a query; `user:password@` before "
+    "the host is sent as Basic credentials, `bearer:token@` as a bearer token",
+    _read_url,
+)
+FOLDER: Final = SettingKind("a folder", _read_folder)
+SWITCH: Final = SettingKind("`true` or `false`", _read_switch)
+TOKENS: Final = SettingKind(
+    '`tenant:token,…` (in the file a table `[tokens]` of `tenant = "token"` or a list of them), '
+    "each token for one tenant, without spaces or commas",
+    _read_tokens,
+)
+PORT: Final = whole(0, 65535)
+NAME: Final = SettingKind(f"a text of 1 to {NAME_CHARS_MAX} characters", _read_name)
+NAMES: Final = SettingKind("names, separated by commas (in the file a list)", _read_names)
+LABEL: Final = SettingKind("the name of a Prometheus label", _read_label)
+LABELS: Final = SettingKind(
+    "names of Prometheus labels, separated by commas (in the file a list)", _read_labels
+)

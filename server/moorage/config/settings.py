@@ -1,0 +1,500 @@
+"""Every setting of the daemon: flag, else environment, else TOML file, else default.
+
+`moored serve` calls `Config.load` once, before anything else, and hands the frozen result to the
+daemon; nothing below the daemon reads the environment. A setting is one line of `Config`: its
+type, its default, what is accepted, and the sentence that the READMEs and `--help` print.
+
+    ConfigError    a setting is wrong; names it, where it came from and what was expected
+"""
+
+import dataclasses
+import textwrap
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
+
+from moorage.config.kinds import (
+    FOLDER,
+    HOST,
+    HOSTS,
+    LABEL,
+    LABELS,
+    NAME,
+    NAMES,
+    ORIGINS,
+    PORT,
+    SWITCH,
+    TOKENS,
+    URL,
+    choice,
+    choices,
+    plain,
+    seconds,
+    whole,
+)
+from moorage.config.sources import (
+    CONFIG_FILE,
+    EXECUTION_NAMES,
+    EXTERNAL_SERVICES,
+    FILE_BYTES_MAX,
+    OTHER_NAMES,
+    PREFIX,
+    ConfigError,
+    Setting,
+    default_data_dir,
+    from_environment,
+    from_file,
+    from_flags,
+    read,
+    settings_file,
+)
+from moorage.core.leases import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
+from moorage.protocol.fields import TTL_SECONDS_MAX
+from moorage.protocol.origins import is_loopback
+
+__all__ = [
+    "CONFIG_FILE",
+    "EXECUTION_NAMES",
+    "EXTERNAL_SERVICES",
+    "FILE_BYTES_MAX",
+    "OTHER_NAMES",
+    "PREFIX",
+    "Config",
+    "ConfigError",
+    "Isolation",
+    "LogFormat",
+    "LogLevel",
+    "Sandbox",
+    "Setting",
+    "settings",
+    "settings_file",
+    "settings_help",
+    "settings_markdown",
+]
+
+Sandbox = Literal["jail", "unsafe"]
+Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+BACKENDS: Final = ("local", "memory", "aws")
+"""Every backend there is."""
+BACKENDS_BY_DEFAULT: Final = ("local", "memory")
+"""Those that need nothing beside this machine."""
+BACKENDS_AMONG_TENANTS: Final = ("memory",)
+"""Those where workloads could not read what is another tenant's."""
+LogFormat = Literal["json", "console"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """All settings of one daemon. Units are the last word of a name."""
+
+    host: Annotated[
+        str,
+        Setting(
+            HOST,
+            "Address of the WebSocket. Any but a loopback address needs `tokens`.",
+            flag="--host",
+        ),
+    ] = "127.0.0.1"
+    port: Annotated[
+        int, Setting(PORT, "Port of the WebSocket; 0 takes a free one.", flag="--port")
+    ] = 8765
+    http_host: Annotated[
+        str,
+        Setting(HOST, "Address of the HTTP services, under the same rule.", default="as `host`"),
+    ] = ""
+    http_port: Annotated[
+        int, Setting(PORT, "Port of the HTTP services; 0 takes a free one.", flag="--http-port")
+    ] = 8080
+    data_dir: Annotated[
+        Path,
+        Setting(
+            FOLDER,
+            "Folder of the ledger and the catalog; made if missing. One daemon at a time.",
+            flag="--data",
+            default="`$XDG_STATE_HOME/moored`, else `~/.local/state/moored`",
+        ),
+    ]
+    tokens: Annotated[
+        Mapping[str, str],
+        Setting(
+            TOKENS,
+            "Who may connect, and as which tenant. Where there are none, everybody on this "
+            "machine is one tenant.",
+            default="none",
+        ),
+    ] = field(default_factory=dict, repr=False)
+    allowed_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            HOSTS,
+            "Names to answer to, besides `host`, loopback ones and the address that a request came "
+            "to; any other may be a web page's.",
+            default="none",
+        ),
+    ] = ()
+    allowed_origins: Annotated[
+        tuple[str, ...],
+        Setting(
+            ORIGINS, "Other sites whose pages may ask, besides the daemon's own.", default="none"
+        ),
+    ] = ()
+    sandbox: Annotated[
+        Sandbox,
+        Setting(
+            choice(*get_args(Sandbox)),
+            "`jail` refuses to start where rules cannot be locked in; `unsafe` runs them as plain "
+            "processes: only for rules that you trust as much as the daemon itself.",
+            flag="--sandbox",
+        ),
+    ] = "jail"
+    isolation: Annotated[
+        Isolation,
+        Setting(
+            choice(*get_args(Isolation)),
+            "Who shares a rule's process: all tenants, one tenant, or nobody at all.",
+        ),
+    ] = "per_policy_version"
+    policy_deadline_seconds: Annotated[
+        float,
+        Setting(
+            seconds(0.01, 300), "Time of one evaluation of a rule; then its process is killed."
+        ),
+    ] = 1.0
+    policy_memory_mib: Annotated[
+        int,
+        Setting(whole(16, 65536), "What a rule's process may use beyond its start, in MiB."),
+    ] = 256
+    policy_fallback_failures: Annotated[
+        int,
+        Setting(
+            whole(0, 1_000_000),
+            "Requests in a row that a version may fail at before its alias falls back to the last "
+            "good version; 0 never does.",
+        ),
+    ] = 5
+    backends: Annotated[
+        tuple[str, ...],
+        Setting(
+            choices(*BACKENDS),
+            "What `provision.backend` may name. `local` runs commands of clients on this machine, "
+            "as the daemon's own user, and containers with any of its folders that they mount. "
+            "`aws` rents instances of Amazon EC2, and needs `pip install 'moorage[aws]'`.",
+            default="`local,memory`; `memory` where there are `tokens`, or where other machines "
+            "reach `host` or `http_host`",
+        ),
+    ] = BACKENDS_BY_DEFAULT
+    local_nodes: Annotated[
+        tuple[str, ...],
+        Setting(
+            NAMES,
+            "Nodes of the inventory that are this machine, for the backend `local`.",
+            default="this machine's name, `localhost`",
+        ),
+    ] = ()
+    policy_code_root: Annotated[
+        Path | None,
+        Setting(
+            FOLDER,
+            "Rules registered with a local path as their `code` must lie in this folder; without "
+            "it local paths are refused.",
+            default="none",
+        ),
+    ] = None
+    policy_code_hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            HOSTS,
+            "Rules registered with a URL as their `code` must have it on one of these hosts, whose "
+            "addresses may be private.",
+            default="all with public addresses only",
+        ),
+    ] = ()
+    allocate_over_http: Annotated[
+        bool,
+        Setting(SWITCH, "Serve `POST /allocate`, the WebSocket's request over HTTP."),
+    ] = True
+    candidates_max: Annotated[
+        int, Setting(whole(1, 10_000), "Clusters one request may name or find.")
+    ] = 10_000
+    sessions_max: Annotated[
+        int,
+        Setting(whole(1, 1_000_000), "WebSockets open at once; further ones are turned away."),
+    ] = 10_000
+    message_bytes_max: Annotated[
+        int, Setting(whole(1024, 1 << 26), "Size of one message on the WebSocket, in bytes.")
+    ] = 1 << 20
+    deflate: Annotated[
+        bool,
+        Setting(SWITCH, "Offer compression on the WebSocket, at about 40 KiB more per session."),
+    ] = False
+    lease_ttl_seconds_max: Annotated[
+        float, Setting(seconds(1, TTL_SECONDS_MAX), "Longest `ttl_seconds` that may be asked for.")
+    ] = 86_400.0
+    keep_warm_seconds_max: Annotated[
+        float,
+        Setting(
+            seconds(0, TTL_SECONDS_MAX),
+            "Longest `keep_warm_seconds` that may be asked for; 0 keeps nothing warm.",
+        ),
+    ] = 3_600.0
+    restart_grace_seconds: Annotated[
+        float,
+        Setting(
+            seconds(0, 86_400),
+            "After a restart, leases that ran out meanwhile get this long to be renewed.",
+        ),
+    ] = 30.0
+    requeue_pause_seconds: Annotated[
+        float,
+        Setting(
+            seconds(0, REQUEUE_PAUSE_SECONDS_MAX),
+            "Pause before a workload that failed is started for the second time; twice as long "
+            f"before each start after that, {REQUEUE_PAUSE_SECONDS_MAX:g} s at most. 0: none.",
+        ),
+    ] = REQUEUE_PAUSE_SECONDS
+    checkpoint_every_facts: Annotated[
+        int, Setting(whole(100, 100_000_000), "Facts after which the ledger writes a checkpoint.")
+    ] = 20_000
+    history_days: Annotated[
+        int, Setting(whole(0, 36_500), "Days that the ledger's history goes back.")
+    ] = 30
+    history_mib_max: Annotated[
+        int, Setting(whole(1, 1 << 24), "MiB of the ledger; beyond it the oldest history goes.")
+    ] = 4096
+    cluster_service_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Cluster registry to mirror instead of keeping clusters here. Also read from "
+            "`CLUSTER_SERVICE_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    global_cluster_metrics_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Cluster metrics service to ask instead of keeping metrics here. Also read from "
+            "`GLOBAL_CLUSTER_METRICS_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    global_block_metrics_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Block metrics service to ask instead of keeping those here. Also read from "
+            "`GLOBAL_BLOCK_METRICS_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    search_server_api_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Search service that answers `filter` and `search`. Also read from "
+            "`SEARCH_SERVER_API_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    policy_db_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Policy store to take rules from instead of keeping them here. Also read from "
+            "`POLICY_DB_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    policy_execution_mode: Annotated[
+        str,
+        Setting(
+            NAME,
+            "Where rules decide about requests: `local` is the sandbox here, anything else the "
+            "executor below. Also read from `POLICY_EXECUTION_MODE`.",
+        ),
+    ] = "local"
+    policy_executor_host_url: Annotated[
+        str,
+        Setting(
+            URL,
+            "Server that executes rules where the mode is not `local`. Also read from "
+            "`POLICY_EXECUTOR_HOST_URL`.",
+            default="none",
+        ),
+    ] = field(default="", repr=False)
+    policy_executor_id: Annotated[
+        str,
+        Setting(NAME, "The executor's id there. Also read from `POLICY_SYSTEM_EXECUTOR_ID`."),
+    ] = "moorage"
+    external_timeout_seconds: Annotated[
+        float,
+        Setting(
+            seconds(0.05, 60),
+            "Time of one question to an external service, repetitions included.",
+        ),
+    ] = 5.0
+    cluster_refresh_seconds: Annotated[
+        float,
+        Setting(
+            seconds(0.1, 3600),
+            "How often an external registry is read: what changes there is seen within this.",
+        ),
+    ] = 30.0
+    metrics_fresh_seconds: Annotated[
+        float,
+        Setting(seconds(0, 3600), "Metrics of an external service that are older are read anew."),
+    ] = 5.0
+    policy_fresh_seconds: Annotated[
+        float,
+        Setting(seconds(0, 3600), "Rules of an external store that are older are read anew."),
+    ] = 30.0
+    external_stale_seconds_max: Annotated[
+        float,
+        Setting(
+            seconds(0, 86_400),
+            "How long known clusters and rules are served, with a warning, while the external "
+            "service that has them does not answer.",
+        ),
+    ] = 300.0
+    prometheus_url: Annotated[
+        str, Setting(URL, "Prometheus server to take metrics of the fleet from.", default="none")
+    ] = field(default="", repr=False)
+    prometheus_interval_seconds: Annotated[
+        float, Setting(seconds(0.1, 3600), "Pause between two rounds of questions to it.")
+    ] = 30.0
+    prometheus_stale_seconds: Annotated[
+        float, Setting(seconds(1, 86_400), "Metrics of a node that are older say `stale: true`.")
+    ] = 120.0
+    prometheus_cluster: Annotated[
+        str, Setting(NAME, "Cluster of series without a label that says so.", default="none")
+    ] = ""
+    prometheus_cluster_label: Annotated[
+        str, Setting(LABEL, "Label that holds the id of a series' cluster.")
+    ] = "cluster"
+    prometheus_node_labels: Annotated[
+        tuple[str, ...],
+        Setting(LABELS, "Labels that may hold a series' node; the first known node counts."),
+    ] = ("node", "Hostname", "nodename", "instance")
+    log_level: Annotated[
+        LogLevel, Setting(choice(*get_args(LogLevel)), "What the log on stderr tells.")
+    ] = "info"
+    log_format: Annotated[
+        LogFormat,
+        Setting(choice(*get_args(LogFormat)), "One JSON object per line, or lines for people."),
+    ] = "json"
+
+    @classmethod
+    def load(
+        cls,
+        argv_overrides: Mapping[str, Any],
+        environ: Mapping[str, str],
+        file: Path | None = None,
+    ) -> "Config":
+        """Put a configuration together.
+
+        Args:
+            argv_overrides: By name of the setting; None means that the flag was not given.
+            environ: The process's environment.
+            file: TOML file; None takes `MOORAGE_CONFIG`, or no file where that is unset.
+
+        Raises:
+            ConfigError: A setting is unknown, malformed, or contradicts another; an external
+                service is this daemon itself; or an address beyond loopback has no tokens.
+
+        """
+        file = settings_file(environ, file)
+        known = settings()
+        given = {
+            **(from_file(known, file) if file is not None else {}),
+            **from_environment(known, environ),
+            **from_flags(known, argv_overrides),
+        }
+        values: dict[str, Any] = {"data_dir": default_data_dir(environ)}
+        for name, (source, value) in given.items():
+            values[name] = read(known[name], source, value)
+        config = cls(**values)
+        config = dataclasses.replace(config, http_host=config.http_host or config.host)
+        if "backends" not in given and _has_tenants(config):
+            config = dataclasses.replace(config, backends=BACKENDS_AMONG_TENANTS)
+        _check_together(config, {name: source for name, (source, _) in given.items()})
+        return config
+
+
+def settings() -> dict[str, Setting]:
+    """Return all settings by name, in the order of `Config`."""
+    hints = get_type_hints(Config, include_extras=True)
+    found: dict[str, Setting] = {}
+    for each in dataclasses.fields(Config):
+        (setting,) = hints[each.name].__metadata__
+        default = setting.default or f"`{plain(each.default)}`"
+        found[each.name] = dataclasses.replace(setting, name=each.name, default=default)
+    return found
+
+
+def settings_markdown() -> str:
+    """Return the settings table of the README."""
+    rows = ["| Setting | Default | Accepts | What it does |", "|---|---|---|---|"]
+    for each in settings().values():
+        name = f"`{each.name}`" + (f", `{each.flag}`" if each.flag else "")
+        rows.append(f"| {name} | {each.default} | {each.kind.expected} | {each.about} |")
+    return "\n".join(rows) + "\n"
+
+
+def settings_help() -> str:
+    """Return the settings as plain lines, for `moored serve --help`."""
+    lines = ["\b"]  # Keeps click from filling the lines anew.
+    for each in settings().values():
+        lines.append(f"{each.environment} [{each.default}]")
+        lines += textwrap.wrap(each.about, 72, initial_indent="    ", subsequent_indent="    ")
+    return "\n".join(lines).replace("`", "")
+
+
+def _has_tenants(config: Config) -> bool:
+    """Tell whether those who ask may be strangers to one another and to this machine."""
+    return bool(config.tokens) or not (is_loopback(config.host) and is_loopback(config.http_host))
+
+
+def _check_together(config: Config, sources: Mapping[str, str]) -> None:
+    """Refuse settings that are fine alone and wrong together."""
+
+    def refuse(setting: str, expected: str) -> None:
+        raise ConfigError(setting, sources.get(setting, f"{setting} (default)"), expected)
+
+    for setting, host in (("host", config.host), ("http_host", config.http_host)):
+        if not is_loopback(host) and not config.tokens:
+            source = setting if setting in sources else "host"
+            refuse(
+                source,
+                f"{host!r} can be reached from other machines, so `tokens` must say who may "
+                f"connect: set {PREFIX}TOKENS=tenant:token,… or [tokens] in the file, "
+                f"or listen on 127.0.0.1",
+            )
+    for setting in EXTERNAL_SERVICES.values():
+        url = urllib.parse.urlsplit(getattr(config, setting))
+        if (
+            config.http_port
+            and url.port == config.http_port
+            and _is_here(url.hostname or "", config)
+        ):
+            refuse(
+                setting,
+                f"expected another service than this daemon's own HTTP port {config.http_port}; "
+                f"leave it out to use what is built in",
+            )
+    if config.policy_execution_mode != "local" and not config.policy_executor_host_url:
+        refuse(
+            "policy_execution_mode",
+            "expected `local`, or `policy_executor_host_url` to say which server executes rules",
+        )
+    if config.prometheus_url and config.global_cluster_metrics_url:
+        refuse("prometheus_url", "expected one place for metrics: leave out the metrics service")
+    if config.port and (config.host, config.port) == (config.http_host, config.http_port):
+        refuse("http_port", f"expected another port than the WebSocket's, {config.port}")
+
+
+def _is_here(host: str, config: Config) -> bool:
+    return host == config.http_host or (is_loopback(host) and is_loopback(config.http_host))

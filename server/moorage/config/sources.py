@@ -1,0 +1,208 @@
+"""Where settings come from: flags, the environment, a TOML file. `config` is the only caller.
+
+ConfigError    a setting is wrong; names it, where it came from and what was expected
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.config.kinds import TOKENS, URL, SettingKind
+
+PREFIX: Final = "MOORAGE_"
+"""A setting's name in the environment is this and its own name in capitals."""
+
+CONFIG_FILE: Final = "MOORAGE_CONFIG"
+"""Names the TOML file where `--config` does not."""
+
+OTHER_NAMES: Final = frozenset(
+    {
+        CONFIG_FILE,
+        "MOORAGE_POLICY",
+        "MOORAGE_URL",
+        "MOORAGE_HTTP_URL",
+        "MOORAGE_TOKEN",
+        "MOORAGE_STATE",
+        "MOORAGE_POOL_ADDRESS",
+        "MOORAGE_CLUSTER_ID",
+        "MOORAGE_NODE_ID",
+        "MOORAGE_NODES",
+        "MOORAGE_LEASE_ID",
+        "MOORAGE_FENCING",
+        "MOORAGE_WORKLOAD",
+        "MOORAGE_EXECUTION",
+    }
+)
+"""No settings: the clients' own names, and what a workload is told, are left alone, since a daemon
+often shares their environment."""
+
+EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
+    "CLUSTER_SERVICE_URL": "cluster_service_url",
+    "GLOBAL_CLUSTER_METRICS_URL": "global_cluster_metrics_url",
+    "GLOBAL_BLOCK_METRICS_URL": "global_block_metrics_url",
+    "SEARCH_SERVER_API_URL": "search_server_api_url",
+    "POLICY_DB_URL": "policy_db_url",
+    "POLICY_EXECUTOR_HOST_URL": "policy_executor_host_url",
+}
+"""Names that existing users have for services of their own, and the settings they are."""
+
+EXECUTION_NAMES: Final[Mapping[str, str]] = {
+    "POLICY_EXECUTION_MODE": "policy_execution_mode",
+    "POLICY_SYSTEM_EXECUTOR_ID": "policy_executor_id",
+}
+"""Names that existing users have for where policies are executed, and the settings they are."""
+
+FILE_BYTES_MAX: Final = 1 << 20
+"""Size of the TOML file; a larger one is refused, since it is certainly something else."""
+
+
+class ConfigError(Exception):
+    """A setting is wrong; the daemon does not start.
+
+    Args:
+        setting: Its name.
+        source: Where it came from, e.g. `MOORAGE_PORT` or `port in /etc/moorage.toml`.
+        expected: What is accepted there, and what to do.
+
+    """
+
+    def __init__(self, setting: str, source: str, expected: str) -> None:
+        super().__init__(f"{source}: {expected}")
+        self.setting = setting
+        self.source = source
+        self.expected = expected
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What `Config` says of a setting beside its type and its default.
+
+    Args:
+        kind: What it accepts.
+        about: What it does, for operators.
+        flag: Its flag of `moored serve`; empty where it has none.
+        default: Its default as an operator would write it.
+        name: Its key in the TOML file, and the attribute of `Config`.
+
+    """
+
+    kind: SettingKind
+    about: str
+    flag: str = ""
+    default: str = ""
+    name: str = ""
+
+    @property
+    def environment(self) -> str:
+        """Its name in the environment."""
+        return PREFIX + self.name.upper()
+
+
+Given = dict[str, tuple[str, Any]]
+"""By setting: where a value came from, and the value as it was written there."""
+
+
+def settings_file(environ: Mapping[str, str], named: Path | None = None) -> Path | None:
+    """Return the TOML file: the one named, else the environment's, else None."""
+    return named or (Path(environ[CONFIG_FILE]) if environ.get(CONFIG_FILE) else None)
+
+
+def from_flags(known: Mapping[str, Setting], overrides: Mapping[str, Any]) -> Given:
+    """Return what was given as flags; None means that one was not.
+
+    Raises:
+        ConfigError: There is no such setting.
+
+    """
+    for name in overrides:
+        if name not in known:
+            raise ConfigError(name, f"flag {name}", _unknown(name, known))
+    return {
+        name: (known[name].flag or f"flag {name}", value)
+        for name, value in overrides.items()
+        if value is not None
+    }
+
+
+def from_environment(known: Mapping[str, Setting], environ: Mapping[str, str]) -> Given:
+    """Return what the environment says.
+
+    Raises:
+        ConfigError: There is no such setting.
+
+    """
+    # The names that existing users have come first: ours, where it is given too, wins.
+    given: Given = {
+        setting: (name, environ[name])
+        for name, setting in {**EXTERNAL_SERVICES, **EXECUTION_NAMES}.items()
+        if environ.get(name)
+    }
+    names = {each.environment: each.name for each in known.values()}
+    for variable, value in environ.items():
+        if not variable.startswith(PREFIX) or variable in OTHER_NAMES or not value:
+            continue  # An empty variable counts as unset, as it does to a shell and to compose.
+        if variable not in names:
+            raise ConfigError(variable, variable, _unknown(variable, names))
+        given[names[variable]] = (variable, value)
+    return given
+
+
+def from_file(known: Mapping[str, Setting], file: Path) -> Given:
+    """Return what a TOML file says.
+
+    Raises:
+        ConfigError: It cannot be read, or there is no such setting.
+
+    """
+    try:
+        with file.open("rb") as stream:
+            content = stream.read(FILE_BYTES_MAX + 1)
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror}); name another file with --config"
+        raise ConfigError("config", str(file), reason) from error
+    if len(content) > FILE_BYTES_MAX:
+        raise ConfigError("config", str(file), f"expected at most {FILE_BYTES_MAX} bytes")
+    try:
+        table = tomllib.loads(content.decode())
+    except ValueError as error:  # Neither UTF-8 nor TOML.
+        raise ConfigError("config", str(file), f"expected a TOML file: {error}") from error
+    for name in table:
+        if name not in known:
+            raise ConfigError(name, f"{name} in {file}", _unknown(name, known))
+    return {name: (f"{name} in {file}", value) for name, value in table.items()}
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    (nearest,) = difflib.get_close_matches(name, known, n=1, cutoff=0)
+    return f"there is no such setting; the nearest is {nearest}"
+
+
+def read(setting: Setting, source: str, value: Any) -> Any:
+    """Return the value of a setting as `Config` holds it.
+
+    Raises:
+        ConfigError: It is nothing that the setting accepts.
+
+    """
+    kind = setting.kind
+    try:
+        return kind.read(value)
+    except ValueError:
+        # A secret is never repeated: errors end up in logs.
+        got = "" if kind in {TOKENS, URL} else f", got {value!r}"
+        raise ConfigError(setting.name, source, f"expected {kind.expected}{got}") from None
+
+
+def default_data_dir(environ: Mapping[str, str]) -> Path:
+    """Return a folder that does not depend on where the daemon is started.
+
+    Leases must not vanish because somebody restarts it from another folder.
+    """
+    state = environ.get("XDG_STATE_HOME", "")
+    if not Path(state).is_absolute():  # The XDG specification ignores relative paths.
+        home = environ.get("HOME")
+        state = str((Path(home) if home else Path.home()) / ".local" / "state")
+    return Path(state) / "moored"  # `moorage` beside it is the clients'.

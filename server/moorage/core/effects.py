@@ -1,0 +1,135 @@
+"""Effects: what the shells must do once the facts of a turn are durable, and what is answered.
+
+A closed union of frozen records, as `events` and `facts` are. The daemon carries them out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moorage.core.facts import Refusal
+from moorage.model import (
+    Ask,
+    Lease,
+    RequestId,
+    SessionId,
+    Tenant,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where an answer goes: a session, and the session's own number for the message."""
+
+    session: SessionId
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What a policy returned; nothing is held."""
+
+    data: Any
+    reasons: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseNews:
+    """A lease as it now is, with what the policy returned where it has just been granted."""
+
+    lease: Lease
+    data: Any = None
+    reasons: Mapping[str, Any] | None = None
+    owner: bool = True
+    """Whether the receiver is told the token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Information:
+    """The answer to a question, as plain JSON values."""
+
+    data: Any
+
+
+Response = Advice | LeaseNews | Information | Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Respond:
+    """Answer a message."""
+
+    to: Address
+    answer: Response
+
+
+@dataclass(frozen=True, slots=True)
+class Consult:
+    """Ask the rule of `ask` for a proposal.
+
+    It may leave before the facts of its turn are durable: a cell can tell nobody what it was
+    asked, and its answer comes back as an event.
+
+    Args:
+        reserved: Nodes kept for the head of the queue, which this proposal must leave alone.
+
+    """
+
+    ask: Ask
+    consultation: int
+    reserved: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Nobody waits for this consultation any more."""
+
+    request: RequestId
+    consultation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Look whether the workload that a lease takes over is ready as it should be.
+
+    It may leave before the facts of its turn are durable: nobody sees a look, and the answer comes
+    back as an event. `Start` follows in any case, and says so again.
+    """
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the workload of a lease. Idempotent by lease id."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Stop the workload of a lease. Idempotent by lease id."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class KeepWarm:
+    """Make the workload of a lease fit for its next user, or stop it. Idempotent."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """Answer "why" from the ledger's history: the core no longer remembers this subject."""
+
+    to: Address
+    tenant: Tenant
+    subject: str
+
+
+Effect = Respond | Consult | Forget | Look | Start | Stop | KeepWarm | Recall
+
+
+EARLY = Consult | Forget | Look
+"""Effects that may leave before the facts of their turn are durable: nobody outside sees them."""

@@ -1,0 +1,356 @@
+"""Answers to `status`, `why`, `queue`, `leases` and `fleet`, as plain JSON values.
+
+Pure functions of the state; the allocator calls them within its turn, so that no answer shows
+what is not yet durable.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, assert_never
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.core import refusals
+from moorage.core.effects import Advice, Information, LeaseNews, Response
+from moorage.core.events import Inquired
+from moorage.core.facts import Refusal
+from moorage.core.queue import WaitingQueue
+from moorage.core.state import State, Waiter
+from moorage.model import (
+    ClusterId,
+    Code,
+    Demand,
+    Lease,
+    NodeId,
+    Outcome,
+    Provision,
+    RequestId,
+    Share,
+)
+
+
+def answer(
+    inquiry: Inquired, state: State, queue: WaitingQueue, decisions: Mapping[str, dict[str, Any]]
+) -> Response | None:
+    """Answer a question.
+
+    Args:
+        inquiry: The question.
+        state: What is true.
+        queue: The order of the waiters.
+        decisions: Recent decision records, by request.
+
+    Returns:
+        The answer; None where only the ledger's history can give it.
+
+    """
+    match inquiry.question:
+        case "status":
+            return _status(inquiry, state)
+        case "why":
+            return _why(inquiry, state, decisions)
+        case "leases":
+            pool: Iterable[Lease] = state.leases.values()
+            queued = [each.lease for each in state.waiting.values() if each.lease is not None]
+            if queued:
+                pool = sorted((*pool, *queued), key=lambda lease: lease.fencing)
+            if inquiry.filters.get("state") == "ended":
+                pool = sorted(state.ended.values(), key=lambda lease: lease.fencing)
+            shown = (lease_row(lease) for lease in pool if lease.tenant == inquiry.tenant)
+            return _page(inquiry, "leases", shown, lambda row: row["fencing"])
+        case "queue":
+            waiters = (w for w in queue.waiters() if w.ask.tenant == inquiry.tenant)
+            rows = [
+                {"position": number, **waiter_row(waiter)}
+                for number, waiter in enumerate(waiters, start=1)
+            ]
+            return _page(inquiry, "waiting", sorted(rows, key=_seniority), _seniority)
+        case "fleet":
+            if (cluster := inquiry.filters.get("cluster")) is not None:
+                return _nodes(inquiry, state, str(cluster))
+            return _page(inquiry, "clusters", _clusters(state), lambda row: row["cluster_id"])
+
+
+def _status(inquiry: Inquired, state: State) -> Response | None:
+    request = RequestId(inquiry.subject)
+    lease = state.lease(request)
+    if lease is not None and lease.tenant == inquiry.tenant:
+        return LeaseNews(lease, owner=False)
+    waiter = state.waiting.get(request)
+    if waiter is not None and waiter.ask.tenant == inquiry.tenant:
+        return waiter_document(waiter, "waiting")
+    reason = f"There is no lease or waiting request {request}, or it ended long ago."
+    return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease or waiting request")
+
+
+def _why(
+    inquiry: Inquired, state: State, decisions: Mapping[str, dict[str, Any]]
+) -> Response | None:
+    request = RequestId(inquiry.subject)
+    record = dict(decisions.get(request, {}))
+    lease = state.lease(request)
+    waiter = state.waiting.get(request)
+    owner = lease.tenant if lease else waiter.ask.tenant if waiter else record.pop("tenant", "")
+    if owner != inquiry.tenant:
+        return None
+    record.pop("tenant", None)
+    if lease is not None:
+        record |= {"state": lease.state, "lease": lease_row(lease)}
+        record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
+        if lease.retry_at:
+            record["reason"] += "; it is tried again at retry_at, not before"
+    return Information({"request": request, **record})
+
+
+def outcome(given: Response) -> dict[str, Any]:
+    """Return what an answer says about a request, for its decision record."""
+    if isinstance(given, Refusal):
+        return {"state": "refused", **refusal_object(given)}
+    if isinstance(given, LeaseNews):
+        return {"state": given.lease.state, "reason": granted_reason(given.lease)}
+    reasons = given.reasons if isinstance(given, Advice) else None
+    return {"state": "advised", "reason": "Advice: nothing is held.", **(reasons or {})}
+
+
+def granted_reason(lease: Lease) -> str:
+    """Return one sentence on why a lease is where it is."""
+    where = ", ".join(f"{share.cluster_id}/{share.node_id}" for share in lease.placement)
+    if lease.inherited:
+        return f"A workload like it was warm at {where}, where {lease.policy.uri} had put it."
+    return f"{lease.policy.uri} proposed {where}; it fitted and was granted."
+
+
+def refusal_object(refusal: Refusal) -> dict[str, Any]:
+    """Return a refusal as JSON values, without its empty parts.
+
+    The value of a policy that declined is left out: the client was told it once, it may be a
+    megabyte, and these are kept by the ten thousand.
+    """
+    parts = {
+        "code": refusal.code.value,
+        "reason": refusal.reason,
+        "field": refusal.field,
+        "expected": refusal.expected,
+    }
+    details = {name: part for name, part in refusal.details.items() if name != "data"}
+    return {name: part for name, part in parts.items() if part} | details
+
+
+def share_row(share: Share) -> dict[str, Any]:
+    """Return one node's part of a placement as JSON values."""
+    return {
+        "cluster_id": share.cluster_id,
+        "node_id": share.node_id,
+        "gpus": list(share.gpus),
+        "gpu_milli": share.gpu_milli,
+        "cpu_milli": share.cpu_milli,
+        "memory_mib": share.memory_mib,
+    }
+
+
+def lease_row(lease: Lease) -> dict[str, Any]:
+    """Return a lease as the listings show it: without its token."""
+    row: dict[str, Any] = {
+        "id": lease.id,
+        "state": lease.state,
+        "tenant": lease.tenant,
+        "placement": [share_row(share) for share in lease.placement],
+        "granted_at": lease.granted_at,
+        "expires_at": lease.expires_at,
+        "fencing": lease.fencing,
+        "ttl_seconds": lease.terms.ttl_seconds,
+        "policy_rule_uri": lease.policy.uri,
+    }
+    if lease.reason:
+        row["reason"] = lease.reason
+    if lease.retry_at:
+        row["retry_at"] = lease.retry_at
+    if lease.provision is not None:
+        row["workload"] = _workload_row(lease, lease.provision)
+    return row
+
+
+def _workload_row(lease: Lease, provision: Provision) -> dict[str, Any]:
+    """Return what is known for good of a lease's workload; backends know more while it starts."""
+    outcome = lease.outcome
+    row: dict[str, Any] = {
+        "backend": provision.backend,
+        "phase": _phase(lease),
+        "endpoint": lease.endpoint,
+        "attempt": lease.attempt,
+        "attempts_max": provision.attempts_max if provision.on_failure == "requeue" else 1,
+    }
+    if lease.inherited:
+        row["warm"] = True  # It was running when the lease was granted.
+    return row | ({} if outcome is None else {"outcome": outcome_row(outcome)})
+
+
+def _phase(lease: Lease) -> str:
+    match lease.state:
+        case "granted" | "starting":
+            return "starting"
+        case "active":
+            return "ready"
+        case "failing" | "queued":
+            return "failed"
+        case "ending":
+            return "stopping"
+        case "warm":
+            return "warm"
+        case "ended":
+            last = lease.outcome
+            return last.phase if last is not None and last.attempt == lease.attempt else "stopped"
+        case _:
+            assert_never(lease.state)
+
+
+def outcome_row(outcome: Outcome) -> dict[str, Any]:
+    """Return how a workload came to an end, as JSON values."""
+    return {
+        "attempt": outcome.attempt,
+        "phase": outcome.phase,
+        "detail": outcome.detail,
+        "at": outcome.at,
+        "nodes": [{"cluster_id": cluster, "node_id": node} for cluster, node in outcome.nodes],
+        "exit_code": outcome.exit_code,
+        "log_tail": list(outcome.log_tail),
+    }
+
+
+def waiter_row(waiter: Waiter) -> dict[str, Any]:
+    """Return a waiter as JSON values."""
+    ask = waiter.ask
+    row = {
+        "request": ask.id,
+        "tenant": ask.tenant,
+        "policy_rule_uri": ask.policy.uri,
+        "priority": ask.terms.priority if ask.terms else 0,
+        "since": waiter.at,
+        "deadline": waiter.deadline,
+        "resources": None if ask.demand is None else demand_row(ask.demand),
+    }
+    return row if waiter.lease is None else row | {"lease": lease_row(waiter.lease)}
+
+
+def demand_row(demand: Demand) -> dict[str, Any]:
+    """Return a demand as the `resources` it came from."""
+    return {
+        "gpus": demand.gpus,
+        "gpu_milli": demand.gpu_milli,
+        "models": list(demand.models),
+        "gpu_memory_mib": demand.gpu_memory_mib,
+        "cpu_milli": demand.cpu_milli,
+        "memory_mib": demand.memory_mib,
+        "nodes": demand.nodes,
+        "topology": demand.topology,
+    }
+
+
+def waiter_document(waiter: Waiter, state: str) -> Information:
+    """Return a waiter as an answer."""
+    return Information({"state": state, **waiter_row(waiter)})
+
+
+def _clusters(state: State) -> Iterable[dict[str, Any]]:
+    fleet = state.fleet
+
+    def sums(column: npt.NDArray[Any]) -> list[int]:
+        totals = np.zeros(len(fleet.cluster_ids), np.int64)
+        np.add.at(totals, fleet.cluster, column)
+        return totals.tolist()
+
+    columns = {
+        "nodes": sums(np.ones(len(fleet), np.int64)),
+        "gpus": sums((fleet.gpu_total > 0).sum(1)),
+        "gpu_milli_total": sums(fleet.gpu_total.sum(1)),
+        "gpu_milli_free": sums(fleet.gpu_free.sum(1)),
+        "cpu_milli_total": sums(fleet.cpu_total),
+        "cpu_milli_free": sums(fleet.cpu_free),
+        "memory_mib_total": sums(fleet.memory_total),
+        "memory_mib_free": sums(fleet.memory_free),
+    }
+    for name, *values in zip(fleet.cluster_ids, *columns.values(), strict=True):
+        yield {"cluster_id": name, **dict(zip(columns, values, strict=True))}
+
+
+def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
+    fleet = state.fleet
+    if cluster not in fleet.cluster_ids:
+        reason = f"No live cluster “{cluster}” is registered."
+        return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
+
+    known = state.clusters[ClusterId(cluster)].nodes
+    twins = {node.id: node.duplicate_of for node in known if node.duplicate_of}
+
+    def rows() -> Iterable[dict[str, Any]]:
+        for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
+            if fleet.node_ids[row][1] <= inquiry.after:
+                continue  # Before a thousand rows are made that no page shows.
+            cpu, memory, gpus = fleet.capacity(row)
+            codes = fleet.gpu_model[row].tolist()
+            twin = twins.get(NodeId(fleet.node_ids[row][1]))
+            yield {
+                "cluster_id": cluster,
+                "node_id": fleet.node_ids[row][1],
+                **({"duplicate_of": twin} if twin else {}),
+                "models": sorted({fleet.models[code] for code in codes if code >= 0}),
+                "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
+                "cpu_milli_total": int(fleet.cpu_total[row]),
+                "cpu_milli_free": cpu,
+                "memory_mib_total": int(fleet.memory_total[row]),
+                "memory_mib_free": memory,
+            }
+
+    return _page(inquiry, "nodes", rows(), lambda row: row["node_id"])
+
+
+def _seniority(row: dict[str, Any]) -> tuple[int, float, str]:
+    """Return what orders the pages of the queue: no waiter's ever changes, as its position does."""
+    return -row["priority"], row["since"], row["request"]
+
+
+def _page(
+    inquiry: Inquired,
+    name: str,
+    rows: Iterable[dict[str, Any]],
+    key: Callable[[dict[str, Any]], Any],
+) -> Response:
+    """Return one page of `rows`, which ascend by `key`, and the key after which the next starts.
+
+    That key is JSON on the wire, for those who read it: a number, a name, or a list of such.
+    """
+    wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name != "nodes"}
+    page: list[dict[str, Any]] = []
+    for row in rows:
+        try:
+            if inquiry.after and not key(row) > _cursor(key(row), inquiry.after):
+                continue
+        except (TypeError, ValueError):
+            return refusals.no_cursor(inquiry.after)
+        if all(_matches(row, k, v) for k, v in wanted.items()):
+            if len(page) == inquiry.limit:
+                last = key(page[-1])
+                return Information(
+                    {name: page, "next": last if isinstance(last, str) else json.dumps(last)}
+                )
+            page.append(row)
+    return Information({name: page, "next": None})
+
+
+def _cursor(like: Any, after: str) -> Any:
+    """Read what `next` of the page before said; raise what says that it said no such thing."""
+    if isinstance(like, str):
+        return after
+    found = json.loads(after)
+    if not isinstance(like, tuple):
+        return found
+    if not isinstance(found, list) or len(found) != len(like):
+        raise ValueError(after)
+    return tuple(found)
+
+
+def _matches(row: dict[str, Any], key: str, value: Any) -> bool:
+    if key in {"cluster_id", "node_id"} and "placement" in row:
+        return any(share[key] == value for share in row["placement"])
+    return bool(row.get(key) == value)

@@ -1,0 +1,200 @@
+"""Facts: what is true from now on. They are all that the ledger stores.
+
+A closed union of frozen records, as `events` and `effects` are. A new behaviour is a new member;
+`assert_never` then points at every place that must learn it. Only `state.apply` acts on facts.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from moorage.model import (
+    Ask,
+    Cluster,
+    ClusterId,
+    Code,
+    Lease,
+    Outcome,
+    RequestId,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A "no" as a value. `why` and every failure reply are made of it.
+
+    Args:
+        reason: One sentence for a person.
+        field: The field of the request that was wrong, or empty.
+        expected: What was expected there, or empty.
+        details: More data, e.g. `nodes` counted by constraint.
+
+    """
+
+    code: Code
+    reason: str
+    field: str = ""
+    expected: str = ""
+    details: Mapping[str, Any] = dataclasses.field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSet:
+    """The inventory has this cluster, so and no different."""
+
+    cluster: Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterRemoved:
+    """The inventory no longer has this cluster. Leases on it stand until they end."""
+
+    cluster: ClusterId
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """An ask waits, at most until `deadline`."""
+
+    ask: Ask
+    at: float
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Dequeued:
+    """A waiter left the queue without a lease."""
+
+    request: RequestId
+    at: float
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """A lease exists."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Renewed:
+    """A lease lasts until `expires_at`."""
+
+    lease: RequestId
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The workload of a lease runs."""
+
+    lease: RequestId
+    at: float
+    endpoint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The workload of a lease came to an end by itself: it did not start, died, or did its work.
+
+    What is left of it still holds what the lease holds. Another fact says what follows: the lease
+    is `Ending` or `Ended`, or `Requeued` when its backend has let go.
+    """
+
+    lease: RequestId
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Requeued:
+    """A lease whose workload failed waits for another place, and holds nothing meanwhile."""
+
+    lease: RequestId
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """A lease in the queue is not tried again before `retry_at`.
+
+    Args:
+        faults: How often in a row its policy did not get to answer; 0: its workload failed.
+
+    """
+
+    lease: RequestId
+    at: float
+    retry_at: float
+    faults: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The pause of a lease in the queue is over: it stands in line again."""
+
+    lease: RequestId
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """A lease is over, but its backend has not let go: what it holds is not free yet."""
+
+    lease: RequestId
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Warmed:
+    """A released lease, nobody's now, keeps what it holds for the next request like its own."""
+
+    lease: RequestId
+    at: float
+    expires_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A lease is over and what it held is free."""
+
+    lease: RequestId
+    at: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """A lease as a checkpoint found it, held or ended. Only checkpoints hold this fact."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Fencing numbers up to this one were given out. Only checkpoints, which forget, hold it."""
+
+    fencing: int
+
+
+Fact = (
+    ClusterSet
+    | ClusterRemoved
+    | Queued
+    | Dequeued
+    | Granted
+    | Renewed
+    | Started
+    | Finished
+    | Requeued
+    | Paused
+    | Resumed
+    | Ending
+    | Warmed
+    | Ended
+    | Carried
+    | Counted
+)

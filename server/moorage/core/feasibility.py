@@ -1,0 +1,193 @@
+"""Could it fit at all? The answer before any policy is asked, and the reason when it is no.
+
+`Feasibility` remembers one node that fits per class of demand (the witness) and the classes that
+fit nowhere, so that thousands of identical asks cost one look at the fleet. All of it is a cache:
+the verdicts come from `Fleet.feasible` and `Fleet.misfits`, like everyone's.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.core import refusals
+from moorage.core.facts import Refusal
+from moorage.core.state import State
+from moorage.model import Ask, ClusterId, Demand, Nodes
+from moorage.policy import NEVER, Fleet, Misfit
+
+CLASSES_MAX: Final = 4_096
+"""Classes of demand remembered; beyond it the cache starts afresh."""
+
+Candidates = tuple[ClusterId, ...] | None
+
+_TEXT: Final = {
+    Misfit.GPU_MODEL: "have too few GPUs of the accepted models",
+    Misfit.GPU_MEMORY: "have too few GPUs with that much memory",
+    Misfit.GPU_COUNT: "have too few GPUs that can be given so",
+    Misfit.TOPOLOGY: "have too few GPUs in one link group or NUMA domain",
+    Misfit.CPU: "have too little CPU even when empty",
+    Misfit.MEMORY: "have too little memory even when empty",
+    Misfit.GPUS_BUSY: "have too few free GPUs",
+    Misfit.TOPOLOGY_BUSY: "have no link group or NUMA domain with enough free GPUs",
+    Misfit.CPU_BUSY: "have too little free CPU",
+    Misfit.MEMORY_BUSY: "have too little free memory",
+}
+
+
+@dataclass(slots=True)
+class _Verdict:
+    """What is known of one class: a node that fitted, or that nothing did after `gains`."""
+
+    layout: int
+    row: int | None
+    gains: int
+
+
+class Feasibility:
+    """Feasibility of demands in the state as it is now.
+
+    Args:
+        state: Read, never changed.
+
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._verdicts: dict[tuple[Demand, Candidates], _Verdict] = {}
+
+    def fits(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> bool:
+        """Return whether `demand` fits now on candidate nodes that are not reserved."""
+        fleet, gains = self._state.fleet, self._state.gains
+        key = (demand, candidates)
+        known = self._verdicts.get(key)
+        if known is not None and known.layout == fleet.layout:
+            if known.row is None and known.gains == gains:
+                return False  # Nothing was freed since the last "no".
+            if known.row is not None and demand.nodes == 1 and not reserved:
+                here = slice(known.row, known.row + 1)
+                if fleet.feasible(demand, here)[0]:
+                    return True
+        allowed = fleet.feasible(demand) & self.allowed(candidates, reserved)
+        fits = self.enough_nodes(allowed, demand)
+        if fits or not reserved:  # A "no" because of a reservation holds for no one else.
+            if len(self._verdicts) >= CLASSES_MAX:
+                self._verdicts.clear()
+            row = int(allowed.argmax()) if fits else None
+            self._verdicts[key] = _Verdict(fleet.layout, row, gains)
+        return fits
+
+    def avoided(self, ask: Ask, reserved: Nodes) -> Nodes:
+        """Return the nodes where its workload has failed, as long as there is room elsewhere."""
+        if not ask.avoid or ask.demand is None:
+            return ask.avoid
+        elsewhere = self.fits(ask.demand, ask.candidates, (*reserved, *ask.avoid))
+        return ask.avoid if elsewhere else ()
+
+    def refusal(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> Refusal:
+        """Return why `demand` does not fit: never, or not now, with nodes counted by reason."""
+        fleet = self._state.fleet
+        rows = np.flatnonzero(self.allowed(candidates, ()))
+        verdict = fleet.misfits(demand, rows)
+        counts = self._counts(verdict)
+        capable = np.zeros(len(fleet), np.bool_)
+        capable[rows[(verdict == Misfit.FITS) | (verdict > NEVER)]] = True
+        details: dict[str, Any] = {"nodes": len(rows), "misfits": counts}
+        why = _sentence(counts, len(rows), demand)
+        if reserved:
+            details["reserved_for_waiting"] = len(reserved)
+        if not self.enough_nodes(capable, demand):
+            details["binding"] = _binding(counts, never=True)
+            return refusals.never_fits(why, details)
+        if reserved and sum(counts.values()) < len(rows):
+            why = f"{why[:-1]}; {len(reserved)} kept for a request that waits already."
+        details["binding"] = _binding(counts, never=False)
+        return refusals.no_capacity(why, details)
+
+    def reasons(self, demand: Demand, candidates: Candidates) -> dict[str, Any]:
+        """Return the nodes counted by reason, for the "yes" of an explained request."""
+        rows = np.flatnonzero(self.allowed(candidates, ()))
+        counts = self._counts(self._state.fleet.misfits(demand, rows))
+        fitting = len(rows) - sum(counts.values())
+        return {"nodes": len(rows), "nodes_fitting": fitting, "misfits": counts}
+
+    def reservation(
+        self, demand: Demand, candidates: Candidates, fleet: Fleet | None = None
+    ) -> Nodes:
+        """Return the nodes to keep for a waiter at the head of the queue.
+
+        Args:
+            demand: What it needs.
+            candidates: Where it may go.
+            fleet: As it will be when what ends for the waiter has ended; None: as it is now.
+
+        Those that could take it when empty; of these such as fit now, then such as have the most
+        free: later asks may use all others, so a large waiter is not starved by small ones for
+        ever. For a gang that wants one rack, all from one rack.
+        """
+        fleet = fleet or self._state.fleet
+        misfits = fleet.misfits(demand)
+        capable = ((misfits == Misfit.FITS) | (misfits > NEVER)) & self.allowed(candidates, ())
+        rows = np.flatnonzero(capable)
+        if len(rows) < demand.nodes:
+            return ()
+        usable = np.where(fleet.eligible_gpus(demand)[rows], fleet.gpu_free[rows], 0).sum(1)
+        busy = misfits[rows] != Misfit.FITS
+        best = rows[np.lexsort((-fleet.cpu_free[rows], -usable, busy))].tolist()
+        if demand.nodes > 1 and demand.topology == "rack":
+            best = _first_rack(best, fleet.rack[best].tolist(), demand.nodes)
+        return tuple(fleet.node_ids[row] for row in best[: demand.nodes])
+
+    def allowed(self, candidates: Candidates, reserved: Nodes) -> npt.NDArray[np.bool_]:
+        """Return which nodes are candidates and not reserved: bool `[nodes]`."""
+        fleet = self._state.fleet
+        if candidates is None:
+            allowed = np.ones(len(fleet), np.bool_)
+        else:
+            wanted = set(candidates)
+            numbers = [n for n, name in enumerate(fleet.cluster_ids) if name in wanted]
+            allowed = np.isin(fleet.cluster, numbers)
+        for cluster_id, node_id in reserved:
+            row = fleet.row(cluster_id, node_id)
+            if row is not None:
+                allowed[row] = False
+        return allowed
+
+    def enough_nodes(self, nodes: npt.NDArray[np.bool_], demand: Demand) -> bool:
+        """Return whether nodes that fit one by one, bool `[nodes]`, are enough for a gang."""
+        if demand.nodes > 1 and demand.topology == "rack":
+            racks = self._state.fleet.rack[nodes]
+            return bool((np.bincount(racks[racks >= 0], minlength=1) >= demand.nodes).any())
+        return int(np.count_nonzero(nodes)) >= demand.nodes
+
+    @staticmethod
+    def _counts(verdict: npt.NDArray[np.int8]) -> dict[str, int]:
+        tally = np.bincount(verdict, minlength=max(Misfit) + 1).tolist()
+        return {misfit.name.lower(): tally[misfit] for misfit in Misfit if misfit and tally[misfit]}
+
+
+def _first_rack(rows: list[int], racks: list[int], nodes: int) -> list[int]:
+    """Return the rows of the first rack that is complete, going down the ranking; [] if none."""
+    groups: dict[int, list[int]] = {}
+    for row, rack in zip(rows, racks, strict=True):
+        group = groups.setdefault(rack, [])
+        group.append(row)
+        if rack >= 0 and len(group) == nodes:
+            return group
+    return []
+
+
+def _sentence(counts: dict[str, int], nodes: int, demand: Demand) -> str:
+    if not nodes:
+        return "no candidate cluster has a node."
+    parts = [f"{count} {_TEXT[Misfit[name.upper()]]}" for name, count in counts.items()]
+    rack = " of one rack" if demand.topology == "rack" else ""
+    gang = f", and {demand.nodes} nodes{rack} are needed at once" if demand.nodes > 1 else ""
+    return f"of {nodes} nodes, {', '.join(parts) or 'all fit one by one'}{gang}."
+
+
+def _binding(counts: dict[str, int], *, never: bool) -> str:
+    """Return the constraint that the most capable nodes failed at: easing it would help first."""
+    names = [name for name in counts if (Misfit[name.upper()] <= NEVER) == never]
+    return names[-1] if names else "nodes"

@@ -1,0 +1,437 @@
+"""What happens to an ask, from its arrival to its lease, its answer, or its place in the queue.
+
+Policies propose; what they propose is verified against the state as it is now, and granted, asked
+for again, queued or refused. The allocator is the only caller.
+"""
+
+from dataclasses import replace
+from typing import Any, Final
+
+from moorage.core import explain, refusals
+from moorage.core.effects import (
+    Address,
+    Advice,
+    Consult,
+    Forget,
+    Information,
+    LeaseNews,
+    Look,
+    Response,
+    Start,
+)
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.facts import Dequeued, Queued, Refusal
+from moorage.core.feasibility import Feasibility
+from moorage.core.idempotency import mismatch
+from moorage.core.leases import LeaseLifecycle
+from moorage.core.open_requests import OpenRequests
+from moorage.core.pending import ASKS_BYTES_MAX, Pending
+from moorage.core.turn import TurnWriter
+from moorage.core.verification import Stale, Unsound, verify
+from moorage.core.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
+from moorage.model import Ask, Code, Lease, Nodes, Placement, RequestId, Tenant
+from moorage.policy import ProposalError, ProposedShare, parse_proposal
+
+WAITING_MAX: Final = 100_000
+"""Asks in the queue; the next one is answered `busy`."""
+CONSULTS_MAX: Final = 8
+"""Consultations for one ask before it is answered `conflict`, or takes a place in the queue if it
+may wait. A waiter is asked about again until its deadline: each conflict was another's grant."""
+FAULTS_MAX: Final = 6
+"""Times in a row that a policy may fail to answer about a lease in the queue, for reasons that say
+nothing about the lease, before that ends. With the pauses between them it is a minute."""
+FAULT_PAUSE_SECONDS: Final = 1.0
+"""Before such a policy is asked again; twice as long each time, and longer than any rest in all."""
+PASSING: Final = frozenset(
+    {
+        Code.BUSY,
+        Code.POLICY_CRASHED,
+        Code.POLICY_TIMEOUT,
+        Code.SHUTTING_DOWN,
+        Code.UNAVAILABLE,
+    }
+)
+"""What may be over when the policy is asked again."""
+
+
+class Requests:
+    """The part for asks.
+
+    Args:
+        writer: What the turn is written on.
+        feasibility: Knows what fits.
+        requests: Those that are open.
+        leases: Grants and ends leases.
+        warm: Knows what is kept for the next request like its own.
+
+    """
+
+    def __init__(
+        self,
+        writer: TurnWriter,
+        feasibility: Feasibility,
+        requests: OpenRequests,
+        leases: LeaseLifecycle,
+        warm: WarmReuse,
+    ) -> None:
+        self._turn = writer
+        self._state = writer.state
+        self._feasibility = feasibility
+        self._requests = requests
+        self._pending = requests.undecided
+        self._queue = requests.queue
+        self._leases = leases
+        self._warm = warm
+        self._number = 0
+        self._turned_down = 0
+
+    def policy_asked(self, tenant: Tenant, idempotency_key: str) -> str:
+        """Return the URI of the policy that the first request with this key went to, or ""."""
+        first = self._requests.first_with(tenant, idempotency_key) or RequestId("")
+        known, lease = self._requests.known(first), self._state.lease(first)
+        return known.policy.uri if known else lease.policy.uri if lease else ""
+
+    def asked(self, to: Address, ask: Ask) -> None:
+        """Take a request: answer it, or have its policy asked."""
+        if not ask.dry_run and self._asked_before(to, ask):
+            return
+        if (refusal := self._turned_away(ask)) is not None:
+            self._turn.respond(to, refusal)
+            return
+        self._requests.listen(ask.id, to)
+        pending = Pending(ask, self._turn.now)
+        reserved = self._queue.reserved_before(ask)
+        if self.take_over(pending, reserved):
+            self._turn.wakes = True
+            return
+        if ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved):
+            self.consult(pending, reserved)
+            return
+        refusal = self._feasibility.refusal(ask.demand, ask.candidates, reserved)
+        if refusal.code is Code.NEVER_FITS:
+            self._answer(pending, refusal)
+        else:
+            self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
+
+    def _turned_away(self, ask: Ask) -> Refusal | None:
+        """Return why a request is not looked at, or None."""
+        if self._requests.known(ask.id) or self._state.lease(ask.id):
+            return refusals.id_taken(ask.id)
+        if not self._pending.has_capacity(ask):
+            return refusals.too_many_undecided()
+        return None if self._state.clusters else refusals.no_cluster()
+
+    def _asked_before(self, to: Address, ask: Ask) -> bool:
+        """Answer a repeated request with what became of the first one."""
+        key = ask.terms.idempotency_key if ask.terms else ""
+        first = self._requests.first_with(ask.tenant, key)
+        if first is None or not key:
+            return False
+        lease = self._state.lease(first)
+        refusal = mismatch(ask, first, self._requests.known(first), lease)
+        if refusal is not None:
+            self._turn.respond(to, refusal)
+        elif lease is not None:
+            self._turn.respond(to, LeaseNews(lease))
+        else:
+            self._requests.listen(first, to)
+        return True
+
+    def consult(self, pending: Pending, reserved: Nodes) -> None:
+        """Ask the rule of a request, less the nodes that are kept for another one."""
+        self._number += 1
+        pending.consultation = self._number
+        pending.consultations += 1
+        pending.version, pending.layout = self._state.fleet.version, self._state.fleet.layout
+        pending.gains, pending.turned_down = self._state.gains, self._turned_down
+        pending.reserved = reserved
+        pending.avoided = (
+            () if pending.insisted else self._feasibility.avoided(pending.ask, reserved)
+        )
+        self._pending.add(pending)
+        self._turn.emit(Consult(pending.ask, self._number, (*reserved, *pending.avoided)))
+
+    def _insist(self, pending: Pending, reserved: Nodes) -> bool:
+        """Ask a policy once more, about all nodes, that wants none of those it was offered."""
+        if not pending.avoided:
+            return False
+        pending.insisted = True
+        self.consult(pending, reserved)
+        return True
+
+    def heard(self, news: Proposed | ConsultFailed) -> None:
+        """Take a policy's answer; one to an earlier consultation is stale."""
+        pending = self._pending.get(news.request)
+        if pending is None or pending.consultation != news.consultation:
+            return
+        reserved = self._queue.reserved_before(pending.ask)
+        if isinstance(news, Proposed):
+            self._proposed(pending, news.value, reserved)
+        elif not self._comes_back(pending, news.refusal):
+            self._refuse(pending, news.refusal, reserved)
+
+    def _comes_back(self, pending: Pending, refusal: Refusal) -> bool:
+        """Have a queued lease pause whose policy did not get to answer; return whether it does.
+
+        Its workload has nothing to do with that, and it has been granted once.
+        """
+        ask = pending.ask
+        waiter = self._state.waiting.get(ask.id)
+        lease = waiter.lease if waiter is not None else None
+        if lease is None or refusal.code not in PASSING or lease.faults >= FAULTS_MAX:
+            return False
+        self._turn.explain(ask.id, {"last": explain.refusal_object(refusal)})
+        self._pending.settle(ask)
+        self._queue.remove(ask)
+        self._leases.pause(ask.id, FAULT_PAUSE_SECONDS * 2.0**lease.faults, lease.faults + 1)
+        self._turn.wakes = True  # What was kept for it is for the others now.
+        return True
+
+    def _proposed(self, pending: Pending, value: Any, reserved: Nodes) -> None:
+        ask = pending.ask
+        try:
+            wishes = parse_proposal(value, ask.demand)
+        except ProposalError as error:
+            self._refuse(pending, refusals.malformed(error), reserved)
+            return
+        if not wishes:
+            self._declined(pending, value, reserved)
+            return
+        self._judged(pending, wishes, value, reserved)
+        if ask.terms is not None and ask.id not in self._state.leases:
+            self._turned_down += 1
+
+    def _judged(
+        self, pending: Pending, wishes: tuple[ProposedShare, ...], value: Any, reserved: Nodes
+    ) -> None:
+        """Grant what a policy proposed, or ask it again, or say why not."""
+        ask = pending.ask
+        shut = (*reserved, *pending.avoided)
+        verdict = verify(ask, wishes, self._state.fleet, self._state.clusters, shut)
+        if isinstance(verdict, tuple) and self._touches(verdict, pending.avoided):
+            self._insist(pending, reserved)
+        elif isinstance(verdict, tuple) and not self._touches(verdict, reserved):
+            self._accept(pending, verdict, value)
+        elif isinstance(verdict, tuple):
+            kept = refusals.kept_for_head()
+            if reserved == pending.reserved:
+                # The policy knew; asked again, it would say the same.
+                self._wait_or_refuse(pending, kept, reserved, pending.gains)
+            else:
+                self._propose_again(pending, kept, reserved)
+        elif isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout:
+            self._refuse(pending, verdict.refusal, reserved)
+        elif isinstance(verdict, Stale) and pending.version == self._state.fleet.version:
+            # Nothing changed since the policy was asked: it proposed what it could see is taken.
+            self._refuse(pending, refusals.taken_and_seen(verdict.refusal), reserved)
+        else:
+            self._propose_again(pending, verdict.refusal, reserved)
+
+    def _propose_again(self, pending: Pending, conflict: Refusal, reserved: Nodes) -> None:
+        """Ask the policy again: others were faster. The fleet it sees now is another one."""
+        ask = pending.ask
+        if ask.demand is not None and not self._feasibility.fits(
+            ask.demand, ask.candidates, reserved
+        ):
+            refusal = self._feasibility.refusal(ask.demand, ask.candidates, reserved)
+            self._wait_or_refuse(pending, refusal, reserved, self._state.gains)
+        elif ask.id in self._state.waiting or pending.consultations < CONSULTS_MAX:
+            self.consult(pending, reserved)
+        else:
+            refusal = refusals.others_were_faster(CONSULTS_MAX, conflict.details)
+            self._wait_or_refuse(pending, refusal, reserved, -1)  # It fits, so nothing stands.
+
+    def _declined(self, pending: Pending, value: Any, reserved: Nodes) -> None:
+        """The policy returned a value that names no cluster: it is passed on and grants nothing."""
+        ask = pending.ask
+        if self._insist(pending, reserved):
+            return
+        if ask.terms is None:
+            explain = ask.explain and ask.demand is not None
+            self._answer(pending, Advice(value, self._reasons(pending) if explain else None))
+            return
+        if self._missed_something(pending, reserved):
+            self.consult(pending, reserved)
+            return
+        if ask.demand is not None and not self._feasibility.fits(
+            ask.demand, ask.candidates, pending.reserved
+        ):
+            refusal = self._feasibility.refusal(ask.demand, ask.candidates, pending.reserved)
+        else:
+            refusal = refusals.declined(value)
+        self._wait_or_refuse(pending, refusal, pending.reserved, pending.gains)
+
+    def _missed_something(self, pending: Pending, reserved: Nodes) -> bool:
+        """Return whether there may be room for a new ask that its policy did not see.
+
+        Capacity came back while it thought; or its cell held something free of another proposal
+        that came to nothing; or something is no longer kept for somebody else. Who waits already
+        is woken by all of these.
+        """
+        ask = pending.ask
+        if ask.id in self._state.waiting or pending.consultations >= CONSULTS_MAX:
+            return False
+        seen = pending.gains, pending.turned_down, pending.reserved
+        if seen == (self._state.gains, self._turned_down, reserved):
+            return False
+        return ask.demand is None or self._feasibility.fits(ask.demand, ask.candidates, reserved)
+
+    def _touches(self, placement: Placement, reserved: Nodes) -> bool:
+        return bool(reserved) and any((s.cluster_id, s.node_id) in reserved for s in placement)
+
+    def _accept(self, pending: Pending, placement: Placement, value: Any) -> None:
+        ask = pending.ask
+        if ask.terms is None or ask.dry_run:
+            self._answer(pending, Advice(value, self._reasons(pending) if ask.explain else None))
+            return
+        self._grant(pending, placement, value)
+        self._turn.wakes = True
+
+    def take_over(self, pending: Pending, reserved: Nodes) -> bool:
+        """Grant an ask the warm lease that is like it, if there is one; its policy is not asked."""
+        ask = pending.ask
+        warm = self._warm.like(ask, reserved)
+        if warm is not None:
+            self._warm.take_over(warm, ask.id)
+            self._grant(pending, warm.placement, None, warm)
+        return warm is not None
+
+    def _grant(
+        self, pending: Pending, placement: Placement, value: Any = None, warm: Lease | None = None
+    ) -> None:
+        ask = pending.ask
+        if ask.id in self._state.waiting:
+            self._queue.remove(ask)
+        lease = self._leases.grant(ask, placement, pending.since, warm)
+        if warm is not None:
+            self._turn.emit(Look(lease))
+        reasons = self._reasons(pending) if ask.explain else None
+        self._answer(pending, LeaseNews(lease, value, reasons))
+        if lease.provision is not None:
+            self._turn.emit(Start(lease))
+
+    def _reasons(self, pending: Pending) -> dict[str, Any]:
+        """Return why the answer is what it is, for `explain` and `why`."""
+        ask = pending.ask
+        reasons: dict[str, Any] = {
+            "policy_rule_uri": ask.policy.uri,
+            "consultations": pending.consultations,
+            "waited_seconds": round(self._turn.now - pending.since, 6),
+        }
+        if ask.demand is not None and ask.explain:
+            reasons |= self._feasibility.reasons(ask.demand, ask.candidates)
+        return reasons
+
+    def _wait_or_refuse(
+        self, pending: Pending, refusal: Refusal, reserved: Nodes, gains: int
+    ) -> None:
+        """Say no, or not yet where the ask may wait: the "no" stands as of `gains`.
+
+        What is kept warm gives way first: an ask that would not wait does so until it has ended.
+        """
+        ask, terms = pending.ask, pending.ask.terms
+        waiter = self._state.waiting.get(ask.id)
+        capacity = self._warm.room_after(refusal, ask, reserved)
+        comes_back = waiter is not None and waiter.lease is not None
+        patient = terms is not None and (
+            terms.wait_seconds > 0 or comes_back or capacity is not None
+        )
+        if terms is None or ask.dry_run or not patient:
+            self._refuse(pending, refusal, reserved)
+            return
+        many, size = len(self._state.waiting), self._state.waiting_bytes + ask.size
+        if waiter is None and (many >= WAITING_MAX or size > ASKS_BYTES_MAX):
+            self._answer(pending, refusals.too_many_waiting())
+            return
+        if waiter is None:
+            patience = terms.wait_seconds or ROOM_SECONDS_MAX
+            self._turn.record(Queued(ask, self._turn.now, self._turn.now + patience))
+            self._queue.add(ask)
+            self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
+        self._pending.settle(ask)
+        self.refuse_line(ask, reserved, gains, capacity)
+        self._turn.wakes = True  # What is kept for this line may have moved, or grown.
+
+    def refuse_line(self, ask: Ask, reserved: Nodes, gains: int, capacity: Nodes | None) -> None:
+        """Let everybody like `ask` wait until capacity grows, and keep nodes for the first.
+
+        Args:
+            ask: One of them.
+            reserved: What was kept for somebody else when they were judged.
+            gains: `State.gains` then.
+            capacity: What `WarmReuse.capacity` returned for it.
+
+        """
+        first = self._state.waiting[self._queue.first_like(ask)].ask
+        self._queue.refused(ask, (gains, reserved), self.kept(first, reserved, capacity))
+
+    def kept(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
+        """Return the nodes to keep for a line's first, also while its policy is being consulted.
+
+        None for one that would not wait: what it evicts comes soon, and others fit beside it.
+        """
+        if ask.demand is None or reserved or not self._is_patient(ask):
+            return ()
+        return capacity or self._feasibility.reservation(ask.demand, ask.candidates)
+
+    def _is_patient(self, ask: Ask) -> bool:
+        comes_back = self._state.waiting[ask.id].lease is not None
+        return comes_back or (ask.terms is not None and ask.terms.wait_seconds > 0)
+
+    def waited_enough(self, request: RequestId) -> None:
+        """Refuse a request whose time in the queue is up: this is how things stand."""
+        waiter, details = self._state.waiting[request], dict[str, Any]()
+        ask = waiter.ask
+        if ask.demand is not None:
+            last = self._feasibility.refusal(ask.demand, ask.candidates)
+            details = {"last": explain.refusal_object(last)}
+        waited = self._turn.now - waiter.at
+        self._give_up(ask, refusals.waited(waited, details, patient=self._is_patient(ask)))
+
+    def _refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
+        """End an ask with a "no" that waiting would not change."""
+        waiter = self._state.waiting.get(pending.ask.id)
+        if waiter is not None and waiter.lease is not None:
+            if not self._insist(pending, reserved):
+                self._pending.settle(pending.ask)
+                self._leases.end(waiter.lease, f"{waiter.lease.reason}; then: {refusal.reason}")
+            return
+        waited = waiter is not None
+        if waited:
+            self._queue.remove(pending.ask)
+            self._turn.record(Dequeued(pending.ask.id, self._turn.now, refusal))
+        self._answer(pending, refusal)
+        if waited:
+            self._turn.wakes = True  # What was kept for it is for the others now.
+
+    def _answer(self, pending: Pending, answer: Response) -> None:
+        """Answer everybody who waits for this ask, and remember why for `why`."""
+        ask = pending.ask
+        listeners = self._requests.settle(ask)
+        record = {"tenant": ask.tenant, **self._reasons(pending)} | explain.outcome(answer)
+        self._turn.explain(ask.id, record)
+        for to in listeners:
+            self._turn.respond(to, answer)
+
+    def cancel(self, to: Address, name: RequestId, tenant: Tenant) -> None:
+        """Give up an undecided ask, named by its id or by its idempotency key."""
+        request = self._requests.first_with(tenant, name) or name
+        waiter, ask = self._state.waiting.get(request), self._requests.known(request)
+        if ask is None or ask.tenant != tenant:
+            self._turn.respond(to, refusals.not_waiting(name))
+            return
+        row = explain.waiter_row(waiter) if waiter else {"request": request}
+        if waiter is not None and waiter.lease is not None:
+            self._leases.end(waiter.lease, "cancelled")
+            ended = replace(waiter, lease=self._state.lease(request))
+            row = explain.waiter_row(ended)
+        else:
+            self._give_up(ask, refusals.cancelled())
+        self._turn.respond(to, Information({"state": "cancelled", **row}))
+
+    def _give_up(self, ask: Ask, refusal: Refusal) -> None:
+        """End an ask that waits, or that its policy is being consulted about."""
+        pending = self._pending.get(ask.id) or Pending(ask, self._state.waiting[ask.id].at)
+        if pending.consultation:
+            self._turn.emit(Forget(ask.id, pending.consultation))
+        self._refuse(pending, refusal, ())

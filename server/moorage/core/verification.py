@@ -1,0 +1,209 @@
+"""Is a proposal sound in the state as it is now? Asked right before the grant, of every proposal.
+
+What a policy said counts for nothing here: `verification` judges it with the same feasibility
+    function
+that the policy, the queue and the explanations use.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from moorage.core import refusals
+from moorage.core.facts import Refusal
+from moorage.model import Ask, Cluster, ClusterId, Demand, NodeId, Placement, Share
+from moorage.policy import Fleet, ProposedShare
+
+_NOTHING: Final = Demand()
+
+
+@dataclass(frozen=True, slots=True)
+class Unsound:
+    """The proposal breaks what was asked, or names what does not exist. Asking again is no use."""
+
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class Stale:
+    """The proposal was possible, but what it names is not free now."""
+
+    refusal: Refusal
+
+
+def verify(
+    ask: Ask,
+    wishes: tuple[ProposedShare, ...],
+    fleet: Fleet,
+    clusters: dict[ClusterId, Cluster],
+    reserved: tuple[tuple[str, str], ...] = (),
+) -> Placement | Unsound | Stale:
+    """Judge a proposal.
+
+    Args:
+        ask: What was asked.
+        wishes: What the policy proposed; not empty.
+        fleet: The fleet as it is now.
+        clusters: The inventory.
+        reserved: Nodes to leave alone where the policy left the choice of the node to us.
+
+    Returns:
+        The placement, completed where the policy left node or GPUs to the allocator; or why not.
+
+    """
+    if ask.demand is not None and len(wishes) != ask.demand.nodes:
+        return _unsound("", f"{ask.demand.nodes} nodes", f"the rule proposed {len(wishes)} nodes")
+    shares: list[Share] = []
+    for number, proposed in enumerate(wishes):
+        path = f"[{number}]." if len(wishes) > 1 else ""
+        if proposed.node_id is None and ask.demand is not None and proposed.cluster_id in clusters:
+            proposed = _choose_node(proposed, ask.demand, fleet, (*reserved, *map(_pair, shares)))
+        verdict = _one(ask, proposed, fleet, clusters, path, tuple(shares))
+        if not isinstance(verdict, Share):
+            return verdict
+        shares.append(verdict)
+    if ask.demand is not None and ask.demand.topology == "rack" and len(shares) > 1:
+        racks = {_rack(fleet, share) for share in shares}
+        if len(racks) > 1 or -1 in racks:
+            return _unsound("node_id", "nodes of one rack", "the nodes are in different racks")
+    return tuple(shares)
+
+
+def _one(
+    ask: Ask,
+    proposed: ProposedShare,
+    fleet: Fleet,
+    clusters: dict[ClusterId, Cluster],
+    path: str,
+    taken: Placement,
+) -> Share | Unsound | Stale:
+    if ask.candidates is not None and proposed.cluster_id not in ask.candidates:
+        return _unsound(
+            f"{path}cluster_id", "one of the candidates", f"“{proposed.cluster_id}” is none"
+        )
+    if proposed.cluster_id not in clusters:
+        return _unsound(f"{path}cluster_id", "a live cluster", f"“{proposed.cluster_id}” is none")
+    if ask.terms is None and ask.demand is None:
+        return _advised(proposed, fleet, clusters[proposed.cluster_id], path)
+    if proposed.node_id is None:
+        if ask.demand is None:
+            return _unsound(f"{path}node_id", "a node to hold", "a lease needs a node")
+        return Stale(refusals.nothing_fits_in(proposed.cluster_id))
+    row = fleet.row(proposed.cluster_id, proposed.node_id)
+    if row is None:
+        return _unsound(
+            f"{path}node_id", f"a node of {proposed.cluster_id}", f"“{proposed.node_id}” is none"
+        )
+    if (proposed.cluster_id, proposed.node_id) in map(_pair, taken):
+        return _unsound(f"{path}node_id", "different nodes", f"“{proposed.node_id}” is named twice")
+    return _on_node(ask, proposed, fleet, row, path)
+
+
+def _advised(proposed: ProposedShare, fleet: Fleet, cluster: Cluster, path: str) -> Share | Unsound:
+    """Judge advice without `resources`: what it names must exist, nothing more."""
+    if proposed.node_id is not None and cluster.nodes:
+        row = fleet.row(proposed.cluster_id, proposed.node_id)
+        if row is None:
+            return _unsound(
+                f"{path}node_id", f"a node of {cluster.id}", f"“{proposed.node_id}” is none"
+            )
+        if unknown := [gpu for gpu in proposed.gpus or () if gpu not in fleet.gpu_ids[row]]:
+            return _unsound(
+                f"{path}gpus", f"GPUs of {proposed.node_id}", f"{unknown} are not there"
+            )
+    return Share(proposed.cluster_id, proposed.node_id or NodeId(""), proposed.gpus or ())
+
+
+def _on_node(
+    ask: Ask, proposed: ProposedShare, fleet: Fleet, row: int, path: str
+) -> Share | Unsound | Stale:
+    if ask.demand is not None and (short := _short(proposed, ask.demand)):
+        return _unsound(f"{path}{short}", "what `resources` asks for", "the rule proposed less")
+    need = _need(proposed, ask.demand or _NOTHING)
+    ids = fleet.gpu_ids[row]
+    if proposed.gpus is None:
+        columns = fleet.pick_gpus(row, need)
+        if len(columns) < need.gpus:
+            return _stale(fleet, row, need, path)
+    else:
+        if unknown := [gpu for gpu in proposed.gpus if gpu not in ids]:
+            return _unsound(
+                f"{path}gpus", f"GPUs of {proposed.node_id}", f"{unknown} are not there"
+            )
+        columns = [ids.index(gpu) for gpu in proposed.gpus]
+        if ask.demand is not None and len(columns) != ask.demand.gpus:
+            return _unsound(f"{path}gpus", f"{ask.demand.gpus} GPUs", f"{len(columns)} proposed")
+        if not fleet.eligible_gpus(need)[row, columns].all():
+            return _unsound(
+                f"{path}gpus", "GPUs that `resources` accepts", f"{list(proposed.gpus)}"
+            )
+        if not _one_group(fleet, row, columns, need):
+            return _unsound(f"{path}gpus", f"GPUs of one {need.topology} group", f"{proposed.gpus}")
+    here = slice(row, row + 1)
+    free = fleet.feasible(need, here)[0] and fleet.fitting_gpus(need, here)[0, columns].all()
+    return fleet.share(row, need, columns) if free else _stale(fleet, row, need, path)
+
+
+def _need(proposed: ProposedShare, demand: Demand) -> Demand:
+    """Return what the node must have: the amounts proposed, as constrained as asked."""
+    return Demand(
+        gpus=demand.gpus if proposed.gpus is None else len(proposed.gpus),
+        gpu_milli=proposed.gpu_milli,
+        models=demand.models,
+        gpu_memory_mib=demand.gpu_memory_mib,
+        cpu_milli=proposed.cpu_milli,
+        memory_mib=proposed.memory_mib,
+        topology=demand.topology,
+    )
+
+
+def _short(proposed: ProposedShare, demand: Demand) -> str:
+    if proposed.gpu_milli < demand.gpu_milli and demand.gpus:
+        return "gpu_milli"
+    if proposed.cpu_milli < demand.cpu_milli:
+        return "cpu_milli"
+    return "memory_mib" if proposed.memory_mib < demand.memory_mib else ""
+
+
+def _pair(share: Share) -> tuple[str, str]:
+    return share.cluster_id, share.node_id
+
+
+def _choose_node(
+    proposed: ProposedShare, demand: Demand, fleet: Fleet, used: tuple[tuple[str, str], ...]
+) -> ProposedShare:
+    """Complete a proposal that names only a cluster: its first node that fits."""
+    need = _need(replace(proposed, gpus=None), demand)
+    for row in fleet.feasible(need).nonzero()[0].tolist():
+        pair = fleet.node_ids[row]
+        if pair[0] == proposed.cluster_id and pair not in used:
+            return replace(proposed, node_id=NodeId(pair[1]), gpus=None)
+    return proposed
+
+
+def _one_group(fleet: Fleet, row: int, columns: list[int], need: Demand) -> bool:
+    if len(columns) <= 1 or need.topology not in {"nvlink", "numa"}:
+        return True
+    groups = fleet.gpu_link if need.topology == "nvlink" else fleet.gpu_numa
+    found = set(groups[row, columns].tolist())
+    return len(found) == 1 and -1 not in found
+
+
+def _rack(fleet: Fleet, share: Share) -> int:
+    row = fleet.row(share.cluster_id, share.node_id)
+    return -1 if row is None else int(fleet.rack[row])
+
+
+def _unsound(field: str, expected: str, found: str) -> Unsound:
+    return Unsound(refusals.unsound(field, expected, found))
+
+
+def _stale(fleet: Fleet, row: int, need: Demand, path: str) -> Stale:
+    cluster_id, node_id = fleet.node_ids[row]
+    cpu, memory, gpus = fleet.capacity(row)
+    free = {
+        "cpu_milli": cpu,
+        "memory_mib": memory,
+        "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
+    }
+    details = {"free": free, "gpus": need.gpus}
+    return Stale(refusals.not_free(f"{path}{cluster_id}/{node_id}", details))

@@ -1,0 +1,303 @@
+"""What is kept after its release: who takes it over, and who it gives way to.
+
+A warm lease holds its place like any other, so no GPU is promised twice. It differs in that nobody
+owns it: the next request like its own takes its workload over without a start, and a request that
+does not fit otherwise has it ended first. The allocator is the only caller.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Final
+
+import numpy as np
+
+from moorage.core.effects import Address, Information, Stop
+from moorage.core.events import WorkloadKept
+from moorage.core.facts import Ended, Refusal, Warmed
+from moorage.core.feasibility import Candidates, Feasibility
+from moorage.core.leases import LeaseLifecycle, likeness
+from moorage.core.state import RELEASED
+from moorage.core.turn import TurnWriter
+from moorage.core.verification import verify
+from moorage.model import Ask, ClusterId, Code, Demand, Lease, Nodes, RequestId, Tenant
+from moorage.policy import ProposedShare
+
+WARM_MAX: Final = 256
+"""Workloads kept warm for one tenant; one more ends the one that would end next anyway."""
+ROOM_SECONDS_MAX: Final = 60.0
+"""How long a request that would not wait is kept all the same while warm leases end for it."""
+EVICTED: Final = "evicted: another request needs its place"
+
+
+class WarmReuse:
+    """The part for warm leases.
+
+    Args:
+        writer: What the turn is written on.
+        feasibility: Knows what fits.
+        leases: Ends leases.
+
+    """
+
+    def __init__(
+        self, writer: TurnWriter, feasibility: Feasibility, leases: LeaseLifecycle
+    ) -> None:
+        self._turn = writer
+        self._feasibility = feasibility
+        self._leases = leases
+        self._evicted: dict[RequestId, RequestId] = {}
+        self._awaited: dict[RequestId, RequestId] = {}
+        self._hopeless: dict[tuple[Demand, Candidates, Nodes], int] = {}
+
+    def restore(self) -> None:
+        """Find what was being evicted when the daemon died; for whom, nobody knows any more."""
+        leases = self._turn.state.leases.values()
+        evicted = (each.id for each in leases if (each.state, each.reason) == ("ending", EVICTED))
+        self._evicted = dict.fromkeys(evicted, RequestId(""))
+
+    # Kept, and taken over ------------------------------------------------------------------
+
+    def kept(self, news: WorkloadKept) -> None:
+        """Keep a released lease whose workload is fit for its next user."""
+        lease = self._leases.engaged(news.lease, news.fencing)
+        if lease is None or lease.provision is None:
+            return
+        if (lease.state, lease.reason) != ("ending", RELEASED):
+            return  # It is warm already, or was ended meanwhile.
+        if self._lost(lease):
+            self._turn.emit(Stop(lease))
+            return
+        until = self._turn.now + lease.provision.keep_warm_seconds
+        self._turn.record(Warmed(lease.id, self._turn.now, until))
+        own = [each for each in self._oldest() if each.tenant == lease.tenant]
+        for each in own[: max(0, len(own) - WARM_MAX)]:
+            self._leases.end(each, f"only {WARM_MAX} are kept warm")
+        self._turn.wakes = True
+
+    def like(self, ask: Ask, reserved: Nodes) -> Lease | None:
+        """Return the warm lease that `ask` may take over, the last one released first; or None.
+
+        The same policy was asked the same question and gave this place as its answer; so it is not
+        asked again. Whether the place still is what the request wants is verified as a proposal is.
+        """
+        if ask.terms is None or ask.dry_run or ask.provision is None or not self._turn.state.warm:
+            return None
+        wanted = likeness(ask)
+        for lease in reversed(list(self._oldest())):
+            shut = (*reserved, *ask.avoid)
+            if lease.likeness == wanted and self._verified(ask, lease, shut):
+                return lease
+        return None
+
+    def take_over(self, warm: Lease, by: RequestId) -> None:
+        """End a warm lease whose place and workload the lease `by` gets in the same turn."""
+        self._turn.record(Ended(warm.id, self._turn.now, f"lease {by} took its workload over"))
+
+    def _verified(self, ask: Ask, lease: Lease, reserved: Nodes) -> bool:
+        if any((share.cluster_id, share.node_id) in reserved for share in lease.placement):
+            return False
+        fleet = self._turn.state.fleet.imagined()
+        for share in lease.placement:
+            fleet.give(share)
+        wishes = tuple(
+            ProposedShare(
+                cluster_id=share.cluster_id,
+                node_id=share.node_id,
+                gpus=share.gpus,
+                gpu_milli=share.gpu_milli,
+                cpu_milli=share.cpu_milli,
+                memory_mib=share.memory_mib,
+            )
+            for share in lease.placement
+        )
+        return verify(ask, wishes, fleet, self._turn.state.clusters) == lease.placement
+
+    # Giving way ----------------------------------------------------------------------------
+
+    def room_after(self, refusal: Refusal, ask: Ask, reserved: Nodes) -> Nodes | None:
+        """As `capacity`, where the refusal of `ask` is one that room would change; else None."""
+        declined = ask.demand is None and refusal.code is Code.POLICY_DECLINED
+        wanting = declined or refusal.code is Code.NO_CAPACITY
+        return self.capacity(ask, reserved) if wanting else None
+
+    def capacity(self, ask: Ask, reserved: Nodes) -> Nodes | None:
+        """Have warm leases ended so that `ask` fits: as few as will do, the oldest first.
+
+        Returns:
+            The nodes on which there will be room once they have ended (none where the request does
+            not say what it needs); None where ending them would not help, and nothing is ended.
+
+        """
+        state = self._turn.state
+        self._evicted = {name: by for name, by in self._evicted.items() if name in state.leases}
+        coming = [state.leases[name] for name in self._evicted if self._is_for(ask, name)]
+        if ask.terms is None or ask.dry_run or not (coming or state.warm or state.resetting):
+            return None
+        own = self._resetting_for(ask)  # It comes as it is.
+        for lease in own:
+            self._awaited[lease.id] = ask.id
+        if ask.demand is None:
+            return self._room_unknown(ask, reserved, [*coming, *own])
+        key = (ask.demand, ask.candidates, reserved)
+        if not (coming or own) and self._hopeless.get(key) == state.gains:
+            return None
+        attempt = _Attempt(self._turn, self._feasibility, ask.demand, ask.candidates, reserved)
+        others = (each for each in self._idle() if self._awaited.get(each.id) != ask.id)
+        chosen = attempt.choose([*coming, *own], others)
+        if chosen is None:
+            if len(self._hopeless) >= WARM_MAX:
+                self._hopeless.clear()
+            self._hopeless[key] = state.gains
+            return None
+        self._evict(ask, chosen)
+        for lease in coming:
+            self._evicted[lease.id] = ask.id
+        return attempt.nodes()
+
+    def _room_unknown(self, ask: Ask, reserved: Nodes, coming: list[Lease]) -> Nodes | None:
+        """Evict for a request without `resources`: one after the other, until its policy agrees.
+
+        Only the policy knows what it needs, and it has found nothing on what is free now.
+        """
+        if coming:
+            return ()
+        allowed = ask.candidates
+        for lease in self._idle():
+            nodes = {(share.cluster_id, share.node_id) for share in lease.placement}
+            named = allowed is None or any(cluster_id in allowed for cluster_id, _ in nodes)
+            if named and nodes.isdisjoint(reserved):
+                self._evict(ask, [lease])
+                return ()
+        return None
+
+    def _evict(self, ask: Ask, leases: Iterable[Lease]) -> None:
+        for lease in leases:
+            self._leases.end(lease, EVICTED)
+            self._evicted[lease.id] = ask.id
+
+    def _is_for(self, ask: Ask, name: RequestId) -> bool:
+        """Return whether an evicted lease's place is for `ask`, or for nobody else any more."""
+        return self._is_left(self._evicted[name], ask.id)
+
+    # What else ends them -------------------------------------------------------------------
+
+    def inventory_changed(self) -> None:
+        """End what is kept on nodes or devices that are no longer there."""
+        for lease in [*self._oldest()]:
+            if self._lost(lease):
+                self._leases.end(lease, "its node or device left the inventory")
+        self._turn.wakes = True
+
+    def flush(self, to: Address, tenant: Tenant, cluster: ClusterId | None) -> None:
+        """End all that is kept for a tenant, in one cluster or everywhere; say which."""
+        flushed = [
+            lease
+            for lease in self._kept()
+            if lease.tenant == tenant
+            and (cluster is None or any(each.cluster_id == cluster for each in lease.placement))
+        ]
+        for lease in flushed:
+            self._leases.end(lease, "flushed")
+        self._turn.respond(to, Information({"flushed": [lease.id for lease in flushed]}))
+
+    def _lost(self, lease: Lease) -> bool:
+        fleet = self._turn.state.fleet
+        for share in lease.placement:
+            row = fleet.row(share.cluster_id, share.node_id)
+            if row is None or not set(share.gpus) <= set(fleet.gpu_ids[row]):
+                return True
+        return False
+
+    def _resetting_for(self, ask: Ask) -> list[Lease]:
+        """Return what is being made fit for requests like `ask`, if nobody else waits for it."""
+        leases, resetting = self._turn.state.leases, self._turn.state.resetting
+        self._awaited = {name: by for name, by in self._awaited.items() if name in resetting}
+        if not resetting or ask.provision is None:
+            return []
+        wanted = likeness(ask)
+        for name in resetting:
+            if leases[name].likeness == wanted and self._is_left(self._awaited.get(name), ask.id):
+                return [leases[name]]
+        return []
+
+    def _is_left(self, by: RequestId | None, to: RequestId) -> bool:
+        """Return whether what comes for one request is there for another, which may be the same."""
+        waiter = None if by is None else self._turn.state.waiting.get(by)
+        return by == to or waiter is None or waiter.pauses
+
+    def _kept(self) -> Iterator[Lease]:
+        """Yield the warm leases, then those that are being made fit to be warm."""
+        yield from self._oldest()
+        yield from [self._turn.state.leases[name] for name in self._turn.state.resetting]
+
+    def _idle(self) -> Iterator[Lease]:
+        """Yield what may give way: all that is kept, but for what a waiter gets when it is fit."""
+        nobody = RequestId("")
+        yield from (
+            each for each in self._kept() if self._is_left(self._awaited.get(each.id), nobody)
+        )
+
+    def _oldest(self) -> Iterator[Lease]:
+        """Yield the warm leases; those whose time is up first, first."""
+        leases = self._turn.state.leases
+        warm = [leases[name] for name in self._turn.state.warm]
+        yield from sorted(warm, key=lambda lease: (lease.expires_at, lease.fencing))
+
+
+class _Attempt:
+    """A fleet on which leases are ended to see what fits then."""
+
+    def __init__(
+        self,
+        writer: TurnWriter,
+        feasibility: Feasibility,
+        demand: Demand,
+        candidates: Candidates,
+        reserved: Nodes,
+    ) -> None:
+        self._feasibility = feasibility
+        self._demand = demand
+        self._candidates = candidates
+        self._fleet = writer.state.fleet.imagined()
+        self._allowed = feasibility.allowed(candidates, reserved)
+        self._fits = self._fleet.feasible(demand) & self._allowed
+
+    def choose(self, coming: Iterable[Lease], warm: Iterable[Lease]) -> list[Lease] | None:
+        """Return as few of `warm_reuse` as must end beside `coming`; None where all are too few."""
+        for lease in coming:
+            self._free(lease, 1)
+        chosen: list[Lease] = []
+        for lease in warm:
+            if self._enough():
+                break
+            if self._free(lease, 1):
+                chosen.append(lease)
+        if not self._enough():
+            return None
+        for lease in chosen[::-1]:  # Those that turned out not to be needed may stay.
+            self._free(lease, -1)
+            if self._enough():
+                chosen.remove(lease)
+            else:
+                self._free(lease, 1)
+        return chosen
+
+    def nodes(self) -> Nodes:
+        """Return the nodes that the demand would get."""
+        return self._feasibility.reservation(self._demand, self._candidates, self._fleet)
+
+    def _enough(self) -> bool:
+        return self._feasibility.enough_nodes(self._fits, self._demand)
+
+    def _free(self, lease: Lease, sign: int) -> bool:
+        """Count what a lease holds as free, or no longer; return whether that can matter."""
+        found = [self._fleet.row(share.cluster_id, share.node_id) for share in lease.placement]
+        rows = np.array([row for row in found if row is not None and self._allowed[row]], np.int64)
+        if not len(rows):
+            return False
+        for share in lease.placement:
+            if sign > 0:
+                self._fleet.give(share)
+            else:
+                self._fleet.take(share)
+        self._fits[rows] = self._fleet.feasible(self._demand, rows)
+        return True

@@ -1,0 +1,136 @@
+"""What the policies of a block answered, checked: shapes, ids, scores, nodes.
+
+`daemon.blocks.placement` lets nothing that a policy returned go further unless it passed here.
+Values only.
+"""
+
+from collections.abc import Container, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+Nodes = Mapping[str, Sequence[str]]
+"""The healthy nodes of a cluster, and the ids of the devices of each."""
+
+SCORE_BYTES_MAX: Final = 16 << 10
+"""One `selection_score_data`, packed: those of all clusters of a block are held at one time."""
+SHOWN_CHARACTERS_MAX: Final = 300
+"""Text of a policy in a reason; the rest of it is cut off."""
+
+
+def selected(value: Any, offered: Container[str], at: str) -> list[str]:
+    """Return the clusters that a clusterAllocator's `selection` named.
+
+    Args:
+        value: What it returned: `{"clusters": [documents or ids]}`.
+        offered: Ids of the clusters that it was given.
+        at: The policy's place in the block, for errors.
+
+    Raises:
+        ServiceError: It declined, or returned something else, or named others than it was given.
+
+    """
+    _declined(value, "clusters", at)
+    clusters = value.get("clusters") if isinstance(value, dict) else None
+    if not isinstance(clusters, list):
+        raise _wrong(at, "selection", '{"clusters": [cluster documents]}')
+    names = [_id(each) for each in clusters]
+    for number, name in enumerate(names):
+        if name is None or name not in offered:
+            what = f"selection clusters[{number}]"
+            raise _wrong(at, what, "one of the clusters of filter_result, with its id")
+    found = [name for name in names if name is not None]
+    if len(set(found)) != len(found):
+        raise _wrong(at, "selection clusters", "each cluster once")
+    return found
+
+
+def score_data(value: Any, nodes: Nodes, at: str) -> dict[str, Any]:
+    """Return the `selection_score_data` that a resourceAllocator's `dry_run` returned.
+
+    Args:
+        value: `{"selection_score_data": {"score": 0..1, "node_info": {"node_id", "gpus"}}}`. An
+            empty `node_info` leaves the node open; further keys are kept.
+        nodes: The nodes that it was given as `healthy_nodes`.
+        at: The policy's place in the block, for errors.
+
+    Raises:
+        ServiceError: It declined (`{"error": …}`), or returned something else.
+
+    """
+    _declined(value, "selection_score_data", at)
+    data = value.get("selection_score_data") if isinstance(value, dict) else None
+    if not isinstance(data, dict):
+        raise _wrong(at, "dry_run", '{"selection_score_data": {"score", "node_info"}}')
+    score: Any = data.get("score")
+    number = isinstance(score, int | float) and not isinstance(score, bool)
+    if not number or not 0 <= score <= 1:  # What is no number is in no range.
+        raise _wrong(at, "selection_score_data.score", "a number from 0 to 1")
+    if len(msgspec.msgpack.encode(data)) > SCORE_BYTES_MAX:
+        raise _wrong(at, "selection_score_data", f"at most {SCORE_BYTES_MAX} bytes, packed")
+    _check_node(data.get("node_info"), nodes, at)
+    return data
+
+
+def chosen(value: Any, offered: Mapping[str, Nodes], at: str) -> str:
+    """Return the cluster that a clusterAllocator's `post_dry_run` chose.
+
+    Args:
+        value: What it returned: one of the entries that it was given, or the id of one.
+        offered: The nodes of each cluster that it was given.
+        at: The policy's place in the block, for errors.
+
+    Raises:
+        ServiceError: It declined, or returned something else.
+
+    """
+    _declined(value, "id", at)
+    name = _id(value)
+    if name is None or name not in offered:
+        raise _wrong(at, "post_dry_run", "one of the entries of clusters, with its id")
+    if isinstance(value, dict) and "score_data" in value:
+        score_data({"selection_score_data": value["score_data"]}, offered[name], at)
+    return name
+
+
+def _check_node(info: Any, nodes: Nodes, at: str) -> None:
+    if info is None or info == {}:
+        return
+    if not isinstance(info, dict) or info.get("node_id") is None:
+        raise _wrong(at, "node_info", '{"node_id", "gpus"}, or {}')
+    name = _name(info["node_id"])
+    if name is None or name not in nodes:
+        raise _wrong(at, "node_info.node_id", "one of healthy_nodes")
+    gpus = info.get("gpus")
+    if gpus is None:
+        return
+    ids = [_name(gpu) for gpu in gpus] if isinstance(gpus, list) else None
+    if ids is None or len(set(ids)) != len(ids) or not set(ids) <= set(nodes[name]):
+        raise _wrong(at, "node_info.gpus", f"a list of GPU ids of node {name}, each once")
+
+
+def _declined(value: Any, wanted: str, at: str) -> None:
+    """Refuse what says `error` in the place of an answer: the policy found no way."""
+    if isinstance(value, dict) and value.get("error") and wanted not in value:
+        said = str(value["error"])[:SHOWN_CHARACTERS_MAX]
+        raise ServiceError(Code.POLICY_DECLINED, f"{at}: the policy declined: {said}", field=at)
+
+
+def _id(value: Any) -> str | None:
+    """Return the id of a document, or the id itself."""
+    return _name(value.get("id") if isinstance(value, dict) else value)
+
+
+def _name(value: Any) -> str | None:
+    """Return an id as text: documents have numbers for devices, policies return either."""
+    if isinstance(value, str):
+        return value
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _wrong(at: str, what: str, expected: str) -> ServiceError:
+    reason = f"{at}: the policy's {what} is wrong: expected {expected}"
+    return ServiceError(Code.POLICY_BAD_OUTPUT, reason, field=at, expected=expected)

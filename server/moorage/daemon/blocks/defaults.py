@@ -1,0 +1,89 @@
+"""The built-in policies of a block that names none, and what all of them see of a cluster's nodes.
+
+`daemon.blocks.placement` uses them for a role without a `policyRuleURI`, and only then. They
+read the fleet as the allocator knows it: what leases hold is not free.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from moorage.model import GPU_MILLI, Demand
+from moorage.policy import Fleet
+
+
+def nodes_of(fleet: Fleet, cluster_id: str) -> dict[str, tuple[str, ...]]:
+    """Return the nodes of a cluster, each with the ids of its devices; empty where it is not."""
+    rows = _rows(fleet, cluster_id)
+    return {fleet.node_ids[row][1]: fleet.gpu_ids[row] for row in range(rows.start, rows.stop)}
+
+
+def dry_run(fleet: Fleet, cluster_id: str, demand: Demand | None) -> dict[str, Any]:
+    """Score a cluster by the node of it that has most left, and name that node.
+
+    The score of a node is the scarcest of its resources: the smallest of the free parts of its
+    GPUs, CPU and memory, as far as the demand asks for them, 0 to 1, 1 being an empty node. Nodes
+    that cannot take the demand now do not count; without any, the score is 0. Ties go to more free
+    GPUs, then to the first node.
+
+    Args:
+        fleet: What is free now.
+        cluster_id: The cluster.
+        demand: What must fit; None: whatever a node has free.
+
+    Returns:
+        `{"score", "node_info": {"node_id", "gpus"}}`: the devices that the demand would be given,
+        or all that are wholly free. Where the score is 0, `node_info` is empty, and `error`
+        says why.
+
+    """
+    rows = _rows(fleet, cluster_id)
+    gpu_free = fleet.gpu_free[rows].sum(1)
+    scores = np.ones(len(gpu_free)) if demand is None else fleet.feasible(demand, rows) * 1.0
+    if demand is None or demand.gpus:
+        scores *= _part(gpu_free, fleet.gpu_total[rows].sum(1))
+    for asked, free, total in (
+        (demand is None or demand.cpu_milli, fleet.cpu_free, fleet.cpu_total),
+        (demand is None or demand.memory_mib, fleet.memory_free, fleet.memory_total),
+    ):
+        if asked:
+            scores = np.minimum(scores, _part(free[rows], total[rows]))
+    if not scores.any():
+        what = "anything free" if demand is None else "room for the block's `resources` now"
+        why = f"none of its {len(scores)} nodes has {what}" if len(scores) else "it has no nodes"
+        return {"score": 0.0, "node_info": {}, "error": why}
+    best = int(np.lexsort((-gpu_free, -scores))[0])
+    row = rows.start + best
+    if demand is None:
+        columns = np.flatnonzero(fleet.gpu_free[row] >= GPU_MILLI).tolist()
+    else:
+        columns = fleet.pick_gpus(row, demand) if demand.gpus else []
+    ids = fleet.gpu_ids[row]
+    info = {"node_id": fleet.node_ids[row][1], "gpus": [ids[column] for column in columns]}
+    return {"score": float(scores[best]), "node_info": info}
+
+
+def best(scores: Iterable[tuple[str, Mapping[str, Any]]]) -> str | None:
+    """Return the cluster with the highest score above 0, the first of equals; None without any.
+
+    Args:
+        scores: Clusters, and what was said of each: `{"score", …}`.
+
+    """
+    name, data = max(scores, key=lambda each: each[1]["score"], default=("", {"score": 0}))
+    return name if data["score"] > 0 else None
+
+
+def _rows(fleet: Fleet, cluster_id: str) -> slice:
+    """Return the rows of a cluster: rows are sorted by cluster, then by node."""
+    number = bisect_left(fleet.cluster_ids, cluster_id)
+    if number == len(fleet.cluster_ids) or fleet.cluster_ids[number] != cluster_id:
+        return slice(0, 0)
+    return slice(bisect_left(fleet.cluster, number), bisect_right(fleet.cluster, number))
+
+
+def _part(free: Any, total: Any) -> Any:
+    """Return which part of each total is free; 1 where there is nothing to be had."""
+    return np.where(total > 0, np.clip(free, 0, None) / np.maximum(total, 1), 1.0)

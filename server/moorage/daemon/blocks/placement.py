@@ -1,0 +1,202 @@
+"""Block-level requests: which cluster, and which node of it, a block should run on.
+
+Admission hands them over from the socket; `BlockServices` is what the documented endpoints of the
+cluster-controller gateway reach. The flow: the
+filter finds clusters, the block's clusterAllocator narrows them, its resourceAllocator scores each
+(a dry run), its clusterAllocator chooses one of those that were scored. Nothing is reserved.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import Document, PolicyRecord
+from moorage.core.effects import Information
+from moorage.daemon.blocks.run import BlockRun, Candidate
+from moorage.daemon.blocks.specification import BlockSpec, PolicySpec, read_block
+from moorage.daemon.requests.answers import encode, refusal_of, refuse
+from moorage.daemon.requests.finder import Finder
+from moorage.model import Code, Tenant
+from moorage.policy import Fleet
+from moorage.protocol import replies
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.messages import BlockRequest
+from moorage.sandbox.host.sandbox import Sandbox
+
+Mode = Literal["dry_run", "select_clusters"]
+
+CLUSTERS_MAX: Final = 1000
+"""Clusters one block is tried on; where there are more, the first by id are taken."""
+RUNNING_MAX: Final = 32
+"""Blocks looked at at one time; further ones wait for their turn."""
+WAITING_MAX: Final = 1024
+"""Blocks waiting for their turn; one more is refused with `busy`."""
+SECONDS_MAX: Final = 60.0
+"""Time for one block, its wait included; then the answer is `policy_timeout`."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOutcome:
+    """What became of a block.
+
+    Args:
+        result: The policy's own result: the answer of a block-level request, without an envelope.
+        warnings: Sentences for a person, where the form of the reply has room for them.
+
+    """
+
+    result: Any
+    warnings: list[str]
+
+
+class BlockPlacement:
+    """Finds places for blocks.
+
+    Args:
+        catalog: Knows clusters and policies.
+        finder: Finds the clusters that a filter means.
+        sandbox: Runs the policies.
+        fleet: Returns what is free, as the allocator knows it now; read only.
+        clusters_max: Clusters that one request may find, as configured.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        finder: Finder,
+        sandbox: Sandbox,
+        fleet: Callable[[], Fleet],
+        clusters_max: int,
+    ) -> None:
+        self._catalog = catalog
+        self._finder = finder
+        self._sandbox = sandbox
+        self._fleet = fleet
+        self._clusters_max = min(clusters_max, CLUSTERS_MAX)
+        self._turns = asyncio.Semaphore(RUNNING_MAX)
+        self._waiting = 0
+
+    async def answer(self, tenant: Tenant, message: BlockRequest) -> bytes:
+        """Write the reply to a block-level message: the bare result, or the failure reply.
+
+        A bare result has no room for an `id`; a message that has one, as no documented client's
+        does, is answered in the envelope, with its id and warnings.
+        """
+        try:
+            outcome = await self.place(tenant, message.input, message.mode)
+        except ServiceError as error:
+            return refuse(refusal_of(error), message_id=message.id)
+        if message.id is None:
+            return replies.raw(outcome.result)
+        return encode(Information(outcome.result), message_id=message.id, warnings=outcome.warnings)
+
+    async def place(self, tenant: Tenant, block: Mapping[str, Any], mode: Mode) -> BlockOutcome:
+        """Find the place of a block.
+
+        Args:
+            tenant: Who asks, and with whose context the policies run.
+            block: The block document.
+            mode: `select_clusters`: the clusters that the clusterAllocator selects;
+                `dry_run`: the one of them that it chooses, with its score and node.
+
+        Raises:
+            ServiceError: The document is wrong, no cluster is found or can take the block, or a
+                policy failed. The detail `left_out` says why of each cluster that was tried.
+
+        """
+        try:
+            async with asyncio.timeout(SECONDS_MAX), self._turn():
+                return await self._place(tenant, block, mode)
+        except TimeoutError as error:
+            reason = f"The block took more than {SECONDS_MAX:g} seconds; narrow its filter."
+            raise ServiceError(Code.POLICY_TIMEOUT, reason, field="input") from error
+
+    @asynccontextmanager
+    async def _turn(self) -> AsyncIterator[None]:
+        if self._waiting >= WAITING_MAX:
+            raise ServiceError(Code.BUSY, f"{WAITING_MAX} blocks wait; try again in a moment")
+        self._waiting += 1
+        try:
+            await self._turns.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._turns.release()
+
+    async def _place(self, tenant: Tenant, block: Mapping[str, Any], mode: Mode) -> BlockOutcome:
+        spec = read_block(block)
+        warnings: list[str] = []
+        records: dict[str, PolicyRecord] = {}
+        for each in (spec.cluster_allocator, spec.resource_allocator):
+            if each.uri:
+                records[each.role] = await self._policy(each, warnings)
+        try:
+            run = BlockRun(self._sandbox, tenant, block, spec, records)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            reason = f"input: the block cannot be given to a policy: {error}"
+            raise ServiceError(Code.BAD_MESSAGE, reason, field="input") from error
+        found = await self._candidates(tenant, spec, warnings)
+        value, kept = await run.select(found)
+        if mode == "select_clusters":
+            return BlockOutcome(run.selection(value, kept), warnings)
+        scored = await run.score(kept, self._fleet)
+        if not scored:
+            raise run.nowhere()
+        chosen = await run.choose(scored)
+        return BlockOutcome(chosen, list(dict.fromkeys(warnings)) + run.sentences())
+
+    async def _policy(self, spec: PolicySpec, warnings: list[str]) -> PolicyRecord:
+        place = f"{spec.at}.policyRuleURI"
+        try:
+            warnings += await self._catalog.fetch(spec.uri, (), Allowance(1))
+        except ServiceError as error:
+            if error.code is not Code.UNKNOWN_POLICY:
+                raise
+        record = self._catalog.policy(spec.uri)
+        if record is None:
+            reason = (
+                f"{place}: no policy “{spec.uri}” is registered. Register it with POST /policy."
+            )
+            expected = "the URI of a registered policy"
+            raise ServiceError(Code.UNKNOWN_POLICY, reason, field=place, expected=expected)
+        return record
+
+    async def _candidates(
+        self, tenant: Tenant, spec: BlockSpec, warnings: list[str]
+    ) -> list[Candidate]:
+        """Return the clusters that the filter finds: live ones, up to the limit, by id."""
+        allowance = Allowance()  # The block's policies were one request each, if at all.
+        names: Sequence[str] = self._catalog.live_ids()
+        missing = "no cluster is registered and live"
+        if spec.filter is not None:
+            names = await self._found(tenant, *spec.filter, allowance, warnings)
+            missing = "no live cluster meets it"
+        if not names:
+            place = f"{spec.cluster_allocator.at}.parameters.filter"
+            reason = f"{place}: {missing}, so there is none for the block."
+            raise ServiceError(Code.UNKNOWN_CLUSTERS, reason, field=place)
+        most = self._clusters_max
+        if len(names) > most:
+            warnings.append(f"Only the first {most} of {len(names)} clusters were considered.")
+            names = names[:most]
+        warnings += await self._catalog.fetch("", names, allowance)
+        blobs = self._catalog.document_blobs(names)
+        return [Candidate(name, packed) for name, _, packed in blobs]
+
+    async def _found(
+        self, tenant: Tenant, body: Document, at: str, allowance: Allowance, warnings: list[str]
+    ) -> Sequence[str]:
+        elsewhere = await self._catalog.search("filter", body, allowance)
+        if elsewhere is not None:
+            return sorted(frozenset(self._catalog.live_ids()).intersection(elsewhere))
+        found = await self._finder.find("filter", body, tenant, allowance, at=at, candidates=True)
+        warnings += found.warnings
+        return sorted(found.ids)

@@ -1,0 +1,301 @@
+"""One block's way through its policies: selected, scored, chosen.
+
+`daemon.blocks.placement` makes one `BlockRun` per request. Named policies run in the sandbox; what
+they return goes through `answers`. Documents stay packed from the catalog to the policy.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.values import PolicyRecord
+from moorage.daemon.blocks import answers, defaults
+from moorage.daemon.blocks.specification import BlockSpec, PolicySpec
+from moorage.daemon.requests.finder import code_of, place_of
+from moorage.model import Code, Tenant
+from moorage.policy import Fleet
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
+from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX, INPUT_BYTES_MAX
+
+CONCURRENT_MAX: Final = 4
+"""Clusters of one block that are scored at one time: as many as a policy may have cells."""
+DRY_RUNS_SECONDS_MAX: Final = 40.0
+"""Time to score the clusters of one block; those not scored by then are left out."""
+NAMED_MAX: Final = 20
+"""Clusters left out that are named one by one; the rest are counted."""
+_ANSWERED_WHOLE_BYTES: Final = ANSWER_BYTES_MAX // 2
+"""Packed documents that a policy may give back whole: as JSON they are larger. Of more, only the
+ids come back, and the documents are put in their place again here."""
+
+
+class _Parts(msgspec.Struct):
+    """What the catalog packs of a cluster."""
+
+    data: msgspec.Raw
+    cluster_metrics: msgspec.Raw
+
+
+_parts: Final = msgspec.msgpack.Decoder(_Parts).decode
+
+
+@dataclass(slots=True)
+class Candidate:
+    """One cluster on its way.
+
+    Args:
+        name: Its id.
+        packed: Its document and metrics, as the catalog packs them for policies.
+        nodes: Its healthy nodes, since its dry run.
+        score_data: What the dry run said: `{"score", "node_info"}`.
+
+    """
+
+    name: str
+    packed: bytes
+    nodes: answers.Nodes = field(default_factory=dict[str, Sequence[str]])
+    score_data: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @property
+    def parts(self) -> _Parts:
+        """The document and the metrics, still packed."""
+        return _parts(self.packed)
+
+    @property
+    def document(self) -> Any:
+        """The cluster document."""
+        return msgspec.msgpack.decode(self.parts.data)
+
+
+class BlockRun:
+    """The steps, in the order of their methods.
+
+    Args:
+        sandbox: Runs the policies.
+        tenant: On whose behalf.
+        block: The block document.
+        spec: What it says.
+        records: The named policies, by role.
+
+    Attributes:
+        left_out: Clusters that could not be scored, and why.
+
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        tenant: Tenant,
+        block: Mapping[str, Any],
+        spec: BlockSpec,
+        records: Mapping[str, PolicyRecord],
+    ) -> None:
+        self._sandbox = sandbox
+        self._tenant = tenant
+        self._given = block
+        packed = msgspec.msgpack.encode(block)
+        self._block, self._block_bytes = msgspec.Raw(packed), len(packed)
+        self._allocator, self._scorer = spec.cluster_allocator, spec.resource_allocator
+        self._demand = spec.demand
+        self._records = records
+        self.left_out: dict[str, ServiceError] = {}
+
+    async def select(self, found: Sequence[Candidate]) -> tuple[Any, list[Candidate]]:
+        """Let the clusterAllocator narrow the clusters.
+
+        Returns:
+            What it returned, None for the built-in one, which keeps all; and the clusters kept.
+
+        """
+        if not self._allocator.uri:
+            return None, list(found)
+        size = sum(len(each.packed) for each in found)
+        given = {
+            "action": "selection",
+            "filter_result": [each.parts.data for each in found],
+            "block_data": self._block,
+        }
+        value = await self._evaluate(self._allocator, given, size, answered=size)
+        by_name = {each.name: each for each in found}
+        names = answers.selected(value, by_name, self._allocator.at)
+        return value, [by_name[name] for name in names]
+
+    def selection(self, value: Any, kept: Sequence[Candidate]) -> Any:
+        """Return the result of the selection, `{"clusters": [documents], …}`."""
+        if sum(len(each.packed) for each in kept) > INPUT_BYTES_MAX:
+            raise _too_large(self._allocator.at)
+        given = kept if value is None else value["clusters"]
+        whole = [
+            one.document | each if isinstance(each, dict) else one.document
+            for each, one in zip(given, kept, strict=True)
+        ]
+        return {**(value or {}), "clusters": whole}
+
+    async def score(self, kept: Sequence[Candidate], fleet: Callable[[], Fleet]) -> list[Candidate]:
+        """Dry-run the block on every cluster, some at a time; return those that were scored."""
+        waiting = iter(kept)
+
+        async def work() -> None:
+            for each in waiting:
+                each.nodes = defaults.nodes_of(fleet(), each.name)
+                try:
+                    each.score_data = await self._score(each, fleet)
+                except ServiceError as error:
+                    self.left_out[each.name] = error
+
+        try:
+            async with asyncio.timeout(DRY_RUNS_SECONDS_MAX), asyncio.TaskGroup() as group:
+                for _ in range(CONCURRENT_MAX):
+                    group.create_task(work())
+        except TimeoutError:
+            reason = f"not scored within {DRY_RUNS_SECONDS_MAX:g} seconds"
+            late = ServiceError(Code.POLICY_TIMEOUT, reason, field=self._scorer.at)
+            for each in kept:
+                if not each.score_data:
+                    self.left_out.setdefault(each.name, late)
+        return [each for each in kept if each.score_data]
+
+    async def _score(self, cluster: Candidate, fleet: Callable[[], Fleet]) -> dict[str, Any]:
+        if not self._scorer.uri:
+            await asyncio.sleep(0)  # Others have their turn between two clusters.
+            return defaults.dry_run(fleet(), cluster.name, self._demand)
+        parts = cluster.parts
+        seen = {
+            "block": self._block,
+            "cluster": parts.data,
+            "cluster_metrics": parts.cluster_metrics,
+        }
+        payload = {**seen, "healthy_nodes": list(cluster.nodes)}
+        given = {"action": "dry_run", "payload": payload, **seen}
+        size = 2 * (len(cluster.packed) + self._block_bytes)
+        value = await self._evaluate(self._scorer, given, size)
+        return answers.score_data(value, cluster.nodes, self._scorer.at)
+
+    async def choose(self, scored: Sequence[Candidate]) -> Any:
+        """Let the clusterAllocator choose a cluster; return its entry."""
+        by_name = {each.name: each for each in scored}
+        if not self._allocator.uri:
+            name = defaults.best((each.name, each.score_data) for each in scored)
+            if name is None:
+                for each in scored:
+                    said = each.score_data.get("error")
+                    reason = f"its score is 0{f': {said}' if said else ''}"
+                    self.left_out[each.name] = ServiceError(Code.NO_CAPACITY, reason)
+                raise self.nowhere()
+            return self._entry(by_name[name])
+        sizes = [len(each.packed) + self._block_bytes for each in scored]
+        if sum(sizes) > INPUT_BYTES_MAX:
+            raise _too_large(self._allocator.at)
+        entries = [
+            {
+                "id": each.name,
+                "cluster": each.parts.data,
+                "score_data": each.score_data,
+                "block_data": self._block,
+            }
+            for each in scored
+        ]
+        given = {"action": "post_dry_run", "clusters": entries}
+        value = await self._evaluate(self._allocator, given, sum(sizes), answered=max(sizes))
+        offered = {each.name: each.nodes for each in scored}
+        name = answers.chosen(value, offered, self._allocator.at)
+        if max(sizes) > _ANSWERED_WHOLE_BYTES:  # What came back is the id, and what was added.
+            added = value if isinstance(value, dict) else {}
+            return self._entry(by_name[name]) | added
+        return value if isinstance(value, dict) else self._entry(by_name[name])
+
+    def _entry(self, cluster: Candidate) -> dict[str, Any]:
+        return {
+            "id": cluster.name,
+            "cluster": cluster.document,
+            "score_data": cluster.score_data,
+            "block_data": self._given,
+        }
+
+    def sentences(self) -> list[str]:
+        """Say which clusters were left out, and why."""
+        named = list(self.left_out.items())[:NAMED_MAX]
+        said = [f"Cluster {name} was left out: {error.reason}" for name, error in named]
+        more = len(self.left_out) - len(named)
+        return [*said, f"{more} more clusters were left out."] if more else said
+
+    def nowhere(self) -> ServiceError:
+        """Return the refusal of a block that no cluster can take."""
+        if not self.left_out:
+            reason = "The clusterAllocator selected no cluster."
+            return ServiceError(Code.POLICY_DECLINED, reason, field=self._allocator.at)
+        codes = {error.code for error in self.left_out.values()}
+        rows = [
+            {"cluster_id": name, "code": error.code, "reason": error.reason}
+            for name, error in list(self.left_out.items())[:NAMED_MAX]
+        ]
+        return ServiceError(
+            codes.pop() if len(codes) == 1 else Code.NO_CAPACITY,
+            f"No cluster can take the block. {rows[0]['cluster_id']}: {rows[0]['reason']}",
+            field=self._scorer.at,
+            details={"left_out": rows, "left_out_count": len(self.left_out)},
+        )
+
+    async def _evaluate(
+        self, spec: PolicySpec, given: Mapping[str, Any], size: int, *, answered: int = 0
+    ) -> Any:
+        """Run a named policy.
+
+        Args:
+            spec: Which one.
+            given: Its input.
+            size: Bytes of the documents in it, packed.
+            answered: Those that it may give back.
+
+        """
+        if size > INPUT_BYTES_MAX:  # Before they are copied, which `evaluate` does first.
+            raise _too_large(spec.at)
+        record = self._records[spec.role]
+        if record.schemas is not None and record.schemas.inputs is not None:
+            given = await _opened(given, record.schemas.inputs.names)
+        try:
+            return await self._sandbox.evaluate(
+                code_of(record),
+                self._tenant,
+                given,
+                parameters=spec.parameters,
+                settings=spec.settings,
+                ids_only=answered > _ANSWERED_WHOLE_BYTES,
+            )
+        except PolicyFault as fault:
+            refusal = fault.refusal
+            reason = f"{spec.role} {spec.uri}: {refusal.reason}"
+            raise ServiceError(
+                refusal.code,
+                reason,
+                field=place_of(refusal, spec.at) or spec.at,
+                expected=refusal.expected,
+                details=refusal.details,
+            ) from fault
+
+
+async def _opened(given: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Unpack the documents in some fields, for a schema that says something of these."""
+    return {name: await _plain(each) if name in names else each for name, each in given.items()}
+
+
+async def _plain(value: Any) -> Any:
+    """Return a value with what is packed in it unpacked; others have their turn in between."""
+    match value:
+        case msgspec.Raw():
+            await asyncio.sleep(0)
+            return msgspec.msgpack.decode(value)
+        case dict():
+            return {name: await _plain(each) for name, each in value.items()}
+        case list():
+            return [await _plain(each) for each in value]
+        case _:
+            return value
+
+
+def _too_large(at: str) -> ServiceError:
+    reason = f"{at}: the clusters found have more than {INPUT_BYTES_MAX} bytes: narrow the filter"
+    return ServiceError(Code.TOO_LARGE, reason, field=at)

@@ -1,0 +1,185 @@
+"""What a block document says about its own placement: its policies, its filter, what it needs.
+
+`daemon.blocks.placement` reads the `input` of a block-level request with it. Values in, values out;
+every refusal is a `ServiceError` that names the place in the document.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import msgspec
+
+from moorage.model import Code, Demand
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.messages import Resources
+
+Role = Literal["clusterAllocator", "resourceAllocator"]
+
+SECTIONS: Final = ("policies", "policyRulesSpec")
+"""Where a block names its policies; what the second says of a role wins over the first."""
+_QUERIES: Final = frozenset({"clusterQuery", "clusterMetricsQuery"})
+
+
+@dataclass(frozen=True, slots=True)
+class PolicySpec:
+    """One of a block's policies.
+
+    Args:
+        role: What it decides.
+        at: Its place in the document, for errors.
+        uri: The named policy; empty where none is named and the built-in one decides.
+        parameters: In the place of the policy's defaults.
+        settings: In the place of the policy's defaults.
+
+    """
+
+    role: Role
+    at: str
+    uri: str = ""
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class BlockSpec:
+    """What the placement of a block depends on.
+
+    Args:
+        cluster_allocator: Narrows the clusters, then chooses one of those that were scored.
+        resource_allocator: Scores one cluster and names a node of it.
+        filter: Which clusters are looked at, and the place of that in the document; None: every
+            live one. It is a filter body, not read yet.
+        demand: What the built-in resource allocator makes fit: the block's `resources`, in the
+            form of an ad-hoc request's; None where it gives none.
+
+    """
+
+    cluster_allocator: PolicySpec
+    resource_allocator: PolicySpec
+    filter: tuple[dict[str, Any], str] | None = None
+    demand: Demand | None = None
+
+
+def read_block(block: Mapping[str, Any]) -> BlockSpec:
+    """Return what a block document says about its placement.
+
+    Args:
+        block: The document, whole; keys that mean nothing here are the policies' business.
+
+    Raises:
+        ServiceError: A part that means something here is malformed or not served.
+
+    """
+    specs: dict[Role, PolicySpec] = {}
+    for section in SECTIONS:
+        for role, given, at in _named(block.get(section), f"input.{section}"):
+            specs[role] = _policy(role, given, at)
+    allocator = specs.get("clusterAllocator") or _unnamed("clusterAllocator")
+    resources = specs.get("resourceAllocator") or _unnamed("resourceAllocator")
+    demand = None if resources.uri else _demand(block.get("resources"))
+    return BlockSpec(allocator, resources, _filter(allocator), demand)
+
+
+def _unnamed(role: Role) -> PolicySpec:
+    return PolicySpec(role, f"input.policies.{role}")
+
+
+def _named(section: Any, at: str) -> Iterator[tuple[Role, Any, str]]:
+    """Yield what a section says of the two roles that place a block, and where.
+
+    Stored blocks have an object by role; block specifications have a list in which each policy
+    says its role as `name`, bare or under `values`.
+    """
+    match section:
+        case None:
+            return
+        case dict():
+            rows = [(role, each, f"{at}.{role}") for role, each in section.items()]
+        case list():
+            rows = [(None, each, f"{at}[{number}]") for number, each in enumerate(section)]
+        case _:
+            raise ServiceError.wrong_field(at, "an object of policies by role, or a list of them")
+    for key, each, place in rows:
+        given, where = each, place
+        if isinstance(each, dict) and isinstance(each.get("values"), dict):
+            given, where = each["values"], f"{place}.values"
+        role = key or (given.get("name") if isinstance(given, dict) else None)
+        if role is None:
+            raise ServiceError.wrong_field(f"{where}.name", "the role of the policy (a string)")
+        if role in {"clusterAllocator", "resourceAllocator"} and given is not None:
+            yield role, given, where
+
+
+def _policy(role: Role, given: Any, at: str) -> PolicySpec:
+    if not isinstance(given, dict):
+        raise ServiceError.wrong_field(at, "an object with policyRuleURI, parameters and settings")
+    if given.get("codePath"):
+        place = f"{at}.codePath"
+        raise ServiceError(
+            Code.UNSUPPORTED,
+            f"{place}: no code is run from a path; register it and name it in policyRuleURI",
+            field=place,
+            expected="nothing, and the URI of a registered policy in policyRuleURI",
+        )
+    uri = given.get("policyRuleURI") or ""
+    if not isinstance(uri, str):
+        raise ServiceError.wrong_field(f"{at}.policyRuleURI", "the URI of a registered policy")
+    return PolicySpec(
+        role,
+        at,
+        uri,
+        _object(given.get("parameters"), f"{at}.parameters"),
+        _object(given.get("settings"), f"{at}.settings"),
+    )
+
+
+def _object(value: Any, at: str) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise ServiceError.wrong_field(at, "an object")
+    return value
+
+
+def _filter(spec: PolicySpec) -> tuple[dict[str, Any], str] | None:
+    """Return the clusterAllocator's filter: a filter body, its queries alone, or an envelope."""
+    given = spec.parameters.get("filter")
+    if not given:
+        return None
+    at = f"{spec.at}.parameters.filter"
+    if not isinstance(given, dict):
+        raise ServiceError.wrong_field(at, "a filter (an object)")
+    if isinstance(envelope := given.get("body"), dict) and isinstance(envelope.get("values"), dict):
+        given, at = envelope["values"], f"{at}.body.values"
+        if not given:
+            return None
+    if given.keys() & _QUERIES:
+        # Blocks in use give the queries alone. The place of what is wrong in them stays theirs.
+        return {"matchType": "cluster", "filter": given}, at.rpartition(".")[0]
+    return given, at
+
+
+def _demand(given: Any) -> Demand | None:
+    if given is None:
+        return None
+    at = "input.resources"
+    if isinstance(given, dict) and given.get("nodes", 1) != 1:
+        raise ServiceError.wrong_field(f"{at}.nodes", "1: one instance of a block is on one node")
+    try:
+        wanted = msgspec.convert(given, Resources)
+    except msgspec.ValidationError as error:
+        reason, _, place = str(error).partition(" - at `$")
+        field_name = at + place.rstrip("`")
+        raise ServiceError(
+            Code.BAD_MESSAGE, f"{field_name}: {reason}", field=field_name, expected="as in an ask"
+        ) from error
+    return Demand(
+        gpus=wanted.gpus,
+        gpu_milli=wanted.gpu_milli,
+        models=wanted.models,
+        gpu_memory_mib=wanted.gpu_memory_mib,
+        cpu_milli=wanted.cpu_milli,
+        memory_mib=wanted.memory_mib,
+        topology=wanted.topology,
+    )

@@ -1,0 +1,138 @@
+"""What the gateway's block endpoints reach: answered at once, or as a task to be read later.
+
+`daemon.requests.services` hands the methods to the HTTP front door. Tasks live in memory: they are
+advice, and a client whose task is gone asks again.
+"""
+
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from moorage.daemon.blocks.placement import BlockPlacement, Mode
+from moorage.model import Code, Tenant
+from moorage.protocol.faults import ServiceError
+
+Document = dict[str, Any]
+
+TASKS_MAX: Final = 1024
+"""Tasks kept; of more, the oldest finished one is forgotten. Where none is finished: `busy`."""
+TASKS_BYTES_MAX: Final = 64 << 20
+"""Results kept; of more, those of the oldest finished tasks are forgotten."""
+
+
+@dataclass(slots=True)
+class _Task:
+    """A task as it is told: `status`, and `result` or `error`."""
+
+    tenant: str
+    state: Document
+    size: int = 0
+
+    @property
+    def pending(self) -> bool:
+        return bool(self.state["status"] == "pending")
+
+
+class BlockServices:
+    """The block endpoints.
+
+    Args:
+        blocks: Finds places.
+        spawn: Runs work in the background.
+
+    """
+
+    def __init__(
+        self, blocks: BlockPlacement, spawn: Callable[[Coroutine[Any, Any, None]], None]
+    ) -> None:
+        self._blocks = blocks
+        self._spawn = spawn
+        self._tasks: OrderedDict[str, _Task] = OrderedDict()
+        self._bytes = 0
+
+    async def select_clusters(self, body: Document, tenant: str) -> Any:
+        """Answer `POST /blockActions/selectClusters`: the bare result."""
+        block = _block(body, "select_clusters")
+        return (await self._blocks.place(Tenant(tenant), block, "select_clusters")).result
+
+    async def dry_run(self, body: Document, tenant: str) -> tuple[Any, list[str]]:
+        """Answer `POST /blockActions/dryRun`: the result, and warnings beside it."""
+        outcome = await self._blocks.place(Tenant(tenant), _block(body, "dry_run"), "dry_run")
+        return outcome.result, outcome.warnings
+
+    async def allocate(self, body: Document, tenant: str) -> str:
+        """Answer `POST /blockActions/allocate`: the id of a task that makes the dry run.
+
+        Raises:
+            ServiceError: `busy` where too many tasks are pending.
+
+        """
+        block = _block(body, "dry_run")
+        if len(self._tasks) >= TASKS_MAX and not self._forget_oldest():
+            raise ServiceError(Code.BUSY, f"{TASKS_MAX} tasks are pending; try again in a moment")
+        task_id = secrets.token_hex(16)
+        task = self._tasks[task_id] = _Task(tenant, {"task_id": task_id, "status": "pending"})
+        self._spawn(self._run(task, block))
+        return task_id
+
+    async def task(self, task_id: str, tenant: str) -> Document:
+        """Answer `GET /api/tasks/{task_id}`: pending, completed with `result`, or failed.
+
+        Raises:
+            ServiceError: `not_found`: there is none, it is forgotten, or it is another tenant's.
+
+        """
+        task = self._tasks.get(task_id)
+        if task is None or task.tenant != tenant:
+            reason = f"there is no task {task_id}: only the latest are kept, until a restart"
+            raise ServiceError(Code.NOT_FOUND, reason, field="task_id")
+        return task.state
+
+    async def _run(self, task: _Task, block: Document) -> None:
+        try:
+            outcome = await self._blocks.place(Tenant(task.tenant), block, "dry_run")
+            result = msgspec.Raw(msgspec.json.encode(outcome.result))
+        except ServiceError as error:
+            task.state |= {"status": "failed", "error": _error(error)}
+        except RecursionError:
+            # As deep as can be packed, and one level deeper in the result.
+            too_deep = ServiceError.wrong_field("input", "a document that is nested less deeply")
+            task.state |= {"status": "failed", "error": _error(too_deep)}
+        else:
+            task.state |= {"status": "completed", "result": result}
+            if outcome.warnings:
+                task.state["warnings"] = outcome.warnings
+        task.size = len(msgspec.json.encode(task.state))
+        self._bytes += task.size
+        while self._bytes > TASKS_BYTES_MAX:
+            if not self._forget_oldest():
+                break
+
+    def _forget_oldest(self) -> bool:
+        """Forget the oldest finished task, if there is one."""
+        for task_id, task in self._tasks.items():
+            if not task.pending:
+                self._bytes -= task.size
+                del self._tasks[task_id]
+                return True
+        return False
+
+
+def _block(body: Document, mode: Mode) -> Document:
+    """Return the block of a body: the document itself, or the message of the socket around it."""
+    block = body.get("input")
+    if not isinstance(block, dict):
+        return body
+    if body.get("mode", mode) != mode:
+        raise ServiceError.wrong_field("mode", f'"{mode}" at this endpoint, or nothing')
+    return block
+
+
+def _error(error: ServiceError) -> Document:
+    said = {"code": error.code, "reason": error.reason}
+    named = {"field": error.field, "expected": error.expected}
+    return {**error.details, **said, **{name: value for name, value in named.items() if value}}

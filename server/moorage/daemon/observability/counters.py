@@ -1,0 +1,88 @@
+"""What the daemon counts, for `/metrics`."""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from prometheus_client import CollectorRegistry, Counter, generate_latest
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from moorage.core.effects import Effect, Respond
+from moorage.core.events import Asked, Event
+from moorage.core.facts import Dequeued, Ended, Granted, Refusal, Renewed, Requeued, Warmed
+from moorage.core.turn import Turn
+
+
+class Measures:
+    """The daemon's own metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self._asks = Counter(
+            "moorage_asks_total", "Requests for a placement", registry=self.registry
+        )
+        self._facts = Counter(
+            "moorage_facts_total", "Facts by kind", ["kind"], registry=self.registry
+        )
+        self._taken_over = Counter(
+            "moorage_taken_over_total",
+            "Grants with a workload that was kept warm",
+            registry=self.registry,
+        )
+        self._refusals = Counter(
+            "moorage_refusals_total", "Failure replies by code", ["code"], registry=self.registry
+        )
+
+    def watch(self, gauges: Callable[[], Iterable[Metric]]) -> None:
+        """Have gauges read whenever the metrics are."""
+        self.registry.register(_Gauges(gauges))
+
+    def stepped(self, event: Event, turn: Turn) -> None:
+        """Count one step of the core."""
+        if isinstance(event, Asked):
+            self._asks.inc()
+        for fact in turn.facts:
+            if isinstance(fact, Granted) and fact.lease.inherited:
+                self._taken_over.inc()
+            if isinstance(fact, Granted | Renewed | Requeued | Warmed | Ended | Dequeued):
+                self._facts.labels(type(fact).__name__.lower()).inc()
+
+    def told(self, effect: Effect) -> None:
+        """Count one answer."""
+        if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
+            self._refusals.labels(effect.answer.code.value).inc()
+
+    def text(self) -> bytes:
+        """Return everything in the Prometheus text format."""
+        return generate_latest(self.registry)
+
+
+class _Gauges(Collector):
+    def __init__(self, gauges: Callable[[], Iterable[Metric]]) -> None:
+        self._gauges = gauges
+
+    def collect(self) -> Iterable[Metric]:
+        """Yield the gauges as they are now."""
+        return self._gauges()
+
+
+def gauge(name: str, about: str, value: float) -> Metric:
+    """Return one gauge without labels."""
+    return GaugeMetricFamily(name, about, value=value)
+
+
+def gauges_of(
+    name: str,
+    about: str,
+    labels: Sequence[str],
+    values: Iterable[tuple[Sequence[str], float]],
+) -> Metric:
+    """Return one gauge per combination of values of several labels."""
+    family = GaugeMetricFamily(name, about, labels=labels)
+    for keys, value in values:
+        family.add_metric(keys, value)
+    return family
+
+
+def gauges(name: str, about: str, label: str, values: Iterable[tuple[str, float]]) -> Metric:
+    """Return one gauge per value of a label."""
+    return gauges_of(name, about, [label], (([key], value) for key, value in values))

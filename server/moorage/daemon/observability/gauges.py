@@ -1,0 +1,50 @@
+"""What `/metrics` shows of the packages as they are at that moment; counters are in `counters`."""
+
+from collections.abc import Iterable
+
+from prometheus_client.metrics_core import Metric
+
+from moorage.catalog.mirrored.prometheus import PrometheusPoller
+from moorage.core.allocator import Allocator
+from moorage.daemon.observability.counters import gauge, gauges
+from moorage.gateway.server import GatewayStats
+from moorage.sandbox.host.contract import SandboxReport
+
+
+def core_gauges(allocator: Allocator) -> Iterable[Metric]:
+    """Yield what is held, waits and is free."""
+    state, fleet = allocator.state, allocator.state.fleet
+    warm = [share for name in state.warm for share in state.leases[name].placement]
+    warm_milli = sum(len(share.gpus) * share.gpu_milli for share in warm)
+    yield gauge("moorage_leases", "Leases that hold something", len(state.leases))
+    yield gauge("moorage_leases_warm", "Of these kept warm, nobody's", len(state.warm))
+    yield gauge("moorage_waiting", "Asks in the queue", len(state.waiting))
+    yield gauge("moorage_undecided", "Asks with a rule", allocator.undecided)
+    yield gauge("moorage_nodes", "Nodes of live clusters", len(fleet))
+    yield gauge("moorage_gpu_milli_total", "GPU milli there is", int(fleet.gpu_total.sum()))
+    yield gauge("moorage_gpu_milli_free", "GPU milli free", int(fleet.gpu_free.sum()))
+    yield gauge("moorage_gpu_milli_warm", "GPU milli that would be freed on demand", warm_milli)
+
+
+def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
+    """Yield what protects from policies, and what they did."""
+    layers = ((name, 1.0) for name in report.layers)
+    yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
+    counts = ((name, float(count)) for name, count in report.counters.items())
+    resting = "Policies that are not asked for a while, by tenant at whose requests they overran"
+    yield gauge("moorage_policies_resting", resting, report.resting)
+    yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)
+
+
+def gateway_gauges(stats: GatewayStats) -> Iterable[Metric]:
+    """Yield who is connected, and what slow watchers missed."""
+    yield gauge("moorage_sessions", "Open WebSockets", stats.sessions)
+    yield gauge("moorage_events_missed", "News that slow watchers missed", stats.missed_total)
+
+
+def prometheus_gauges(prometheus: PrometheusPoller) -> Iterable[Metric]:
+    """Yield how well the metrics of the fleet come in."""
+    up, last = prometheus.up, prometheus.last
+    yield gauge("moorage_prometheus_up", "Prometheus answered the last round", up)
+    ages = (("fresh", float(last.fresh)), ("stale", float(last.stale)))
+    yield gauges("moorage_prometheus_nodes", "Nodes with metrics from it", "age", ages)

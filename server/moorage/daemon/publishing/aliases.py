@@ -1,0 +1,489 @@
+"""Publishing: which version of a policy answers under an alias, and how that changes.
+
+`admission` asks `choose` for every request that names an alias; the HTTP services change aliases.
+A change is durable before it is answered, and in force at once: requests that were admitted
+before it finish with the version that they were given.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Iterable
+from functools import partial
+from hashlib import blake2b
+from typing import Any, Final
+
+import structlog
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from moorage.catalog.embedded.aliases import (
+    Alias,
+    AliasChange,
+    Canary,
+    Standing,
+    What,
+    alias_name,
+    name_of,
+    unknown_alias,
+)
+from moorage.catalog.ports import Catalog
+from moorage.core.effects import Response
+from moorage.daemon.observability.counters import gauges_of
+from moorage.daemon.publishing.shadows import Shadows
+from moorage.daemon.publishing.version_statistics import VersionStatistics
+from moorage.daemon.publishing.versions import Versions
+from moorage.model import Code, PolicyRef, Tenant
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.messages import AllocationRequest
+from moorage.sandbox.host.sandbox import Sandbox
+
+SELF: Final = "moored"
+"""Who changed an alias, where the server did it itself."""
+_SHARE_BYTES: Final = 8
+_FINDING_CHARS_MAX: Final = 300
+Noting = Callable[[Response, float | None, float], None]
+"""Takes an answer, how long it took where that says anything, and the monotonic time now."""
+
+log = structlog.get_logger("moored")
+
+
+class Publishing:
+    """All aliases at work.
+
+    Args:
+        catalog: Has them, and the versions.
+        sandbox: Loads a version before it is activated.
+        shadows: Follow what aliases say of candidates.
+        failures_max: Faults in a row after which an alias falls back; 0: never.
+        asked_before: Returns the version that an idempotency key's first request went to, or "".
+        tell: Passes on what happened, as an event of the topic `policies`.
+        spawn: Runs a task that may take a moment.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        catalog: Catalog,
+        sandbox: Sandbox,
+        shadows: Shadows,
+        failures_max: int,
+        asked_before: Callable[[Tenant, str], str],
+        tell: Callable[[str, dict[str, Any]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._catalog = catalog
+        self._sandbox = sandbox
+        self._shadows = shadows
+        self._failures_max = failures_max
+        self._asked_before = asked_before
+        self._tell = tell
+        self._spawn = spawn
+        self._statistics: dict[tuple[str, str], VersionStatistics] = {}
+        self._changes: dict[What, int] = {}
+        self._falling: set[str] = set()
+        self._number = 0
+        # No version is deleted between the look whether it is there and an alias meaning it.
+        self._changing = asyncio.Lock()
+        self.aliases = catalog.aliases
+        self._versions = Versions(catalog, sandbox)
+        for alias in self.aliases.all():
+            shadows.follow(alias.name, alias)
+
+    # The hot path --------------------------------------------------------------------------
+
+    def choose(self, tenant: Tenant, message: AllocationRequest) -> str:
+        """Return the version that shall answer a request whose `policy_rule_uri` is an alias.
+
+        A repeated request (one with an idempotency key that is known) goes where the first one
+        went, whatever was activated since.
+        """
+        alias = self.aliases.find(message.policy_rule_uri)
+        assert alias is not None  # The caller found its name in `aliases`.
+        key = message.lease.idempotency_key if message.lease is not None else ""
+        if key:
+            earlier = self._asked_before(tenant, key)
+            if earlier and name_of(earlier) == name_of(alias.name):
+                return earlier
+        if alias.canary is not None and self._drawn(alias.canary, tenant, key):
+            return alias.canary.version
+        return alias.version
+
+    def _drawn(self, canary: Canary, tenant: Tenant, key: str) -> bool:
+        """Decide whether a request goes to the candidate, the same way each time."""
+        if canary.by == "tenant":
+            key = ""
+        elif not key:
+            self._number += 1  # Nothing says whether it is a repetition, so each is one of its own.
+            key = f" {self._number}"
+        text = f"{canary.seed}\0{tenant}\0{key}".encode()
+        drawn = int.from_bytes(blake2b(text, digest_size=_SHARE_BYTES).digest())
+        return drawn < canary.percent / 100 * (1 << 8 * _SHARE_BYTES)
+
+    def statistics(self, given: str, version: str, tenant: Tenant) -> Noting | None:
+        """Return where the outcome of a request under an alias is noted, if anywhere."""
+        alias = self.aliases.find(given)
+        if alias is None or version not in alias.versions:
+            return None
+        statistics = self._statistics_of(alias.name, version)
+        statistics.asked += 1
+        return partial(statistics.note, tenant)
+
+    def _statistics_of(self, name: str, version: str) -> VersionStatistics:
+        statistics = self._statistics.get((name, version))
+        if statistics is None:
+            statistics = VersionStatistics(version, lambda failed: self._failed(name, failed))
+            self._statistics[name, version] = statistics
+        return statistics
+
+    # Changes -------------------------------------------------------------------------------
+
+    async def activate(self, given: str, uri: str, who: str) -> dict[str, Any]:
+        """Make a version the one that an alias means; activating it again changes nothing.
+
+        Args:
+            given: The alias, or a bare policy name for its `stable`; made where there is none.
+            uri: The version, of a policy of the alias's name.
+            who: Who wants it.
+
+        Raises:
+            ServiceError: `unknown_policy`; `bad_policy` where it cannot be loaded; `bad_message`.
+
+        """
+        name = alias_name(given)
+        ref = await self._versions.loadable(name, uri, who)
+        return await self._activate(name, ref, who, "activated")
+
+    async def roll_back(self, given: str, who: str) -> dict[str, Any]:
+        """Activate the version that was active before this one; twice leads back here.
+
+        Raises:
+            ServiceError: `not_found`: there is no such alias, or it had one version only.
+                `conflict`: the server fell back from the former version, or its URI has other
+                content now.
+
+        """
+        alias = self._found(given)
+        if not alias.former:
+            reason = f"alias: {alias.name} has had no version but {alias.version}"
+            raise ServiceError(Code.NOT_FOUND, reason, field="alias")
+        if alias.history and alias.history[-1].what == "fell_back":
+            # Whoever is woken up by the fallback means the other direction.
+            reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
+            expected = f"to activate {alias.former} by its name, if that is meant"
+            raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
+        ref = await self._versions.loadable(alias.name, alias.former, who, alias.former_digest)
+        return await self._activate(alias.name, ref, who, "rolled_back")
+
+    async def _activate(
+        self, name: str, ref: PolicyRef, who: str, what: What, reason: str = "", expected: str = ""
+    ) -> dict[str, Any]:
+        """Make the change; only from the version `expected`, where that is given."""
+        uri = ref.uri
+        self._sandbox.close_circuits(uri)
+        before = self.aliases.find(name)
+        left = self._catalog.policy(before.version) if before else None
+        digest = left.ref.digest if left else ""
+        standing: Standing = self._standing(name, before.version) if before else "untried"
+
+        def change(alias: Alias | None) -> Alias:
+            if alias is None:
+                return Alias(name, uri, owner=who).changed(AliasChange(time.time(), who, what, uri))
+            if alias.version == uri or (expected and alias.version != expected):
+                return alias
+            # What is fallen back from was failing, also where one answer came in between.
+            stood: Standing = "failing" if what == "fell_back" else standing
+            said = AliasChange(time.time(), who, what, uri, alias.version, stood, digest, reason)
+            canary = alias.canary if alias.canary and alias.canary.version != uri else None
+            shadow = alias.shadow if alias.shadow != uri else ""
+            return alias.changed(said, version=uri, canary=canary, shadow=shadow)
+
+        after = await self._put(name, change, ref)
+        if after.history[-1:] != (before.history[-1:] if before else ()):
+            self._statistics_of(name, uri).reset()
+            self._said(after)
+        return after.document()
+
+    async def start_canary(self, given: str, canary: Canary, who: str) -> dict[str, Any]:
+        """Send a share of an alias's requests to another version; the counts start afresh."""
+        alias = self._found(given)
+        ref = await self._versions.loadable(alias.name, canary.version, who)
+        self._refuse_active(alias, canary.version)
+        after = await self._change(alias.name, who, "canary_started", ref, canary=canary)
+        for version in (after.version, canary.version):
+            self._statistics_of(alias.name, version).reset()
+        return after.document()
+
+    async def stop_canary(self, given: str, who: str) -> dict[str, Any]:
+        """Send all requests to the active version again."""
+        alias = self._found(given)
+        if alias.canary is None:
+            raise ServiceError(Code.NOT_FOUND, f"alias: {alias.name} has no canary", field="alias")
+        after = await self._change(
+            alias.name, who, "canary_ended", alias.canary.version, canary=None
+        )
+        return after.document()
+
+    async def start_shadow(self, given: str, uri: str, who: str) -> dict[str, Any]:
+        """Ask a candidate what the active version is asked; its report starts afresh."""
+        alias = self._found(given)
+        ref = await self._versions.loadable(alias.name, uri, who)
+        self._refuse_active(alias, uri)
+        self._shadows.follow(alias.name, None)
+        after = await self._change(alias.name, who, "shadow_started", ref, shadow=uri)
+        return after.document()
+
+    async def stop_shadow(self, given: str, who: str) -> dict[str, Any]:
+        """Ask the candidate no more."""
+        alias = self._found(given)
+        if not alias.shadow:
+            raise ServiceError(Code.NOT_FOUND, f"alias: {alias.name} has no shadow", field="alias")
+        after = await self._change(alias.name, who, "shadow_ended", alias.shadow, shadow="")
+        return after.document()
+
+    def shadow_report(self, given: str, who: str) -> dict[str, Any]:
+        """Return how a candidate differs from the active version, since it was started.
+
+        The alias's owner is shown all of it, others what it says of their own requests.
+        """
+        alias = self._found(given)
+        report = self._shadows.report(alias.name, Tenant(who), whole=alias.owned_by(who))
+        if report is None:
+            reason = f"alias: {alias.name} has no shadow; start one with {{policy_rule_uri}}"
+            raise ServiceError(Code.NOT_FOUND, reason, field="alias")
+        return report
+
+    async def delete(self, given: str, who: str) -> dict[str, Any]:
+        """Forget an alias; return it as it was. The versions stay.
+
+        Raises:
+            ServiceError: `conflict`: it is another tenant's, who sees all that is asked under it.
+
+        """
+        alias = self._found(given)
+        if alias.owner and not alias.owned_by(who):
+            reason = f"alias: {alias.name} is of the tenant {alias.owner}, who alone may delete it"
+            raise ServiceError(
+                Code.CONFLICT, reason, field="alias", expected="an alias that you have made"
+            )
+        gone = await self.aliases.delete(alias.name)
+        self._tidy(gone.name)
+        self._shadows.follow(gone.name, None)
+        return gone.document()
+
+    async def delete_version(self, uri: str, who: str, *, force: bool = False) -> dict[str, Any]:
+        """Delete a version and return its document, or refuse where an alias needs it.
+
+        Args:
+            uri: The version.
+            who: Who wants it.
+            force: Also where an alias would fall back to it; never one that it sends requests to.
+
+        Raises:
+            ServiceError: `already_exists` naming the aliases; `unknown_policy`.
+
+        """
+        async with self._changing:
+            self._versions.refuse_deletion(uri, force=force)
+            return await self._catalog.delete_policy(uri, who)
+
+    async def _change(
+        self,
+        name: str,
+        who: str,
+        what: What,
+        named: PolicyRef | str,
+        reason: str = "",
+        **fields: Any,
+    ) -> Alias:
+        """Make a change with a version that was loaded, or that is only named."""
+        ref = named if isinstance(named, PolicyRef) else None
+        version = ref.uri if ref else str(named)
+
+        def change(alias: Alias | None) -> Alias:
+            if alias is None:
+                raise unknown_alias(name)
+            return alias.changed(
+                AliasChange(time.time(), who, what, version, reason=reason), **fields
+            )
+
+        after = await self._put(name, change, ref)
+        self._said(after)
+        return after
+
+    async def _put(
+        self, name: str, change: Callable[[Alias | None], Alias], ref: PolicyRef | None
+    ) -> Alias:
+        """Change an alias, given that what it comes to mean, if anything, is what was loaded."""
+        async with self._changing:
+            if ref is not None:
+                self._versions.registered(ref.uri, ref.digest)
+            return await self.aliases.change(name, change)
+
+    def _said(self, alias: Alias) -> None:
+        """Pass on the latest change of an alias, and forget the counts of what it left."""
+        change = alias.history[-1]
+        self._changes[change.what] = self._changes.get(change.what, 0) + 1
+        self._tidy(alias.name, *alias.versions)
+        self._shadows.follow(alias.name, alias)
+        data = {"alias": alias.name, "policy_rule_uri": alias.version, **_plain(change)}
+        log.info("policy", **data)
+        self._tell(change.what, data)
+
+    def _tidy(self, name: str, *versions: str) -> None:
+        for key in [k for k in self._statistics if k[0] == name and k[1] not in versions]:
+            del self._statistics[key]
+
+    # Failing -------------------------------------------------------------------------------
+
+    def _standing(self, name: str, version: str) -> Standing:
+        statistics = self._statistics.get((name, version))
+        if statistics is None:
+            return "untried"
+        if (
+            statistics.consecutive
+            and statistics.consecutive >= self._failures_max
+            and statistics.fails_all
+        ):
+            return "failing"
+        if statistics.faults and not statistics.answered_well:
+            return "failing"
+        return "good" if statistics.answered_well else "untried"
+
+    def _failed(self, name: str, statistics: VersionStatistics) -> None:
+        """Fall back once a version has failed too often in a row, for all who use it."""
+        bearable = self._failures_max + statistics.bearable
+        if not self._failures_max or statistics.consecutive < bearable:
+            return
+        alias = self.aliases.find(name)
+        if alias is None or name in self._falling:
+            return
+        if not statistics.fails_all:
+            if statistics.consecutive == bearable:
+                self._stays(
+                    name,
+                    statistics.version,
+                    statistics.failure,
+                    "it fails, but not for all who use it",
+                )
+            return
+        self._falling.add(name)
+        if alias.canary is not None and alias.canary.version == statistics.version:
+            self._spawn(self._end_canary(name, statistics.version, statistics.failure))
+        elif alias.version == statistics.version:
+            self._spawn(self._fall_back(name, statistics, statistics.failure))
+        else:
+            self._falling.discard(name)  # It is not asked any more.
+
+    async def _end_canary(self, name: str, version: str, failure: str) -> None:
+        try:
+            await self._change(name, SELF, "canary_ended", version, failure, canary=None)
+        except ServiceError as error:
+            log.warning("policy", alias=name, finding=f"the canary could not be ended: {error}")
+        finally:
+            self._falling.discard(name)
+
+    async def _fall_back(self, name: str, statistics: VersionStatistics, failure: str) -> None:
+        """Activate the last good version that still loads; stay where there is none.
+
+        `failure` says why, as it was when this was decided: requests go on being answered.
+        """
+        try:
+            alias = self.aliases.find(name)
+            finding = "it fails, and there is nothing to fall back to"
+            for uri, digest in alias.fallbacks() if alias else ():
+                try:
+                    ref = await self._versions.loadable(name, uri, SELF, digest)
+                    await self._activate(name, ref, SELF, "fell_back", failure, statistics.version)
+                except ServiceError as error:
+                    log.warning("policy", alias=name, finding=f"{uri} cannot take over: {error}")
+                    finding += f"; {uri} cannot take over: {error.reason}"[:_FINDING_CHARS_MAX]
+                else:
+                    return
+            # Tried again only after as many faults more, or each of them would try it.
+            statistics.bearable = statistics.consecutive
+            self._stays(name, statistics.version, failure, finding[: 4 * _FINDING_CHARS_MAX])
+        finally:
+            self._falling.discard(name)
+
+    def _stays(self, name: str, version: str, failure: str, finding: str) -> None:
+        data = {"alias": name, "policy_rule_uri": version, "reason": failure}
+        log.warning("policy", finding=finding, **data)
+        self._tell("no_fallback", {**data, "finding": finding})
+
+    # Looking -------------------------------------------------------------------------------
+
+    def list(self) -> list[dict[str, Any]]:
+        """Return all aliases, by name, without their histories."""
+        documents = [alias.document() for alias in self.aliases.all()]
+        for document in documents:
+            del document["history"]
+        return documents
+
+    def show(self, given: str) -> dict[str, Any]:
+        """Return an alias with its history, or raise `not_found`."""
+        return self._found(given).document()
+
+    def canary_report(self, given: str, who: str) -> dict[str, Any]:
+        """Return how the versions under an alias do, since its canary (else each) was started."""
+        alias = self._found(given)
+        whole = alias.owned_by(who)
+        candidate = alias.canary.version if alias.canary else ""
+        return {
+            "alias": alias.name,
+            "canary": alias.document()["canary"],
+            "active": self._statistics_of(alias.name, alias.version).report(whole=whole),
+            "candidate": (
+                self._statistics_of(alias.name, candidate).report(whole=whole)
+                if candidate
+                else None
+            ),
+        }
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield what happened to aliases, and how their versions do."""
+        changes = CounterMetricFamily(
+            "moorage_policy_changes", "Changes of aliases, since the start", labels=["what"]
+        )
+        for what, count in self._changes.items():
+            changes.add_metric([what], count)
+        yield changes
+        rows: list[tuple[tuple[str, str, str], float]] = []
+        for (name, version), statistics in self._statistics.items():
+            refused = sum(statistics.refused.values())
+            counts = {
+                "asked": statistics.asked,
+                "granted": statistics.granted,
+                "advised": statistics.advised,
+                "refused": refused - statistics.faults,
+                "faults": statistics.faults,
+                "consecutive_faults": statistics.consecutive,
+            }
+            rows += [((name, version, what), float(count)) for what, count in counts.items()]
+        labels = ("alias", "policy", "what")
+        yield gauges_of("moorage_alias", "Requests under an alias, by version", labels, rows)
+
+    # Checks --------------------------------------------------------------------------------
+
+    def _found(self, given: str) -> Alias:
+        name = alias_name(given)
+        alias = self.aliases.find(name)
+        if alias is None:
+            raise unknown_alias(name)
+        return alias
+
+    def _refuse_active(self, alias: Alias, uri: str) -> None:
+        if uri == alias.version:
+            reason = f"policy_rule_uri: {uri} is the active version of {alias.name} already"
+            expected = "another version than the active one"
+            raise ServiceError(Code.BAD_MESSAGE, reason, field="policy_rule_uri", expected=expected)
+
+
+def _plain(change: AliasChange) -> dict[str, Any]:
+    return {
+        "at": change.at,
+        "who": change.who,
+        "what": change.what,
+        "version": change.version,
+        "former": change.former,
+        "reason": change.reason,
+    }

@@ -1,0 +1,453 @@
+"""Shadows: a candidate is asked what the active version is asked, and no client sees its answer.
+
+The daemon says what live policies are asked and what became of it. A candidate is asked the same,
+of the same fleet, in a cell of its own at low priority; or not at all: what it cannot be asked at
+once it is not asked later, when the fleet is another one. At most `IN_FLIGHT_MAX` of its answers
+are awaited at a time. What was not asked is counted as dropped; live requests never wait for a
+shadow.
+
+A candidate may be another tenant's than the requests. Whatever it returns, raises or takes time
+over may say what it was asked, so the owner of the alias alone is shown all. Everybody else is
+shown the differences at their own requests, and of the others counts that move in steps of `MANY`.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+from prometheus_client.metrics_core import Metric
+
+from moorage.catalog.embedded.aliases import Alias
+from moorage.catalog.ports import Catalog
+from moorage.core.effects import Consult, Respond
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.facts import Dequeued, Refusal
+from moorage.core.state import State
+from moorage.core.turn import Turn
+from moorage.core.verification import Unsound, verify
+from moorage.daemon.observability.counters import gauges_of
+from moorage.daemon.publishing.version_statistics import FAULTS, MANY, percentiles
+from moorage.daemon.requests.answers import refusal_of
+from moorage.daemon.requests.finder import code_of
+from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share, Tenant
+from moorage.policy import ProposalError, parse_proposal
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
+
+IN_FLIGHT_MAX: Final = 64
+"""Questions to one candidate whose answers are awaited, or are yet to be compared."""
+SAMPLES_MAX: Final = 50
+"""Latest differences that a report shows."""
+LATENCIES_MAX: Final = 1024
+"""Latest latencies that percentiles are taken of."""
+NOT_ASKED: Final = frozenset({Code.BUSY, Code.SHUTTING_DOWN, Code.UNAVAILABLE})
+"""Why a candidate was not asked at all."""
+_VALUE_CHARS_MAX: Final = 2000
+"""Characters of an answer without a placement that a sample shows."""
+
+Key = tuple[RequestId, int]
+"""Request and consultation."""
+
+
+@dataclass(slots=True)
+class Side:
+    """What one of the two versions made of a question.
+
+    Args:
+        seconds: From the question to the answer.
+        value: What it returned.
+        refusal: Why it returned nothing that can be used.
+        placement: Where it would go; empty where it proposed no place.
+
+    """
+
+    seconds: float
+    value: Any = None
+    refusal: Refusal | None = None
+    placement: Placement = ()
+
+    @property
+    def kind(self) -> str:
+        """`placed`, `declined`, or the code of its failure."""
+        if self.refusal is not None:
+            return self.refusal.code
+        return "placed" if self.placement else "declined"
+
+    def shown(self) -> dict[str, Any]:
+        """Return it for a sample."""
+        if self.refusal is not None:
+            return {"error": {"code": self.refusal.code, "reason": self.refusal.reason}}
+        if not self.placement:
+            return {"data": msgspec.json.encode(self.value).decode()[:_VALUE_CHARS_MAX]}
+        return {
+            "placement": [
+                {
+                    "cluster_id": share.cluster_id,
+                    "node_id": share.node_id,
+                    "gpus": list(share.gpus),
+                    "gpu_milli": share.gpu_milli,
+                }
+                for share in self.placement
+            ]
+        }
+
+
+@dataclass(slots=True)
+class Pair:
+    """One question, on its way to two answers."""
+
+    ask: Ask
+    asked_at: float
+    alone: bool
+    active: Side | None = None
+    candidate: Side | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What one version's answers come to, over all pairs."""
+
+    kinds: Counter[str] = field(default_factory=Counter[str])
+    seconds: deque[float] = field(default_factory=lambda: deque[float](maxlen=LATENCIES_MAX))
+    gpus_opened: int = 0
+    nodes_opened: int = 0
+
+    def figures(self, version: str) -> dict[str, Any]:
+        """Return what speaks for many answers, and nothing that a version may choose freely."""
+        placed = self.kinds["placed"]
+        return {
+            "policy_rule_uri": version,
+            "placed": placed,
+            "refused": self.kinds.total() - placed,
+            "latency_ms": percentiles(self.seconds, whole=False),
+        }
+
+    def report(self, version: str) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return {
+            "policy_rule_uri": version,
+            "placed": self.kinds["placed"],
+            "refused": self.kinds.total() - self.kinds["placed"],
+            "outcomes": dict(self.kinds),
+            "gpus_opened": self.gpus_opened,
+            "nodes_opened": self.nodes_opened,
+            "latency_ms": percentiles(self.seconds, whole=True),
+        }
+
+
+class Shadow:
+    """A candidate beside the active version of one alias.
+
+    Args:
+        alias: Its name.
+        active: URI of the active version.
+        candidate: URI of the candidate.
+
+    """
+
+    def __init__(self, alias: str, active: str, candidate: str) -> None:
+        self.alias = alias
+        self.active = active
+        self.candidate = candidate
+        self.since = time.time()
+        self.pairs: dict[Key, Pair] = {}
+        self.asked = self.dropped = self.abandoned = 0
+        self.same = self.differ = self.differ_alone = 0
+        self.tallies = (Tally(), Tally())
+        self.samples: deque[tuple[Tenant, dict[str, Any]]] = deque(maxlen=SAMPLES_MAX)
+        self.figures = self._figures()
+
+    def compare(self, request: RequestId, pair: Pair, state: State) -> None:
+        """Take a finished pair into account."""
+        assert pair.active is not None
+        assert pair.candidate is not None
+        sides = (pair.active, pair.candidate)
+        for side in sides:
+            _compare(pair.ask, side, state)
+        lease = state.lease(request)
+        if lease is not None:
+            pair.active.placement = lease.placement
+        for tally, side in zip(self.tallies, sides, strict=True):
+            tally.kinds[side.kind] += 1
+            tally.seconds.append(side.seconds)
+        if all(side.placement for side in sides):
+            held = lease.placement if lease is not None and lease.state != "ended" else ()
+            for tally, side in zip(self.tallies, sides, strict=True):
+                gpus, nodes = _opened(side.placement, held, state)
+                tally.gpus_opened += gpus
+                tally.nodes_opened += nodes
+        if _gist(pair.active) == _gist(pair.candidate):
+            self.same += 1
+        else:
+            self.differ += 1
+            self.differ_alone += pair.alone
+            sample = {
+                "request": request,
+                "at": time.time(),
+                "alone": pair.alone,
+                "active": pair.active.shown(),
+                "candidate": pair.candidate.shown(),
+            }
+            self.samples.append((pair.ask.tenant, sample))
+        if (self.same + self.differ) % MANY == 0:
+            self.figures = self._figures()
+
+    def _figures(self) -> dict[str, Any]:
+        """Return what everybody may see of all requests."""
+        active, candidate = self.tallies
+        return {
+            "alias": self.alias,
+            "since": self.since,
+            "whole": False,
+            "asked": self.asked,
+            "dropped": self.dropped,
+            "abandoned": self.abandoned,
+            "compared": self.same + self.differ,
+            "same": self.same,
+            "differ": self.differ,
+            "active": active.figures(self.active),
+            "candidate": candidate.figures(self.candidate),
+            "cost": {"refused": active.kinds["placed"] - candidate.kinds["placed"]},
+        }
+
+    def report(self, tenant: Tenant, *, whole: bool) -> dict[str, Any]:
+        """Return it as plain JSON values; README.md says what the figures mean.
+
+        Args:
+            tenant: Who reads it.
+            whole: What belongs to others, too.
+
+        """
+        if not whole:
+            own = [sample for owner, sample in self.samples if owner == tenant]
+            return {**self.figures, "samples": own}
+        active, candidate = self.tallies
+        return {
+            "alias": self.alias,
+            "since": self.since,
+            "whole": True,
+            "asked": self.asked,
+            "dropped": self.dropped,
+            "abandoned": self.abandoned,
+            "compared": self.same + self.differ,
+            "same": self.same,
+            "differ": self.differ,
+            "differ_alone": self.differ_alone,
+            "active": active.report(self.active),
+            "candidate": candidate.report(self.candidate),
+            "cost": {
+                "refused": active.kinds["placed"] - candidate.kinds["placed"],
+                "gpus_opened": candidate.gpus_opened - active.gpus_opened,
+                "nodes_opened": candidate.nodes_opened - active.nodes_opened,
+            },
+            "samples": [sample for _, sample in self.samples],
+        }
+
+
+class Shadows:
+    """All shadows.
+
+    Args:
+        catalog: Has the candidates.
+        sandbox: Asks them.
+        state: The core's; read only.
+        undecided: Returns how many asks are being decided.
+
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        sandbox: Sandbox,
+        state: Callable[[], State],
+        undecided: Callable[[], int],
+    ) -> None:
+        self._catalog = catalog
+        self._sandbox = sandbox
+        self._state = state
+        self._undecided = undecided
+        self._by_alias: dict[str, Shadow] = {}
+        self._by_active: dict[str, list[Shadow]] = {}
+
+    def __bool__(self) -> bool:
+        """Tell whether there is any, which the hot path asks first."""
+        return bool(self._by_alias)
+
+    def follow(self, name: str, alias: Alias | None) -> None:
+        """Take note of an alias as it is now; a new candidate, or active version, starts afresh."""
+        shadow = self._by_alias.pop(name, None)
+        if alias is not None and alias.shadow:
+            same = (alias.version, alias.shadow)
+            if shadow is None or (shadow.active, shadow.candidate) != same:
+                shadow = Shadow(name, alias.version, alias.shadow)
+            self._by_alias[name] = shadow
+        self._by_active = {}
+        for each in self._by_alias.values():
+            self._by_active.setdefault(each.active, []).append(each)
+
+    def report(self, name: str, tenant: Tenant, *, whole: bool) -> dict[str, Any] | None:
+        """Return the report of an alias's shadow, for a tenant; None where it has none."""
+        shadow = self._by_alias.get(name)
+        return shadow.report(tenant, whole=whole) if shadow else None
+
+    # What the daemon says of live policies ------------------------------------------------------
+
+    def consulted(self, consult: Consult) -> None:
+        """A live policy was asked: ask its candidates the same."""
+        ask = consult.ask
+        for shadow in self._by_active.get(ask.policy.uri, ()):
+            record = self._catalog.policy(shadow.candidate)
+            if record is None or len(shadow.pairs) >= IN_FLIGHT_MAX:
+                shadow.dropped += 1
+                continue
+            shadow.asked += 1
+            key = (ask.id, consult.consultation)
+            pair = shadow.pairs[key] = Pair(ask, time.monotonic(), self._undecided() <= 1)
+            asked = consult
+            try:
+                if record.schemas is not None:  # They may be others than the active version's.
+                    asked = replace(consult, ask=record.schemas.completed(ask))
+            except ServiceError as error:
+                pair.candidate = Side(0.0, refusal=refusal_of(error))
+                continue
+            future = self._sandbox.ask_aside(asked, code_of(record))
+            future.add_done_callback(partial(self._heard, shadow, key, pair))
+
+    def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
+        """A live policy answered, and the core decided: that is `turn`."""
+        key = (event.request, event.consultation)
+        for shadow in self._by_alias.values():
+            pair = shadow.pairs.get(key)
+            if pair is None:
+                continue
+            seconds = time.monotonic() - pair.asked_at
+            if isinstance(event, ConsultFailed):
+                pair.active = Side(seconds, refusal=event.refusal)
+            else:
+                pair.active = Side(seconds, event.value, _policy_fault(turn))
+            self._finish(shadow, key, pair)
+
+    def forgotten(self, request: RequestId, consultation: int) -> None:
+        """Nobody waits for a live policy's answer any more, so there is nothing to compare with."""
+        for shadow in self._by_alias.values():
+            if shadow.pairs.pop((request, consultation), None) is not None:
+                shadow.abandoned += 1
+
+    def _heard(self, shadow: Shadow, key: Key, pair: Pair, done: "asyncio.Future[Any]") -> None:
+        seconds = time.monotonic() - pair.asked_at
+        if done.cancelled():
+            return
+        error = done.exception()
+        if isinstance(error, PolicyFault) and error.refusal.code in NOT_ASKED:
+            if shadow.pairs.pop(key, None) is not None:
+                shadow.asked -= 1
+                shadow.dropped += 1
+            return
+        if isinstance(error, PolicyFault):
+            pair.candidate = Side(seconds, refusal=error.refusal)
+        elif error is not None:
+            raise error  # A defect: the loop's handler says so.
+        else:
+            pair.candidate = Side(seconds, done.result())
+        self._finish(shadow, key, pair)
+
+    def _finish(self, shadow: Shadow, key: Key, pair: Pair) -> None:
+        if pair.active is not None and pair.candidate is not None and key in shadow.pairs:
+            del shadow.pairs[key]
+            shadow.compare(key[0], pair, self._state())
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield the counts of every shadow, as everybody may see them."""
+        rows: list[tuple[tuple[str, str, str], float]] = []
+        for shadow in self._by_alias.values():
+            report = shadow.figures
+            counts = {what: report[what] for what in ("asked", "dropped", "abandoned", "same")}
+            counts |= {what: report["candidate"][what] for what in ("placed", "refused")}
+            counts["differ"] = report["differ"]
+            rows += [((shadow.alias, shadow.candidate, w), float(n)) for w, n in counts.items()]
+        labels = ("alias", "policy", "what")
+        yield gauges_of("moorage_shadow", "What a shadow was asked and answered", labels, rows)
+
+
+def _policy_fault(turn: Turn) -> Refusal | None:
+    """Return what the core had to say against a policy's answer; not what it said of the fleet."""
+    told = [effect.answer for effect in turn.effects if isinstance(effect, Respond)]
+    left = [fact.refusal for fact in turn.facts if isinstance(fact, Dequeued)]
+    for answer in (*told, *left):
+        if isinstance(answer, Refusal) and answer.code in FAULTS:
+            return answer
+    return None
+
+
+def _compare(ask: Ask, side: Side, state: State) -> None:
+    """Find out what an answer proposes, and whether that could ever be granted.
+
+    What is free has moved on meanwhile, so that a place is taken now is not held against it.
+    """
+    if side.refusal is not None:
+        return
+    try:
+        proposals = parse_proposal(side.value, ask.demand)
+    except ProposalError as error:
+        side.refusal = Refusal(Code.POLICY_BAD_OUTPUT, f"malformed: {error}", error.field)
+        return
+    if not proposals:
+        return
+    verdict = verify(ask, proposals, state.fleet, state.clusters)
+    if isinstance(verdict, Unsound):
+        side.refusal = verdict.refusal
+    elif isinstance(verdict, tuple):
+        side.placement = verdict
+    else:
+        shares = tuple(share for proposed in proposals if (share := proposed.share()) is not None)
+        side.placement = shares if len(shares) == len(proposals) else ()
+
+
+def _gist(side: Side) -> Any:
+    """Return what must be equal for two answers to be the same."""
+    if side.refusal is not None:
+        return side.refusal.code
+    if not side.placement:
+        return "declined" if isinstance(side.value, Mapping) else side.value
+    return sorted((s.cluster_id, s.node_id, sorted(s.gpus), s.gpu_milli) for s in side.placement)
+
+
+def _opened(placement: Placement, held: Placement, state: State) -> tuple[int, int]:
+    """Return how many whole, free GPUs and how many idle nodes a placement starts to use.
+
+    Args:
+        placement: Where it would go.
+        held: What the active version was granted for the same request, and holds by now.
+        state: As it is now.
+
+    """
+    gpus = nodes = 0
+    for share in placement:
+        row = state.fleet.row(share.cluster_id, share.node_id)
+        if row is None:
+            continue
+        own = _own(held, share)
+        ids = state.fleet.gpu_ids[row]
+        free = dict(zip(ids, state.fleet.gpu_free[row].tolist(), strict=False))
+        total = dict(zip(ids, state.fleet.gpu_total[row].tolist(), strict=False))
+        for gpu, milli in own.items():
+            if gpu in free:
+                free[gpu] += milli
+        gpus += sum(free.get(gpu, 0) >= GPU_MILLI for gpu in share.gpus)
+        nodes += bool(ids) and all(free[gpu] >= total[gpu] for gpu in ids)
+    return gpus, nodes
+
+
+def _own(held: Placement, share: Share) -> dict[str, int]:
+    place = (share.cluster_id, share.node_id)
+    return {
+        gpu: each.gpu_milli
+        for each in held
+        if (each.cluster_id, each.node_id) == place
+        for gpu in each.gpus
+    }

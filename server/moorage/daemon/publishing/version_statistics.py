@@ -1,0 +1,178 @@
+"""How a version of a policy does with the requests that an alias sent to it.
+
+`admission` notes every answer of such a request here; `aliases` reads it to report, and to
+fall back from a version that fails again and again.
+"""
+
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable
+from statistics import median, quantiles
+from typing import Any, Final
+
+from moorage.core.effects import Advice, Information, LeaseNews, Response
+from moorage.core.facts import Refusal
+from moorage.model import Code, Tenant
+
+LATENCIES_MAX: Final = 1024
+"""Latest latencies that percentiles are taken of."""
+LATELY_SECONDS: Final = 3600.0
+"""Whoever a version answered, or failed, within this time has used it lately."""
+TENANTS_MAX: Final = 1024
+"""Tenants remembered to have used a version lately; the one that did the longest ago goes."""
+MANY: Final = 20
+"""So many answers together say little of each one of them."""
+TENANTS_SUFFICIENT: Final = 3
+"""So many failing tenants, without a good answer in between, speak for all that use a version."""
+FAULTS: Final = frozenset(
+    {
+        Code.BAD_POLICY,
+        Code.POLICY_BAD_OUTPUT,
+        Code.POLICY_CRASHED,
+        Code.POLICY_ERROR,
+        Code.POLICY_MEMORY,
+        Code.POLICY_TIMEOUT,
+        Code.POLICY_UNSOUND,
+    }
+)
+"""Refusals that the policy is to blame for; all others say something of the fleet or the server."""
+
+
+class VersionStatistics:
+    """One version under one alias.
+
+    Args:
+        version: Its URI.
+        failed: Called with this arm after each fault.
+
+    """
+
+    def __init__(self, version: str, failed: Callable[["VersionStatistics"], None]) -> None:
+        self.version = version
+        self._failed = failed
+        self.reset()
+
+    def reset(self) -> None:
+        """Start counting afresh."""
+        self.asked = self.granted = self.advised = 0
+        self.refused: Counter[str] = Counter()
+        self.consecutive = 0
+        """Faults since the last answer that was none."""
+        self._codes: Counter[str] = Counter()
+        """What they were."""
+        self.bearable = 0
+        """Faults in a row that are borne since nothing could be done about fewer."""
+        self.failing: set[Tenant] = set()
+        """Whose requests failed since the last answer that was none."""
+        self._used: OrderedDict[Tenant, float] = OrderedDict()
+        """When it answered or failed each tenant last, the latest last."""
+        self._latencies: deque[float] = deque(maxlen=LATENCIES_MAX)
+
+    @property
+    def answered_well(self) -> int:
+        """Requests that it found a place, or advice, for."""
+        return self.granted + self.advised
+
+    @property
+    def faults(self) -> int:
+        """Requests that it failed at."""
+        return sum(self.refused[code] for code in FAULTS)
+
+    def note(self, tenant: Tenant, answer: Response, seconds: float | None, now: float) -> None:
+        """Take note of an answer.
+
+        Args:
+            tenant: Who gets it.
+            answer: As it goes to the client.
+            seconds: From admission to this answer; None where it waited in the queue.
+            now: By the monotonic clock.
+
+        """
+        fault: Code | None = None
+        match answer:
+            case LeaseNews(data=None) | Information():
+                return  # A repeated request: the policy was not asked.
+            case LeaseNews():
+                self.granted += 1
+                self._well(tenant, now)
+            case Advice():
+                self.advised += 1
+                self._well(tenant, now)
+            case Refusal(code=code):
+                self.refused[code] += 1
+                fault = code if code in FAULTS else None
+        if seconds is not None:
+            self._latencies.append(seconds)
+        if fault is not None:
+            self.consecutive += 1
+            self._codes[fault] += 1
+            self.failing.add(tenant)
+            self._seen(tenant, now)
+            self._failed(self)
+
+    def _well(self, tenant: Tenant, now: float) -> None:
+        self.consecutive = self.bearable = 0
+        self.failing.clear()
+        self._codes.clear()
+        self._seen(tenant, now)
+
+    def _seen(self, tenant: Tenant, now: float) -> None:
+        self._used[tenant] = now
+        self._used.move_to_end(tenant)
+        oldest = next(iter(self._used))
+        while len(self._used) > TENANTS_MAX or self._used[oldest] < now - LATELY_SECONDS:
+            del self._used[oldest]
+            oldest = next(iter(self._used))
+
+    @property
+    def fails_all(self) -> bool:
+        """Whether it fails not just at one tenant's inputs.
+
+        Where several use it, one alone may be asking what no policy could answer. So each of them
+        must have been failed, or enough of them: then those that ask seldom are not waited for.
+        """
+        return len(self.failing) >= min(TENANTS_SUFFICIENT, len(self._used))
+
+    @property
+    def failure(self) -> str:
+        """What its latest faults were, and whose, in a sentence."""
+        codes = ", ".join(f"{count} {code}" for code, count in self._codes.items())
+        failing, used = len(self.failing), max(len(self.failing), len(self._used))
+        whose = f"all {used} tenants" if failing == used else f"{failing} of the {used} tenants"
+        return (
+            f"{self.consecutive} requests in a row failed with {self.version} ({codes}), of"
+            f" {'the only tenant' if used == 1 else whose} that used it within the last hour"
+        )
+
+    def report(self, *, whole: bool) -> dict[str, Any]:
+        """Return it as plain JSON values.
+
+        Args:
+            whole: Also what single answers took; else only what speaks for many of them.
+
+        """
+        return {
+            "policy_rule_uri": self.version,
+            "asked": self.asked,
+            "granted": self.granted,
+            "advised": self.advised,
+            "refused": dict(self.refused),
+            "faults": self.faults,
+            "consecutive_faults": self.consecutive,
+            "tenants": len(self._used),
+            "failing_tenants": len(self.failing),
+            "latency_ms": percentiles(self._latencies, whole=whole),
+        }
+
+
+def percentiles(seconds: "deque[float]", *, whole: bool) -> dict[str, float] | None:
+    """Return median and 99th percentile in milliseconds; None of nothing.
+
+    A version may take as long as it likes over an answer, and so speak of what it was asked. So
+    who may not see that gets no percentile of few answers, and none that is that of the slowest.
+    """
+    if not seconds or (not whole and len(seconds) < MANY):
+        return None
+    if not whole:
+        return {"p50": float(f"{median(seconds) * 1000:.2g}")}
+    cuts = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else [seconds[0]] * 99
+    return {"p50": round(cuts[49] * 1000, 3), "p99": round(cuts[98] * 1000, 3)}

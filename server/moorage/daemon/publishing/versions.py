@@ -1,0 +1,104 @@
+"""What an alias may mean: a version that is registered, loads, and is still what it was.
+
+Used by `aliases`. A URI says which version is meant; its digest says which content. A version
+that is removed may be registered anew with other code, so whatever goes back to a version that did
+well goes by both.
+"""
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.embedded.aliases import Alias, Former, name_of
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import PolicyRecord
+from moorage.daemon.requests.finder import code_of
+from moorage.model import Code, PolicyRef
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
+
+
+class Versions:
+    """The versions of all policies, as those who publish look at them.
+
+    Args:
+        catalog: Has them, and the aliases.
+        sandbox: Loads one to see whether it can be.
+
+    """
+
+    def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
+        self._catalog = catalog
+        self._sandbox = sandbox
+
+    async def loadable(self, name: str, uri: str, who: str, digest: str = "") -> PolicyRef:
+        """Return a version that an alias may mean: of its policy, registered, and it loads.
+
+        `who` wants it, and waits for a turn to have it looked at.
+        """
+        if name_of(uri) != name_of(name):
+            raise ServiceError.wrong_field(
+                "policy_rule_uri", f"a version of {name_of(name)}, as `{name_of(name)}:1.0-beta`"
+            )
+        await self._catalog.fetch(uri, (), Allowance())
+        record = self.registered(uri, digest)
+        try:
+            async with self._sandbox.rechecks.turn(who):
+                found = await self._sandbox.check(code_of(record))
+        except PolicyFault as fault:
+            raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
+        if not found.ok:
+            reason = f"policy_rule_uri: {uri} cannot be loaded: {found.findings[0].message}"
+            raise ServiceError(Code.BAD_POLICY, reason, field="policy_rule_uri")
+        return record.ref
+
+    def registered(self, uri: str, digest: str) -> PolicyRecord:
+        """Return a version, if it is there and still what it was; an empty digest is any."""
+        record = self._catalog.policy(uri)
+        if record is None or record.ref.uri != uri:
+            raise self._unknown(uri)
+        if not Former(uri, digest).is_still(record.ref.digest):
+            reason = f"policy_rule_uri: {uri} was removed and registered with other content since"
+            expected = "to activate it by its name, if its new content is meant"
+            raise ServiceError(Code.CONFLICT, reason, field="policy_rule_uri", expected=expected)
+        return record
+
+    def _unknown(self, uri: str) -> ServiceError:
+        known = [each for each in self._catalog.policy_uris() if name_of(each) == name_of(uri)]
+        hint = f"; there are {', '.join(known[:5])}" if known else ""
+        return ServiceError(
+            Code.UNKNOWN_POLICY,
+            f"policy_rule_uri: no policy {uri[:300]!r} is registered{hint}",
+            field="policy_rule_uri",
+            expected="the URI of a registered version",
+        )
+
+    def refuse_deletion(self, uri: str, *, force: bool) -> None:
+        """Refuse to delete a version that an alias sends requests to, or would fall back to.
+
+        Args:
+            uri: The version.
+            force: Only what an alias sends requests to is refused.
+
+        """
+        aliases = self._catalog.aliases
+        names = aliases.using(uri)
+        does, then = "serves", "activate another version, or delete the alias, first"
+        expected = "a version that no alias means"
+        if not names and not force:
+            names = [alias.name for alias in aliases.all() if self._refuge(alias) == uri]
+            does, then = "is the way back of", "it answered well there last, or was never asked"
+            expected += " or would fall back to; force=true removes this one all the same"
+        if names:
+            raise ServiceError(
+                Code.ALREADY_EXISTS,
+                f"policy_rule_uri: {uri} {does} the alias {', '.join(names)}; {then}",
+                field="policy_rule_uri",
+                expected=expected,
+                details={"aliases": names},
+            )
+
+    def _refuge(self, alias: Alias) -> str:
+        """Return the version that an alias would fall back to first, or ""."""
+        for former in alias.fallbacks():
+            record = self._catalog.policy(former.version)
+            if record is not None and former.is_still(record.ref.digest):
+                return former.version
+        return ""

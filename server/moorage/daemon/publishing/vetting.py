@@ -1,0 +1,174 @@
+"""What a policy must pass before it is registered: read on paper, loaded and rehearsed in a cell.
+
+`services` calls it for uploads, the daemon for the examples of what other stores have published.
+Nothing of a policy is compiled or run outside its cell, and what is wrong is said with its place:
+the field, the line and the caret, or the example.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Final
+
+import msgspec
+
+from moorage.catalog.documents.encoding import apply_change
+from moorage.catalog.documents.examples import read_examples
+from moorage.catalog.documents.sources import is_url
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy
+from moorage.core.facts import Refusal
+from moorage.daemon.publishing.examples import ExampleRehearsal
+from moorage.daemon.requests.finder import code_of
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.fair_semaphore import FairSemaphore
+from moorage.sandbox.host.sandbox import CheckResult, PolicyFault, Sandbox
+
+__all__ = ["examine", "vet", "vet_change"]
+
+NOBODY: Final = ""
+"""In whose name what another store has published is looked at."""
+
+
+async def vet(
+    catalog: Catalog, sandbox: Sandbox, document: Document, tenant: str
+) -> PreparedPolicy:
+    """Return a policy that may be registered.
+
+    Args:
+        catalog: Reads it.
+        sandbox: Loads it, and runs its examples.
+        document: A PolicyRule document.
+        tenant: Who uploads it, and waits for a turn.
+
+    Raises:
+        ServiceError: `bad_message` naming a field of the document; `bad_policy` with the place in
+            the code, or the example that fails; `too_large`; `busy`, `unavailable`.
+
+    """
+    async with _turn(sandbox.uploads, tenant):  # To unpack it takes a thread for a while, too.
+        prepared = await catalog.prepare_policy(document)
+        await _rehearse(sandbox, prepared.record)
+    return prepared
+
+
+async def vet_change(
+    catalog: Catalog, sandbox: Sandbox, uri: str, change: Document, tenant: str
+) -> None:
+    """Run the examples that a change of a policy's document brings, before it is stored.
+
+    Args:
+        catalog: Has the policy.
+        sandbox: Runs its examples.
+        uri: Which policy.
+        change: As `Catalog.update_policy` takes it.
+        tenant: Who changes it, and waits for a turn.
+
+    Raises:
+        ServiceError: As for `vet`; `not_found`.
+
+    """
+    old = await catalog.get_policy(uri)
+    new = {**old, **apply_change(old, change)}
+    record = catalog.policy(uri)
+    if record is not None and new.get("metadata") != old.get("metadata"):
+        async with _turn(sandbox.uploads, tenant):
+            await _rehearse(sandbox, replace(record, document=new))
+
+
+async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
+    """Run the examples of a policy that another store has published; return why they fail, or "".
+
+    Raises:
+        ServiceError: `busy` or `unavailable`: they could not be run.
+
+    """
+    try:
+        rehearsals = await asyncio.to_thread(_rehearsals, record)
+    except ServiceError:
+        return ""  # What is called examples there may be something else.
+    if not rehearsals:
+        return ""
+    try:
+        async with _turn(sandbox.rechecks, NOBODY):
+            await _run(sandbox, record, rehearsals)
+    except ServiceError as error:
+        if error.code is not Code.BAD_POLICY:
+            raise
+        return error.reason
+    return ""
+
+
+@asynccontextmanager
+async def _turn(semaphore: FairSemaphore, tenant: str) -> AsyncIterator[None]:
+    """Hold a turn; what the sandbox refuses in it is told as the services tell it."""
+    try:
+        async with semaphore.turn(tenant):
+            yield
+    except PolicyFault as fault:
+        raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
+
+
+async def _rehearse(sandbox: Sandbox, record: PolicyRecord) -> None:
+    # Documents of whole fleets: reading them may take a while.
+    await _run(sandbox, record, await asyncio.to_thread(_rehearsals, record))
+
+
+async def _run(
+    sandbox: Sandbox, record: PolicyRecord, rehearsals: Sequence[ExampleRehearsal]
+) -> None:
+    for each in rehearsals:
+        if each.refusal is not None:
+            raise _failed(each, each.refusal)
+    samples = [each.sample for each in rehearsals if each.sample is not None]
+    result = await sandbox.check(code_of(record), samples)
+    if not result.ok:
+        raise _unloadable(record, result)
+    for rehearsal, outcome in zip(rehearsals, result.outcomes, strict=True):
+        refusal = outcome.refusal or rehearsal.feasibility(outcome.value)
+        if refusal is not None:
+            raise _failed(rehearsal, refusal, _line(refusal, record))
+
+
+def _rehearsals(record: PolicyRecord) -> list[ExampleRehearsal]:
+    examples = read_examples(record.document, record.files)
+    return [ExampleRehearsal(record, example, number) for number, example in enumerate(examples, 1)]
+
+
+def _unloadable(record: PolicyRecord, result: CheckResult) -> ServiceError:
+    findings = result.findings
+    if is_url(record.document["code"]):
+        findings = tuple(replace(each, text="") for each in findings)
+    first = findings[0]
+    line = f", line {first.line}" if first.line else ""
+    where = f"{first.file}{line}: " if first.file else ""
+    text = f"\n{first.text}" if first.text else ""
+    return ServiceError(
+        Code.BAD_POLICY,
+        f"code: {where}{first.message}{text}",
+        field="code",
+        expected="a rule that loads: a class AIOSv1PolicyRule with eval",
+        details={"findings": [msgspec.to_builtins(each) for each in findings]},
+    )
+
+
+def _failed(rehearsal: ExampleRehearsal, refusal: Refusal, line: str = "") -> ServiceError:
+    example = rehearsal.example
+    return ServiceError(
+        Code.BAD_POLICY,
+        f"{example.title} fails: {refusal.reason}{line}",
+        field=example.place,
+        expected="an example that the rule passes; mend one of the two",
+        details={"example": example.place, "failure": refusal.code.value, **refusal.details},
+    )
+
+
+def _line(refusal: Refusal, record: PolicyRecord) -> str:
+    """Return the line of the policy that an exception came from, on a line of its own."""
+    if is_url(record.document["code"]):
+        return ""
+    name, number = refusal.details.get("file", ""), refusal.details.get("line", 0)
+    lines = record.files.get(name, b"").decode("utf-8", "replace").splitlines()
+    return f"\n{lines[number - 1][:200]}" if 0 < number <= len(lines) else ""

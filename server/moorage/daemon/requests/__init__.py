@@ -1,0 +1,1 @@
+"""From a message to an event of the core, and from the core's answers to replies."""

@@ -1,0 +1,66 @@
+"""Keeps the contexts of policies across restarts: changes go to the disk, at a bounded rate."""
+
+import asyncio
+import time
+from typing import Final
+
+import structlog
+
+from moorage.catalog.embedded.contexts import KeptContexts
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.sandbox import Sandbox
+
+SAVE_SECONDS: Final = 1.0
+"""Pause between two writes; at most this much of contexts is lost with the process."""
+SAVE_BYTES_MAX: Final = 8 << 20
+"""Contexts of one write; what is left goes with the next one."""
+
+log = structlog.get_logger("moored")
+
+
+class ContextKeeper:
+    """Writes changed contexts.
+
+    Args:
+        kept: The disk.
+        sandbox: Has the contexts.
+
+    """
+
+    def __init__(self, kept: KeptContexts, sandbox: Sandbox) -> None:
+        self._kept = kept
+        self._sandbox = sandbox
+        self._failed = False
+
+    async def restore(self) -> None:
+        """Give the sandbox what was kept; before any policy is asked."""
+        # More microseconds have gone by since the epoch than changes can ever have been made.
+        self._sandbox.restore_contexts(await self._kept.load(), time.time_ns() // 1000)
+
+    async def run(self) -> None:
+        """Write what changed, again and again, until cancelled."""
+        while True:
+            await asyncio.sleep(SAVE_SECONDS)
+            await self.save()
+
+    async def save(self) -> None:
+        """Write what changed, as much of it as one write may hold."""
+        changes = self._sandbox.changed_contexts(SAVE_BYTES_MAX)
+        if not changes:
+            return
+        try:
+            await self._kept.save(changes)
+        except ServiceError as error:
+            self._sandbox.contexts_unsaved(key for key, _, _ in changes)
+            if not self._failed:  # Once, not every second.
+                log.warning("contexts", finding=f"they are not kept for a restart: {error.reason}")
+            self._failed = True
+        else:
+            self._failed = False
+
+    async def close(self) -> None:
+        """Write all that is left, before the catalog closes."""
+        before = -1
+        while (left := self._sandbox.contexts_waiting) and left != before:
+            before = left
+            await self.save()

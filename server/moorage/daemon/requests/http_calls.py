@@ -1,0 +1,41 @@
+"""Addresses for `POST /allocate`, so that its answers find their way as those of sockets do."""
+
+import asyncio
+from typing import Final
+
+from moorage.core.effects import Address
+from moorage.model import SessionId
+
+
+class HttpCalls:
+    """Addresses for `POST /allocate`: each call is one message of a session of its own.
+
+    Attributes:
+        draining: The daemon stops: calls are refused from now on.
+
+    """
+
+    SESSION: Final = SessionId("http")
+
+    def __init__(self) -> None:
+        self.draining = False
+        self._number = 0
+        self._waiting: dict[Address, asyncio.Future[bytes]] = {}
+
+    def waiting(self) -> tuple[Address, ...]:
+        """Return where a reply is awaited."""
+        return tuple(self._waiting)
+
+    def open(self) -> tuple[Address, asyncio.Future[bytes]]:
+        """Return a new address, and the future of its reply."""
+        self._number += 1
+        to = Address(self.SESSION, self._number)
+        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._waiting[to] = future
+        return to, future
+
+    def reply(self, to: Address, reply: bytes) -> None:
+        """Hand a reply to whoever waits for it, if they still do."""
+        future = self._waiting.pop(to, None)
+        if future is not None and not future.done():
+            future.set_result(reply)

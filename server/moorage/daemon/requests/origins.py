@@ -1,0 +1,12 @@
+"""Under which names the ports answer, and for whose pages, as configured; the daemon calls it."""
+
+from moorage.config.settings import Config
+from moorage.protocol.origins import Origins
+
+__all__ = ["names"]
+
+
+def names(config: Config) -> Origins:
+    """Return what the ports answer to."""
+    hosts = (config.host, config.http_host, *config.allowed_hosts)
+    return Origins(hosts, config.allowed_origins)

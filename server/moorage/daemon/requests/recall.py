@@ -1,0 +1,84 @@
+"""`why` about what the core has forgotten: told from the ledger's history."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+import structlog
+
+from moorage.core import explain
+from moorage.core.effects import Information, Recall, Response
+from moorage.core.facts import Dequeued, Ended, Finished, Granted, Queued, Refusal, Requeued
+from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
+from moorage.model import Code
+
+log = structlog.get_logger("moored")
+
+
+async def told(question: Recall, ledger: Ledger) -> Response:
+    """Tell the story of a lease or request as the ledger has it.
+
+    A fact that cannot be read is this question's trouble, and nobody else's.
+    """
+    try:
+        entries = await ledger.history(question.subject)
+        since = await ledger.kept_since()
+    except LedgerError as error:
+        log.warning("ledger", finding=str(error), subject=question.subject)
+        reason = f"What the ledger holds of {question.subject} cannot be read: {error}"
+        return Refusal(Code.UNAVAILABLE, reason, "request")
+    return answer(question, entries, since)
+
+
+def answer(question: Recall, entries: Sequence[LedgerEntry], since: float | None) -> Response:
+    """Tell the story of a lease or request.
+
+    Args:
+        question: What was asked, and for which tenant.
+        entries: The facts about the subject, oldest first.
+        since: When the oldest fact is from that is still there; None: none was pruned.
+
+    Returns:
+        The story; a refusal where there is none, or where it is another tenant's.
+
+    """
+    owners = [
+        fact.ask.tenant if isinstance(fact, Queued) else fact.lease.tenant
+        for fact in (entry.fact for entry in entries)
+        if isinstance(fact, Queued | Granted)
+    ]
+    if question.tenant not in owners:
+        reason = (
+            f"Nothing is known of {question.subject}: no request of that id was granted or "
+            "queued, and it is not among the last decisions."
+        )
+        if since is not None:
+            oldest = datetime.fromtimestamp(since, UTC).isoformat(timespec="seconds")
+            reason += f" History before {oldest} was pruned."
+        return Refusal(Code.UNKNOWN_REQUEST, reason, "request", "the id of a request or lease")
+    story: dict[str, Any] = {"request": question.subject, "history": []}
+    for entry in entries:
+        fact = entry.fact
+        kind = type(fact).__name__.lower()
+        story["history"].append({"seq": entry.seq, "at": entry.at, "fact": kind})
+        match fact:
+            case Queued():
+                story |= {"state": "waiting"}
+            case Granted(lease):
+                story |= {
+                    "state": lease.state,
+                    "lease": explain.lease_row(lease),
+                    "reason": explain.granted_reason(lease),
+                }
+            case Finished(_, outcome):
+                story |= {"outcome": explain.outcome_row(outcome)}
+            case Requeued(_, _, reason):
+                story |= {"state": "queued", "reason": reason}
+            case Ended(_, _, reason):
+                story |= {"state": "ended", "reason": reason}
+            case Dequeued(_, _, refusal):
+                story |= {"state": "refused", **explain.refusal_object(refusal)}
+            case _:
+                story["history"][-1] |= msgspec.to_builtins(fact)
+    return Information(story)

@@ -1,0 +1,201 @@
+"""Policies that another server executes: `POLICY_EXECUTION_MODE` other than `local`.
+
+The daemon has asks consulted about here in place of the sandbox. What comes back is a proposal
+like any other: the core verifies it, so an executor that lies or lags can grant nothing wrong.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from moorage.catalog.mirrored.http import Service, ServiceReply, ServiceRequest, WrongAnswer, said
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import PolicyRecord
+from moorage.config.settings import Config
+from moorage.core.effects import Consult
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.daemon.publishing.version_statistics import FAULTS
+from moorage.daemon.requests.answers import refusal_of
+from moorage.model import Ask, ClusterId, Code, RequestId
+from moorage.policy import Fleet
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.cell.cluster_data import capacity_of
+from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
+
+EXECUTIONS_MAX: Final = 256
+"""Executions whose answers are awaited; one more is refused with `busy`."""
+BODY_BYTES_MAX: Final = 16 << 20
+"""One question, with the documents of all candidates; a longer one is refused with `too_large`."""
+REPLY_BYTES_MAX: Final = ANSWER_BYTES_MAX + (64 << 10)
+"""One answer: what a policy here may return, and its envelope; a longer one is a bad output."""
+_REASON_CHARS_MAX: Final = 900
+_KNOWN: Final = FAULTS | {Code.BAD_MESSAGE, Code.UNKNOWN_POLICY, Code.TOO_LARGE, Code.BUSY}
+
+
+class RemotePolicies:
+    """Has policies executed elsewhere.
+
+    Args:
+        service: The executor's host.
+        executor: Its id there.
+        catalog: Has the documents that a policy is given.
+        fleet: Returns what is free; read only.
+        deliver: Called with exactly one event per consultation that was not forgotten.
+
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        executor: str,
+        catalog: Catalog,
+        fleet: Callable[[], Fleet],
+        deliver: Callable[[Proposed | ConsultFailed], None],
+    ) -> None:
+        self._service = service
+        self._path = f"/executor/{quote(executor, safe='')}/execute_policy"
+        self._catalog = catalog
+        self._fleet = fleet
+        self._deliver = deliver
+        self._under_way: dict[tuple[RequestId, int], asyncio.Task[None]] = {}
+
+    async def close(self) -> None:
+        """Give up what is under way and close all connections."""
+        tasks = list(self._under_way.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._service.close()
+
+    def consult(self, consult: Consult, record: PolicyRecord) -> None:
+        """Ask; later exactly one event about it is delivered."""
+        key = (consult.ask.id, consult.consultation)
+        task = asyncio.get_running_loop().create_task(self._run(consult, record))
+        self._under_way[key] = task
+        task.add_done_callback(lambda _: self._under_way.pop(key, None))
+
+    def forget(self, request: RequestId, consultation: int) -> None:
+        """Nobody waits for this consultation any more; nothing will be delivered for it."""
+        task = self._under_way.pop((request, consultation), None)
+        if task is not None:
+            task.cancel()
+
+    async def _run(self, consult: Consult, record: PolicyRecord) -> None:
+        request, number = consult.ask.id, consult.consultation
+        try:
+            value = await self._executed(consult, record)
+            if record.schemas is not None:
+                record.schemas.judge(value)
+        except ServiceError as error:
+            self._deliver(ConsultFailed(request, number, refusal_of(error)))
+        else:
+            self._deliver(Proposed(request, number, value))
+
+    async def _executed(self, consult: Consult, record: PolicyRecord) -> Any:
+        if len(self._under_way) > EXECUTIONS_MAX:
+            reason = f"{EXECUTIONS_MAX} executions of policies are awaited; try again shortly"
+            raise ServiceError(Code.BUSY, reason)
+        ask = consult.ask
+        names = self._catalog.live_ids() if ask.candidates is None else ask.candidates
+        # What is free is read here, on the loop, so that all of it is of one moment.
+        fleet = self._fleet()
+        free = {name: capacity_of(fleet, name) for name in names}
+        blobs = self._catalog.document_blobs(names)
+        body = await asyncio.to_thread(_body, consult, record, blobs, free)
+        return await self._service.ask(ServiceRequest("POST", self._path, body), _read)
+
+
+def remote_policies(
+    config: Config,
+    catalog: Catalog,
+    fleet: Callable[[], Fleet],
+    deliver: Callable[[Proposed | ConsultFailed], None],
+) -> RemotePolicies | None:
+    """Return where policies are executed; None where that is the sandbox here."""
+    if config.policy_execution_mode == "local":
+        return None
+    url, seconds = config.policy_executor_host_url, config.external_timeout_seconds
+    service = Service("policy executor", url, seconds)
+    return RemotePolicies(service, config.policy_executor_id, catalog, fleet, deliver)
+
+
+def _body(
+    consult: Consult,
+    record: PolicyRecord,
+    blobs: list[tuple[ClusterId, int, bytes]],
+    free: Mapping[ClusterId, Any],
+) -> bytes:
+    """Write the question, as documented, with what this server's policies get beside."""
+    ask = consult.ask
+    cluster_data: dict[str, Any] = {}
+    for name, _, blob in blobs:
+        entry = msgspec.msgpack.decode(blob)
+        entry["metrics"] = entry["cluster_metrics"]
+        cluster_data[name] = {**entry, "capacity": free[name]}
+    input_data = {
+        "cluster_data": cluster_data,
+        "inputs": ask.inputs,
+        "resources": _resources(ask),
+        "seed": ask.seed,
+    }
+    if consult.reserved:
+        input_data["reserved"] = [list(pair) for pair in consult.reserved]
+    question: dict[str, Any] = {
+        "policy_rule_uri": ask.policy.uri,
+        "input_data": input_data,
+        "parameters": {**record.parameters, **ask.parameters},
+    }
+    if ask.settings:
+        question["settings"] = ask.settings
+    try:
+        body = msgspec.json.encode(question)
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = f"the request cannot be sent to an executor: {error}"
+        raise ServiceError(Code.BAD_MESSAGE, reason, field="inputs") from error
+    if len(body) > BODY_BYTES_MAX:
+        reason = f"the rule's input has {len(body)} bytes; name fewer clusters"
+        expected = f"at most {BODY_BYTES_MAX} bytes"
+        raise ServiceError(Code.TOO_LARGE, reason, field="clusters", expected=expected)
+    return body
+
+
+def _resources(ask: Ask) -> dict[str, Any] | None:
+    demand = ask.demand
+    if demand is None:
+        return None
+    return {name: getattr(demand, name) for name in type(demand).__slots__}
+
+
+class _Said(msgspec.Struct):
+    """As much of an executor's answer as matters."""
+
+    success: bool
+    data: Any = None
+    message: str = ""
+    error: Any = None
+
+
+def _read(reply: ServiceReply) -> Any:
+    """Return what the policy returned, or raise what it did wrong."""
+    if len(reply.body) > REPLY_BYTES_MAX:
+        reason = f"the executor answered {len(reply.body)} bytes; at most {REPLY_BYTES_MAX} may be"
+        raise ServiceError(Code.POLICY_BAD_OUTPUT, reason)
+    try:
+        answer = msgspec.json.decode(reply.body, type=_Said)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise WrongAnswer(f"answered {reply.status}, not a result{said(reply.body)}") from error
+    if answer.success:
+        try:
+            msgspec.msgpack.encode(answer.data)  # What no cell could answer is no answer here.
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            reason = f"the executor's rule returned what cannot be sent: {error}"
+            raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
+        return answer.data
+    details = answer.error if isinstance(answer.error, dict) else {}
+    reason = str(details.get("reason") or answer.message or answer.error or "it gave no reason")
+    code = details.get("code")
+    known = next((each for each in _KNOWN if each == code), Code.POLICY_ERROR)
+    raise ServiceError(known, f"the executor says: {reason[:_REASON_CHARS_MAX]}")

@@ -1,0 +1,194 @@
+"""Who watches what: sessions that asked to be told, and the news of each topic.
+
+`admission` adds watchers for the operation `watch`; `aliases` and the commit loop's durable facts
+are the news. What a watcher may leave unread is bounded by the gateway, which counts and tells it
+what it missed; nobody here waits for anybody.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+
+import structlog
+from prometheus_client.metrics_core import CounterMetricFamily, Metric
+
+from moorage.backends.base import Phase, WorkloadReport
+from moorage.core.explain import lease_row, outcome_row
+from moorage.core.facts import (
+    ClusterRemoved,
+    ClusterSet,
+    Ended,
+    Ending,
+    Fact,
+    Finished,
+    Granted,
+    Paused,
+    Renewed,
+    Requeued,
+    Resumed,
+    Started,
+    Warmed,
+)
+from moorage.daemon.observability.counters import gauges
+from moorage.model import Code, PolicyRef, RequestId, SessionId, Tenant
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.replies import event
+from moorage.sandbox.host.sandbox import OpenCircuit
+
+TOPICS: Final = ("policies", "leases", "fleet")
+"""`policies`: what aliases mean, and which rest at one's own requests; `leases`: one's own;
+`fleet`: clusters that come and go."""
+
+log = structlog.get_logger("moored")
+
+_AboutLease = Renewed | Started | Finished | Requeued | Paused | Resumed | Ending | Warmed | Ended
+
+
+class Watchers:
+    """All sessions that watch.
+
+    Args:
+        push: Sends news to a session, or counts it as missed there.
+        owner: Returns whose a lease is, or None where nobody knows any more.
+
+    """
+
+    def __init__(
+        self,
+        push: Callable[[SessionId, bytes], None],
+        owner: Callable[[RequestId], Tenant | None],
+    ) -> None:
+        self._push = push
+        self._owner = owner
+        self._watching: dict[str, dict[SessionId, Tenant]] = {topic: {} for topic in TOPICS}
+        self._told: Counter[str] = Counter()
+
+    def add(self, session: SessionId, tenant: Tenant, topics: Sequence[str]) -> list[str]:
+        """Tell a session the news of these topics from now on; return all that it watches.
+
+        Raises:
+            ServiceError: `bad_message`: there is no such topic.
+
+        """
+        for number, topic in enumerate(topics):
+            if topic not in self._watching:
+                known = ", ".join(TOPICS)
+                raise ServiceError(
+                    Code.BAD_MESSAGE,
+                    f"topics[{number}]: there is no topic {topic[:100]!r}; there are {known}",
+                    field=f"topics[{number}]",
+                    expected=f"one of {known}",
+                    details={"known": list(TOPICS)},
+                )
+        for topic in topics:
+            self._watching[topic][session] = tenant
+        return [topic for topic in TOPICS if session in self._watching[topic]]
+
+    def lost(self, session: SessionId) -> None:
+        """Forget a session."""
+        for watching in self._watching.values():
+            watching.pop(session, None)
+
+    def tell(
+        self, topic: str, name: str, data: dict[str, Any], tenant: Tenant | None = None
+    ) -> None:
+        """Pass on news.
+
+        Args:
+            topic: One of `TOPICS`.
+            name: What happened.
+            data: Plain JSON values.
+            tenant: Whose news it is; None: everybody's.
+
+        """
+        self._told[topic] += 1
+        watching = self._watching[topic]
+        if not watching:
+            return
+        frame = event(name, data, topic)
+        for session, each in tuple(watching.items()):
+            if tenant is None or each == tenant:
+                self._push(session, frame)
+
+    def durable(self, facts: Iterable[Fact]) -> None:
+        """Pass on facts that are on the disk, to those who watch. On the hot path."""
+        leases, fleet = self._watching["leases"], self._watching["fleet"]
+        if not leases and not fleet:
+            return
+        for fact in facts:
+            if isinstance(fact, ClusterSet | ClusterRemoved):
+                self.tell("fleet", *_about_fleet(fact))
+            elif isinstance(fact, Granted):
+                self.tell("leases", "granted", lease_row(fact.lease), fact.lease.tenant)
+            elif isinstance(fact, _AboutLease):
+                # Only what the fact says: the state may be ahead of what is durable.
+                owner = self._owner(fact.lease)
+                if owner is not None:
+                    self.tell("leases", *_about_lease(fact), owner)
+
+    def circuits(self, rest: OpenCircuit) -> None:
+        """Tell a tenant that a policy is not asked for a while, at its requests."""
+        data = {
+            "policy_rule_uri": rest.ref.uri,
+            "overruns": rest.overruns,
+            "seconds": round(rest.seconds, 1),
+        }
+        self.tell("policies", "rests", data, rest.tenant)
+
+    def examples_failed(self, ref: PolicyRef, reason: str) -> None:
+        """Tell everybody that a policy of a mirrored store fails its own examples."""
+        log.warning("policy", policy_rule_uri=ref.uri, finding=f"its examples fail: {reason}")
+        self.tell("policies", "examples_failed", {"policy_rule_uri": ref.uri, "reason": reason})
+
+    def metrics(self) -> Iterable[Metric]:
+        """Yield how many watch, and how much happened, by topic."""
+        watching = ((topic, float(len(each))) for topic, each in self._watching.items())
+        yield gauges("moorage_watchers", "Sessions that watch a topic", "topic", watching)
+        told = CounterMetricFamily("moorage_news", "News by topic", labels=["topic"])
+        for topic in TOPICS:
+            told.add_metric([topic], self._told[topic])
+        yield told
+
+
+def about_workload(workload: WorkloadReport) -> dict[str, Any]:
+    """Return how far a workload is, as the news of its lease."""
+    news: dict[str, Any] = {
+        "id": workload.id,
+        "phase": workload.phase,
+        "detail": workload.detail,
+    }
+    if workload.endpoint:
+        news["endpoint"] = workload.endpoint
+    if workload.phase is Phase.FAILED:
+        news |= {"exit_code": workload.exit_code, "log_tail": list(workload.log_tail)}
+    return news
+
+
+def _about_fleet(fact: ClusterSet | ClusterRemoved) -> tuple[str, dict[str, Any]]:
+    if isinstance(fact, ClusterSet):
+        cluster = fact.cluster
+        return "cluster_set", {"cluster_id": cluster.id, "nodes": len(cluster.nodes)}
+    return "cluster_removed", {"cluster_id": fact.cluster}
+
+
+def _about_lease(fact: _AboutLease) -> tuple[str, dict[str, Any]]:
+    match fact:
+        case Renewed(lease, expires_at):
+            return "renewed", {"id": lease, "expires_at": expires_at}
+        case Started(lease, at, endpoint):
+            return "started", {"id": lease, "at": at, "state": "active", "endpoint": endpoint}
+        case Finished(lease, outcome):
+            return "finished", {"id": lease, "at": outcome.at, "outcome": outcome_row(outcome)}
+        case Requeued(lease, at, reason):
+            return "requeued", {"id": lease, "at": at, "state": "queued", "reason": reason}
+        case Paused(lease, at, retry_at):
+            return "paused", {"id": lease, "at": at, "state": "queued", "retry_at": retry_at}
+        case Resumed(lease, at):
+            return "resumed", {"id": lease, "at": at, "state": "queued"}
+        case Ending(lease, at, reason):
+            return "ending", {"id": lease, "at": at, "state": "ending", "reason": reason}
+        case Warmed(lease, at, expires_at):
+            news = {"id": lease, "at": at, "state": "warm", "expires_at": expires_at}
+            return "warm", news
+        case Ended(lease, at, reason):
+            return "ended", {"id": lease, "at": at, "state": "ended", "reason": reason}

@@ -1,0 +1,111 @@
+"""Tokens are read anew while the daemon runs: at SIGHUP, and when the file with settings changes.
+
+`daemon.main` runs it. Where what it reads is wrong, the tokens stay as they are, and the log says
+what is wrong and where. Other settings are in force from the next start on.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from moorage.config.settings import Config, ConfigError
+
+LOOK_SECONDS: Final = 1.0
+"""Between two looks at the file. It is read once it is the same at two of them: an editor may be
+in the middle of it."""
+
+log = structlog.get_logger("moored")
+
+_Stamp = tuple[int, int, int] | None
+
+
+class Rereading:
+    """Follows the tokens.
+
+    Args:
+        config: The settings in force.
+        read: Reads them anew; raises `ConfigError`.
+        file: The file to look at; None: there is none.
+
+    """
+
+    def __init__(self, config: Config, read: Callable[[], Config], file: Path | None) -> None:
+        self._config = config
+        self._read = read
+        self._file = file
+        self._hung_up = asyncio.Event()
+        self._terminal = _has_terminal()
+        self._known = self._stamp()
+
+    def asked(self, stop: Callable[[], None]) -> None:
+        """Take SIGHUP: read anew; or stop, where it says that the daemon's terminal is gone."""
+        if self._terminal and not _has_terminal():
+            stop()
+        else:
+            self._hung_up.set()
+
+    async def run(self, change: Callable[[Mapping[str, str]], None]) -> None:
+        """Read when there is reason to, until cancelled.
+
+        Args:
+            change: Takes tokens that are different from those before.
+
+        """
+        last = self._known
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._hung_up.wait()
+            before, last = last, self._stamp()
+            if self._hung_up.is_set() or (last == before and last != self._known):
+                self._hung_up.clear()
+                self._known = last
+                self._reread(change)
+
+    def _reread(self, change: Callable[[Mapping[str, str]], None]) -> None:
+        try:
+            config = self._read()
+        except ConfigError as error:
+            config, setting, finding = self._config, error.setting, str(error)
+        else:
+            setting, finding = "tokens", self._switched(config)
+        if finding:
+            log.error("settings", setting=setting, finding=f"{finding}; tokens stay as they are")
+            return
+        names = [each.name for each in dataclasses.fields(Config) if each.name != "tokens"]
+        late = [name for name in names if getattr(config, name) != getattr(self._config, name)]
+        if late:
+            log.warning("settings", changed=late, finding="these are in force from the next start")
+        old, new = self._config.tokens.items(), config.tokens.items()
+        log.info("tokens", known=len(new), added=len(new - old), removed=len(old - new))
+        if new != old:
+            self._config = dataclasses.replace(self._config, tokens=config.tokens)
+            change(config.tokens)
+
+    def _switched(self, config: Config) -> str:
+        """Return what is wrong where authentication would be turned on or off on the way."""
+        if bool(config.tokens) == bool(self._config.tokens):
+            return ""
+        return "tokens: expected some before and after, or none; restart to turn them on or off"
+
+    def _stamp(self) -> _Stamp:
+        """Return what is another one after every change of the file; None where it is not there."""
+        try:
+            seen = self._file.stat() if self._file is not None else None
+        except OSError:
+            return None
+        return None if seen is None else (seen.st_ino, seen.st_size, seen.st_mtime_ns)
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,196 @@
+"""Looks into the workloads of leases for their owners: what they wrote, and commands inside."""
+
+import asyncio
+import base64
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Final, assert_never
+
+from moorage.backends.base import (
+    Backend,
+    BackendError,
+    Log,
+    UnknownAttemptError,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+)
+from moorage.core.effects import Information
+from moorage.core.facts import Refusal
+from moorage.daemon import descriptors
+from moorage.daemon.requests.lease_tokens import digest
+from moorage.daemon.workloads.control import WorkloadControl
+from moorage.model import Code, Lease, RequestId
+from moorage.protocol import messages as wire
+
+EXECUTIONS_MAX: Final = 8
+"""Commands beside one workload at a time; further ones are refused as busy."""
+EXECUTIONS_ALL_MAX: Final = 64
+"""The same for all workloads together. Each costs some descriptors and a process."""
+LOOK_SECONDS: Final = 0.1
+"""Between two looks for new output. Files and containers do not say when they have grown."""
+
+
+class WorkloadAccess:
+    """Answers `logs` and `exec`.
+
+    Args:
+        backends: Who runs what.
+        lease: Finds a lease that holds, or one of the last that ended.
+
+    """
+
+    def __init__(
+        self, backends: WorkloadControl, lease: Callable[[RequestId], Lease | None]
+    ) -> None:
+        self._backends = backends
+        self._lease = lease
+        self._executing: Counter[str] = Counter()
+
+    async def answer(self, message: wire.Logs | wire.Exec) -> Information | Refusal:
+        """Do what a message says; whatever goes wrong is a refusal."""
+        lease = self._owned(message)
+        if isinstance(lease, Refusal):
+            return lease
+        backend = self._backends.backend(lease)
+        if backend is None:
+            reason = f"Lease {message.lease} has no workload: it was asked for without `provision`."
+            return Refusal(Code.UNSUPPORTED, reason, "lease", "a lease with a workload")
+        if (busy := self._busy(lease, message)) is not None:
+            return busy
+        try:
+            match message:
+                case wire.Logs():
+                    return await self._logs(backend, lease, message)
+                case wire.Exec():
+                    self._executing[lease.workload] += 1
+                    try:
+                        return Information(await self._exec(backend, lease.workload, message))
+                    finally:
+                        self._executing[lease.workload] -= 1
+                        self._executing += Counter()  # Forgets what is none any more.
+                case _:
+                    assert_never(message)
+        except UnknownWorkloadError:
+            reason = f"Nothing runs for lease {message.lease}; it is {lease.state}."
+            return Refusal(Code.NOT_FOUND, reason, "lease", "a lease whose workload was started")
+        except UnsupportedSpecError as error:
+            return Refusal(Code.UNSUPPORTED, f"{error}.", "op")
+        except TimeoutError as error:
+            return Refusal(Code.ENGINE_FAILED, f"{error}.", "timeout_seconds", "more time")
+        except (BackendError, OSError) as error:
+            return Refusal(Code.ENGINE_FAILED, f"{error}.")
+
+    def _busy(self, lease: Lease, message: wire.Logs | wire.Exec) -> Refusal | None:
+        """Refuse what would take more of this server than one caller may have of it."""
+        reason = ""
+        if not descriptors.spare():
+            reason = "This server has hardly a file descriptor left"
+        elif isinstance(message, wire.Exec) and self._executing.total() >= EXECUTIONS_ALL_MAX:
+            reason = f"{EXECUTIONS_ALL_MAX} commands run beside workloads already"
+        elif isinstance(message, wire.Exec) and self._executing[lease.workload] >= EXECUTIONS_MAX:
+            reason = f"{EXECUTIONS_MAX} commands run beside the workload of {lease.id} already"
+        return Refusal(Code.BUSY, f"{reason}; ask again in a moment.") if reason else None
+
+    def _owned(self, message: wire.Logs | wire.Exec) -> Lease | Refusal:
+        """Return the lease, or why the caller may not look into its workload."""
+        lease = self._lease(RequestId(message.lease))
+        if lease is None:
+            reason = f"There is no lease {message.lease}, or it ended long ago."
+            return Refusal(Code.UNKNOWN_LEASE, reason, "lease", "the id of a lease")
+        if lease.token_digest != digest(message.token):
+            reason = f"This is not the token of lease {message.lease}."
+            expected = "the `token` that came with the grant"
+            return Refusal(Code.WRONG_TOKEN, reason, "token", expected)
+        if lease.over and lease.likeness and lease.outcome is None:
+            reason = f"Lease {message.lease} was released, and others may use its workload now."
+            return Refusal(Code.LEASE_ENDED, reason, "lease", "a lease that still holds")
+        if isinstance(message, wire.Logs) and message.attempt > lease.attempt:
+            reason = f"Lease {message.lease} has been started {lease.attempt} times."
+            expected = f"at most {lease.attempt}"
+            return Refusal(Code.NOT_FOUND, reason, "attempt", expected)
+        return lease
+
+    async def _logs(
+        self, backend: Backend, lease: Lease, message: wire.Logs
+    ) -> Information | Refusal:
+        """Read output of one start. Where that is read to its end, the next one is named.
+
+        What a start wrote is told under its own number or not at all: a reader that goes on from
+        the attempt and the offset of the reply before loses nothing, however fast starts follow.
+        """
+        attempt, offset = message.attempt or lease.attempt, message.offset
+        give_up_at = asyncio.get_running_loop().time() + message.wait_seconds
+        while True:
+            late = asyncio.get_running_loop().time() >= give_up_at
+            lease = self._lease(lease.id) or lease  # First: what it says is true of what is read.
+            try:
+                log = await self._log(backend, lease, attempt, offset)
+            except UnknownWorkloadError as error:
+                if attempt == lease.attempt:
+                    raise
+                return _not_stored(lease, attempt, error)
+            if log.over and not log.text and attempt < lease.attempt:
+                return Information(_part(Log("", 0), attempt + 1, message))
+            over = log.over and lease.over and attempt == lease.attempt
+            if log.text or over or late:
+                part = _part(log, attempt, message)
+                return Information(
+                    part | {"over": True, "exit_code": _code(lease, log)} if over else part
+                )
+            offset = log.offset
+            pause = LOOK_SECONDS
+            await asyncio.sleep(pause)
+
+    async def _log(self, backend: Backend, lease: Lease, attempt: int, offset: int) -> Log:
+        """Read output; nothing yet where the start it would be of has only been ordered.
+
+        Raises:
+            UnknownWorkloadError: There is none, and none to come.
+
+        """
+        name, start = self._backends.start_of(lease, attempt)
+        try:
+            return await backend.logs(name, offset, start)
+        except UnknownWorkloadError:
+            if attempt == lease.attempt and lease.state in {"starting", "queued"}:
+                return Log("", 0)
+            raise
+
+    async def _exec(self, backend: Backend, workload: str, message: wire.Exec) -> dict[str, Any]:
+        done = await backend.execute(
+            workload,
+            message.command,
+            timeout_seconds=message.timeout_seconds,
+            workdir=message.workdir or None,
+            user=message.user or None,
+            environment=message.environment,
+        )
+        return {"exit_code": done.exit_code, "output": done.output}
+
+
+def _part(log: Log, attempt: int, message: wire.Logs) -> dict[str, Any]:
+    """Return a piece of output as it is told, and where to go on."""
+    if message.encoding == "base64":
+        written = {"base64": base64.b64encode(log.data).decode()}
+    else:
+        written = {"text": log.text}
+    where = {"offset": log.offset, "attempt": attempt}
+    return {**written, **where, "over": False, "exit_code": None}
+
+
+def _code(lease: Lease, log: Log) -> int | None:
+    """Return how the last start ended; not every backend says so with its output."""
+    outcome = lease.outcome
+    same = outcome is not None and outcome.attempt == lease.attempt
+    return outcome.exit_code if outcome is not None and same else log.exit_code
+
+
+def _not_stored(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
+    """Say of which starts there is output, where of the one that is asked for there is none."""
+    kept = error.kept if isinstance(error, UnknownAttemptError) else ()
+    others = sorted({*kept, lease.attempt} - {attempt})
+    reason = f"Of start {attempt} of lease {lease.id} no output is kept"
+    listed = ", ".join(map(str, others))
+    return Refusal(
+        Code.NOT_FOUND, f"{reason}.", "attempt", f"one of {listed}", {"attempts": others}
+    )

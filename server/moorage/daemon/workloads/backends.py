@@ -1,0 +1,50 @@
+"""Which backends this daemon has: those that the setting `backends` names."""
+
+from collections.abc import Callable, Mapping
+
+from moorage.backends.base import Backend, BackendError
+from moorage.backends.local.backend import LocalBackend, this_node
+from moorage.backends.memory import MemoryBackend
+from moorage.config.settings import Config
+from moorage.model import Cluster, ClusterId, Node, Share
+
+Clusters = Callable[[], Mapping[ClusterId, Cluster]]
+"""Returns the inventory as it is now."""
+
+
+def configured_backends(config: Config, clusters: Clusters) -> dict[str, Backend]:
+    """Return the backends that are switched on, by name.
+
+    Args:
+        config: All settings.
+        clusters: For backends that look at the labels of a lease's node.
+
+    Raises:
+        BackendError: What a backend needs is not installed.
+
+    """
+    made: dict[str, Callable[[], Backend]] = {
+        "local": lambda: LocalBackend(
+            config.data_dir / "local",
+            config.local_nodes or (this_node(), "localhost"),
+            hidden=config.data_dir,
+        ),
+        "memory": MemoryBackend,
+        "aws": lambda: _aws(config, clusters),
+    }
+    return {name: made[name]() for name in config.backends}
+
+
+def _aws(config: Config, clusters: Clusters) -> Backend:
+    try:
+        from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
+    except ModuleNotFoundError as error:
+        way = "pip install 'moorage[aws]', or take aws out of the setting backends"
+        raise BackendError(f"the backend aws needs {error.name}: {way}") from error
+
+    def node(share: Share) -> Node | None:
+        cluster = clusters().get(share.cluster_id)
+        nodes = cluster.nodes if cluster else ()
+        return next((each for each in nodes if each.id == share.node_id), None)
+
+    return AwsBackend(config.data_dir / "aws", node)

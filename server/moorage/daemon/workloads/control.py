@@ -1,0 +1,433 @@
+"""Carries out `Start`, `Stop` and `Keep` at the backends, and posts what they report.
+
+Engines know a workload by its name: that of the lease it was started for, also after another lease
+has taken it over.
+
+Engines also report what nobody ordered: a workload that ends by itself. Its lease then ends, or
+waits for another place; the core knows which. What no lease stands for (its daemon was killed
+before it could write the lease down, or the ledger is gone) is stopped when the daemon starts.
+"""
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Final
+
+import structlog
+
+from moorage.backends.base import (
+    LOG_TAIL_LINES,
+    Backend,
+    BackendError,
+    Order,
+    Phase,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.spec_documents import document_from_spec, spec_from_document
+from moorage.backends.specs import BaseResourceSpec, SpecError
+from moorage.core.events import (
+    Event,
+    WorkloadEnded,
+    WorkloadFailed,
+    WorkloadKept,
+    WorkloadStarted,
+    WorkloadStopped,
+)
+from moorage.core.facts import Refusal
+from moorage.model import Code, Lease, Provision, RequestId
+
+RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
+"""Pauses before a stop that failed is tried again; the last one repeats. Until it succeeds the
+lease keeps what it holds, because the workload may still be using it."""
+TAIL_CHARS_MAX: Final = 4_000
+"""Of a failed workload's last lines, which are kept with its lease."""
+TAIL_SECONDS_MAX: Final = 5.0
+"""How long a backend may take to say what a workload wrote that did not start."""
+
+INHERITED_MAX: Final = 1_000
+"""Starts that took a workload over whose output is found later; each other one has its own."""
+KEEP_SECONDS_MAX: Final = 30.0
+"""How long a workload may take to be made fit for its next user; then it is stopped."""
+
+_UNSERVED: Final = {
+    "max_global_num": "only the library counts its resources; a daemon's are limited by its fleet",
+    "gpus": "a workload has the GPUs that its lease holds; ask for them in resources",
+    "extra": "no backend of this server understands more than the other fields",
+    "ray_actor_options": "this server has no backend ray",
+}
+"""Fields of specs that are for others than a daemon, and why they are refused."""
+_HAVE_GPUS: Final = frozenset({"process", "service", "container"})
+"""Categories that have their lease's GPUs; others order a machine."""
+
+log = structlog.get_logger("moored")
+
+_Order = Callable[[Backend | None, Lease], Awaitable[None]]
+
+
+class WorkloadControl:
+    """Runs one order at a time for each workload, in the order they were given.
+
+    Args:
+        backends: By the name that `provision.backend` uses.
+        post: Posts an event to the core.
+        failed: Learns of a defect.
+        progress: Told how far workloads are.
+
+    """
+
+    def __init__(
+        self,
+        backends: Mapping[str, Backend],
+        post: Callable[[Event], None],
+        failed: Callable[[BaseException], None],
+        progress: Callable[[WorkloadReport], None],
+    ) -> None:
+        self._backends = backends
+        self._post = post
+        self._failed = failed
+        self._progress = progress
+        self._orders: dict[str, asyncio.Task[None]] = {}
+        self._running: dict[str, Lease] = {}
+        self._ends: dict[str, WorkloadReport] = {}
+        self._seen: dict[str, WorkloadReport] = {}
+        self._heirs: dict[str, RequestId] = {}
+        self._looked: set[tuple[RequestId, int]] = set()
+        self._inherited: dict[tuple[RequestId, int], str] = {}
+        self._sweeps: list[asyncio.Future[None]] = []
+
+    async def open(self, workloads: Collection[str]) -> None:
+        """Listen to the backends, and stop what runs and is none of these."""
+        loop = asyncio.get_running_loop()
+
+        def heard(workload: WorkloadReport) -> None:  # In any thread.
+            loop.call_soon_threadsafe(self._heard, workload)
+
+        for backend in self._backends.values():
+            backend.listen(heard)
+            try:
+                await self._sweep(backend, workloads)
+            except BackendError as error:  # The others are no reason to wait for this one.
+                log.warning("backend", name=backend.name, finding=str(error))
+                self._sweeps.append(asyncio.ensure_future(self._sweep_later(backend, workloads)))
+
+    async def _sweep(self, backend: Backend, workloads: Collection[str]) -> None:
+        """Stop what no lease stands for: none of before, and none that was granted since."""
+        for workload in await backend.discover():
+            name = workload.id
+            if not (name in workloads or name in self._running or name in self._orders):
+                self._orders[name] = self._watched(name, self._stopped(backend, name))
+
+    async def _sweep_later(self, backend: Backend, workloads: Collection[str]) -> None:
+        for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
+            await asyncio.sleep(pause)
+            with contextlib.suppress(BackendError):  # It was said when it began.
+                await self._sweep(backend, workloads)
+                return
+
+    def settled(self, provision: Provision, nodes: int) -> Provision | Refusal:
+        """Return a provision with its spec in the one form that all equal specs have.
+
+        Args:
+            provision: As it was asked for.
+            nodes: How many it shall run on.
+
+        Returns:
+            Why it could never be started here, where that is so.
+
+        """
+        backend = self._backends.get(provision.backend)
+        if backend is None:
+            names = ", ".join(sorted(self._backends))
+            reason = f"provision.backend: this server has {names}; its setting `backends` says so."
+            return Refusal(Code.UNSUPPORTED, reason, "provision.backend", f"one of {names}")
+        if nodes > 1 and not backend.support.gangs:
+            reason = (
+                f"resources.nodes: the backend {backend.name} starts on one node, not on a gang."
+            )
+            return Refusal(Code.UNSUPPORTED, reason, "resources.nodes", "1")
+        try:
+            spec = _spec(backend, provision)
+            backend.refuse(spec)
+        except SpecError as error:
+            reason = f"provision.{error.path}: expected {error.expected}."
+            return Refusal(Code.BAD_MESSAGE, reason, f"provision.{error.path}", error.expected)
+        except UnsupportedSpecError as error:
+            return Refusal(Code.UNSUPPORTED, f"provision.spec: {error}.", "provision.spec")
+        for name, why in _UNSERVED.items():
+            given = getattr(spec, name, None) not in (None, {})
+            if given and (name != "gpus" or spec.category in _HAVE_GPUS):
+                field = f"provision.spec.{name}"
+                return Refusal(Code.UNSUPPORTED, f"{field}: {why}.", field, "nothing")
+        return replace(provision, spec=document_from_spec(spec))
+
+    def look(self, lease: Lease) -> None:
+        """Say at once that the workload a lease takes over is ready, where that is known.
+
+        What becomes of it from now on is news of this lease; so its start has nothing left to do.
+        """
+        name, backend = lease.workload, self.backend(lease)
+        workload = (
+            backend.glance(name) if backend is not None and name not in self._orders else None
+        )
+        if workload is not None:
+            self._running[name], self._seen[name] = lease, workload
+            self._looked.add((lease.id, lease.fencing))
+            self._post(WorkloadStarted(lease.id, lease.fencing, workload.endpoint))
+
+    def start(self, lease: Lease) -> None:
+        """Have the workload of a lease started."""
+        if lease.inherited:
+            self._inherited[lease.id, lease.attempt] = lease.inherited
+            if len(self._inherited) > INHERITED_MAX:
+                del self._inherited[next(iter(self._inherited))]
+        if (lease.id, lease.fencing) in self._looked:
+            self._looked.discard((lease.id, lease.fencing))
+            if self._running.get(lease.workload) is lease:  # It has not ended since.
+                self._heirs[lease.workload] = lease.id
+            return
+        self._order(lease, self._start)
+
+    def stop(self, lease: Lease) -> None:
+        """Have the workload of a lease stopped. A start under way is given up first."""
+        earlier = self._orders.get(lease.workload)
+        if earlier is not None:
+            earlier.cancel()
+        self._order(lease, self._stop)
+
+    def keep(self, lease: Lease) -> None:
+        """Have the workload of a lease made fit for its next user, or stopped."""
+        self._order(lease, self._keep)
+
+    def backend(self, lease: Lease) -> Backend | None:
+        """Return what starts the workload of a lease; None where nothing does."""
+        return self._backends.get(lease.provision.backend) if lease.provision else None
+
+    def start_of(self, lease: Lease, attempt: int) -> tuple[str, int]:
+        """Return name and number by which the backend knows a start of a lease; 0 is the last."""
+        name = self._inherited.get((lease.id, attempt))
+        if name is None:
+            name = lease.workload if attempt == lease.attempt else lease.id
+        return name, attempt if name == lease.id else 0
+
+    def seen(self, lease: Lease) -> WorkloadReport | None:
+        """Return what was last heard of a workload that starts or runs; None where nothing was."""
+        running = self._running.get(lease.workload)
+        return self._seen.get(lease.workload) if running and running.id == lease.id else None
+
+    async def close(self) -> None:
+        """Give up what is under way. The next start gives the orders again."""
+        under_way = [*self._orders.values(), *self._sweeps]
+        for task in under_way:
+            task.cancel()
+        await asyncio.gather(*under_way, return_exceptions=True)
+        for backend in self._backends.values():
+            await backend.close()
+
+    def _order(self, lease: Lease, order: _Order) -> None:
+        earlier = self._orders.get(lease.workload)
+        work = self._after(earlier, lease, order)
+        self._orders[lease.workload] = self._watched(lease.workload, work)
+
+    def _watched(self, name: str, work: Awaitable[None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda done: self._done(name, done))
+        return task
+
+    async def _after(self, earlier: asyncio.Task[None] | None, lease: Lease, order: _Order) -> None:
+        if earlier is not None:
+            await asyncio.wait([earlier])
+        await order(self.backend(lease), lease)
+
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        if self._orders.get(name) is task:
+            del self._orders[name]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failed(error)
+
+    async def _start(self, backend: Backend | None, lease: Lease) -> None:
+        if backend is None or lease.provision is None:
+            reason = "this server no longer has its backend"
+            self._post(WorkloadFailed(lease.id, lease.fencing, reason))
+            return
+        name = lease.workload
+        self._running[name] = lease
+        if lease.inherited:
+            self._heirs[name] = lease.id
+        try:
+            spec = _spec(backend, lease.provision)
+            order = Order(
+                name,
+                spec,
+                lease.placement,
+                _environment(lease),
+                spec.limit_seconds,
+                lease.attempt,
+            )
+            workload = await backend.start(order)
+            if lease.inherited and lease.state == "starting" and not await _answers(backend, name):
+                # It is no good any more: the lease gets a new one, as if none had been there.
+                self._ends.pop(name, None)
+                await self._stopped(backend, name)
+                workload = await backend.start(order)
+        except TimeoutError as error:
+            reason = str(error) or "its workload was not ready in time"
+            await self._failed_to_start(backend, lease, reason)
+        except (BackendError, SpecError) as error:
+            await self._failed_to_start(backend, lease, str(error))
+        else:
+            if workload.phase.over:  # It ended while the daemon was away.
+                self._ended(workload)
+            else:
+                self._seen[name] = workload
+                self._post(WorkloadStarted(lease.id, lease.fencing, workload.endpoint))
+
+    async def _failed_to_start(self, backend: Backend, lease: Lease, reason: str) -> None:
+        name = lease.workload
+        heard = self._ends.get(name)  # Its own last word says how it ended.
+        code = heard.exit_code if heard else None
+        tail = heard.log_tail if heard and heard.log_tail else await self._tail(backend, lease)
+        self._forget(name)
+        self._post(WorkloadFailed(lease.id, lease.fencing, reason, code, _shortened(tail)))
+
+    async def _tail(self, backend: Backend, lease: Lease) -> tuple[str, ...]:
+        """Return the last lines of a workload that is over; none where they cannot be had."""
+        name, start = self.start_of(lease, lease.attempt)
+        with contextlib.suppress(BackendError, TimeoutError):
+            async with asyncio.timeout(TAIL_SECONDS_MAX):
+                log = await backend.logs(name, -TAIL_CHARS_MAX, start)
+            return tuple(log.text.splitlines()[-LOG_TAIL_LINES:])
+        return ()
+
+    def _forget(self, name: str) -> None:
+        """Note that nothing of a workload is left: what is heard of it now is old news."""
+        for kept in (self._running, self._ends, self._seen, self._heirs):
+            kept.pop(name, None)
+
+    async def _stop(self, backend: Backend | None, lease: Lease, unfit: str = "") -> None:
+        name = lease.workload
+        self._forget(name)
+        if lease.inherited:  # Until the last news of it has come, which is news of this lease.
+            self._heirs[name] = lease.id
+        if backend is not None:
+            await self._stopped(backend, name)
+        asyncio.get_running_loop().call_soon(self._disown, name, lease.id)
+        self._post(WorkloadStopped(lease.id, lease.fencing, unfit))
+
+    def _disown(self, name: str, lease: RequestId) -> None:
+        if self._heirs.get(name) == lease:
+            del self._heirs[name]
+
+    async def _keep(self, backend: Backend | None, lease: Lease) -> None:
+        self._running[lease.workload] = lease
+        unfit = "its backend is gone" if backend is None else await _unfit(backend, lease)
+        if unfit:
+            await self._stop(backend, lease, unfit)
+        else:
+            self._post(WorkloadKept(lease.id, lease.fencing))
+
+    async def _stopped(self, backend: Backend, name: str) -> None:
+        """Stop a workload, however long that takes."""
+        pauses = iter(RETRY_SECONDS)
+        pause = RETRY_SECONDS[0]
+        while True:
+            try:
+                await backend.stop(name)
+            except (BackendError, OSError):
+                pause = next(pauses, pause)
+                await asyncio.sleep(pause)
+            else:
+                return
+
+    def _heard(self, workload: WorkloadReport) -> None:
+        name = workload.id
+        heir = self._heirs.get(name)
+        self._progress(workload if heir is None else replace(workload, id=heir))
+        if name not in self._running:
+            return  # It is being stopped, or has failed to start: whoever does that will say so.
+        self._seen[name] = workload
+        if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
+            self._ended(workload)
+
+    def _ended(self, workload: WorkloadReport) -> None:
+        """Have the end of a workload that ended by itself told; its stop is ordered then."""
+        self._ends[workload.id] = workload
+        self._order(self._running[workload.id], self._tell_end)
+
+    async def _tell_end(self, backend: Backend | None, lease: Lease) -> None:
+        name = lease.workload
+        workload = self._ends.pop(name, None)
+        if workload is None or backend is None:
+            return  # It was stopped, or failed to start, while this order waited for its turn.
+        with contextlib.suppress(BackendError, OSError):
+            if not (await backend.status(name)).phase.over:
+                return  # Late news of the start before this one, which ran under the same name.
+        lease = self._running.pop(name, lease)  # Taken over, maybe, while this order waited.
+        self._post(_end(lease, workload))
+
+
+def _spec(backend: Backend, provision: Provision) -> BaseResourceSpec:
+    return spec_from_document(provision.spec, backend.support.default)
+
+
+async def _answers(backend: Backend, name: str) -> bool:
+    """Return whether a workload that was kept is still good for the one who takes it over."""
+    try:
+        return (await backend.probe(name)).phase is Phase.READY
+    except BackendError:
+        return False
+
+
+async def _unfit(backend: Backend, lease: Lease) -> str:
+    """Reset a workload, and ask it whether it answers; return why it may not be used again.
+
+    One that is warm already was reset by whoever kept it: after a restart it is only asked.
+    """
+    try:
+        async with asyncio.timeout(KEEP_SECONDS_MAX):
+            if lease.state != "warm":
+                with contextlib.suppress(UnsupportedSpecError):
+                    await backend.reset(lease.workload)
+            seen = await backend.probe(lease.workload)
+    except TimeoutError:
+        return f"its reset took longer than {KEEP_SECONDS_MAX:g} s"
+    except BackendError as error:
+        return str(error)
+    return "" if seen.phase is Phase.READY else seen.detail or f"it is {seen.phase}"
+
+
+def _end(lease: Lease, workload: WorkloadReport) -> WorkloadEnded:
+    """Return how a workload ended by itself, as the core is told."""
+    code, detail = workload.exit_code, workload.detail
+    if workload.phase is Phase.SUCCEEDED:
+        return WorkloadEnded(lease.id, lease.fencing, "succeeded", detail, code)
+    lines = "; ".join(workload.log_tail[-3:])
+    reason = f"{detail}{': ' if lines else ''}{lines}"
+    tail = _shortened(workload.log_tail)
+    return WorkloadEnded(lease.id, lease.fencing, "failed", reason, code, tail)
+
+
+def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
+    """Return as many of the last lines as may be kept; of a longer one its end."""
+    kept: list[str] = []
+    left = TAIL_CHARS_MAX
+    for line in reversed(lines):
+        if left <= 0:
+            break
+        kept.append(line[-left:])
+        left -= len(line) + 1
+    return tuple(reversed(kept))
+
+
+def _environment(lease: Lease) -> dict[str, str]:
+    """Return what a workload may know of its lease. The token is not among it."""
+    share = lease.placement[0]
+    return {
+        "MOORAGE_LEASE_ID": lease.id,
+        "MOORAGE_FENCING": str(lease.fencing),
+        "MOORAGE_CLUSTER_ID": share.cluster_id,
+        "MOORAGE_NODE_ID": share.node_id,
+        "MOORAGE_NODES": ",".join(each.node_id for each in lease.placement),
+    }

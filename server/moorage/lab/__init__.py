@@ -1,0 +1,1 @@
+"""Policies without a server: tests, backtests and pictures, on the production core."""

@@ -1,0 +1,336 @@
+"""`moorage policy backtest`: a trace, or a daemon's own history, through policies side by side.
+
+Each policy has the site to itself, from empty: the allocator's core, jailed cells, verification and
+the queue are those of the daemon (`rehearsal`), time is that of the timeline. What comes out holds
+no time of this machine, so the same input gives the same bytes, as long as the policies themselves
+read no clock, draw from their seed alone and keep their deadlines.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.catalog.values import PolicyRecord
+from moorage.core.effects import LeaseNews, Response
+from moorage.core.facts import Refusal
+from moorage.daemon.requests.answers import refusal_of
+from moorage.lab import plots, timeline, trace
+from moorage.lab.errors import CommandError
+from moorage.lab.rehearsal import Decision, Document, Rehearsal
+from moorage.lab.typical import typical_of
+from moorage.model import Ask, Demand, Placement
+from moorage.policy import Fleet
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.contract import Mode
+from moorage_policies import catalog as shipped
+
+SAMPLES: Final = 200
+"""Moments at which allocation and fragmentation are looked at."""
+DIFFERING_SHOWN: Final = 50
+"""Asks that were decided differently, by name; all are counted."""
+DIGITS: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class BacktestJob:
+    """What to replay through which policies.
+
+    Args:
+        rules: PolicyRule documents, or `{"shipped": name}`.
+        nodes, pods: A trace …
+        ledger: … or a daemon's data directory.
+        arrive: GPU demand as a multiple of the capacity, where the trace is packed.
+        seed: Of all that is random.
+        limit: Asks at most.
+        timed: A trace by its own times.
+        wait_seconds: How long requests of a trace may wait.
+        plots: Files to draw to, `.png` or `.svg`.
+        mode: As `moored serve --sandbox`.
+
+    """
+
+    rules: list[Document]
+    nodes: str = ""
+    pods: str = ""
+    ledger: str = ""
+    arrive: float = 1.3
+    seed: int = 42
+    limit: int | None = None
+    timed: bool = False
+    wait_seconds: float = 0.0
+    plots: list[str] = field(default_factory=list[str])
+    mode: Mode = "jail"
+
+
+@dataclass(slots=True)
+class BacktestRun:
+    """One policy's run. Percentages are of the fleet's GPU milli, times in seconds of the timeline.
+
+    Attributes:
+        name: The policy's URI.
+        asked, granted: Requests.
+        allocation_percent: At the last request.
+        allocation_percent_mean: Over the samples.
+        fragmentation_percent: Free GPU that typical requests cannot use, at the last request.
+        waited: Requests that were granted after some waiting.
+        waited_seconds_mean: Over all that were granted.
+        refusals: By code.
+        samples: Allocation and fragmentation while the requests came.
+
+    """
+
+    name: str
+    asked: int = 0
+    granted: int = 0
+    allocation_percent: float = 0.0
+    allocation_percent_mean: float = 0.0
+    fragmentation_percent: float = 0.0
+    waited: int = 0
+    waited_seconds_mean: float = 0.0
+    refusals: dict[str, int] = field(default_factory=dict[str, int])
+    samples: list[plots.PlotSample] = field(default_factory=list[plots.PlotSample])
+
+
+async def backtest(job: BacktestJob) -> dict[str, Any]:
+    """Replay, draw, and return the outcome as JSON values.
+
+    Raises:
+        CommandError, TraceError, OSError: What is to be replayed, or a policy, cannot be read.
+        JailError: No jail stands here.
+
+    """
+    paths = [Path(each) for each in job.plots]
+    plots.check(paths)  # Before minutes of work.
+    if not job.rules:
+        raise CommandError("a backtest needs at least one rule")
+    line = await _line(job)
+    runs: list[BacktestRun] = []
+    decided: list[dict[str, tuple[str, Placement]]] = []
+    for policy in job.rules:
+        run, outcomes = await _play(job, policy, line)
+        twins = sum(other.name.partition(" #")[0] == run.name for other in runs)
+        run.name += f" #{twins + 1}" if twins else ""
+        runs.append(run)
+        decided.append(outcomes)
+    plots.draw(paths, {run.name: run.samples for run in runs})
+    return {
+        "source": line.source,
+        "notes": list(line.notes),
+        "rules": [_description(run) for run in runs],
+        "differing": [
+            _differing(runs[0].name, decided[0], run.name, outcomes)
+            for run, outcomes in zip(runs[1:], decided[1:], strict=True)
+        ],
+    }
+
+
+async def _line(job: BacktestJob) -> timeline.Timeline:
+    if job.ledger:
+        return await timeline.of_ledger(Path(job.ledger), seed=job.seed, limit=job.limit)
+    return timeline.of_trace(
+        Path(job.nodes),
+        Path(job.pods),
+        arrive=job.arrive,
+        seed=job.seed,
+        limit=job.limit,
+        timed=job.timed,
+        wait_seconds=job.wait_seconds,
+    )
+
+
+async def _play(
+    job: BacktestJob, policy: Document, line: timeline.Timeline
+) -> tuple[BacktestRun, dict[str, tuple[str, Placement]]]:
+    """Take the whole timeline through one policy."""
+    async with Rehearsal(job.mode) as rehearsal:
+        for document in line.documents:
+            await rehearsal.add_cluster(document)
+        try:
+            record = await rehearsal.upload(_document(policy, line))
+        except ServiceError as error:
+            raise CommandError(f"{_name(policy)}: {error.reason}") from error
+        run = BacktestRun(record.ref.uri)
+        changes = iter(line.inventory)
+        change = next(changes, None)
+        decisions: list[tuple[float, Decision]] = []
+        typical = trace.typical_classes(line.pods)
+        every = max(len(line.asks) // SAMPLES, 1)
+        demanded = 0
+        for number, (at, ask) in enumerate(line.asks):
+            while change is not None and change[0] <= at:
+                await rehearsal.pass_to(change[0])
+                await rehearsal.step(change[1])
+                change = next(changes, None)
+            await rehearsal.pass_to(at)
+            decisions.append((at, await _asked(rehearsal, record, ask)))
+            demanded += _gpu_milli(ask)
+            if number % every == 0 or number == len(line.asks) - 1:
+                fleet = rehearsal.allocator.state.fleet
+                run.samples.append(_sample(fleet, typical, at, demanded))
+        await _let_wait(rehearsal)
+    _sum_up(run, decisions)
+    return run, {str(decision.ask.id): _outcome(decision.answer) for _, decision in decisions}
+
+
+async def _asked(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decision:
+    """Put an ask as admission would: a policy's schemas complete it, or refuse it."""
+    ask = replace(ask, policy=record.ref)
+    try:
+        if record.schemas is not None:
+            ask = record.schemas.completed(ask)
+    except ServiceError as error:
+        return Decision(ask, refusal_of(error))
+    return await rehearsal.ask(ask)
+
+
+async def _let_wait(rehearsal: Rehearsal) -> None:
+    """Let time pass until nobody waits any more."""
+    waiting = rehearsal.allocator.state.waiting
+    while waiting:
+        await rehearsal.pass_to(max(waiter.deadline for waiter in waiting.values()))
+
+
+def _document(policy: Document, line: timeline.Timeline) -> Document:
+    name = policy.get("shipped")
+    if name is None:
+        return policy
+    if name not in shipped.shipped():
+        raise CommandError(
+            f"there is no file and no shipped rule {name!r}; there are "
+            f"{', '.join(shipped.shipped())}. A rule on a server is named by its URI, or by an "
+            f"alias with its word, as {name}:stable"
+        )
+    return shipped.document(name, typical_of(name, line.pods))
+
+
+def _name(policy: Mapping[str, Any]) -> str:
+    return str(
+        policy.get("shipped") or policy.get("policy_rule_uri") or policy.get("name") or "a rule"
+    )
+
+
+def _gpu_milli(ask: Ask) -> int:
+    demand = ask.demand
+    return 0 if demand is None else demand.nodes * demand.gpus * demand.gpu_milli
+
+
+def _sample(
+    fleet: Fleet, typical: Sequence[Mapping[str, Any]], at: float, demanded: int
+) -> plots.PlotSample:
+    total, free = int(fleet.gpu_total.sum()), int(fleet.gpu_free.sum())
+    share = 100 / total if total else 0.0
+    return plots.PlotSample(
+        at_seconds=at,
+        demanded_percent=round(share * demanded, DIGITS),
+        allocation_percent=round(share * (total - free), DIGITS),
+        fragmentation_percent=round(share * fragmented_milli(fleet, typical), DIGITS),
+    )
+
+
+def fragmented_milli(fleet: Fleet, typical: Sequence[Mapping[str, Any]]) -> float:
+    """Return the free GPU milli that a typical request cannot use, on the average over them.
+
+    The measure of "Beware of Fragmentation" (USENIX ATC'23): of a node that a request does not fit
+    on, all that is free is fragmented; of one that it does, the GPUs that are too small for it.
+
+    Args:
+        fleet: As it is now.
+        typical: Classes of requests: `cpu_milli`, `gpus`, `gpu_milli`, `models`, `weight`.
+
+    """
+    free, weights, lost = int(fleet.gpu_free.sum()), 0, 0
+    for kind in typical:
+        demand = Demand(
+            gpus=kind["gpus"],
+            gpu_milli=kind["gpu_milli"],
+            models=tuple(kind["models"]),
+            cpu_milli=kind["cpu_milli"],
+        )
+        usable = 0
+        if demand.gpus:
+            rows = fleet.feasible(demand)
+            usable = int((fleet.gpu_free * fleet.fitting_gpus(demand))[rows].sum())
+        weights += kind["weight"]
+        lost += kind["weight"] * (free - usable)
+    return lost / weights if weights else 0.0
+
+
+def _sum_up(run: BacktestRun, decisions: Sequence[tuple[float, Decision]]) -> None:
+    refusals: Counter[str] = Counter()
+    waits: list[float] = []
+    for at, decision in decisions:
+        run.asked += 1
+        match decision.answer:
+            case LeaseNews(lease):
+                waits.append(lease.granted_at - at)
+            case Refusal(code=code):
+                refusals[code.value] += 1
+            case _:
+                refusals["no_lease"] += 1
+    run.granted = len(waits)
+    run.waited = sum(wait > 0 for wait in waits)
+    run.waited_seconds_mean = round(sum(waits) / len(waits), DIGITS) if waits else 0.0
+    run.refusals = dict(sorted(refusals.items()))
+    if run.samples:
+        run.allocation_percent = run.samples[-1].allocation_percent
+        run.fragmentation_percent = run.samples[-1].fragmentation_percent
+        mean = sum(sample.allocation_percent for sample in run.samples) / len(run.samples)
+        run.allocation_percent_mean = round(mean, DIGITS)
+
+
+def _outcome(answer: Response | None) -> tuple[str, Placement]:
+    match answer:
+        case LeaseNews(lease):
+            return "granted", lease.placement
+        case Refusal(code=code):
+            return code.value, ()
+        case _:
+            return "no_lease", ()
+
+
+def _differing(
+    base: str,
+    first: Mapping[str, tuple[str, Placement]],
+    name: str,
+    second: Mapping[str, tuple[str, Placement]],
+) -> dict[str, Any]:
+    """Return the asks that two policies decided differently."""
+    names = [request for request in first if first[request] != second[request]]
+    granted = [request for request in names if "granted" in (first[request][0], second[request][0])]
+    return {
+        "rules": [base, name],
+        "asks": len(names),
+        "placed_elsewhere": sum(first[r][0] == second[r][0] == "granted" for r in names),
+        "granted_by_first_only": sum(second[r][0] != "granted" == first[r][0] for r in granted),
+        "granted_by_second_only": sum(first[r][0] != "granted" == second[r][0] for r in granted),
+        "first_of_them": [
+            {"ask": request, base: _place(first[request]), name: _place(second[request])}
+            for request in names[:DIFFERING_SHOWN]
+        ],
+    }
+
+
+def _place(outcome: tuple[str, Placement]) -> str:
+    code, placement = outcome
+    where = (f"{share.cluster_id}/{share.node_id} {','.join(share.gpus)}" for share in placement)
+    return "; ".join(where) or code
+
+
+def _description(run: BacktestRun) -> dict[str, Any]:
+    return {
+        "rule": run.name,
+        "asked": run.asked,
+        "granted": run.granted,
+        "allocation_percent": run.allocation_percent,
+        "allocation_percent_mean": run.allocation_percent_mean,
+        "fragmentation_percent": run.fragmentation_percent,
+        "waited": run.waited,
+        "waited_seconds_mean": run.waited_seconds_mean,
+        "refusals": run.refusals,
+        "samples": [
+            [s.at_seconds, s.demanded_percent, s.allocation_percent, s.fragmentation_percent]
+            for s in run.samples
+        ],
+    }

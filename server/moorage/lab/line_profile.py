@@ -1,0 +1,95 @@
+"""Times every line of a policy, from inside its own cell.
+
+`policy_test` sends its text into the jail as the entry of a policy whose
+own entry is then called `rule_under_test`: it evaluates that with a trace, and tells by
+`management` what the lines took. Time inside libraries counts for the line that called them.
+"""
+
+import importlib
+import linecache
+import sys
+import time
+from types import FrameType
+from typing import Any, Final
+
+ROOT: Final = "/policy/"
+OURS: Final = ROOT + "function.py"
+BUDGET_SECONDS: Final = 1.0
+"""Of one evaluation, after which it is ended: where it was until then is what is asked."""
+LINES_MAX: Final = 40
+
+
+class _BudgetSpentError(BaseException):
+    """Ends an evaluation from within its trace."""
+
+
+class AIOSv1PolicyRule:
+    """The policy under test, line by line."""
+
+    def __init__(self, rule_id: str, settings: dict[str, Any], parameters: dict[str, Any]) -> None:
+        subject = importlib.import_module("rule_under_test")  # It is there, in the cell.
+        self._policy: Any = subject.AIOSv1PolicyRule(rule_id, settings, parameters)
+        self._lines: dict[tuple[str, int], list[float]] = {}
+        self._here: tuple[str, int] | None = None
+        self._since = self._end = 0.0
+        self._evaluations = 0
+
+    def eval(self, parameters: dict[str, Any], input_data: Any, context: dict[str, Any]) -> Any:
+        """Evaluate the policy under test and return what it returns."""
+        self._evaluations += 1
+        self._since = time.perf_counter()
+        self._end = self._since + BUDGET_SECONDS
+        sys.settrace(self._called)
+        try:
+            return self._policy.eval(parameters, input_data, context)
+        except _BudgetSpentError:
+            return {"declined": "the profiler ended it"}
+        finally:
+            sys.settrace(None)
+            self._move(None)
+
+    def management(self, action: str, data: Any) -> dict[str, Any]:
+        """Return the lines that took longest, longest first."""
+        del action, data
+        lines = sorted(self._lines.items(), key=lambda item: -item[1][1])[:LINES_MAX]
+        return {
+            "evaluations": self._evaluations,
+            "seconds": sum(seconds for _, seconds in self._lines.values()),
+            "lines": [
+                {
+                    "file": file.removeprefix(ROOT).replace("rule_under_test.py", "function.py"),
+                    "line": line,
+                    "hits": int(hits),
+                    "seconds": seconds,
+                    "text": linecache.getline(file, line).rstrip(),
+                }
+                for (file, line), (hits, seconds) in lines
+            ],
+        }
+
+    def _called(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del event, argument
+        file = frame.f_code.co_filename
+        return self._stepped if file.startswith(ROOT) and file != OURS else None
+
+    def _stepped(self, frame: FrameType, event: str, argument: Any) -> Any:
+        del argument
+        if event == "line":
+            self._move((frame.f_code.co_filename, frame.f_lineno))
+        elif event == "return":
+            back = frame.f_back
+            caller = None if back is None else (back.f_code.co_filename, back.f_lineno)
+            if caller is not None and caller[0].startswith(ROOT) and caller[0] != OURS:
+                self._move(caller, hits=0)
+        return self._stepped
+
+    def _move(self, place: tuple[str, int] | None, hits: int = 1) -> None:
+        """Charge the time since the last step to the line that it was taken from."""
+        now = time.perf_counter()
+        if self._here is not None:
+            self._lines[self._here][1] += now - self._since
+        if place is not None:
+            self._lines.setdefault(place, [0.0, 0.0])[0] += hits
+            if now > self._end:
+                raise _BudgetSpentError
+        self._here, self._since = place, time.perf_counter()

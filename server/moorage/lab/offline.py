@@ -1,0 +1,59 @@
+"""What `moorage policy test`, `backtest` and `push` run: JSON on stdin, its outcome on stdout.
+
+The command line is a client and may not import the server's packages; it starts this program
+instead, with its own interpreter. So the jail's processes belong to a program of their own, too.
+
+    python -m moorage.lab.offline test <job.json
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+import uvloop
+
+from moorage.lab import backtest, policy_test
+from moorage.lab.errors import CommandError
+from moorage.lab.trace import TraceError
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.sandbox import SandboxError
+from moorage_policies import catalog as shipped
+
+
+def _test(text: bytes) -> Any:
+    return uvloop.run(
+        policy_test.try_policy(msgspec.json.decode(text, type=policy_test.PolicyTestJob))
+    )
+
+
+def _backtest(text: bytes) -> Any:
+    return uvloop.run(backtest.backtest(msgspec.json.decode(text, type=backtest.BacktestJob)))
+
+
+def _shipped(text: bytes) -> Any:
+    name = msgspec.json.decode(text)["name"]
+    if name not in shipped.shipped():
+        known = ", ".join(shipped.shipped())
+        raise CommandError(f"there is no file and no shipped rule {name!r}; there are {known}")
+    return shipped.document(name)
+
+
+COMMANDS: Final[dict[str, Callable[[bytes], Any]]] = {
+    "test": _test,
+    "backtest": _backtest,
+    "shipped": _shipped,
+}
+
+
+def main() -> None:
+    """Do one job. A job that cannot be done is an outcome too: `{"error": …}`."""
+    try:
+        outcome = COMMANDS[sys.argv[1]](sys.stdin.buffer.read())
+    except (CommandError, TraceError, ServiceError, SandboxError, OSError, ValueError) as error:
+        outcome = {"error": str(error)}
+    sys.stdout.buffer.write(msgspec.json.encode(outcome))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Draws what backtests came to: allocation and fragmentation over the requests, by policy.
+
+matplotlib is an extra (`pip install 'moorage[plots]'`) and is imported only when there is something
+to draw. The same samples give the same bytes: no dates, no random ids in the files.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+from moorage.lab.errors import CommandError
+
+KINDS: Final = (".png", ".svg")
+SECONDS_PER_DAY: Final = 86_400.0
+_METADATA: Final[Mapping[str, dict[str, Any]]] = {
+    ".png": {"Software": None},
+    ".svg": {"Date": None, "Creator": None},
+}
+
+
+class PlotSample(NamedTuple):
+    """One moment. Percentages are of the fleet's GPU milli.
+
+    Args:
+        at_seconds: Time of the timeline.
+        demanded_percent: What had been asked for by then.
+        allocation_percent: What was held.
+        fragmentation_percent: What was free and of no use to typical requests.
+
+    """
+
+    at_seconds: float
+    demanded_percent: float
+    allocation_percent: float
+    fragmentation_percent: float
+
+
+def check(paths: Sequence[Path]) -> None:
+    """See that these files can be drawn.
+
+    Raises:
+        CommandError: One has another ending, lies in no folder, or matplotlib is not installed.
+
+    """
+    for path in paths:
+        if path.suffix not in KINDS:
+            raise CommandError(f"{path}: plots are {' or '.join(KINDS)} files")
+        if not path.absolute().parent.is_dir():
+            raise CommandError(f"{path}: there is no folder {path.absolute().parent}")
+    if paths and find_spec("matplotlib") is None:
+        raise CommandError("plots need matplotlib: pip install 'moorage[plots]'")
+
+
+def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]]) -> None:
+    """Draw to each of the files.
+
+    Args:
+        paths: `check` has seen them.
+        runs: Samples by policy.
+
+    """
+    if not paths:
+        return
+    import matplotlib as mpl  # noqa: PLC0415  # An extra.
+    from matplotlib.figure import Figure  # noqa: PLC0415  # As above.
+
+    mpl.rcParams["svg.hashsalt"] = "moorage"
+    mpl.rcParams["svg.fonttype"] = "none"
+    figure = Figure(figsize=(9.0, 6.5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=True)
+    timed = any(sample.at_seconds for samples in runs.values() for sample in samples)
+    for name, samples in runs.items():
+        across = [s.at_seconds / SECONDS_PER_DAY if timed else s.demanded_percent for s in samples]
+        above.plot(across, [s.allocation_percent for s in samples], label=name, linewidth=1.2)
+        below.plot(across, [s.fragmentation_percent for s in samples], label=name, linewidth=1.2)
+    above.set_ylabel("GPU held, % of the fleet")
+    below.set_ylabel("GPU free but of no use\nto typical requests, %")
+    below.set_xlabel("days" if timed else "GPU demand that had arrived, % of the fleet")
+    for axes in (above, below):
+        axes.grid(visible=True, alpha=0.3)
+        axes.set_ylim(bottom=0)
+    above.legend(loc="lower right", fontsize="small")
+    for path in paths:
+        figure.savefig(path, dpi=120, metadata=dict(_METADATA[path.suffix]))

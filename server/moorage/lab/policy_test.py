@@ -1,0 +1,399 @@
+"""`moorage policy test`: a policy against example requests, in the same jail as on a server.
+
+The policy comes in by the door of uploads; every request goes through the allocator's core, which
+verifies what the policy proposes; everything is done again, in cells that share nothing and hash
+texts in another way, and must come out the same. A policy that passes here passes on a server, also
+on a fresh one: it is asked there where no cluster has metrics, too.
+"""
+
+import asyncio
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.values import PolicyRecord
+from moorage.core.effects import Advice, LeaseNews, Response
+from moorage.core.facts import Refusal
+from moorage.daemon.requests.finder import code_of
+from moorage.lab import examples
+from moorage.lab.errors import CommandError
+from moorage.lab.rehearsal import Document, Rehearsal
+from moorage.model import Ask, Code, RequestId, Tenant
+from moorage.protocol import messages as wire
+from moorage.protocol.errors import BadMessage
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.contract import Mode
+from moorage.sandbox.host.sandbox import Limits, PolicyFault
+
+TENANT: Final = Tenant("author")
+SLOW_SECONDS: Final = 0.01
+"""Policies that take longer are shown where their time goes: a decision should not be felt."""
+PROFILE_FACTOR: Final = 20
+"""A trace at every line costs about this much."""
+PROFILE_REQUESTS: Final = 12
+"""Evaluated with a trace; the built-in ones have one of everything among the first."""
+BARE_REQUESTS: Final = 12
+"""Asked where there are no metrics."""
+TIMEOUTS_MAX: Final = 3
+"""After so many no further request is asked: the policy has shown what it does."""
+VALUE_CHARACTERS_MAX: Final = 300
+"""Of a returned value in a finding."""
+HASH_SEEDS: Final = (1, 2, 3, 4, 5, 6, 7, 8)
+"""Of the hashes of texts, and so of the order of sets: a choice between two of a set comes out
+alike under all of them once in 128 policies, under two of them every other time."""
+QUICK_SECONDS: Final = 1.0
+"""Policies that answer all requests within this are asked under more than two of the seeds, and two
+at
+a time: each answers so fast that it stays far from its deadline, on a busy machine too."""
+_AT_FAULT: Final = frozenset(
+    {
+        Code.BAD_POLICY,
+        Code.POLICY_ERROR,
+        Code.POLICY_TIMEOUT,
+        Code.POLICY_CRASHED,
+        Code.POLICY_MEMORY,
+        Code.POLICY_BAD_OUTPUT,
+        Code.POLICY_UNSOUND,
+    }
+)
+_PROFILER: Final = "line_profile.py"
+_SUBJECT: Final = "rule_under_test.py"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyTestJob:
+    """What to try.
+
+    Args:
+        policy: A PolicyRule document.
+        requests: Messages as clients send them, without the URI; or `{"input_data": …}` for a
+            policy that ranks or places blocks. The built-in ones where none are given.
+        clusters: Cluster documents; the built-in ones where none are given.
+        seed: From which the seed of every request comes.
+        profile: Time its lines even if it is quick.
+        mode: As `moored serve --sandbox`.
+
+    """
+
+    policy: Document
+    requests: list[Document] = field(default_factory=list[Document])
+    clusters: list[Document] = field(default_factory=list[Document])
+    seed: int = 1
+    profile: bool = False
+    mode: Mode = "jail"
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What became of one request."""
+
+    request: Document
+    outcome: str
+    detail: str
+    values: tuple[Any, ...]
+    seconds: float
+
+
+@dataclass(slots=True)
+class PolicyTestReport:
+    """The outcome.
+
+    Attributes:
+        passed: Nothing was found.
+        findings: What is wrong, each with the request it was found by where there is one.
+        notes: What is not wrong, and worth knowing.
+        outcomes: Requests, counted by what became of them.
+        p50_seconds, max_seconds: Of the evaluations, with the way to the cell and back.
+        profile: What the lines took, where that was asked or the policy is slow.
+        printed: What the policy printed and logged lately.
+        hash_seeds: The hash seeds under which it was asked.
+
+    """
+
+    uri: str
+    passed: bool = True
+    findings: list[str] = field(default_factory=list[str])
+    notes: list[str] = field(default_factory=list[str])
+    outcomes: dict[str, int] = field(default_factory=dict[str, int])
+    requests: list[Tried] = field(default_factory=list[Tried])
+    p50_seconds: float = 0.0
+    max_seconds: float = 0.0
+    profile: Any = None
+    printed: str = ""
+    hash_seeds: list[int] = field(default_factory=lambda: [HASH_SEEDS[0]])
+
+    def find(self, finding: str) -> None:
+        """Note what is wrong."""
+        self.passed = False
+        self.findings.append(finding)
+
+
+async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
+    """Try a policy.
+
+    Raises:
+        CommandError: The requests or clusters cannot be read, which says nothing of the policy.
+        JailError: No jail stands here.
+
+    """
+    wanted = job.requests or examples.requests()
+    report = PolicyTestReport(
+        str(job.policy.get("policy_rule_uri") or job.policy.get("name") or "the rule")
+    )
+    async with Rehearsal(job.mode, hash_seed=HASH_SEEDS[0]) as rehearsal:
+        try:
+            record = await rehearsal.upload(job.policy)
+        except ServiceError as error:
+            report.find(error.reason)
+            return report
+        report.uri = record.ref.uri
+        began = time.monotonic()
+        report.requests = await _play(rehearsal, record, job, wanted)
+        seconds = time.monotonic() - began
+        report.printed = rehearsal.output(record.ref.uri, TENANT)
+    stuck = any(tried.outcome == Code.POLICY_TIMEOUT for tried in report.requests)
+    if stuck:
+        _verdict(report, report.requests)
+    else:
+        _verdict(report, await _again(job, report, wanted, seconds))
+        if not job.clusters:  # Of those, none has metrics.
+            await _without_metrics(job, report, wanted[:BARE_REQUESTS])
+    if job.profile or stuck or report.p50_seconds > SLOW_SECONDS:
+        report.profile = await _profile(job, record, wanted)
+    return report
+
+
+async def _again(
+    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[Document], seconds: float
+) -> Sequence[Tried]:
+    """Do it all again under other hash seeds, until something differs, and return the last run.
+
+    Sets have another order there, as they may on a server. The first time took so many seconds.
+    """
+
+    async def under(hash_seed: int) -> list[Tried]:
+        async with Rehearsal(job.mode, hash_seed=hash_seed) as rehearsal:
+            try:
+                record = await rehearsal.upload(job.policy)
+            except ServiceError as error:
+                report.find(f"under hash seed {hash_seed}, and not under all: {error.reason}")
+                return report.requests
+            return await _play(rehearsal, record, job, wanted)
+
+    second, *more = HASH_SEEDS[1:]
+    report.hash_seeds.append(second)
+    again = await under(second)
+    faulty = any(tried.outcome in _AT_FAULT for tried in report.requests)
+    if faulty or seconds > QUICK_SECONDS:
+        return again
+    for start in range(0, len(more), 2):
+        if not report.passed or _differing(report, again):
+            break
+        pair = more[start : start + 2]
+        runs = await asyncio.gather(*map(under, pair))
+        for hash_seed, again in zip(pair, runs, strict=True):
+            report.hash_seeds.append(hash_seed)
+            if _differing(report, again):
+                break
+    return again
+
+
+async def _without_metrics(
+    job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[Document]
+) -> None:
+    """Ask where no cluster has metrics, as on every server until somebody posts some."""
+    known = {_fault(tried) for tried in report.requests}
+    async with Rehearsal(job.mode, hash_seed=HASH_SEEDS[0]) as rehearsal:
+        record = await rehearsal.upload(job.policy)
+        played = await _play(rehearsal, record, job, wanted, metrics=False)
+    faults = [each for each in enumerate(played) if _fault(each[1]) not in {*known, ""}]
+    if faults:
+        number, tried = faults[0]
+        report.find(
+            f"request {number}, where no cluster has metrics: {_fault(tried)}{_likewise(faults)}."
+            " There `cluster_metrics` is None, and `get_cluster` raises"
+        )
+
+
+def _fault(tried: Tried) -> str:
+    return f"{tried.outcome}: {tried.detail}" if tried.outcome in _AT_FAULT else ""
+
+
+def _likewise(numbers: Sequence[Any]) -> str:
+    return f" ({len(numbers) - 1} more requests likewise)" if len(numbers) > 1 else ""
+
+
+async def _play(
+    rehearsal: Rehearsal,
+    record: PolicyRecord,
+    job: PolicyTestJob,
+    wanted: Sequence[Document],
+    *,
+    metrics: bool = True,
+) -> list[Tried]:
+    measured = {each["clusterId"]: each for each in examples.metrics()} if metrics else {}
+    try:
+        if job.clusters:
+            for document in job.clusters:
+                await rehearsal.add_cluster(document)
+        else:
+            for document in examples.clusters():
+                await rehearsal.add_cluster(document, measured.get(document["id"]))
+    except ServiceError as error:
+        raise CommandError(f"a cluster document is not one: {error.reason}") from error
+    # Loading the policy is not part of the first evaluation's time.
+    await rehearsal.ask(_ask(record, {"inputs": {}, "dry_run": True}, -1, job.seed))
+    tried: list[Tried] = []
+    for number, request in enumerate(wanted):
+        tried.append(await _one(rehearsal, record, number, request, job.seed))
+        if sum(each.outcome == Code.POLICY_TIMEOUT for each in tried) >= TIMEOUTS_MAX:
+            break
+    return tried
+
+
+async def _one(
+    rehearsal: Rehearsal, record: PolicyRecord, number: int, request: Document, seed: int
+) -> Tried:
+    if "input_data" in request:
+        try:
+            value = await rehearsal.evaluate(record.ref.uri, TENANT, request["input_data"])
+        except PolicyFault as fault:
+            code = fault.refusal.code
+            outcome = "not asked" if code is Code.BAD_MESSAGE else code.value
+            return Tried(request, outcome, fault.refusal.reason, (), 0.0)
+        return Tried(request, "answered", "", (value,), 0.0)
+    try:
+        decision = await rehearsal.ask(_ask(record, request, number, seed))
+    except ServiceError as error:
+        return Tried(request, "not asked", error.reason, (), 0.0)
+    outcome, detail = _outcome(decision.answer)
+    return Tried(request, outcome, detail, decision.values, decision.seconds)
+
+
+def _ask(record: PolicyRecord, request: Document, number: int, seed: int) -> Ask:
+    """Return the ask that a server would make of a client's message.
+
+    Raises:
+        ServiceError: The policy's schemas do not allow its inputs or overrides.
+        CommandError: It is no message.
+
+    """
+    body = {"inputs": {}, **request, "policy_rule_uri": record.ref.uri}
+    try:
+        message = wire.decode_allocation(msgspec.json.encode(body))
+    except BadMessage as error:
+        raise CommandError(f"request {number}: {error.reason}") from error
+    if message.filter is not None or message.search is not None:
+        raise CommandError(f"request {number}: name `clusters`; filters and searches need a server")
+    inputs = message.inputs
+    parameters: Mapping[str, Any] = message.parameters or {}
+    settings: Mapping[str, Any] = message.settings or {}
+    if record.schemas is not None and number >= 0:
+        inputs = record.schemas.given(inputs)
+        parameters, settings = record.schemas.overrides(parameters, settings)
+    return Ask(
+        id=RequestId(f"request-{number}"),
+        tenant=TENANT,
+        policy=record.ref,
+        candidates=message.candidates(),
+        demand=message.demand(),
+        terms=message.terms(),
+        inputs=inputs,
+        parameters=parameters,
+        settings=settings,
+        seed=(seed << 32) + number + 1,
+        explain=message.explain,
+        dry_run=message.dry_run,
+    )
+
+
+def _outcome(answer: Response | None) -> tuple[str, str]:
+    match answer:
+        case LeaseNews(lease):
+            shares = (
+                f"{share.cluster_id}/{share.node_id} {','.join(share.gpus)}"
+                for share in lease.placement
+            )
+            return "granted", "; ".join(shares)
+        case Advice(data):
+            return "advice", _short(data)
+        case Refusal(code=code, reason=reason, details=details):
+            said = _short(details["data"]) if "data" in details else reason
+            return code.value, said
+        case _:
+            return "waiting", ""
+
+
+def _differing(report: PolicyTestReport, again: Sequence[Tried]) -> list[tuple[int, Tried, Tried]]:
+    """Return the requests that came out in another way; a run may have ended before the other."""
+    return [
+        (number, first, second)
+        for number, (first, second) in enumerate(zip(report.requests, again, strict=False))
+        if first.values != second.values and first.outcome not in _AT_FAULT
+    ]
+
+
+def _verdict(report: PolicyTestReport, again: Sequence[Tried]) -> None:
+    """Look at the first run and the last, and note what is wrong."""
+    report.outcomes = dict(Counter(tried.outcome for tried in report.requests).most_common())
+    faults: dict[str, list[int]] = {}
+    for number, tried in enumerate(report.requests):
+        if fault := _fault(tried):
+            faults.setdefault(fault, []).append(number)
+    for fault, numbers in faults.items():
+        report.find(f"request {numbers[0]}: {fault}{_likewise(numbers)}")
+    differing = _differing(report, again)
+    if differing:
+        number, first, second = differing[0]
+        report.find(
+            f"request {number}: the same request, fleet and seed gave {_short(first.values)} once "
+            f"and {_short(second.values)} another time ({len(differing)} such requests; hash seeds "
+            f"{report.hash_seeds[0]} and {report.hash_seeds[-1]}). "
+            'Draw from input_data["seed"] alone, and sort what comes out of a set'
+        )
+    asked = [tried for tried in report.requests if tried.outcome != "not asked"]
+    if not asked:
+        report.find(f"no request could be asked: {report.requests[0].detail}. Give --requests")
+    elif len(asked) < len(report.requests):
+        left = len(report.requests) - len(asked)
+        report.notes.append(f"{left} requests do not keep to its schemas and were not asked")
+    declined = report.outcomes.get(Code.POLICY_DECLINED.value, 0)
+    if declined:
+        report.notes.append(f"it declined {declined} requests that would have fitted")
+    taken = [tried.seconds for tried in asked if tried.seconds]
+    if taken:
+        report.p50_seconds, report.max_seconds = statistics.median(taken), max(taken)
+    if report.p50_seconds > SLOW_SECONDS:
+        report.notes.append(
+            f"it is slow: half of its evaluations take longer than {1e3 * SLOW_SECONDS:g} ms, and "
+            "a server lets such rules run only when nobody else wants to"
+        )
+
+
+async def _profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]) -> Any:
+    """Evaluate once more with every line timed; None where the policy did not let that happen."""
+    source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
+    code = code_of(record)
+    files = {**code.files, "function.py": source, _SUBJECT: code.files["function.py"]}
+    traced = replace(code, files=files, ref=replace(code.ref, digest=f"{code.ref.digest} traced"))
+    base = Limits()
+    limits = replace(base, evaluation_seconds=base.evaluation_seconds * PROFILE_FACTOR)
+    async with Rehearsal(job.mode, limits) as rehearsal:
+        await rehearsal.upload(job.policy)
+        rehearsal.use(traced)
+        await _play(rehearsal, record, job, wanted[:PROFILE_REQUESTS])
+        try:
+            return await rehearsal.manage(record.ref.uri, TENANT, "profile")
+        except PolicyFault:
+            return None
+
+
+def _short(value: Any) -> str:
+    text = msgspec.json.encode(value).decode()
+    return text if len(text) <= VALUE_CHARACTERS_MAX else f"{text[:VALUE_CHARACTERS_MAX]}…"

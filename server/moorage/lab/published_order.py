@@ -1,0 +1,187 @@
+"""The orders in which the published runs saw requests and nodes, draw for draw.
+
+The figures of "Beware of Fragmentation" (USENIX ATC'23) are means of ten runs, and a single run of
+a policy that fills nodes in their order scatters by half a point: ten other orders give a mean that
+may be half a point away. So policies are compared on the orders that were published. The paper's
+simulator is a Go program, and its draws are those of Go's `math/rand`.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from moorage.lab.trace import TraceNode, TracePod
+
+__all__ = ["GoRandom", "published_order"]
+
+_LENGTH: Final = 607
+_TAP: Final = 273
+_WARM_UP: Final = 7_800_000_000_000
+"""Steps of the generator, begun from seed 1, to the state that every other seed is mixed into."""
+_MERSENNE: Final = (1 << 31) - 1
+_MASK: Final = (1 << 64) - 1
+_MULTIPLIER: Final = 48_271
+_DEFAULT_SEED: Final = 89_482_311
+"""In the place of 0, of which no multiple is anything else."""
+_THROWN_AWAY: Final = 20
+_DRAWS_OF_WATCHES: Final = 10
+"""The simulator's ten watches of its API draw one timeout each, before the nodes are numbered."""
+
+
+class GoRandom:
+    """The generator behind `rand.New(rand.NewSource(seed))` of Go, with the methods needed here.
+
+    An additive lagged Fibonacci generator of Mitchell and Reeds: each draw is the sum, modulo
+    2**64, of those 273 and 607 draws before (Knuth, TAOCP vol. 2, 3.2.2).
+
+    Args:
+        seed: As Go takes it: 64 bits, signed.
+
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._state = [a ^ b for a, b in zip(_cooked(), _seeded(seed, shift=20), strict=True)]
+        self._tap, self._feed = 0, _LENGTH - _TAP
+
+    def int63(self) -> int:
+        """Return an integer below 2**63."""
+        self._tap, self._feed = (self._tap - 1) % _LENGTH, (self._feed - 1) % _LENGTH
+        drawn = (self._state[self._feed] + self._state[self._tap]) & _MASK
+        self._state[self._feed] = drawn
+        return drawn & (_MASK >> 1)
+
+    def intn(self, bound: int) -> int:
+        """Return an integer below `bound`, which is at most 2**31 - 1."""
+        if bound & (bound - 1) == 0:
+            return (self.int63() >> 32) & (bound - 1)
+        highest = _MERSENNE - (1 << 31) % bound
+        while (drawn := self.int63() >> 32) > highest:
+            pass
+        return drawn % bound
+
+    def shuffle(self, items: list[Any]) -> None:
+        """Shuffle in place, as `rand.Shuffle` does: Fisher and Yates, from the end."""
+        for last in range(len(items) - 1, 0, -1):
+            chosen = self._below(last + 1)
+            items[last], items[chosen] = items[chosen], items[last]
+
+    def permutation(self, length: int) -> list[int]:
+        """Return the numbers below `length` in random order, as `rand.Perm` does."""
+        numbers = [0] * length
+        for place in range(length):
+            chosen = self.intn(place + 1)
+            numbers[place] = numbers[chosen]
+            numbers[chosen] = place
+        return numbers
+
+    def _below(self, bound: int) -> int:
+        """Return an integer below `bound`, as `rand.Shuffle` draws it (Lemire, 2019)."""
+        product = (self.int63() >> 31) * bound
+        if product & 0xFFFFFFFF < bound:
+            threshold = (1 << 32) % bound
+            while product & 0xFFFFFFFF < threshold:
+                product = (self.int63() >> 31) * bound
+        return product >> 32
+
+
+def published_order(
+    pods: Sequence[TracePod],
+    nodes: Sequence[TraceNode],
+    capacity_milli: int,
+    arrive: float,
+    seed: int,
+) -> tuple[list[TracePod], dict[str, str]]:
+    """Return the requests in the order of a published run, and its names of the nodes.
+
+    As `lab.trace.arrivals` and `lab.trace.permuted_names`, in the order of the simulator's draws.
+    Its
+    watches draw in threads of their own: that there are ten before the nodes are numbered is what
+    reproduces the published means (of 30, all within 0.1 points but those of `random`), not what
+    it promises.
+
+    Args:
+        pods: The trace.
+        nodes: The cluster.
+        capacity_milli: GPU milli of all nodes together.
+        arrive: GPU demand to reach, as a multiple of the capacity.
+        seed: Of the run: 42 to 51 were published.
+
+    """
+    draws = GoRandom(seed)
+    draws.int63()  # It logs the first.
+    trace = sorted(pods, key=lambda pod: pod.name)
+    order = trace.copy()
+    draws.shuffle(order)
+    limit = arrive * capacity_milli
+    total = sum(pod.demand_milli for pod in order)
+    if total > limit:
+        while total > limit:
+            total -= order.pop(draws.intn(len(order))).demand_milli
+    elif total:
+        while True:
+            pod = trace[draws.intn(len(trace))]
+            if total + pod.gpu_milli > limit:  # Of one GPU, also where it asks for several.
+                break
+            total += pod.demand_milli
+            order.append(pod)
+    for _ in range(_DRAWS_OF_WATCHES):
+        draws.int63()
+    names = sorted(node.name for node in nodes)
+    ranks = draws.permutation(len(names))
+    return order, {name: f"{rank:04d}-{name}" for name, rank in zip(names, ranks, strict=True)}
+
+
+def _seeded(seed: int, shift: int) -> list[int]:
+    """Return a state from a linear congruential generator: three of its draws to a place."""
+    value = seed % _MERSENNE or _DEFAULT_SEED
+    drawn: list[int] = []
+    for _ in range(_THROWN_AWAY + 3 * _LENGTH):
+        value = value * _MULTIPLIER % _MERSENNE
+        drawn.append(value)
+    return [
+        first << 2 * shift ^ second << shift ^ third
+        for first, second, third in zip(*[iter(drawn[_THROWN_AWAY:])] * 3, strict=True)
+    ]
+
+
+@cache
+def _cooked() -> list[int]:
+    """Return the state after `_WARM_UP` steps from seed 1, by a jump: Go lists the 607 numbers.
+
+    Draw n is the sum of draws n - 273 and n - 607, so x**n modulo x**607 - x**334 - 1 says how
+    607 draws in a row make up the one n after their first (Haramoto et al., 2008).
+    """
+    filled = _seeded(1, shift=10)
+    # Draw n lies in place 334 - n, modulo 607; those up to 0 are what the state begins with.
+    draws = [filled[(_LENGTH - _TAP - number) % _LENGTH] for number in range(1 - _LENGTH, 1)]
+    for _ in range(_LENGTH - 1):
+        draws.append((draws[-_LENGTH] + draws[-_TAP]) & _MASK)
+    power, known = _power_of_x(_WARM_UP), np.array(draws, np.uint64)
+    state = [0] * _LENGTH
+    for number in range(_LENGTH):
+        place = (_LENGTH - _TAP - (_WARM_UP + 1 - _LENGTH + number)) % _LENGTH
+        state[place] = int((power * known[number : number + _LENGTH]).sum())
+    return state
+
+
+def _power_of_x(exponent: int) -> NDArray[np.uint64]:
+    """Return x**exponent modulo x**607 - x**334 - 1, coefficients modulo 2**64, lowest first."""
+    result = np.zeros(_LENGTH, np.uint64)
+    result[0] = 1
+    for bit in f"{exponent:b}":
+        result = _reduced(np.convolve(result, result))
+        if bit == "1":
+            result = _reduced(np.concatenate([np.zeros(1, np.uint64), result]))
+    return result
+
+
+def _reduced(polynomial: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    rest = polynomial.copy()
+    for degree in range(len(rest) - 1, _LENGTH - 1, -1):
+        top = rest[degree : degree + 1]  # A slice: numpy warns of scalars that wrap around.
+        rest[degree - _LENGTH : degree - _LENGTH + 1] += top
+        rest[degree - _TAP : degree - _TAP + 1] += top
+    return rest[:_LENGTH]

@@ -1,0 +1,229 @@
+"""The parts of a daemon that decide, joined without socket, ledger and clock.
+
+The catalog takes in clusters and policies, jailed cells evaluate the policies, and the allocator's
+core verifies and grants, each as in the daemon. Time is what the caller says, and consultations are
+answered in the order of their numbers; so the same input gives the same decisions. What can still
+differ is what a policy does with its own clock or dice, and a deadline that it misses.
+
+`policy_test` asks examples of one policy, `backtest` a trace of several.
+"""
+
+import asyncio
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final, Self
+
+from moorage.catalog.documents.clusters import read_cluster_document
+from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.catalog.values import PolicyRecord
+from moorage.core.allocator import Allocator
+from moorage.core.effects import Address, Consult, Forget, Respond, Response
+from moorage.core.events import (
+    Asked,
+    ClusterSeen,
+    ConsultFailed,
+    Event,
+    Proposed,
+    ReleaseAsked,
+    Tick,
+)
+from moorage.core.facts import Granted
+from moorage.core.turn import Turn
+from moorage.daemon.publishing.vetting import vet
+from moorage.daemon.requests.finder import code_of
+from moorage.daemon.requests.services import PolicyServices
+from moorage.model import Ask, Lease, RequestId, SessionId, Tenant
+from moorage.sandbox.host.contract import Mode
+from moorage.sandbox.host.sandbox import Limits, PolicyCode, Sandbox
+
+Document = dict[str, Any]
+
+SESSION: Final = SessionId("rehearsal")
+
+
+@dataclass(slots=True)
+class Decision:
+    """What became of one ask.
+
+    Args:
+        ask: As it was put.
+        answer: What its client would have been told; None while it waits in the queue.
+        values: What the policy returned, consultation by consultation.
+        seconds: How long the longest of them took, from the consultation to its delivery.
+
+    """
+
+    ask: Ask
+    answer: Response | None = None
+    values: tuple[Any, ...] = ()
+    seconds: float = 0.0
+
+
+class Rehearsal:
+    """One site, from empty.
+
+    Args:
+        mode: `jail`, or `unsafe` where a site runs its policies so.
+        limits: Of one evaluation and its cell. A policy has one cell here, since two of them
+            would answer in the order of their luck, and never rests.
+        hash_seed: Of the cells' hashes of texts, so that the order of a set can be repeated too.
+
+    Attributes:
+        allocator: The core. Its state may be read.
+        now: Seconds since the epoch, as far as the core is concerned.
+        decisions: By request.
+
+    """
+
+    def __init__(
+        self, mode: Mode = "jail", limits: Limits | None = None, hash_seed: int = 1
+    ) -> None:
+        self.allocator = Allocator()
+        self.now = 0.0
+        self.decisions: dict[RequestId, Decision] = {}
+        self._mode: Mode = mode
+        self._limits = replace(
+            limits or Limits(), cells_per_policy_max=1, circuit_overruns=0, hash_seed=hash_seed
+        )
+        self._codes: dict[str, PolicyCode] = {}
+        self._asked: dict[int, float] = {}
+        self._answered: dict[int, Proposed | ConsultFailed] = {}
+        self._news = asyncio.Event()
+        self._numbers: dict[int, RequestId] = {}
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-"))
+            self._catalog = await EmbeddedCatalog.open(Path(folder) / "catalog.db", lambda _: None)
+            stack.push_async_callback(self._catalog.close)
+            self._sandbox = Sandbox(
+                fleet=self.allocator.state.fleet,
+                services=PolicyServices(self._catalog),
+                deliver=self._deliver,
+                limits=self._limits,
+                mode=self._mode,
+            )
+            stack.push_async_callback(self._sandbox.close)
+            await self._sandbox.start()
+            self._open = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._open.aclose()
+
+    async def upload(self, document: Document) -> PolicyRecord:
+        """Take in a policy as `POST /policy` would.
+
+        Raises:
+            ServiceError: What is wrong with it.
+
+        """
+        record = await self._catalog.register_policy(
+            await vet(self._catalog, self._sandbox, document, "rehearsal"), "rehearsal"
+        )
+        self._codes[record.ref.uri] = code_of(record)
+        return record
+
+    async def add_cluster(self, document: Document, metrics: Document | None = None) -> None:
+        """Take in a cluster as `POST /clusters` would, and its metrics if there are any.
+
+        Raises:
+            ServiceError: What is wrong with it.
+
+        """
+        await self._catalog.create_cluster(document)
+        if metrics is not None:
+            await self._catalog.put_metrics(metrics)
+        registered = read_cluster_document(document)
+        await self.step(ClusterSeen(registered.cluster))
+
+    async def ask(self, ask: Ask) -> Decision:
+        """Put an ask, and see to everything that follows from it."""
+        decision = self.decisions[ask.id] = Decision(ask)
+        number = len(self.decisions)
+        self._numbers[number] = ask.id
+        await self.step(Asked(Address(SESSION, number), ask))
+        return decision
+
+    async def release(self, lease: Lease) -> None:
+        """End a lease, and see to everything that follows from it."""
+        await self.step(ReleaseAsked(Address(SESSION, 0), lease.id, lease.token_digest))
+
+    async def pass_to(self, now: float) -> None:
+        """Let time pass: leases run out and waiters give up at their own moments until then."""
+        while (due := self.allocator.next_deadline()) is not None and due <= now:
+            self.now = max(self.now, due)
+            await self.step(Tick())
+        self.now = max(self.now, now)
+
+    def use(self, code: PolicyCode) -> None:
+        """Evaluate this in the place of the policy that was uploaded under its URI."""
+        self._codes[code.ref.uri] = code
+
+    async def evaluate(self, uri: str, tenant: Tenant, input_data: Any) -> Any:
+        """Evaluate a policy on plain input, as rankings and blocks do.
+
+        Raises:
+            PolicyFault: It failed.
+
+        """
+        code = self._codes[uri]
+        return await self._sandbox.evaluate(code, tenant, input_data, parameters={}, settings={})
+
+    async def manage(self, uri: str, tenant: Tenant, action: str) -> Any:
+        """Run a policy's `management`.
+
+        Raises:
+            PolicyFault: It failed.
+
+        """
+        return await self._sandbox.manage(self._codes[uri], tenant, action, None)
+
+    def output(self, uri: str, tenant: Tenant) -> str:
+        """Return what a policy printed and logged lately."""
+        return "".join(self._sandbox.output(self._codes[uri].ref, tenant).values())
+
+    async def step(self, event: Event) -> None:
+        """Step the core, and answer its consultations until it has no more."""
+        self._carry_out(event, self.allocator.step(event, self.now))
+        while self._asked:
+            number = min(self._asked)
+            while number not in self._answered:
+                self._news.clear()
+                await self._news.wait()
+            answer = self._answered.pop(number)
+            if self._asked.pop(number, None) is not None:
+                self._carry_out(answer, self.allocator.step(answer, self.now))
+
+    def _carry_out(self, event: Event, turn: Turn) -> None:
+        if isinstance(event, Proposed | ConsultFailed):
+            granted = any(
+                isinstance(fact, Granted) and fact.lease.id == event.request for fact in turn.facts
+            )
+            self._sandbox.settle(event.request, granted)
+        for effect in turn.effects:
+            match effect:
+                case Consult(ask, number):
+                    self._asked[number] = time.perf_counter()
+                    self._sandbox.consult(effect, self._codes[ask.policy.uri])
+                case Forget(request, number):
+                    self._asked.pop(number, None)
+                    self._sandbox.forget(request, number)
+                case Respond(to, answer) if to.number in self._numbers:
+                    self.decisions[self._numbers.pop(to.number)].answer = answer
+                case _:
+                    pass  # Nothing runs on what is granted here.
+
+    def _deliver(self, event: Proposed | ConsultFailed) -> None:
+        decision = self.decisions[event.request]
+        started = self._asked.get(event.consultation)
+        if started is not None:
+            decision.seconds = max(decision.seconds, time.perf_counter() - started)
+        if isinstance(event, Proposed):
+            decision.values = (*decision.values, event.value)
+        self._answered[event.consultation] = event
+        self._news.set()

@@ -1,0 +1,282 @@
+"""What a backtest replays: clusters and asks in the order of their time, from a trace or a ledger.
+
+A trace of the openb kind is replayed either in the published packing protocol (random order, no
+departures, demand beyond the capacity) or by the times that it has itself.
+
+A ledger holds facts, not requests, so this is what can be known of the asks behind them. Those that
+waited are there as they were asked. Those that were granted at once are known by what they were
+granted: how much, on how many nodes, for how long; their models, memory per GPU, topology, inputs
+and candidates are not. Those that were refused at once, and advice, left nothing.
+"""
+
+import asyncio
+import hashlib
+import sqlite3
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.catalog.documents.clusters import read_cluster_document
+from moorage.core.events import ClusterGone, ClusterSeen, Event
+from moorage.core.facts import ClusterRemoved, ClusterSet, Ended, Granted, Queued
+from moorage.lab import trace
+from moorage.lab.errors import CommandError
+from moorage.ledger.base import LedgerEntry, LedgerError
+from moorage.ledger.inspection import copy_ledger
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import Ask, Demand, Lease, LeaseTerms, PolicyRef, RequestId, Tenant
+
+FOR_EVER_SECONDS: Final = 1e9
+"""How long something is held that nobody was seen to let go."""
+LEDGER_FILE: Final = "ledger.db"
+LIMITS_OF_A_LEDGER: Final = (
+    "asks granted at once are known by what they were granted: models, memory per GPU, topology, "
+    "inputs and candidates are not in the ledger; asks refused at once are not there at all"
+)
+PRUNED: Final = (
+    "the ledger's older history was pruned: the clusters it began with are those of its last "
+    "checkpoint, and leases that were granted before are not held"
+)
+_NO_POLICY: Final = PolicyRef("", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """What happened from outside, oldest first.
+
+    Args:
+        source: Where it is from, in words and digests of the files.
+        inventory: Changes of the fleet, with their times.
+        asks: With their times. Their policy is filled in by who replays them; their lease ends
+            by itself when it ended then.
+        pods: What was asked for, for policies that are told of it and for the fragmentation.
+        documents: Cluster documents, where they are known.
+        notes: What of it could not be known.
+
+    """
+
+    source: dict[str, Any]
+    inventory: list[tuple[float, Event]]
+    asks: list[tuple[float, Ask]]
+    pods: Sequence[trace.TracePod]
+    documents: tuple[dict[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def of_trace(
+    nodes: Path,
+    pods: Path,
+    *,
+    arrive: float,
+    seed: int,
+    limit: int | None,
+    timed: bool,
+    wait_seconds: float,
+) -> Timeline:
+    """Return the timeline of a trace.
+
+    Args:
+        nodes: Node file.
+        pods: Request file; with `timed` it also has `creation_time` and `deletion_time`.
+        arrive: GPU demand as a multiple of the capacity, in the packing protocol.
+        seed: Of the order of nodes and requests, and of what policies draw.
+        limit: Requests at most.
+        timed: By the trace's own times, each request once.
+        wait_seconds: How long each may wait.
+
+    Raises:
+        TraceError: A file cannot be read as a trace.
+        OSError: A file cannot be opened.
+
+    """
+    machines, wanted = trace.read_nodes(nodes), trace.read_pods(pods)
+    capacity = trace.capacity_milli(machines)
+    if not wanted or not capacity:
+        raise CommandError("a backtest needs at least one request, and one GPU to give away")
+    asks: list[tuple[float, Ask]] = []
+    if timed:
+        spans = _spans(pods)
+        order = sorted(wanted, key=lambda pod: (spans[pod.name][0], pod.name))[:limit]
+        for number, pod in enumerate(order):
+            at, seconds = spans[pod.name]
+            asks.append((at, _ask(number, pod, seed, seconds, wait_seconds)))
+    else:
+        for number, pod in enumerate(trace.arrivals(wanted, capacity, arrive, seed)[:limit]):
+            asks.append((0.0, _ask(number, pod, seed, FOR_EVER_SECONDS, wait_seconds)))
+    document = trace.cluster_document(machines, names=trace.permuted_names(machines, seed))
+    seen = ClusterSeen(read_cluster_document(document).cluster)
+    source = {
+        "trace": {"nodes": _digest(nodes), "pods": _digest(pods)},
+        "arrive": None if timed else arrive,
+        "seed": seed,
+        "limit": limit,
+        "timed": timed,
+        "wait_seconds": wait_seconds,
+    }
+    return Timeline(source, [(0.0, seen)], asks, wanted, (document,))
+
+
+def _ask(number: int, pod: trace.TracePod, seed: int, seconds: float, wait_seconds: float) -> Ask:
+    return Ask(
+        id=RequestId(f"{number:06d}-{pod.name}"),
+        tenant=Tenant("trace"),
+        policy=_NO_POLICY,
+        demand=Demand(**{**pod.resources(), "models": pod.models}),
+        terms=LeaseTerms(ttl_seconds=seconds, wait_seconds=wait_seconds),
+        inputs={},
+        seed=(seed << 32) + number,
+    )
+
+
+def _spans(pods: Path) -> dict[str, tuple[float, float]]:
+    """Return when each request came, and how long it held what it got."""
+    found: dict[str, tuple[float, float]] = {}
+    with pods.open(encoding="utf-8-sig", newline="") as file:
+        for line in trace.lines(pods, file, ("name", "creation_time", "deletion_time")):
+            created = line.whole("creation_time")
+            ended = line.values.get("deletion_time") or ""
+            began = line.values.get("scheduled_time") or ""
+            last = float(line.whole("deletion_time")) if ended else created + FOR_EVER_SECONDS
+            first = float(line.whole("scheduled_time")) if began else created
+            found[line.text("name")] = float(created), max(last - first, 1.0)
+    return found
+
+
+# Ledgers ---------------------------------------------------------------------------------------
+
+
+async def of_ledger(folder: Path, *, seed: int, limit: int | None) -> Timeline:
+    """Return the timeline of a daemon's own history; the daemon may be running.
+
+    Args:
+        folder: Its data directory.
+        seed: Of what policies draw for asks whose own seed is not known.
+        limit: Asks at most.
+
+    Raises:
+        CommandError: There is no readable ledger, or nothing in it.
+
+    """
+    with tempfile.TemporaryDirectory(prefix="moorage-") as place:
+        copy = Path(place) / LEDGER_FILE
+        await asyncio.to_thread(_copy, folder / LEDGER_FILE, copy)
+        ledger = SqliteLedger(copy)
+        try:
+            recovery = await ledger.open()
+            now = [fact for fact in recovery.facts if isinstance(fact, ClusterSet)]
+            history = [entry async for entry in _entries(ledger)]
+            pruned = await ledger.kept_since() is not None
+        except LedgerError as error:
+            raise CommandError(str(error)) from error
+        finally:
+            await ledger.close()
+    if pruned:
+        # The inventory of then is gone; what came since follows in its place.
+        history[:0] = [LedgerEntry(0, history[0].at, fact) for fact in now]
+    timeline = _timeline(history, seed, limit)
+    if pruned:
+        timeline = replace(timeline, notes=(*timeline.notes, PRUNED))
+    if not timeline.asks:
+        raise CommandError(f"{folder}: nothing was granted or queued in this ledger")
+    return timeline
+
+
+def _copy(source: Path, copy: Path) -> None:
+    """Copy a ledger that may be in use, as of one moment."""
+    if not source.is_file():
+        raise CommandError(f"{source}: there is no ledger; expected a daemon's data directory")
+    try:
+        copy_ledger(source, copy)
+    except sqlite3.Error as error:
+        raise CommandError(f"{source} cannot be read: {error}") from error
+
+
+async def _entries(ledger: SqliteLedger) -> Any:
+    last = 0
+    while page := await ledger.read(after=last):
+        for entry in page:
+            yield entry
+        last = page[-1].seq
+
+
+def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> Timeline:
+    held = dict(_held(history))
+    inventory: list[tuple[float, Event]] = []
+    asks: list[tuple[float, Ask]] = []
+    queued = set[RequestId]()
+    for number, entry in enumerate(history):
+        match entry.fact:
+            case ClusterSet(cluster):
+                inventory.append((entry.at, ClusterSeen(cluster)))
+            case ClusterRemoved(cluster):
+                inventory.append((entry.at, ClusterGone(cluster)))
+            case Queued(ask, at, deadline):
+                queued.add(ask.id)
+                wait = max(deadline - at, 0.0)
+                asks.append((at, _again(ask, held.get(ask.id), wait)))
+            case Granted(lease) if lease.id not in queued and lease.attempt == 1:
+                seconds = held.get(lease.id, FOR_EVER_SECONDS)
+                asks.append((lease.granted_at, _ask_behind(lease, seconds, (seed << 32) + number)))
+            case _:
+                pass  # What followed from these, the replay decides anew.
+    digest = hashlib.sha256(repr([(e.seq, e.at, e.fact) for e in history]).encode()).hexdigest()
+    return Timeline(
+        source={"ledger": {"facts": len(history), "sha256": digest}, "seed": seed, "limit": limit},
+        inventory=inventory,
+        asks=asks[:limit],
+        pods=_pods(asks),
+        notes=(LIMITS_OF_A_LEDGER,),
+    )
+
+
+def _held(history: Sequence[LedgerEntry]) -> Iterator[tuple[RequestId, float]]:
+    granted: dict[RequestId, float] = {}
+    for entry in history:
+        match entry.fact:
+            case Granted(lease):
+                granted[lease.id] = lease.granted_at
+            case Ended(request, at) if request in granted:
+                yield request, max(at - granted[request], 0.001)
+            case _:
+                pass  # Renewals show in how long it was held.
+
+
+def _again(ask: Ask, seconds: float | None, wait_seconds: float) -> Ask:
+    terms = ask.terms or LeaseTerms(ttl_seconds=FOR_EVER_SECONDS)
+    ttl = terms.ttl_seconds if seconds is None else seconds
+    terms = replace(terms, ttl_seconds=ttl, wait_seconds=wait_seconds, idempotency_key="")
+    return replace(ask, policy=_NO_POLICY, terms=terms, provision=None, parameters={}, settings={})
+
+
+def _ask_behind(lease: Lease, seconds: float, seed: int) -> Ask:
+    first = lease.placement[0]
+    demand = Demand(
+        gpus=len(first.gpus),
+        gpu_milli=first.gpu_milli,
+        cpu_milli=first.cpu_milli,
+        memory_mib=first.memory_mib,
+        nodes=len(lease.placement),
+    )
+    terms = replace(lease.terms, ttl_seconds=seconds, idempotency_key="")
+    return Ask(lease.id, lease.tenant, _NO_POLICY, None, demand, terms, inputs={}, seed=seed)
+
+
+def _pods(asks: Sequence[tuple[float, Ask]]) -> list[trace.TracePod]:
+    return [
+        trace.TracePod(
+            str(ask.id),
+            d.cpu_milli,
+            d.memory_mib,
+            d.gpus,
+            d.gpu_milli if d.gpus else 0,
+            d.models,
+        )
+        for _, ask in asks
+        if (d := ask.demand) is not None
+    ]
+
+
+def _digest(path: Path) -> dict[str, str]:
+    return {"file": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}

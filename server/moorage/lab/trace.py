@@ -1,0 +1,196 @@
+"""Request traces of the openb kind: reading them, and the published packing protocol.
+
+Called by `moored replay` and `moored bench`, which drive a trace through a real daemon, and by the
+tests of the shipped policies. Columns are those of the Alibaba cluster-trace-gpu-v2023 files; its
+table of nodes is read by `moorage_client.inventory`, which imports such tables as fleets. The
+protocol is that of "Beware of Fragmentation" (USENIX ATC'23): requests in random order, none ends,
+drawn again until their GPU demand is 1.3 times the capacity.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any, Final
+
+from moorage.model import GPU_MILLI
+from moorage_client.inventory.openb import TableError as TraceError
+from moorage_client.inventory.openb import TraceNode, lines, read_nodes
+from moorage_client.inventory.openb import trace_document as cluster_document
+
+__all__ = [
+    "TraceError",
+    "TraceNode",
+    "TracePod",
+    "arrivals",
+    "capacity_milli",
+    "cluster_document",
+    "lines",
+    "permuted_names",
+    "read_nodes",
+    "read_pods",
+    "typical_classes",
+]
+
+TYPICAL_SHARE: Final = 0.95
+"""The typical classes are the most frequent ones that make up this share of the requests."""
+
+_Class = tuple[int, int, int, tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class TracePod:
+    """One request: `gpus` devices, of each `gpu_milli` thousandths, of one of `models` (or any)."""
+
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    gpus: int
+    gpu_milli: int
+    models: tuple[str, ...] = ()
+
+    @property
+    def demand_milli(self) -> int:
+        """GPU milli over all its devices."""
+        return self.gpus * self.gpu_milli
+
+    def resources(self) -> dict[str, Any]:
+        """Return it as the `resources` of a request."""
+        wanted: dict[str, Any] = {"cpu_milli": self.cpu_milli, "memory_mib": self.memory_mib}
+        if self.gpus:
+            wanted |= {"gpus": self.gpus, "gpu_milli": self.gpu_milli}
+            if self.models:
+                wanted["models"] = list(self.models)
+        return wanted
+
+
+# Reading ---------------------------------------------------------------------------------------
+
+
+def read_pods(path: Path) -> list[TracePod]:
+    """Read a request file: columns `name, cpu_milli, memory_mib, num_gpu, gpu_milli[, gpu_spec]`.
+
+    `gpu_spec` names the accepted models, separated by `|`; other columns are ignored.
+
+    Raises:
+        TraceError: A column is missing, or a value is not what its column holds.
+        OSError: The file cannot be opened.
+
+    """
+    pods = []
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        for line in lines(path, file, ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")):
+            gpus, gpu_milli = line.whole("num_gpu"), line.whole("gpu_milli", most=GPU_MILLI)
+            if bool(gpus) != bool(gpu_milli):
+                expected = "more than 0 exactly where num_gpu is more than 0"
+                raise TraceError(path, line.number, "gpu_milli", expected)
+            spec = line.values.get("gpu_spec") or ""
+            pods.append(
+                TracePod(
+                    name=line.text("name"),
+                    cpu_milli=line.whole("cpu_milli"),
+                    memory_mib=line.whole("memory_mib"),
+                    gpus=gpus,
+                    gpu_milli=gpu_milli,
+                    models=tuple(model for model in spec.split("|") if model),
+                )
+            )
+    return pods
+
+
+# The protocol ----------------------------------------------------------------------------------
+
+
+def typical_classes(pods: Sequence[TracePod], share: float = TYPICAL_SHARE) -> list[dict[str, Any]]:
+    """Return the classes that make up `share` of the requests, for the parameter `typical`.
+
+    A class is (cpu_milli, gpu_milli, num_gpu, gpu_spec), CPU-only ones included; the most
+    frequent come first, until they cover the share. `weight` is the class's number of requests,
+    and `memory_mib` what they ask for on average.
+    """
+    counts: Counter[_Class] = Counter()
+    memory: Counter[_Class] = Counter()
+    for pod in pods:
+        each = (pod.cpu_milli, pod.gpus, pod.gpu_milli, pod.models)
+        counts[each] += 1
+        memory[each] += pod.memory_mib
+    classes: list[dict[str, Any]] = []
+    covered = 0
+    for each, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        if covered >= share * len(pods):
+            break
+        covered += count
+        cpu_milli, gpus, gpu_milli, models = each
+        classes.append(
+            {
+                "cpu_milli": cpu_milli,
+                "gpus": gpus,
+                "gpu_milli": gpu_milli or GPU_MILLI,
+                "memory_mib": memory[each] // count,
+                "models": list(models),
+                "weight": count,
+            }
+        )
+    return classes
+
+
+def arrivals(
+    pods: Sequence[TracePod], capacity_milli: int, arrive: float = 1.3, seed: int = 42
+) -> list[TracePod]:
+    """Return the requests in the order in which they arrive.
+
+    Sorted by name, shuffled, then tuned to `arrive` times the capacity: further requests are
+    drawn uniformly, with replacement, until the next one's GPU demand would exceed it; a trace
+    that asks for more from the start loses requests at random instead.
+
+    Args:
+        pods: The trace.
+        capacity_milli: GPU milli of all nodes together.
+        arrive: GPU demand to reach, as a multiple of the capacity.
+        seed: Of the order and of the draws.
+
+    """
+    rng = Random(f"arrivals {seed}")  # noqa: S311  # A reproducible order, not a secret.
+    order = sorted(pods, key=lambda pod: pod.name)
+    rng.shuffle(order)
+    limit = arrive * capacity_milli
+    total = sum(pod.demand_milli for pod in order)
+    if total > limit:
+        return _without_excess(order, total - limit, rng)
+    if not total:
+        return order  # No number of CPU-only requests would ever reach the limit.
+    original = len(order)
+    while True:
+        pod = order[rng.randrange(original)]
+        total += pod.demand_milli
+        if total > limit:
+            return order
+        order.append(pod)
+
+
+def _without_excess(order: list[TracePod], excess: float, rng: Random) -> list[TracePod]:
+    dropped = set[int]()
+    for index in rng.sample(range(len(order)), len(order)):
+        if excess <= 0:
+            break
+        if order[index].gpus:
+            dropped.add(index)
+            excess -= order[index].demand_milli
+    return [pod for index, pod in enumerate(order) if index not in dropped]
+
+
+def permuted_names(nodes: Sequence[TraceNode], seed: int = 42) -> dict[str, str]:
+    """Return a new name per node, with a random rank before it.
+
+    Policies break ties by the order of node names; the rank makes that order random, and the same
+    for everything that is compared under one seed.
+    """
+    names = sorted(node.name for node in nodes)
+    Random(f"nodes {seed}").shuffle(names)  # noqa: S311  # As for the arrivals.
+    return {name: f"{rank:06d}-{name}" for rank, name in enumerate(names)}
+
+
+def capacity_milli(nodes: Sequence[TraceNode]) -> int:
+    """Return the GPU milli of all nodes together."""
+    return sum(node.gpus for node in nodes) * GPU_MILLI

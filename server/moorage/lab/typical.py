@@ -1,0 +1,15 @@
+"""The parameters by which policies are told what the requests of a trace look like."""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from moorage.lab import trace
+
+TYPICAL_SHARES: Final = {"fgd": trace.TYPICAL_SHARE, "expected_fill": 1.0}
+"""Policies that take the typical requests of the trace as a parameter, and how many of all."""
+
+
+def typical_of(policy: str, pods: Sequence[trace.TracePod]) -> dict[str, Any]:
+    """Return the parameters that tell a policy what the requests of a trace look like."""
+    share = TYPICAL_SHARES.get(policy)
+    return {} if share is None else {"typical": trace.typical_classes(pods, share)}

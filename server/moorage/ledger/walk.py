@@ -1,0 +1,211 @@
+"""Everything that a ledger holds, damaged or not; `verify` and `repair` ask for it.
+
+Unlike a start, this looks at the whole history, and goes on behind what cannot be read.
+"""
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from moorage.core.facts import Carried, Counted, Fact, Granted
+from moorage.durability import Found, log_damage, read_mark
+from moorage.ledger import tables
+from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, place_of
+from moorage.ledger.codec import FACTS, FactRow, link, unseal
+from moorage.ledger.fencing import LABEL as FENCING
+from moorage.ledger.fencing import fencing_path
+from moorage.ledger.inspection import LABEL, mark_path, missing, run
+
+WINDOW: Final = 1_000
+"""Facts that are read at once; where that fails, one by one."""
+FINDINGS_MAX: Final = 100
+"""Of one file; more only say the same."""
+_UNREADABLE: Final = (sqlite3.Error, ValueError, TypeError)
+
+
+class HeldFacts(NamedTuple):
+    """A fact that is as it was written; its body stays on the disk.
+
+    Args:
+        seq: Its place.
+        at: When it was appended.
+        checksum: Its own.
+        chain: As it is stored.
+        lease: The lease that it grants; empty where it grants none.
+
+    """
+
+    seq: int
+    at: float
+    checksum: int
+    chain: int
+    lease: str
+
+
+@dataclass(slots=True)
+class LedgerWalk:
+    """What a ledger holds.
+
+    Attributes:
+        findings: What is wrong, each a sentence that says where.
+        unknown: Facts of a newer release: no damage, and nothing that may be left out.
+        rows: The facts that are as they were written, in order.
+        checkpoints: Those that are, newest first, with their parts.
+        pruned: The last fact that was deleted on purpose.
+        lost: Facts whose loss was accepted before.
+        mark: How far it had come.
+        fencing: The numbers that are reserved.
+        fencing_seen: The highest number in what can be read.
+
+    """
+
+    findings: list[str] = field(default_factory=list[str])
+    unknown: list[FactUnknown] = field(default_factory=list[FactUnknown])
+    rows: list[HeldFacts] = field(default_factory=list[HeldFacts])
+    checkpoints: list[tuple[tables.Checkpoint, list[bytes]]] = field(
+        default_factory=list[tuple[tables.Checkpoint, list[bytes]]]
+    )
+    pruned: int = 0
+    lost: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    mark: Found = field(default_factory=lambda: Found(exists=False))
+    fencing: Found = field(default_factory=lambda: Found(exists=False))
+    fencing_seen: int = 0
+
+    def say(self, finding: str) -> None:
+        """Note something that is wrong."""
+        if len(self.findings) < FINDINGS_MAX:
+            self.findings.append(finding)
+
+
+def walk(ledger: Path) -> LedgerWalk:
+    """Look at all of a ledger, which may be in use. Changes nothing.
+
+    Raises:
+        LedgerError: There is none, or it is none of this release.
+        OSError: A file cannot be read at all.
+
+    """
+    if not ledger.exists() and not mark_path(ledger).exists():
+        raise LedgerError(f"{ledger}: there is no ledger; expected a daemon's data directory.")
+    found = LedgerWalk(
+        mark=read_mark(mark_path(ledger), LABEL), fencing=read_mark(fencing_path(ledger), FENCING)
+    )
+    for each in (found.mark, found.fencing):
+        if each.doubt:
+            found.say(f"{each.doubt}.")
+    if not ledger.exists():
+        found.say(f"{ledger.name} is missing, with all its facts.")
+        return found
+    try:
+        with closing(tables.connect_to_look(ledger)) as connection:
+            _look_at(connection, ledger, found)
+    except _UNREADABLE as no:
+        found.say(f"{ledger.name} cannot be read: {no}.")
+    if 0 < found.fencing.first < found.fencing_seen:
+        found.say(
+            f"{fencing_path(ledger).name} has numbers up to {found.fencing.first} reserved, and "
+            f"{found.fencing_seen} was given out."
+        )
+    return found
+
+
+def _look_at(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
+    connection.execute("BEGIN")  # One moment of a ledger that may be in use.
+    if tables.is_new(connection, ledger):
+        if found.mark.first:
+            found.say(f"{ledger.name} is empty; {run(1, found.mark.first)} should be there.")
+        return
+    if lacking := missing(connection, found.mark, new=False):
+        found.say(f"{ledger.name}: {lacking}.")
+        if where := log_damage(ledger):
+            found.say(where)
+    for (line,) in connection.execute(f"PRAGMA integrity_check({FINDINGS_MAX})"):
+        if line != "ok":
+            found.say(f"{ledger.name}: {line}.")
+    found.pruned, found.lost = tables.pruned_seq(connection), tables.lost(connection)
+    _walk_facts(connection, ledger, found)
+    for checkpoint in tables.checkpoints(connection):
+        parts = tables.checkpoint_parts(connection, checkpoint)
+        if parts is None or not _is_readable(checkpoint, parts, ledger, found):
+            found.say(f"{ledger.name}: the checkpoint as of fact {checkpoint.seq} is damaged.")
+        else:
+            found.checkpoints.append((checkpoint, parts))
+
+
+def _walk_facts(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> None:
+    place = place_of(ledger)
+    before: FactRow | None = None
+    expected = found.pruned + 1
+    for row in _rows(connection, ledger, found):
+        try:
+            entry = unseal(row, place)
+        except FactUnknown as no:
+            found.unknown.append(no)
+            continue
+        except LedgerCorrupt as no:
+            found.say(f"{ledger.name}: {no.finding}.")
+            continue
+        if row.seq < expected:
+            found.say(f"{ledger.name}: fact {row.seq} is there twice.")
+            continue
+        if row.seq > expected and (expected, row.seq - 1) not in found.lost:
+            found.say(f"{ledger.name}: {run(expected, row.seq - 1)} cannot be read.")
+        follows = before is not None and before.seq == row.seq - 1
+        if follows and before is not None and row.chain != link(row.checksum, before.chain):
+            found.say(f"{ledger.name}: fact {row.seq} is not linked to the one before.")
+        lease = row.subject if isinstance(entry.fact, Granted) else ""
+        found.rows.append(HeldFacts(row.seq, row.at, row.checksum, row.chain, lease))
+        found.fencing_seen = max(found.fencing_seen, fencing_of(entry.fact))
+        before, expected = row, row.seq + 1
+
+
+def _rows(connection: sqlite3.Connection, ledger: Path, found: LedgerWalk) -> Iterator[FactRow]:
+    last = max(tables.last_seq(connection), found.mark.first)
+    for start in range(found.pruned, last, WINDOW):
+        end = min(start + WINDOW, last)
+        rows, doubt = readable(connection, start, end)
+        if doubt:
+            found.say(f"{ledger.name}: not all of {run(start + 1, end)} can be read: {doubt}.")
+        yield from rows
+
+
+def readable(connection: sqlite3.Connection, after: int, last: int) -> tuple[list[FactRow], str]:
+    """Return the facts after one and up to another that SQLite can read, and why not all."""
+    try:
+        return tables.between(connection, after, last), ""
+    except _UNREADABLE as no:
+        doubt = str(no)
+    rows: list[FactRow] = []
+    for seq in range(after, last):
+        with contextlib.suppress(*_UNREADABLE):
+            rows += tables.between(connection, seq, seq + 1)
+    return rows, doubt
+
+
+def _is_readable(
+    checkpoint: tables.Checkpoint, parts: list[bytes], ledger: Path, found: LedgerWalk
+) -> bool:
+    try:
+        for part in parts:
+            for fact in FACTS.unpack(part, place_of(ledger), f"checkpoint {checkpoint.number}"):
+                found.fencing_seen = max(found.fencing_seen, fencing_of(fact))
+    except FactUnknown as no:
+        found.unknown.append(no)
+    except LedgerCorrupt:
+        return False
+    return True
+
+
+def fencing_of(fact: Fact) -> int:
+    """Return the fencing number in a fact; 0 where there is none."""
+    match fact:
+        case Granted(lease) | Carried(lease):
+            return lease.fencing
+        case Counted(fencing):
+            return fencing
+        case _:
+            return 0

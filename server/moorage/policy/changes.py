@@ -1,0 +1,152 @@
+"""The common moves of policies, each in one call, so that a policy says only what is its own.
+
+Called by authors' policies inside a cell:
+
+    def eval(self, parameters, input_data, context):
+        return place(input_data, lambda fleet, demand: fleet.free_gpu_milli())
+
+`choice` has the steps that these are made of, for policies that need something in between.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.model import Demand
+from moorage.policy.choice import best_rows, decline, propose, read_demand
+from moorage.policy.view import FleetView
+
+Score = Callable[[FleetView, Demand], npt.ArrayLike]
+"""Returns one finite number per node, the higher the better; what it says of nodes where the
+demand does not fit is not looked at."""
+Gang = Literal["pack", "spread"]
+
+_CLOSE: Final[tuple[Literal["nvlink", "numa"], ...]] = ("nvlink", "numa")
+_NOT_HERE: Final = -1.0
+
+
+def place(
+    input_data: Mapping[str, Any],
+    score: Score,
+    *,
+    close: bool = False,
+    gang: Gang = "pack",
+) -> dict[str, Any] | list[dict[str, Any]]:
+    """Return the answer "the best nodes that it fits on", or why there are none.
+
+    What this returns is sound, whatever the score: it fits, on as many nodes, and in the topology
+    that the request asks for.
+
+    Args:
+        input_data: As `eval` got it.
+        score: Says how good each node is. Equal ones go by the order of their names.
+        close: Choose GPUs of one NVLink group, else of one NUMA domain, where the node has the
+            room, also where the request does not ask for it.
+        gang: Several nodes from one rack or cluster where one has the room, or from as many
+            racks as there are.
+
+    Raises:
+        ValueError: The score is not one finite number per node.
+
+    """
+    fleet, demand = input_data["fleet"], read_demand(input_data)
+    if demand is None:
+        return decline(None)
+    scores = fitting_scores(fleet, demand, score(fleet, demand))
+    rows = (best_rows if gang == "pack" else spread_rows)(fleet, demand, scores)
+    return propose(
+        fleet, demand, rows, (lambda row: close_gpus(fleet, row, demand)) if close else None
+    )
+
+
+def fitting_scores(
+    fleet: FleetView, demand: Demand, scores: npt.ArrayLike
+) -> npt.NDArray[np.float64]:
+    """Return scores as `best_rows` takes them: 0 or more where the demand fits, -1 elsewhere.
+
+    Args:
+        fleet: The view.
+        demand: What must fit.
+        scores: One number per node, of either sign.
+
+    Raises:
+        ValueError: They are not one finite number per node.
+
+    """
+    given = np.asarray(scores, np.float64)
+    if given.shape != (len(fleet),):
+        raise ValueError(f"expected one score per node ({len(fleet)}), got shape {given.shape}")
+    fits = fleet.feasible(demand)
+    if not np.isfinite(given[fits]).all():
+        row = int(np.flatnonzero(fits & ~np.isfinite(given))[0])
+        name = "/".join(fleet.node_ids[row])
+        raise ValueError(f"the score of {name} is {given[row]}; expected a finite number")
+    least = given[fits].min(initial=np.inf)
+    return np.where(fits, given - (least if np.isfinite(least) else 0.0), _NOT_HERE)
+
+
+def close_gpus(fleet: FleetView, row: int, demand: Demand) -> list[int]:
+    """Return device columns of a node that are close to each other, as far as it has such.
+
+    All from the smallest NVLink group that suffices, else from one NUMA domain, else any. A
+    topology that the demand itself asks for is kept to.
+
+    Args:
+        fleet: The view.
+        row: The node.
+        demand: How many devices, and how much of each.
+
+    """
+    if demand.gpus > 1 and demand.topology in {"", "rack"}:
+        for level in _CLOSE:
+            if columns := fleet.pick_gpus(row, replace(demand, topology=level)):
+                return columns
+    return fleet.pick_gpus(row, demand)
+
+
+def spread_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> list[int]:
+    """Return the rows for a gang, from as many racks as there are; the counterpart of `best_rows`.
+
+    The best node of each rack comes first, in the order of their scores, then the second of each.
+    A node whose rack nobody named counts as a rack of its own. A gang that must share a rack
+    shares one.
+
+    Args:
+        fleet: The view the scores were made from.
+        demand: How many nodes.
+        scores: One number per node, below 0 where the demand does not fit.
+
+    Returns:
+        `demand.nodes` different rows, or [] where there are too few.
+
+    """
+    if demand.nodes == 1 or demand.topology == "rack":
+        return best_rows(fleet, demand, scores)
+    fitting = np.flatnonzero(scores >= 0)
+    ranking: list[int] = fitting[np.argsort(-scores[fitting], kind="stable")].tolist()
+    seen: dict[tuple[int, int], int] = {}
+    turns: list[int] = []
+    for row in ranking:
+        rack = int(fleet.rack[row])
+        place_of = (int(fleet.cluster[row]), rack if rack >= 0 else -1 - row)
+        turns.append(seen.get(place_of, 0))
+        seen[place_of] = turns[-1] + 1
+    apart = [row for _, row in sorted(zip(turns, ranking, strict=True), key=_turn)]
+    return apart[: demand.nodes] if len(apart) >= demand.nodes else []
+
+
+def decline_because(reason: str) -> dict[str, str]:
+    """Return the answer that grants nothing and tells the client why.
+
+    Args:
+        reason: A sentence for the client, e.g. "this policy serves one node at a time".
+
+    """
+    return {"declined": reason}
+
+
+def _turn(turn_and_row: Sequence[int]) -> int:
+    return turn_and_row[0]

@@ -1,0 +1,143 @@
+"""`Context`: the resources of one rollout, and what becomes of them when it ends.
+
+Source: the documents of the resource engine, section 4. What is shared by rollouts (scope
+`global`) goes back to the store at the end; what is a rollout's own is ended.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from moorage.backends.spec_documents import pool_key
+from moorage.backends.specs import BaseResourceSpec, ContainerResourceSpec
+from moorage.resources.resource_engine import ResourceEngine
+from moorage.resources.resources import BaseResource
+
+__all__ = ["Context", "ContextConfig", "Scope"]
+
+Scope = Literal["rollout", "global"]
+
+
+@dataclass(kw_only=True)
+class ContextConfig:
+    """What a context is made with.
+
+    Args:
+        resource_backend: Where resources are made, unless the call or the metadata says otherwise.
+            Anything but `local` wins over the metadata.
+
+    """
+
+    resource_backend: str = "local"
+
+
+@dataclass(slots=True)
+class _Held:
+    spec: BaseResourceSpec
+    backend: str
+    scope: Scope
+
+
+@dataclass
+class Context:
+    """One rollout's hold on its resources.
+
+    Args:
+        rollout_id: Names the rollout.
+        group_id: Names the rollouts that belong together.
+        metadata: `image_id` for the container that is acquired where no spec is given,
+            `resource_backend` for where.
+        context_config: See `ContextConfig`.
+        engine: Whose resources; those of the class where not given.
+
+    """
+
+    rollout_id: str
+    group_id: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    context_config: ContextConfig = field(default_factory=ContextConfig)
+    engine: ResourceEngine = field(default_factory=ResourceEngine.shared)
+    last_acquire_was_first: bool = field(default=False, init=False)
+    _held: dict[str, _Held] = field(default_factory=dict[str, _Held], init=False, repr=False)
+
+    async def acquire_resource(
+        self,
+        id: str | None = None,  # noqa: A002  # The documented name.
+        spec: BaseResourceSpec | None = None,
+        scope: Scope = "rollout",
+        backend: str | None = None,
+        timeout: float | None = 600.0,  # noqa: ASYNC109  # The documented name.
+    ) -> BaseResource:
+        """Get a resource for this rollout.
+
+        Args:
+            id: Names it; derived from the rollout and the spec where not given, so that two specs
+                of one rollout never meet under one name.
+            spec: What is wanted; a container of `metadata["image_id"]` where not given.
+            scope: `rollout`: ended when the rollout ends; `global`: returned to the store.
+            backend: Where.
+            timeout: Seconds for the backend's start.
+
+        Raises:
+            ValueError: No such scope or backend, or the id has a resource of another spec.
+            EngineError: It could not be made.
+            TimeoutError: Nor in time.
+
+        """
+        if scope not in {"rollout", "global"}:
+            raise ValueError(f"scope: expected rollout or global, not {scope!r}")
+        wanted = spec or ContainerResourceSpec(image=self.metadata.get("image_id"))
+        place = backend or self._backend()
+        name = id or f"{self.rollout_id}/{pool_key(wanted, place)}"
+        first = name not in self._held
+        resource = await self.engine.acquire(name, wanted, place, timeout)
+        self.last_acquire_was_first = first
+        self._held[name] = _Held(wanted, place, scope)
+        return resource
+
+    def is_spec_acquired(self, spec: BaseResourceSpec) -> bool:
+        """Return whether this rollout has a resource of an equal spec, at any backend."""
+        return any(
+            pool_key(held.spec, held.backend) == pool_key(spec, held.backend)
+            for held in self._held.values()
+        )
+
+    async def monitor_resources(self) -> dict[str, dict[str, int]]:
+        """Count what exists, as `ResourceEngine.monitor` does."""
+        return await self.engine.monitor()
+
+    async def reset_resource(self, scope: Scope | None = None) -> None:
+        """Reset what this rollout has, of one scope or all. What is gone is passed over."""
+        for name in self._names(scope):
+            try:
+                await self.engine.reset(name)
+            except ValueError:
+                del self._held[name]
+
+    async def release_resource(self, scope: Scope | None = None) -> None:
+        """Return what this rollout has to the store, of one scope or all."""
+        for name in self._names(scope):
+            del self._held[name]
+            await self.engine.release(name)
+
+    async def end_resource(self, scope: Scope | None = None) -> None:
+        """End what this rollout has, of one scope or all."""
+        for name in self._names(scope):
+            del self._held[name]
+            await self.engine.end(name)
+
+    async def close(self) -> None:
+        """End the rollout: return what is global, end what is its own."""
+        try:
+            await self.release_resource("global")
+        finally:
+            await self.end_resource("rollout")
+
+    def _names(self, scope: Scope | None) -> list[str]:
+        return [name for name, held in self._held.items() if scope in {None, held.scope}]
+
+    def _backend(self) -> str:
+        configured = self.context_config.resource_backend
+        if configured != "local":
+            return configured
+        return str(self.metadata.get("resource_backend") or configured)

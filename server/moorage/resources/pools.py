@@ -1,0 +1,193 @@
+"""The bookkeeping of `ResourceEngine`: who has what, who is next. No I/O, no waiting, no lock.
+
+One pool for each spec and backend. The engine calls everything here under its lock and carries out
+what the return values say. The laws, which `check` asserts:
+
+- a pool never has more resources than its cap, those being made or ended included;
+- nobody waits while a resource is free or a slot is left; whoever waits longest is served first;
+- a resource is free, or held by one id, or in somebody's hands on the way between the two.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from moorage.backends.specs import BaseResourceSpec
+from moorage.resources.resources import BaseResource, Runner
+
+__all__ = ["ClaimStage", "ResourceClaim", "SpecPool"]
+
+
+class ClaimStage(Enum):
+    """How far a claim is."""
+
+    WAITING = auto()
+    """For a resource or a slot."""
+    STARTING = auto()
+    """It has a slot; its resource is being made, or looked at."""
+    HELD = auto()
+    """It has a resource."""
+    OVER = auto()
+    """It failed, was ended or given up."""
+
+
+@dataclass(eq=False, slots=True)
+class ResourceClaim:
+    """Somebody who wants a resource, or has one.
+
+    Attributes:
+        id: As the user says it; None where the resource is for the store.
+        pool: Where from.
+        timeout_seconds: For the backend's start.
+        loop: Where its resource is made: the first caller's.
+        stage: How far it is.
+        callers: How many wait for it now.
+        taken: A caller has been told of the resource.
+        release_at_once: It was released before it had a resource.
+        resource: What it has.
+        warm: A free resource to look at before it is handed out.
+        spoiled: `warm` is not fit, and could not be ended.
+        admitted: Resolved when it waits no longer.
+        outcome: The resource, or why there is none.
+        task: Makes the resource.
+        quiet: Resolved when `task` has ended and nothing more will come of it.
+
+    """
+
+    id: str | None
+    pool: "SpecPool"
+    timeout_seconds: float | None
+    loop: asyncio.AbstractEventLoop
+    stage: ClaimStage = ClaimStage.WAITING
+    callers: int = 0
+    taken: bool = False
+    release_at_once: bool = False
+    resource: BaseResource | None = None
+    warm: BaseResource | None = None
+    spoiled: bool = False
+    admitted: Future[None] = field(default_factory=Future[None])
+    outcome: Future[BaseResource] = field(default_factory=Future[BaseResource])
+    task: asyncio.Task[None] | None = None
+    quiet: Future[None] = field(default_factory=Future[None])
+
+    def admit(self, warm: BaseResource | None = None) -> None:
+        """Give it a slot, with a warm resource in it or an empty one."""
+        assert self.stage is ClaimStage.WAITING
+        self.stage = ClaimStage.STARTING
+        self.warm = warm
+        self.admitted.set_result(None)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell whoever waits for it that there will be no resource."""
+        self.stage = ClaimStage.OVER
+        if not self.admitted.done():
+            self.admitted.set_result(None)
+        if not self.outcome.done():
+            self.outcome.set_exception(error)
+
+
+@dataclass(eq=False, slots=True)
+class SpecPool:
+    """The resources of one spec at one backend.
+
+    Attributes:
+        key: Its name.
+        backend: Where they are made.
+        spec: What they are made from.
+        runner: Who makes them.
+        free: Released last, taken first: it is the warmest.
+        claims: Those that have a slot.
+        waiters: Those that have none, the longest waiting first.
+        moving: In somebody's hands: being reset, or ended.
+        stuck: Could not be ended; they may still run, so they count.
+        closed: The engine was closed; whatever comes back is ended.
+
+    """
+
+    key: str
+    backend: str
+    spec: BaseResourceSpec
+    runner: Runner
+    free: list[BaseResource] = field(default_factory=list[BaseResource])
+    claims: set[ResourceClaim] = field(default_factory=set[ResourceClaim])
+    waiters: deque[ResourceClaim] = field(default_factory=deque[ResourceClaim])
+    moving: int = 0
+    stuck: list[BaseResource] = field(default_factory=list[BaseResource])
+    closed: bool = False
+
+    @property
+    def total(self) -> int:
+        """All resources, those being made or ended included."""
+        return len(self.free) + self.acquired
+
+    @property
+    def acquired(self) -> int:
+        """All that are not free."""
+        return len(self.claims) + self.moving + len(self.stuck)
+
+    @property
+    def stocking(self) -> int:
+        """How many are being made for the store."""
+        return sum(1 for claim in self.claims if claim.id is None)
+
+    @property
+    def room(self) -> int | None:
+        """How many more may be made; None for any number."""
+        cap = self.spec.max_global_num
+        return None if cap is None else max(0, cap - self.total)
+
+    def enter(self, claim: ResourceClaim) -> bool:
+        """Take up a new claim.
+
+        Returns:
+            Whether its resource is to be made or looked at now; else it waits.
+
+        """
+        if self.waiters or (not self.free and self.room == 0):
+            self.waiters.append(claim)
+            return False
+        claim.admit(self.free.pop() if self.free else None)
+        self.claims.add(claim)
+        return True
+
+    def stock(self, claim: ResourceClaim) -> None:
+        """Take up a claim for the store; there must be room."""
+        assert self.room != 0
+        claim.admit()
+        self.claims.add(claim)
+
+    def put(self, resource: BaseResource) -> ResourceClaim | None:
+        """Take in a resource that is ready for use. Its old place must have been given up before.
+
+        Returns:
+            The waiter it is for, or None where it is free now.
+
+        """
+        if self.waiters:
+            claim = self.waiters.popleft()
+            claim.admit(resource)
+            self.claims.add(claim)
+            return claim
+        self.free.append(resource)
+        return None
+
+    def vacate(self) -> Iterator[ResourceClaim]:
+        """Yield the waiters that the slots left are for, longest waiting first."""
+        while self.waiters and self.room != 0:
+            claim = self.waiters.popleft()
+            claim.admit()
+            self.claims.add(claim)
+            yield claim
+
+    def check(self) -> None:
+        """Assert what must hold between any two calls."""
+        cap = self.spec.max_global_num
+        assert cap is None or self.total <= cap, "more resources than the pool may have"
+        assert not (self.waiters and self.free), "somebody waits while a resource is free"
+        assert not (self.waiters and self.room != 0), "somebody waits while a slot is left"
+        assert all(claim.stage is ClaimStage.WAITING for claim in self.waiters)
+        assert all(claim.stage in {ClaimStage.STARTING, ClaimStage.HELD} for claim in self.claims)
+        assert self.moving >= 0

@@ -1,0 +1,243 @@
+"""`ResourceEngine`: provision, acquire, release and end resources across backends.
+
+A library that stands on its own. Every method is there twice: on the class, for the engine that all
+of a process share, and on instances, for those who want several. All of them may be called from any
+event loop and any thread. Source: the documents of the resource engine; where they and the original
+differ, the documents hold.
+
+`store` does the work and `pools` keeps its books.
+"""
+
+import functools
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
+
+from moorage.backends.spec_documents import pool_key
+from moorage.backends.specs import BaseResourceSpec
+from moorage.resources.resources import BaseResource, ResourceStatus, Runner
+from moorage.resources.runners import default_runners
+from moorage.resources.store import ResourceStore
+
+__all__ = ["ResourceEngine"]
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+class _OnClassToo(Generic[_P, _T]):
+    """A method that works on an instance, and on the class for the shared instance."""
+
+    def __init__(
+        self, method: Callable[Concatenate["ResourceEngine", _P], Coroutine[Any, Any, _T]]
+    ) -> None:
+        functools.update_wrapper(self, method)  # type: ignore[arg-type]  # For its docstring.
+        self._method = method
+
+    def __get__(
+        self, instance: "ResourceEngine | None", owner: type["ResourceEngine"]
+    ) -> Callable[_P, Coroutine[Any, Any, _T]]:
+        bound: Callable[_P, Coroutine[Any, Any, _T]] = self._method.__get__(
+            owner.shared() if instance is None else instance
+        )
+        return bound
+
+
+class ResourceEngine:
+    """Resources of every backend: a store of free ones, and those that an id holds.
+
+    Args:
+        runners: By the name of their backend; those of the class where not given.
+
+    """
+
+    _runners: ClassVar[dict[str, Runner]] = dict(default_runners())
+    _shared: "ClassVar[ResourceEngine | None]" = None
+    _shared_lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __init__(self, runners: Mapping[str, Runner] | None = None) -> None:
+        self._own_runners = runners
+        self._store = ResourceStore()
+
+    @classmethod
+    def shared(cls) -> "ResourceEngine":
+        """Return the engine that the methods of the class use."""
+        with cls._shared_lock:
+            if cls._shared is None:
+                cls._shared = cls()
+            return cls._shared
+
+    # The documented methods ------------------------------------------------------------------
+
+    @_OnClassToo
+    async def monitor(self, /) -> dict[str, dict[str, int]]:
+        """Count what exists, by pool.
+
+        Returns:
+            Name of the pool -> `total`, `free` and `acquired`, for pools that have any. What is
+            being made or ended counts as acquired.
+
+        """
+        return self._store.counts()
+
+    @_OnClassToo
+    async def start(
+        self, /, spec: BaseResourceSpec, size: int = 1, backend: str = "local", **kwargs: Any
+    ) -> None:
+        """Make sure that at least `size` resources are free.
+
+        They are made side by side. Where `max_global_num` leaves room for fewer, a warning says
+        how many were wanted and made.
+
+        Args:
+            spec: What to make.
+            size: How many shall be free.
+            backend: Where.
+            **kwargs: `timeout`, in seconds, for the backend's start of each.
+
+        Raises:
+            ValueError: There is no such backend, or an argument is not what it must be.
+            TypeError: There is no such argument, or `spec` is none.
+            EngineError: One could not be made. Those that could are free.
+            TimeoutError: Nor could one in time.
+
+        """
+        limit = kwargs.pop("timeout", None)
+        if kwargs:
+            raise TypeError(f"start() knows no argument {', '.join(sorted(kwargs))!r}")
+        _check(spec, size=size, timeout=limit)
+        runner = self._runner(backend)
+        wanted, made = await self._store.stock(spec, backend, runner, size, limit)
+        if made < wanted:
+            key = pool_key(spec, backend)
+            reason = f"{key}: {wanted} more wanted, {made} made: max_global_num is reached"
+            warnings.warn(reason, stacklevel=2)
+
+    @_OnClassToo
+    async def acquire(
+        self,
+        /,
+        id: str,  # noqa: A002  # The documented name.
+        spec: BaseResourceSpec,
+        backend: str = "local",
+        timeout: float | None = 600.0,  # noqa: ASYNC109  # The documented name, and the backend's.
+        wait_timeout: float | None = None,
+    ) -> BaseResource:
+        """Get a resource for an id. The same id gets the same resource.
+
+        A free one is taken where there is one; else one is made, if `max_global_num` allows; else
+        the caller waits for one to be released. Whoever waits longest is served first.
+
+        Args:
+            id: Names the resource from now on.
+            spec: What is wanted.
+            backend: Where.
+            timeout: Seconds for the backend's start only.
+            wait_timeout: Seconds to wait for a slot; None for as long as it takes.
+
+        Raises:
+            ValueError: There is no such backend, the id has a resource of another spec, or an
+                argument is not what it must be.
+            TypeError: `spec` is no spec.
+            EngineError: It could not be made.
+            TimeoutError: Nor in time, or nothing was released in time.
+            EngineClosedError: The engine was closed meanwhile.
+
+        """
+        _check(spec, id=id, timeout=timeout, wait_timeout=wait_timeout)
+        return await self._store.acquire(
+            id,
+            spec,
+            backend,
+            self._runner(backend),
+            timeout_seconds=timeout,
+            wait_seconds=wait_timeout,
+        )
+
+    @_OnClassToo
+    async def release(self, /, id: str) -> None:  # noqa: A002  # The documented name.
+        """Return a resource to the store. An id that has none is no error.
+
+        It is reset first, or, where its kind cannot be, looked at; one that is not fit for the
+        next user is ended, and its slot goes to whoever waits longest. Released while it is being
+        made, it is free as soon as it is made.
+
+        Raises:
+            EngineError: It was not fit, and could not be ended either. It keeps its slot.
+
+        """
+        await self._store.release(id)
+
+    @_OnClassToo
+    async def reset(self, /, id: str, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # As above.
+        """Make the resource of an id as new, and return what the resource says to that.
+
+        Raises:
+            ValueError: The id has no resource, or not yet.
+            NotImplementedError: This kind of resource cannot be.
+
+        """
+        return await self._store.held(id).reset(*args, **kwargs)
+
+    @_OnClassToo
+    async def get_status(self, /, id: str) -> ResourceStatus:  # noqa: A002  # As above.
+        """Return how the resource of an id is now.
+
+        Raises:
+            ValueError: The id has no resource, or not yet.
+
+        """
+        return await self._store.held(id).get_status()
+
+    @_OnClassToo
+    async def control(self, /, id: str, **kwargs: Any) -> None:  # noqa: A002  # As above.
+        """Change limits of the resource of an id.
+
+        Raises:
+            ValueError: The id has no resource, or not yet.
+            EngineError: It names the limit that this kind does not have.
+
+        """
+        await self._store.held(id).control(**kwargs)
+
+    @_OnClassToo
+    async def end(self, /, id: str) -> None:  # noqa: A002  # As above.
+        """End the resource of an id. Its slot goes to whoever waits longest.
+
+        Raises:
+            EngineError: It could not be ended. It keeps its slot.
+
+        """
+        await self._store.end(id)
+
+    @_OnClassToo
+    async def close(self, /) -> None:
+        """End everything, and tell those who wait. The engine can be used again afterwards.
+
+        Raises:
+            EngineError: It names what could not be ended.
+
+        """
+        await self._store.close()
+
+    def _runner(self, backend: str) -> Runner:
+        runners = self._runners if self._own_runners is None else self._own_runners
+        runner = runners.get(backend)
+        if runner is None:
+            names = ", ".join(sorted(runners)) or "none"
+            raise ValueError(f"there is no backend {backend!r} here; available: {names}")
+        return runner
+
+
+def _check(spec: Any, *, id: Any = "-", size: Any = 0, **seconds: Any) -> None:  # noqa: A002  # As above.
+    """Refuse what would only fail later, elsewhere and in other words."""
+    if not isinstance(spec, BaseResourceSpec):
+        raise TypeError(f"spec: expected a BaseResourceSpec, not {type(spec).__name__}")
+    if not (isinstance(id, str) and id):
+        raise ValueError(f"id: expected a text that is not empty, not {id!r}")
+    if not (isinstance(size, int) and size >= 0):
+        raise ValueError(f"size: expected a number from 0 on, not {size!r}")
+    for name, value in seconds.items():
+        if not (value is None or (isinstance(value, int | float) and value >= 0)):
+            raise ValueError(f"{name}: expected seconds from 0 on, or None, not {value!r}")

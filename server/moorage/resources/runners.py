@@ -1,0 +1,362 @@
+"""The runners that `ResourceEngine` finds without being told: one for each backend that works here.
+
+A backend is opened when it is first used, so that importing this costs nothing. What the library
+starts ends with the process that started it; what must outlive a process belongs to a daemon.
+"""
+
+import asyncio
+import atexit
+import contextlib
+import fcntl
+import functools
+import importlib
+import importlib.util
+import inspect
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any, Final
+
+import httpx
+
+from moorage.backends.base import Backend, BackendError, WorkloadReport
+from moorage.backends.local.backend import LocalBackend
+from moorage.backends.local.gpus import gpus_here
+from moorage.backends.memory import MemoryBackend
+from moorage.backends.specs import (
+    APIModelResourceSpec,
+    BaseResourceSpec,
+    LocalEnvResourceSpec,
+    VLLMModelResourceSpec,
+)
+from moorage.resources.resources import (
+    BackendResource,
+    BackendRunner,
+    BaseResource,
+    ResourceStatus,
+    Runner,
+)
+
+__all__ = ["LazyRunner", "LocalRunner", "ModelResource", "default_runners"]
+
+API_PROBE_SECONDS: Final = 0.5
+"""Between two looks at whether a model's service answers."""
+API_SECONDS_MAX: Final = 2.0
+"""Of one look."""
+CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
+"""One answer of a model; a longer one is not read to its end."""
+_HOMES: Final[list[IO[bytes]]] = []
+"""The locks of this process's folders."""
+_DOWN_FROM: Final = 500
+"""HTTP statuses from this one on mean that a service is not up. 401 means that it is."""
+
+
+class ModelResource(BaseResource):
+    """A model behind an OpenAI-compatible address.
+
+    Args:
+        resource_id: Its name.
+        spec: Where it is.
+
+    """
+
+    def __init__(self, resource_id: str, spec: APIModelResourceSpec) -> None:
+        self._id = resource_id
+        self.spec = spec
+        self.endpoint = spec.url
+
+    @property
+    def resource_id(self) -> str:
+        """Its name."""
+        return self._id
+
+    @property
+    def category(self) -> str:
+        """The kind of its spec."""
+        return self.spec.category
+
+    async def start(self) -> None:
+        """Wait until the service answers; as long as the caller allows."""
+        while await self.get_status() is not ResourceStatus.RUNNING:
+            pause = API_PROBE_SECONDS
+            await asyncio.sleep(pause)
+
+    async def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Do nothing: a model remembers nothing of its users."""
+
+    async def get_status(self) -> ResourceStatus:
+        """Ask the service for its models."""
+        try:
+            async with (
+                asyncio.timeout(API_SECONDS_MAX),
+                self._client() as client,
+                client.stream("GET", f"{self.endpoint}/models") as reply,
+            ):
+                up = reply.status_code < _DOWN_FROM  # The list itself is not read.
+        except (httpx.HTTPError, TimeoutError):
+            return ResourceStatus.PENDING
+        return ResourceStatus.RUNNING if up else ResourceStatus.PENDING
+
+    async def end(self) -> None:
+        """Do nothing: somebody else runs it."""
+
+    async def generate_async(
+        self, messages: list[dict[str, Any]], **parameters: Any
+    ) -> dict[str, Any]:
+        """Have the model answer; returns the service's reply.
+
+        Args:
+            messages: The chat, as the OpenAI-compatible API takes it.
+            **parameters: More of its fields, e.g. `temperature`.
+
+        Raises:
+            BackendError: The service did not answer, or not with a reply.
+
+        """
+        body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
+        return await _chat(self._client(), self.endpoint, body, self.spec.request_timeout)
+
+    def _client(self) -> httpx.AsyncClient:
+        key = self.spec.api_key
+        return _client({"Authorization": f"Bearer {key}"} if key else {})
+
+
+class VLLMResource(BackendResource):
+    """A model served by vLLM on this machine."""
+
+    async def generate_async(
+        self, messages: list[dict[str, Any]], **parameters: Any
+    ) -> dict[str, Any]:
+        """Have the model answer; as `ModelResource.generate_async`."""
+        assert isinstance(self.spec, VLLMModelResourceSpec)
+        body = {"model": self.spec.model_name_or_path, "messages": messages, **parameters}
+        return await _chat(_client({}), f"{self.endpoint}/v1", body, None)
+
+
+def _client(headers: Mapping[str, str]) -> httpx.AsyncClient:
+    headers = {"Accept-Encoding": "identity", **headers}  # Nothing is unpacked here.
+    return httpx.AsyncClient(
+        timeout=None,  # noqa: S113  # One deadline covers everything, dripping answers included.
+        headers=headers,
+        trust_env=False,
+    )
+
+
+async def _chat(
+    client: httpx.AsyncClient, url: str, body: dict[str, Any], seconds: float | None
+) -> dict[str, Any]:
+    content = bytearray()
+    try:
+        async with (
+            asyncio.timeout(seconds),  # None: as long as the caller allows.
+            client,
+            client.stream("POST", f"{url}/chat/completions", json=body) as reply,
+        ):
+            reply.raise_for_status()
+            async for chunk in reply.aiter_raw():
+                content += chunk
+                if len(content) > CHAT_BYTES_MAX:
+                    raise BackendError(f"{url} answered with more than {CHAT_BYTES_MAX} bytes")
+        document = json.loads(content)
+    except TimeoutError as error:
+        raise BackendError(f"{url} did not answer within {seconds:g} s") from error
+    except (httpx.HTTPError, ValueError) as error:
+        raise BackendError(f"{url} did not answer: {error}") from error
+    if not isinstance(document, dict):
+        raise BackendError(f"{url} answered with no object")
+    return document
+
+
+class LocalEnvResource(BaseResource):
+    """An object of the caller's own process; its attributes are reached through the resource.
+
+    Args:
+        resource_id: Its name.
+        env: The object.
+
+    """
+
+    def __init__(self, resource_id: str, env: Any) -> None:
+        self._id = resource_id
+        self.env = env
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the object."""
+        return getattr(self.env, name)
+
+    @property
+    def resource_id(self) -> str:
+        """Its name."""
+        return self._id
+
+    @property
+    def category(self) -> str:
+        """The kind of its spec."""
+        return LocalEnvResourceSpec.category
+
+    async def start(self) -> None:
+        """Call the object's own `start`, where it has one."""
+        await _call(self.env, "start")
+
+    async def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the object's own `reset`.
+
+        Raises:
+            NotImplementedError: It has none.
+
+        """
+        if not callable(getattr(self.env, "reset", None)):
+            raise NotImplementedError(f"{type(self.env).__name__} has no reset")
+        return await _call(self.env, "reset", *args, **kwargs)
+
+    async def get_status(self) -> ResourceStatus:
+        """Return that it runs: it is an object."""
+        return ResourceStatus.RUNNING
+
+    async def end(self) -> None:
+        """Call the object's own `close`, where it has one."""
+        await _call(self.env, "close")
+
+
+async def _call(target: Any, name: str, *args: Any, **kwargs: Any) -> Any:
+    method = getattr(target, name, None)
+    if not callable(method):
+        return None
+    value = method(*args, **kwargs)
+    return await value if inspect.isawaitable(value) else value
+
+
+class LocalRunner(BackendRunner):
+    """The backend `local`: what the backend of this machine starts, and what needs no machine."""
+
+    async def start_resource(
+        self,
+        spec: BaseResourceSpec,
+        resource_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+    ) -> BaseResource:
+        """Make a resource and wait until it is ready; see `Runner`."""
+        name = resource_id or f"free-{uuid.uuid4().hex[:12]}"
+        limits = [each for each in (timeout, spec.limit_seconds) if each is not None]
+        match spec:
+            case APIModelResourceSpec():
+                made: BaseResource = ModelResource(name, spec)
+            case LocalEnvResourceSpec():
+                made = LocalEnvResource(name, _environment(spec))
+            case _:
+                return await super().start_resource(spec, resource_id, timeout)
+        async with asyncio.timeout(min(limits) if limits else None):
+            await made.start()
+        return made
+
+    def resource(
+        self, spec: BaseResourceSpec, workload: WorkloadReport, resource_id: str | None
+    ) -> BackendResource:
+        """Return what a started workload is to its user."""
+        kind = VLLMResource if isinstance(spec, VLLMModelResourceSpec) else BackendResource
+        return kind(self.backend, spec, workload, resource_id)
+
+
+def _environment(spec: LocalEnvResourceSpec) -> Any:
+    """Make the object of a spec.
+
+    Raises:
+        BackendError: There is no such class, or it could not be made.
+
+    """
+    module, _, name = spec.env_cls_path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)(**spec.init_kwargs)
+    except Exception as error:
+        raise BackendError(
+            f"{spec.env_cls_path or 'env_cls_path'} was not made: {error}"
+        ) from error
+
+
+class LazyRunner:
+    """A runner that is made when it is first used.
+
+    Args:
+        name: Of the backend.
+        make: Makes it.
+
+    """
+
+    def __init__(self, name: str, make: Callable[[], Runner]) -> None:
+        self.name = name
+        self._make = functools.cache(make)
+
+    async def start_resource(
+        self,
+        spec: BaseResourceSpec,
+        resource_id: str | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # The documented name: it is the runner's.
+    ) -> BaseResource:
+        """Make a resource; see `Runner`."""
+        return await self._make().start_resource(spec, resource_id, timeout)
+
+    async def end_resource(self, resource: BaseResource) -> None:
+        """End a resource; see `Runner`."""
+        await self._make().end_resource(resource)
+
+    async def get_status(self, resource: BaseResource) -> ResourceStatus:
+        """Return how a resource is; see `Runner`."""
+        return await self._make().get_status(resource)
+
+
+def _home() -> Path:
+    """Make a folder for this process alone, which is removed when it ends.
+
+    One that was killed leaves its own behind, which the next one removes: whose folder it is says
+    a lock, since the number of a process may come again, and in another container at once.
+    """
+    base = Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
+    prefix = f"moorage-{os.getuid()}-"
+    for old in base.glob(f"{prefix}*/lock"):
+        with contextlib.suppress(OSError), old.open("wb") as held:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _remove(old.parent)
+    made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
+    lock = (made / "lock").open("wb")
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    _HOMES.append(lock)  # It is held as long as it is open.
+    home = made.rename(made.with_name(made.name[1:]))  # Seen by others only now that it is.
+    atexit.register(_leave, home, os.getpid())
+    return home
+
+
+def _leave(home: Path, owner: int) -> None:
+    if os.getpid() == owner:  # A fork of it has the same to do at its exit.
+        with contextlib.suppress(OSError):  # Somebody has tidied up.
+            _remove(home)
+
+
+def _remove(home: Path) -> None:
+    """Remove a folder; first its name, so that no supervisor on its way out writes into it."""
+    gone = home.rename(home.with_name(f".{home.name}"))
+    shutil.rmtree(gone, ignore_errors=True)
+
+
+def _local() -> Backend:
+    return LocalBackend(_home(), gpus=gpus_here(), outlive=False)
+
+
+def _aws() -> Backend:
+    from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs an extra.
+
+    return AwsBackend(_home())
+
+
+def default_runners() -> Mapping[str, Runner]:
+    """Return a runner for each backend that works here, by name."""
+    runners: dict[str, Runner] = {
+        "local": LazyRunner("local", lambda: LocalRunner(_local())),
+        "memory": LazyRunner("memory", lambda: BackendRunner(MemoryBackend())),
+    }
+    if importlib.util.find_spec("boto3") is not None:
+        runners["aws"] = LazyRunner("aws", lambda: BackendRunner(_aws()))
+    return runners

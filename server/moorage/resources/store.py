@@ -1,0 +1,419 @@
+"""The store of `ResourceEngine`: carries out what `pools` decides, and holds the one lock.
+
+Its methods may be called from any event loop and any thread. A resource is made in the loop of
+whoever asked for it; nothing is awaited under the lock.
+"""
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from moorage.backends.base import BackendError, EngineClosedError
+from moorage.backends.completion import finished
+from moorage.backends.spec_documents import pool_key
+from moorage.backends.specs import BaseResourceSpec
+from moorage.resources.pools import ClaimStage, ResourceClaim, SpecPool
+from moorage.resources.resources import BaseResource, ResourceStatus, Runner
+
+__all__ = ["ResourceStore"]
+
+_T = TypeVar("_T")
+
+
+class ResourceStore:
+    """Free resources by pool, and those that a name holds. `ResourceEngine` says what it means."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pools: dict[str, SpecPool] = {}
+        self._claims: dict[str, ResourceClaim] = {}
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Count what exists, by pool."""
+        with self._lock:
+            return {
+                key: {"total": pool.total, "free": len(pool.free), "acquired": pool.acquired}
+                for key, pool in self._pools.items()
+                if pool.total
+            }
+
+    async def stock(
+        self,
+        spec: BaseResourceSpec,
+        backend: str,
+        runner: Runner,
+        size: int,
+        timeout_seconds: float | None,
+    ) -> tuple[int, int]:
+        """Make resources until `size` are free, or the pool is full.
+
+        Returns:
+            How many were wanted beside those that are free, and how many were made.
+
+        """
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            pool = self._pool(spec, backend, runner)
+            wanted = max(0, size - len(pool.free) - pool.stocking)
+            made = wanted if pool.room is None else min(wanted, pool.room)
+            claims = [
+                ResourceClaim(None, pool, timeout_seconds, loop, release_at_once=True)
+                for _ in range(made)
+            ]
+            for claim in claims:
+                claim.callers = 1
+                pool.stock(claim)
+        for claim in claims:
+            self._begin(claim)
+        outcomes = [asyncio.wrap_future(claim.outcome) for claim in claims]
+        try:
+            await asyncio.shield(asyncio.gather(*outcomes, return_exceptions=True))
+        except asyncio.CancelledError:
+            await finished(asyncio.gather(*(self._give_up(claim) for claim in claims)))
+            raise
+        for outcome in outcomes:
+            outcome.result()
+        return wanted, made
+
+    async def acquire(
+        self,
+        name: str,
+        spec: BaseResourceSpec,
+        backend: str,
+        runner: Runner,
+        *,
+        timeout_seconds: float | None,
+        wait_seconds: float | None,
+    ) -> BaseResource:
+        """Get a resource for a name."""
+        begin = False
+        with self._lock:
+            claim = self._claims.get(name)
+            if claim is None:
+                pool = self._pool(spec, backend, runner)
+                claim = ResourceClaim(name, pool, timeout_seconds, asyncio.get_running_loop())
+                self._claims[name] = claim
+                begin = pool.enter(claim)
+            elif claim.pool.key != (key := pool_key(spec, backend)):
+                raise ValueError(f"{name!r} has a resource of {claim.pool.key}, not of {key}")
+            claim.callers += 1
+        if begin:
+            self._begin(claim)
+        try:
+            try:
+                async with asyncio.timeout(wait_seconds):
+                    await _told(claim.admitted)
+            except TimeoutError:
+                await finished(self._give_up(claim))
+                reason = (
+                    f"nothing of {claim.pool.key} was free for {name!r} within {wait_seconds} s"
+                )
+                raise TimeoutError(reason) from None
+            resource = await _told(claim.outcome)
+        except asyncio.CancelledError:
+            await finished(self._give_up(claim))
+            raise
+        with self._lock:
+            claim.taken = True
+            claim.callers -= 1
+        return resource
+
+    async def release(self, name: str) -> None:
+        """Return a resource to its pool."""
+        with self._lock:
+            claim = self._claims.get(name)
+            if claim is None:
+                return
+            if claim.stage is not ClaimStage.HELD:
+                claim.release_at_once = True
+                return
+            resource = self._detach(claim)
+        await finished(self._recycle(claim.pool, resource))
+
+    async def end(self, name: str) -> None:
+        """End the resource of a name."""
+        with self._lock:
+            claim = self._claims.get(name)
+            if claim is None:
+                return
+            resource = self._detach(claim) if claim.stage is ClaimStage.HELD else None
+        if resource is not None:
+            await finished(self._end(claim.pool, resource))
+        else:
+            await finished(self._abandon(claim, BackendError(f"{name!r} was ended meanwhile")))
+
+    async def close(self) -> None:
+        """End everything."""
+        with self._lock:
+            pools, self._pools = self._pools, {}
+            self._claims = {}
+            ends: list[Coroutine[Any, Any, None]] = []
+            for pool in pools.values():
+                pool.closed = True
+                claims = [*pool.claims, *pool.waiters]
+                resources = [*pool.free, *pool.stuck]
+                pool.free.clear()
+                pool.stuck.clear()
+                pool.moving += len(resources)
+                resources += [
+                    self._detach(each) for each in claims if each.stage is ClaimStage.HELD
+                ]
+                ends += [self._end(pool, resource) for resource in resources]
+                for claim in claims:
+                    if self._disown(claim, EngineClosedError("engine closed")):
+                        ends.append(self._quiet(claim))
+        errors = await finished(asyncio.gather(*ends, return_exceptions=True))
+        reasons = [str(error) for error in errors if error is not None]
+        if reasons:
+            raise BackendError(f"{len(reasons)} could not be ended: {'; '.join(reasons)}")
+
+    def _pool(self, spec: BaseResourceSpec, backend: str, runner: Runner) -> SpecPool:
+        key = pool_key(spec, backend)
+        pool = self._pools.get(key)
+        if pool is None:
+            pool = self._pools[key] = SpecPool(key, backend, spec, runner)
+        return pool
+
+    def held(self, name: str) -> BaseResource:
+        """Return the resource of a name.
+
+        Raises:
+            ValueError: It has none, or not yet.
+
+        """
+        with self._lock:
+            claim = self._claims.get(name)
+            if claim is None:
+                raise ValueError(f"{name!r} has no resource: acquire one first")
+            if claim.resource is None:
+                raise ValueError(f"the resource of {name!r} is still being made")
+            return claim.resource
+
+    def _detach(self, claim: ResourceClaim) -> BaseResource:
+        """Take its resource from a claim, into the hands of the caller. Under the lock."""
+        resource = claim.resource
+        assert resource is not None
+        claim.resource = None
+        claim.stage = ClaimStage.OVER
+        claim.pool.claims.discard(claim)
+        claim.pool.moving += 1
+        self._forget(claim)
+        return resource
+
+    def _forget(self, claim: ResourceClaim) -> None:
+        """Let go of the id of a claim, if it is still its own. Under the lock."""
+        if claim.id is not None and self._claims.get(claim.id) is claim:
+            del self._claims[claim.id]
+
+    def _begin(self, claim: ResourceClaim) -> None:
+        """Make the resource of a claim that was admitted, in the loop of its first caller."""
+
+        def begin() -> None:
+            claim.task = asyncio.ensure_future(self._make(claim))
+            claim.task.add_done_callback(done)
+
+        def done(task: asyncio.Task[None]) -> None:
+            # Not in the task: one that is cancelled before its first step never runs at all.
+            if task.cancelled():
+                self._over(claim, BackendError(f"the start of {claim.id!r} was given up"))
+            claim.quiet.set_result(None)
+
+        try:
+            if asyncio.get_running_loop() is claim.loop:
+                begin()
+                return
+        except RuntimeError:
+            pass  # No loop runs in this thread.
+        try:
+            claim.loop.call_soon_threadsafe(begin)
+        except RuntimeError:  # Its loop was closed while it waited; nobody is there to be told.
+            self._over(claim, BackendError("the event loop that waited was closed"))
+
+    async def _make(self, claim: ResourceClaim) -> None:
+        pool = claim.pool
+        try:
+            resource = await self._ready(claim)
+        except TimeoutError as error:
+            reason = f"{claim.id!r} of {pool.key} was not ready within {claim.timeout_seconds} s"
+            late = TimeoutError(f"{reason}: {error}" if str(error) else reason)
+            late.__cause__ = error
+            self._over(claim, late)
+        except Exception as error:  # noqa: BLE001  # Whatever a runner raises is the caller's.
+            self._over(claim, error)
+        else:
+            await finished(self._made(claim, resource))
+
+    async def _ready(self, claim: ResourceClaim) -> BaseResource:
+        """Return a resource that is fit for use: the warm one, or a new one in its place."""
+        pool, warm = claim.pool, claim.warm
+        if claim.stage is ClaimStage.OVER:
+            raise BackendError(f"{claim.id!r} was given up before its start began")
+        if warm is not None:
+            if await finished(_is_fit(pool.runner, warm)):
+                return warm
+            claim.spoiled = True
+            await finished(_discard(claim, warm))
+        return await pool.runner.start_resource(
+            pool.spec, resource_id=claim.id, timeout=claim.timeout_seconds
+        )
+
+    async def _made(self, claim: ResourceClaim, resource: BaseResource) -> None:
+        """Hand a resource to its claim, or on, where nobody wants it any more."""
+        with self._lock:
+            unwanted = claim.stage is ClaimStage.OVER
+            claim.warm = None
+            if not unwanted:
+                claim.stage = ClaimStage.HELD
+                claim.resource = resource
+                claim.outcome.set_result(resource)
+                if not claim.release_at_once:
+                    return
+                self._detach(claim)
+            else:
+                claim.pool.claims.discard(claim)
+                claim.pool.moving += 1
+        if unwanted:
+            await self._end(claim.pool, resource)
+        else:
+            self._put(claim.pool, resource)
+
+    def _over(self, claim: ResourceClaim, error: BaseException) -> None:
+        """Note that a claim will have no resource, and pass its slot on."""
+        pool = claim.pool
+        with self._lock:
+            if claim not in pool.claims or claim.stage is ClaimStage.HELD:
+                return  # It has been settled already.
+            claim.fail(error)
+            pool.claims.discard(claim)
+            self._forget(claim)
+            warm, claim.warm = claim.warm, None
+            if warm is not None and claim.spoiled:
+                pool.stuck.append(warm)
+            elif warm is not None:  # It was never handed out, and is as good as it was.
+                pool.moving += 1
+        if warm is None or claim.spoiled:
+            self._pass_on(pool)
+        else:
+            self._put(pool, warm)
+
+    async def _give_up(self, claim: ResourceClaim) -> None:
+        """A caller waits no longer; the last one takes the claim along."""
+        with self._lock:
+            claim.callers -= 1
+            if claim.callers or claim.taken:
+                return
+            stage = claim.stage
+            resource = self._detach(claim) if stage is ClaimStage.HELD else None
+        if resource is not None:  # It came in the moment that its caller left.
+            await self._recycle(claim.pool, resource)
+        elif stage is not ClaimStage.OVER:
+            await self._abandon(claim, BackendError(f"{claim.id!r} was given up"))
+
+    async def _abandon(self, claim: ResourceClaim, error: BackendError) -> None:
+        """End a claim that has no resource yet; return when nothing will come of it."""
+        with self._lock:
+            begun = self._disown(claim, error)
+        if begun:
+            await self._quiet(claim)
+
+    def _disown(self, claim: ResourceClaim, error: BackendError) -> bool:
+        """Note that nobody wants what a claim has not got yet. Under the lock.
+
+        Returns:
+            Whether its resource is being made.
+
+        """
+        stage = claim.stage
+        if stage in {ClaimStage.HELD, ClaimStage.OVER}:
+            return False
+        claim.fail(error)
+        self._forget(claim)
+        if stage is ClaimStage.WAITING:
+            claim.pool.waiters.remove(claim)
+        return stage is ClaimStage.STARTING
+
+    async def _quiet(self, claim: ResourceClaim) -> None:
+        """Stop the making of a resource, and wait until nothing is left of it."""
+        with contextlib.suppress(RuntimeError):  # A closed loop has no tasks to cancel.
+            claim.loop.call_soon_threadsafe(_cancel, claim)
+            await asyncio.wrap_future(claim.quiet)
+
+    # Resources on their way --------------------------------------------------------------------
+
+    async def _recycle(self, pool: SpecPool, resource: BaseResource) -> None:
+        """Make a used resource fit for the next user, or end it."""
+        try:
+            await resource.reset()
+            fit = True
+        except NotImplementedError:
+            fit = True  # The look at it decides.
+        except Exception:  # noqa: BLE001  # A resource that cannot be reset is ended, whatever it said.
+            fit = False
+        if fit and not pool.closed and await _is_fit(pool.runner, resource):
+            self._put(pool, resource)
+        else:
+            await self._end(pool, resource)
+
+    async def _end(self, pool: SpecPool, resource: BaseResource) -> None:
+        try:
+            await pool.runner.end_resource(resource)
+        except Exception as error:
+            with self._lock:
+                pool.moving -= 1
+                pool.stuck.append(resource)
+                if pool.closed:  # Its successor counts it, and the next close tries again.
+                    heir = self._pool(pool.spec, pool.backend, pool.runner)
+                    heir.stuck.append(pool.stuck.pop())
+            reason = f"{resource.resource_id} of {pool.key} could not be ended: {error}"
+            raise BackendError(reason) from error
+        with self._lock:
+            pool.moving -= 1
+        self._pass_on(pool)
+
+    def _put(self, pool: SpecPool, resource: BaseResource) -> None:
+        with self._lock:
+            pool.moving -= 1
+            heir = pool.put(resource)
+        if heir is not None:
+            self._begin(heir)
+
+    def _pass_on(self, pool: SpecPool) -> None:
+        with self._lock:
+            heirs = list(pool.vacate())
+        for heir in heirs:
+            self._begin(heir)
+
+
+def _told(news: Future[_T]) -> asyncio.Future[_T]:
+    """Wait for `news`, which stays open for others when the wait is cancelled."""
+    told = asyncio.wrap_future(news)
+    told.add_done_callback(_look)  # `shield` forgets what comes after the cancellation.
+    return asyncio.shield(told)
+
+
+def _look(told: asyncio.Future[Any]) -> None:
+    """See an error, which asyncio would log as never retrieved."""
+    if not told.cancelled():
+        told.exception()
+
+
+async def _discard(claim: ResourceClaim, warm: BaseResource) -> None:
+    """End the warm resource of a claim; noted here, where no cancellation comes in between."""
+    await claim.pool.runner.end_resource(warm)
+    claim.warm, claim.spoiled = None, False
+
+
+async def _is_fit(runner: Runner, resource: BaseResource) -> bool:
+    """Return whether a resource may be handed out: it runs, and answers where it is a service."""
+    try:
+        return await runner.get_status(resource) is ResourceStatus.RUNNING
+    except Exception:  # noqa: BLE001  # Whatever cannot say how it is, is not fit.
+        return False
+
+
+def _cancel(claim: ResourceClaim) -> None:
+    if claim.task is not None:
+        claim.task.cancel()

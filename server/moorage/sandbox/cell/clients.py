@@ -1,0 +1,170 @@
+"""What a policy finds in `settings`: the two documented clients, and one for its context.
+
+Each method asks the host and answers as the class of the allocation-server document would:
+`cluster_client` returns `(True, data)` or `(False, message)` and never raises, the metrics client
+returns data or raises.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+CallHost = Callable[[str, str, list[Any]], tuple[Any, str, int]]
+"""Client, method, arguments; returns the data, the error message (empty on success), a status."""
+
+
+class APIError(Exception):
+    """A metrics service said no.
+
+    Args:
+        error: What it said.
+        status: HTTP status where there was one.
+
+    """
+
+    def __init__(self, error: str, status: int = 0) -> None:
+        super().__init__(error)
+        self.error = error
+        self.status = status
+        self.status_code = status
+
+
+class ContextConflict(Exception):  # noqa: N818  # It names what happened, as authors say it.
+    """Somebody else changed the context since it was read; read it again and decide anew.
+
+    Args:
+        version: The version that is current now.
+
+    """
+
+    def __init__(self, version: int) -> None:
+        super().__init__(f"the context was changed meanwhile; it is at version {version} now")
+        self.version = version
+
+
+class ContextClient:
+    """`settings["context_client"]`: the context as all processes of this version share it.
+
+    For policies that must not lose a change: the dict `context` of `eval` is written back whole
+        when
+    it was current, and dropped when another process was faster; here the policy is told.
+    """
+
+    Conflict = ContextConflict
+
+    def __init__(
+        self, ask: Callable[[str, list[Any]], tuple[int, bytes]], pack: Callable[[Any], bytes]
+    ) -> None:
+        self._ask = ask
+        self._pack = pack
+
+    def read(self) -> tuple[dict[str, Any], int]:
+        """Return the context and its version; `({}, 0)` where there is none yet."""
+        version, packed = self._ask("read", [])
+        return (msgspec.msgpack.decode(packed) if packed else {}), version
+
+    def swap(self, context: dict[str, Any], version: int) -> int:
+        """Replace the context, if it is still at this version; return its new version.
+
+        Raises:
+            ContextConflict: It is not; nothing was changed.
+            TypeError: It is no dict of plain JSON values, or the version is none that was read.
+            ValueError: It is larger than it may be.
+
+        """
+        if not isinstance(context, dict):
+            raise TypeError(f"the context must be a dict, not {type(context).__name__}")
+        if type(version) is not int:
+            found = type(version).__name__
+            raise TypeError(f"the version must be the number that read() returned, not {found}")
+        current, _ = self._ask("swap", [version, self._pack(context)])
+        return current
+
+
+class ClusterClient:
+    """`settings["cluster_client"]`."""
+
+    base_url = "moorage://cluster_client"
+
+    def __init__(self, ask: CallHost) -> None:
+        self._ask = ask
+
+    def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
+        """Return `(True, cluster document)` or `(False, message)`."""
+        return self._answer("read_cluster", cluster_id)
+
+    def execute_query(self, query: dict[str, Any]) -> tuple[bool, Any]:
+        """Return `(True, list of cluster documents)` or `(False, message)`."""
+        return self._answer("execute_query", query)
+
+    def _answer(self, method: str, argument: Any) -> tuple[bool, Any]:
+        data, message, status = self._ask("cluster_client", method, [argument])
+        if not message:
+            return True, data
+        return False, f"{'HTTP error' if status else 'Error'} occurred: {message}"
+
+
+class _MetricsClient:
+    """Asks for metrics; what the service refuses is raised."""
+
+    name = ""
+
+    def __init__(self, ask: CallHost) -> None:
+        self._ask = ask
+
+    def _answer(self, method: str, argument: Any) -> Any:
+        data, message, status = self._ask(self.name, method, [argument])
+        if message:
+            raise APIError(message, status)
+        return data
+
+
+class GlobalClusterMetricsClient(_MetricsClient):
+    """`settings["cluster_metrics_client"]`, and `cluster_metrics_api` of ranking policies."""
+
+    name = "cluster_metrics_client"
+    base_url = "moorage://cluster_metrics_client"
+
+    def get_cluster(self, cluster_id: str) -> Any:
+        """Return the metrics of a cluster.
+
+        Raises:
+            APIError: There are none, or the service said no.
+
+        """
+        return self._answer("get_cluster", cluster_id)
+
+    def query_clusters(self, query_params: dict[str, Any] | None = None) -> Any:
+        """Return the metrics of all clusters that match a Mongo-style filter.
+
+        Raises:
+            APIError: The service said no.
+
+        """
+        return self._answer("query_clusters", query_params)
+
+
+class GlobalBlockMetricsClient(_MetricsClient):
+    """`settings["block_metrics_api"]`, which ranking policies know."""
+
+    name = "block_metrics_client"
+    base_url = "moorage://block_metrics_client"
+
+    def get_block(self, block_id: str) -> Any:
+        """Return the metrics of a block.
+
+        Raises:
+            APIError: There are none, or the service said no.
+
+        """
+        return self._answer("get_block", block_id)
+
+    def query_blocks(self, query_params: dict[str, Any] | None = None) -> Any:
+        """Return the metrics of all blocks that match a Mongo-style filter.
+
+        Raises:
+            APIError: The service said no.
+
+        """
+        return self._answer("query_blocks", query_params)

@@ -1,0 +1,208 @@
+"""`input_data` and its `cluster_data`: look like dicts of dicts, make and fetch what is touched.
+
+All classes really are dicts, so `isinstance`, `json.dumps`, `dict(…)` and `copy` behave. Values
+that were not touched yet are a placeholder inside, which every way of reading fills in first.
+Each evaluation decodes afresh, so nothing that a policy changes survives into the next one.
+"""
+
+import gc
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Self
+
+import msgspec
+
+from moorage.policy import Fleet
+
+LATER: Final[Any] = object()
+"""Stands for a value that is made when it is first read."""
+_decode: Final = msgspec.msgpack.Decoder().decode
+
+
+class LazyDict(dict[str, Any], ABC):
+    """A dict some of whose values are made when they are first read."""
+
+    @abstractmethod
+    def _make(self, keys: Sequence[str]) -> None:
+        """Replace the placeholders of `keys`."""
+
+    def _fill(self) -> None:
+        missing = [key for key, value in dict.items(self) if value is LATER]
+        if missing:
+            self._make(missing)
+
+    def __getitem__(self, key: str) -> Any:
+        value = dict.__getitem__(self, key)
+        if value is LATER:
+            self._make([key])
+            value = dict.__getitem__(self, key)
+        return value
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """As in dict."""
+        return self[key] if key in self else default  # noqa: SIM401  # This is that `get`.
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """As in dict."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+    def pop(self, key: str, *default: Any) -> Any:
+        """As in dict."""
+        if key in self:
+            self[key]
+        return dict.pop(self, key, *default)
+
+    def popitem(self) -> tuple[str, Any]:
+        """As in dict."""
+        self._fill()
+        return dict.popitem(self)
+
+    def __iter__(self) -> Iterator[str]:
+        return dict.__iter__(self)
+
+    def items(self) -> Any:
+        """As in dict; everything missing is fetched at once."""
+        self._fill()
+        return dict.items(self)
+
+    def values(self) -> Any:
+        """As in dict; everything missing is fetched at once."""
+        self._fill()
+        return dict.values(self)
+
+    def copy(self) -> dict[str, Any]:
+        """Return a plain dict."""
+        return dict(self.items())
+
+    def __copy__(self) -> dict[str, Any]:
+        return self.copy()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        import copy  # noqa: PLC0415  # Rarely needed.
+
+        return copy.deepcopy(self.copy(), memo)
+
+    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
+        return (dict, (self.copy(),))
+
+    def __or__(self, other: Any) -> Any:
+        return self.copy() | dict(other)
+
+    def __ror__(self, other: Any) -> Any:
+        return dict(other) | self.copy()
+
+    def __eq__(self, other: object) -> bool:
+        self._fill()
+        return dict.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]  # As in dict: mutable, so unhashable.
+
+    def __repr__(self) -> str:
+        return repr(self.copy())
+
+
+class InputData(LazyDict):
+    """What `eval` is given: what a policy need not touch is made when it does.
+
+    Fast policies read the columns, and never pay for a dict of ten thousand clusters.
+
+    Args:
+        given: The keys that are there, and `LATER` for the others.
+
+    Attributes:
+        later: Makes the value of one of the others; set before the policy sees it.
+
+    """
+
+    later: Callable[[str], Any]
+
+    def _make(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            dict.__setitem__(self, key, self.later(key))
+
+
+class ClusterData(LazyDict):
+    """Cluster id to `{"data", "cluster_metrics", "metrics", "capacity"}`.
+
+    Args:
+        ids: The candidates.
+        fetch: Returns the packed documents of these ids, asking the host for what is missing.
+        fleet: Where `capacity` is read.
+
+    """
+
+    def __init__(
+        self,
+        ids: Mapping[str, Any],
+        fetch: Callable[[Sequence[str]], Mapping[str, bytes]],
+        fleet: Fleet,
+    ) -> None:
+        super().__init__(ids)
+        self._fetch = fetch
+        self._fleet = fleet
+
+    @staticmethod
+    def keys_of(ids: Sequence[str]) -> dict[str, Any]:
+        """Return what the constructor takes; worth keeping, since it is copied quickly."""
+        return dict.fromkeys(ids, LATER)
+
+    def _make(self, keys: Sequence[str]) -> None:
+        blobs = self._fetch(keys)
+        # Decoding makes many containers and no cycles; the collector would only walk them.
+        enabled = gc.isenabled()
+        gc.disable()
+        try:
+            for key in keys:
+                blob = blobs.get(key)
+                entry = {"data": {"id": key}, "cluster_metrics": None}
+                if blob is not None:
+                    entry = _decode(blob)
+                dict.__setitem__(self, key, ClusterEntry.build(entry, key, self._fleet))
+        finally:
+            if enabled:
+                gc.enable()
+
+
+class ClusterEntry(LazyDict):
+    """One cluster; `capacity` is read from the fleet when it is first touched."""
+
+    _cluster_id: str
+    _fleet: Fleet
+
+    @classmethod
+    def build(cls, entry: dict[str, Any], cluster_id: str, fleet: Fleet) -> Self:
+        """Return the entry of a decoded document."""
+        self = cls(entry)
+        metrics = entry.get("cluster_metrics")
+        dict.__setitem__(self, "cluster_metrics", metrics)
+        dict.__setitem__(self, "metrics", metrics)
+        dict.__setitem__(self, "capacity", LATER)
+        self._cluster_id = cluster_id
+        self._fleet = fleet
+        return self
+
+    def _make(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            dict.__setitem__(self, key, capacity_of(self._fleet, self._cluster_id))
+
+
+def capacity_of(fleet: Fleet, cluster_id: str) -> dict[str, Any]:
+    """Return what is free in a cluster: node id to `{"cpu_milli", "memory_mib", "gpus"}`."""
+    if cluster_id not in fleet.cluster_ids:
+        return {}
+    number = fleet.cluster_ids.index(cluster_id)
+    capacity: dict[str, Any] = {}
+    for row in (fleet.cluster == number).nonzero()[0].tolist():
+        cpu, memory, gpus = fleet.capacity(row)
+        ids = fleet.gpu_ids[row]
+        capacity[fleet.node_ids[row][1]] = {
+            "cpu_milli": cpu,
+            "memory_mib": memory,
+            "gpus": dict(zip(ids, gpus, strict=False)),
+        }
+    return capacity

@@ -1,0 +1,190 @@
+"""Turns what a policy returned into plain JSON values, or says exactly what in it is not plain.
+
+Called in the cell, so that an honest mistake becomes a clear refusal. The host does not rely on
+it: it reads the answer as JSON text, whatever the cell claims.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from moorage.sandbox.wire.limits import ANSWER_BYTES_MAX
+
+DEPTH_MAX: Final = 64
+"""Nesting of containers; a value that refers to itself ends here too."""
+NODES_MAX: Final = 250_000
+"""Scalars and containers in one value."""
+
+_SHORT_BYTES: Final = 4096
+"""JSON of a value that is looked through before it is copied, since it is likely to be plain."""
+
+_encode: Final = msgspec.json.Encoder().encode
+_INT_MIN, _INT_MAX = -(1 << 63), (1 << 64) - 1
+
+
+class NotPlainError(ValueError):
+    """A value cannot be sent.
+
+    Args:
+        reason: What is wrong with it.
+
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path = ""
+
+    def __str__(self) -> str:
+        """Return the reason with the path to the culprit."""
+        return f"{self.path or 'the value'}: {self.reason}"
+
+
+def plain_and_packed(value: Any) -> tuple[Any, bytes]:
+    """Return `to_plain(value)`, which may be `value` itself, and the JSON text of it.
+
+    A proposal is short and plain already, and then nothing is copied.
+
+    Raises:
+        NotPlainError: As `to_plain`.
+        UnicodeEncodeError: A text in it is no Unicode.
+
+    """
+    if type(value) is dict:
+        try:
+            packed: bytes = _encode(value)
+            if len(packed) <= _SHORT_BYTES and _is_plain(value):
+                return value, packed
+        except Exception:  # noqa: BLE001, S110  # A foreign type may raise anything; below it is named.
+            pass
+    plain = to_plain(value)
+    return plain, _encode(plain)
+
+
+def _is_plain(value: Any, depth: int = 0) -> bool:
+    """Return whether `to_plain` would make the same of a container, type by type."""
+    if depth >= DEPTH_MAX:
+        return False
+    if type(value) is dict:
+        for key in value:
+            if type(key) is not str:
+                return False
+        value = value.values()
+    for item in value:
+        kind = type(item)
+        if kind is list or kind is dict:
+            if not _is_plain(item, depth + 1):
+                return False
+        elif kind is not str and not _is_plain_scalar(item):
+            return False
+    return True
+
+
+def _is_plain_scalar(item: object) -> bool:
+    if type(item) is int:
+        return _INT_MIN <= item <= _INT_MAX
+    if type(item) is float:
+        return math.isfinite(item)
+    return item is None or type(item) is bool
+
+
+def to_plain(value: Any) -> Any:
+    """Return `value` made of dict, list, str, int, float, bool and None only.
+
+    Tuples become lists, numpy scalars and arrays their Python values, whole-number keys text.
+
+    Raises:
+        NotPlainError: Something in it has no JSON form; the message carries the path to it.
+
+    """
+    return _convert(value, 0, [NODES_MAX])
+
+
+def _convert(value: Any, depth: int, budget: list[int]) -> Any:
+    kind = type(value)
+    if kind is str:
+        if len(value) > ANSWER_BYTES_MAX:
+            raise NotPlainError(f"a text of {len(value)} characters")
+        return value
+    if value is None or kind is bool:
+        return value
+    if kind is int or kind is float:
+        return _number(value)
+    budget[0] -= 1
+    if depth >= DEPTH_MAX:
+        raise NotPlainError(f"nested deeper than {DEPTH_MAX}, or it refers to itself")
+    if isinstance(value, dict):
+        return _convert_mapping(value, depth, budget)
+    if isinstance(value, list | tuple):
+        return _convert_items(value, depth, budget)
+    return _convert_scalar(value, depth, budget)
+
+
+def _number(value: float) -> float:
+    if isinstance(value, int):
+        if _INT_MIN <= value <= _INT_MAX:
+            return value
+        raise NotPlainError("a whole number that does not fit into 64 bits")
+    if math.isfinite(value):
+        return value
+    raise NotPlainError(f"{value} is not a number that JSON knows")
+
+
+def _convert_mapping(value: Mapping[Any, Any], depth: int, budget: list[int]) -> dict[str, Any]:
+    plain: dict[str, Any] = {}
+    for key, item in value.items():
+        if type(key) is not str:
+            key = _key(key)
+        try:
+            plain[key] = _convert(item, depth + 1, budget)
+        except NotPlainError as error:
+            error.path = f".{key}{error.path}" if len(error.path) < DEPTH_MAX * 4 else error.path
+            raise
+    _charge(budget, len(plain))
+    return plain
+
+
+def _convert_items(value: list[Any] | tuple[Any, ...], depth: int, budget: list[int]) -> list[Any]:
+    _charge(budget, len(value))
+    plain: list[Any] = []
+    for number, item in enumerate(value):
+        try:
+            plain.append(_convert(item, depth + 1, budget))
+        except NotPlainError as error:
+            if len(error.path) < DEPTH_MAX * 4:
+                error.path = f"[{number}]{error.path}"
+            raise
+    return plain
+
+
+def _convert_scalar(value: Any, depth: int, budget: list[int]) -> Any:
+    """Return subclasses of the plain scalars and numpy's values as what they stand for."""
+    if isinstance(value, np.generic):
+        return _convert(value.item(), depth + 1, budget)
+    if isinstance(value, np.ndarray):
+        _charge(budget, value.size)
+        return _convert(value.tolist(), depth + 1, budget)
+    if isinstance(value, str):
+        return _convert(str.__str__(value), depth + 1, budget)
+    if isinstance(value, int):
+        return _convert(int.__add__(value, 0), depth + 1, budget)
+    if isinstance(value, float):
+        return _convert(float.__add__(value, 0.0), depth + 1, budget)
+    raise NotPlainError(f"a {type(value).__name__!s} has no JSON form")
+
+
+def _key(key: Any) -> str:
+    if isinstance(key, str):
+        return str.__str__(key)
+    if isinstance(key, int | np.integer) and not isinstance(key, bool):
+        return str(int(key))
+    raise NotPlainError(f"a key of type {type(key).__name__!s}; keys are text")
+
+
+def _charge(budget: list[int], amount: int) -> None:
+    budget[0] -= amount
+    if budget[0] < 0:
+        raise NotPlainError(f"more than {NODES_MAX} values in one answer")

@@ -1,0 +1,199 @@
+"""A cell's own copy of the fleet, and how it stays true. Used by `worker` alone.
+
+The protocol, in four sentences. Every `Evaluate` frame carries the absolute free capacity of the
+rows that changed on the host since the frame before, after the rows of the clusters that were
+replaced (or instead of both a whole snapshot), read from the live fleet at the moment the frame
+was built, and the requests whose proposals were settled since. A policy's own proposal for a lease
+is taken from the replica at once, so that the next ask in the pipe does not see the same GPU
+free: it is then *outstanding*. When a frame says that a proposal is settled, granted or not, it is
+outstanding no longer; if it was granted, the host's rows already count it. So at every evaluation
+
+    what the policy sees  ==  what the host last said  -  what is outstanding
+
+and nothing else is ever computed: settled proposals are dropped first, then a row that the host
+spoke about becomes its word minus what is still outstanding on it, and a row that it did not
+speak about gets back what the dropped proposals held there. A proposal that was granted before
+its settlement is announced is counted twice for that moment: the policy sees too little, never too
+much. A new consultation for a request ends its earlier proposal, since the core asks again only
+when it did not take the first.
+
+A row whose net capacity did not move is not marked as changed, because fast policies score changed
+rows again: a grant of exactly what was proposed marks nothing.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import msgspec
+
+from moorage.model import Demand, Share
+from moorage.policy import Fleet, ProposalError, parse_proposal
+from moorage.sandbox.wire.frames import Part, Row
+from moorage.sandbox.wire.limits import OUTSTANDING_MAX
+
+GONE: Final = -1
+"""Stands for the row of a node that is not there."""
+_decode: Final = msgspec.msgpack.decode
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A share as it lies on its row: CPU, memory, milli per device column held."""
+
+    row: int
+    share: Share
+    columns: tuple[int, ...]
+
+
+class Replica:
+    """The fleet as one cell sees it.
+
+    Attributes:
+        fleet: What the host last said, minus what is outstanding.
+
+    """
+
+    def __init__(self) -> None:
+        self.fleet = Fleet()
+        self._outstanding: dict[str, tuple[_Held, ...]] = {}
+        self._on_row: dict[int, int] = {}
+        """How many outstanding shares lie on a row; most rows have none."""
+
+    def update(
+        self,
+        snapshot: bytes | None,
+        parts: Sequence[Part],
+        rows: Sequence[Row],
+        settled: Sequence[str],
+    ) -> None:
+        """Apply what one frame says, in the order that the module docstring gives."""
+        if not (settled or rows or snapshot or parts):
+            return
+        dropped: list[_Held] = []
+        for request in settled:
+            dropped += self._drop(request)
+        if snapshot is not None:
+            self.fleet.restore(_decode(snapshot))
+            self._relocate(None)
+            dropped.clear()
+        elif parts:
+            replaced = frozenset(name for name, _ in parts)
+            for name, packed in parts:
+                self.fleet.splice(name, _fleet_of(packed) if packed else None)
+            self._relocate(replaced)
+            dropped = [
+                replace(held, row=row)
+                for held in dropped
+                if held.share.cluster_id not in replaced
+                and (row := self.fleet.row(held.share.cluster_id, held.share.node_id)) is not None
+            ]
+        spoken = set()
+        for row, cpu, memory, gpus in rows:
+            spoken.add(row)
+            self._set(row, cpu, memory, gpus)
+        for held in dropped:
+            if held.row not in spoken:
+                self.fleet.give(held.share)
+
+    def reconsider(self, request: str) -> None:
+        """End the outstanding proposal of a request that is asked about again."""
+        if request in self._outstanding:
+            for held in self._drop(request):
+                self.fleet.give(held.share)
+
+    def propose(self, request: str, value: Any, demand: Demand | None) -> None:
+        """Take a proposal provisionally, if it says everything and fits; else do nothing."""
+        try:
+            proposals = parse_proposal(value, demand)
+        except ProposalError:
+            return
+        shares = [proposed.share() for proposed in proposals]
+        taken: list[_Held] = []
+        for share in shares:
+            held = None if share is None else self._locate(share)
+            if held is None:
+                for undone in taken:
+                    self.fleet.give(undone.share)
+                return
+            self.fleet.take(held.share)
+            taken.append(held)
+        if not taken:
+            return
+        self._outstanding[request] = tuple(taken)
+        for held in taken:
+            self._on_row[held.row] = self._on_row.get(held.row, 0) + 1
+        if len(self._outstanding) > OUTSTANDING_MAX:
+            self.reconsider(next(iter(self._outstanding)))
+
+    def _drop(self, request: str) -> tuple[_Held, ...]:
+        dropped = self._outstanding.pop(request, ())
+        for held in dropped:
+            left = self._on_row[held.row] - 1
+            if left:
+                self._on_row[held.row] = left
+            else:
+                del self._on_row[held.row]
+        return dropped
+
+    def _locate(self, share: Share) -> _Held | None:
+        """Return where a share lies, or None where it does not fit as the policy sees it."""
+        fleet = self.fleet
+        row = fleet.row(share.cluster_id, share.node_id)
+        if row is None:
+            return None
+        ids = fleet.gpu_ids[row]
+        if any(gpu not in ids for gpu in share.gpus):
+            return None
+        columns = tuple(ids.index(gpu) for gpu in share.gpus)
+        fits = (
+            fleet.cpu_free[row] >= share.cpu_milli
+            and fleet.memory_free[row] >= share.memory_mib
+            and all(fleet.gpu_free[row, column] >= share.gpu_milli for column in columns)
+        )
+        return _Held(row, share, columns) if fits else None
+
+    def _set(self, row: int, cpu: int, memory: int, gpus: Sequence[int]) -> None:
+        """Make a row the host's word minus what is outstanding on it; touch it only if it moved."""
+        net = list(gpus)
+        if row in self._on_row:
+            for held in self._held_on(row):
+                cpu -= held.share.cpu_milli
+                memory -= held.share.memory_mib
+                for column in held.columns:
+                    net[column] -= held.share.gpu_milli
+        fleet = self.fleet
+        net += [0] * (fleet.gpu_free.shape[1] - len(net))
+        if fleet.capacity(row) != (cpu, memory, net):
+            fleet.set_capacity(row, cpu, memory, net)
+
+    def _held_on(self, row: int) -> list[_Held]:
+        return [held for shares in self._outstanding.values() for held in shares if held.row == row]
+
+    def _relocate(self, replaced: Collection[str] | None) -> None:
+        """Find what is outstanding by name, since rows may have moved, and take it where need be.
+
+        Args:
+            replaced: Clusters of which the host's word came, and so does not know it; None: all.
+
+        """
+        outstanding, self._outstanding, self._on_row = self._outstanding, {}, {}
+        for request, shares in outstanding.items():
+            kept: list[_Held] = []
+            for held in shares:
+                row = self.fleet.row(held.share.cluster_id, held.share.node_id)
+                # A node that is gone holds nothing, until it is back.
+                ids = () if row is None else self.fleet.gpu_ids[row]
+                columns = tuple(ids.index(gpu) for gpu in held.share.gpus if gpu in ids)
+                if replaced is None or held.share.cluster_id in replaced:
+                    self.fleet.take(held.share)
+                row = GONE if row is None else row
+                kept.append(_Held(row, held.share, columns))
+                self._on_row[row] = self._on_row.get(row, 0) + 1
+            self._outstanding[request] = tuple(kept)
+
+
+def _fleet_of(packed: bytes) -> Fleet:
+    fleet = Fleet()
+    fleet.restore(_decode(packed))
+    return fleet

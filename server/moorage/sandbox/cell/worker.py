@@ -1,0 +1,487 @@
+"""The jailed worker: one policy version, one channel, one question after the other.
+
+Called by the zygote in a fresh fork. `live` puts up the wall, says so, and only then does the
+host send it a policy. What runs here may be corrupted by the policy at any time: nothing in this
+file protects anybody but the honest policy's author, who gets clear errors from it.
+"""
+
+import gc
+import os
+import random
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, NoReturn
+
+import msgspec
+import numpy as np
+
+from moorage.model import Demand
+from moorage.policy import Fleet, FleetView
+from moorage.sandbox.cell import jail, self_test
+from moorage.sandbox.cell.capture import Capture
+from moorage.sandbox.cell.clients import (
+    ClusterClient,
+    ContextClient,
+    ContextConflict,
+    GlobalBlockMetricsClient,
+    GlobalClusterMetricsClient,
+)
+from moorage.sandbox.cell.cluster_data import LATER, ClusterData, InputData
+from moorage.sandbox.cell.document_cache import DocumentCache
+from moorage.sandbox.cell.plain import NotPlainError, plain_and_packed, to_plain
+from moorage.sandbox.cell.policy import Policy, describe, name_of
+from moorage.sandbox.cell.replica import Replica
+from moorage.sandbox.cell.syscalls import CHANNEL_FD
+from moorage.sandbox.wire import frames, limits
+
+_READ_BYTES: Final = 1 << 14
+_READ_LONG_BYTES: Final = 1 << 20
+_DEMANDS_MAX: Final = 256
+_ANSWERS: Final = (frames.CallAnswer, frames.Documents)
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode: Final = msgspec.msgpack.Decoder().decode
+
+
+class _Unanswerable(Exception):  # noqa: N818  # A verdict on a value, not an error of the cell.
+    """The policy returned, but what it left behind cannot be used."""
+
+    def __init__(self, kind: frames.FailureKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.message = message
+
+
+class Channel:
+    """Blocking frames over descriptor 3.
+
+    Args:
+        cache: What is said of documents is true from the moment it is read, whoever's turn it is.
+
+    """
+
+    def __init__(self, cache: DocumentCache) -> None:
+        self._cache = cache
+        self._reader = frames.FrameReader(limits.HOST_FRAME_BYTES_MAX)
+        self._unread: deque[bytes] = deque()
+        self._early: deque[frames.ToCell] = deque()
+        """Questions that arrived before the answer to a call, all of them before `_unread`."""
+
+    def receive(self) -> frames.ToCell:
+        """Return the next question; end the process when the host is gone."""
+        if self._early:
+            return self._early.popleft()
+        while True:
+            frame: frames.ToCell = frames.decode_to_cell(self._next())
+            if not isinstance(frame, frames.KeepDocuments):
+                return frame
+            self._cache.obey(frame)
+
+    def receive_answer(self) -> frames.CallAnswer | frames.Documents:
+        """Return the answer to a call just made; what else arrives waits its turn."""
+        while True:
+            frame = frames.decode_to_cell(self._next())
+            if isinstance(frame, _ANSWERS):
+                return frame
+            self._take_in(frame)
+
+    def take_in(self) -> bool:
+        """Take in what came with the last answer; return whether anything did."""
+        if not self._unread:
+            return False
+        while self._unread:
+            self._take_in(frames.decode_to_cell(self._unread.popleft()))
+        return True
+
+    def _take_in(self, frame: frames.ToCell) -> None:
+        if isinstance(frame, frames.KeepDocuments):
+            self._cache.obey(frame)
+        else:
+            self._early.append(frame)
+
+    def _next(self) -> bytes:
+        return self._unread.popleft() if self._unread else self._read()
+
+    def _read(self) -> bytes:
+        """Wait for the next frame; those that come with it wait their turn.
+
+        Memory for many bytes is asked for only where a long frame has begun.
+        """
+        while True:
+            missing = self._reader.missing
+            size = min(missing, _READ_LONG_BYTES) if missing > _READ_BYTES else _READ_BYTES
+            data = os.read(CHANNEL_FD, size)
+            if not data:
+                os._exit(0)
+            bodies = self._reader.feed(data)
+            if bodies:
+                self._unread.extend(bodies[1:])
+                return bodies[0]
+
+    def send(self, frame: frames.FromCell) -> None:
+        """Write a whole frame."""
+        data = frames.pack(frame)
+        written = os.write(CHANNEL_FD, data)
+        while written < len(data):
+            written += os.write(CHANNEL_FD, data[written:])
+
+
+class Worker:
+    """Answers the frames of one policy.
+
+    Args:
+        channel: To the host.
+        cache: What the host keeps true.
+        load: The policy.
+
+    """
+
+    def __init__(self, channel: Channel, cache: DocumentCache, load: frames.LoadPolicy) -> None:
+        self._channel = channel
+        self._output = Capture(load.output_bytes_max)
+        self._output.install()
+        self._replica = Replica()
+        self._contexts: dict[str, bytes] = {}
+        self._cache = cache
+        self._keeping = False
+        """Whether what is kept is true now: the host says so with evaluations alone."""
+        self._demands: dict[frames.DemandFields, Demand] = {}
+        self._all_keys: tuple[int, dict[str, Any]] = (-1, {})
+        self._nonce = 0
+        self._tenant: str | None = None
+        """Whose evaluation runs; None during `management`."""
+        clients = {
+            "cluster_client": ClusterClient(self._ask),
+            "cluster_metrics_client": GlobalClusterMetricsClient(self._ask),
+            "context_client": ContextClient(self._ask_context, self._pack_context),
+            "cluster_metrics_api": GlobalClusterMetricsClient(self._ask),
+            "block_metrics_api": GlobalBlockMetricsClient(self._ask),
+        }
+        self._policy = Policy(load.uri, load.files, load.settings, load.parameters, clients)
+        self._policy.load(construct=load.check)
+        channel.send(
+            frames.PolicyLoaded(
+                tuple(self._policy.faults), self._policy.management, self._output.take()
+            )
+        )
+
+    def evaluate(self, frame: frames.Evaluate) -> frames.Result | frames.Failed:
+        """Run the policy once and return the frame that answers."""
+        replica = self._replica
+        replica.update(frame.snapshot, frame.parts, frame.rows, frame.settled)
+        replica.reconsider(frame.request)
+        if frame.forget_contexts:
+            self._contexts.clear()
+        if frame.context is not None:
+            self._contexts[frame.tenant] = frame.context
+        self._nonce = frame.nonce
+        self._tenant = frame.tenant
+        self._keeping = True
+        try:
+            demand = self._demand(frame.demand)
+            packed = self._contexts.get(frame.tenant, b"")
+            context = _decode(packed) if packed else {}
+            policy, parameters = self._policy.instance(frame.overrides)
+            input_data = InputData(
+                inputs=frame.inputs,
+                fleet=FleetView(replica.fleet, demand, frame.candidates, frame.reserved),
+                seed=frame.seed,
+                cluster_data=LATER,
+                resources=LATER,
+            )
+            input_data.later = partial(self._later, demand, frame.candidates)
+            value, answer = self._answer(policy.eval(parameters, input_data, context))
+            changed = self._context(context, packed)
+        except BaseException as error:  # noqa: BLE001  # A policy may raise anything at all.
+            return self._failure(error)
+        if changed is not None:
+            self._contexts[frame.tenant] = changed
+        if frame.provisional:
+            replica.propose(frame.request, value, demand)
+        return frames.Result(frame.nonce, answer, changed, self._output.take())
+
+    def apply(self, frame: frames.Apply) -> frames.Result | frames.Failed:
+        """Run the policy once on plain input."""
+        if frame.forget_contexts:
+            self._contexts.clear()
+        if frame.context is not None:
+            self._contexts[frame.tenant] = frame.context
+        self._nonce = frame.nonce
+        self._tenant = frame.tenant
+        self._keeping = False
+        try:
+            packed = self._contexts.get(frame.tenant, b"")
+            context = _decode(packed) if packed else {}
+            policy, parameters = self._policy.instance(frame.overrides)
+            given = _decode(frame.input_data)
+            keys = keys_by_id(given) if frame.ids_only else {}
+            if frame.fleet is not None and isinstance(given, dict):
+                given["fleet"] = brought_along(given, frame.fleet)
+            value = policy.eval(parameters, given, context)
+            if frame.ids_only:
+                value = ids_of(value, keys)
+            _, answer = self._answer(value)
+            changed = self._context(context, packed)
+        except BaseException as error:  # noqa: BLE001  # As in evaluate.
+            return self._failure(error)
+        if changed is not None:
+            self._contexts[frame.tenant] = changed
+        return frames.Result(frame.nonce, answer, changed, self._output.take())
+
+    def manage(self, frame: frames.RunManagement) -> frames.Result | frames.Failed:
+        """Run a management command."""
+        self._nonce = frame.nonce
+        self._tenant = None
+        self._keeping = False
+        try:
+            policy, _ = self._policy.instance(b"")
+            _, answer = self._answer(self._management_of(policy)(frame.action, frame.data))
+        except BaseException as error:  # noqa: BLE001  # As in evaluate.
+            return self._failure(error)
+        return frames.Result(frame.nonce, answer, None, self._output.take())
+
+    def _management_of(self, policy: Any) -> Callable[[str, Any], Any]:
+        if not self._policy.management:
+            raise _Unanswerable(
+                "unsupported", "the rule has no management(self, action, data) method"
+            )
+        management: Callable[[str, Any], Any] = policy.management
+        return management
+
+    def _demand(self, fields: frames.DemandFields | None) -> Demand | None:
+        if fields is None:
+            return None
+        demand = self._demands.get(fields)
+        if demand is None:
+            if len(self._demands) >= _DEMANDS_MAX:
+                self._demands.clear()
+            demand = Demand(*fields)  # type: ignore[arg-type]  # The host sends a topology.
+            self._demands[fields] = demand
+        return demand
+
+    def _later(
+        self, demand: Demand | None, candidates: tuple[str, ...] | None, key: str
+    ) -> ClusterData | dict[str, Any] | None:
+        """Return what a policy finds in its input under a key that it touches first."""
+        return self._cluster_data(candidates) if key == "cluster_data" else _resources(demand)
+
+    def _cluster_data(self, candidates: tuple[str, ...] | None) -> ClusterData:
+        fleet = self._replica.fleet
+        if candidates is not None:
+            return ClusterData(ClusterData.keys_of(candidates), self._fetch, fleet)
+        if self._all_keys[0] != fleet.layout:
+            self._all_keys = (fleet.layout, ClusterData.keys_of(fleet.cluster_ids))
+        return ClusterData(self._all_keys[1], self._fetch, fleet)
+
+    def _fetch(self, ids: Sequence[str]) -> Mapping[str, bytes]:
+        """Return packed documents, from here or from the host."""
+        cache = self._cache.of(frames.DOCUMENTS)
+        missing = [name for name in ids if name not in cache]
+        if missing and self._channel.take_in():
+            cache = self._cache.of(frames.DOCUMENTS)
+            missing = [name for name in ids if name not in cache]
+        if not missing:
+            return cache
+        found = {name: cache[name] for name in ids if name in cache}
+        self._channel.send(frames.Want(self._nonce, tuple(missing)))
+        more = True
+        while more:
+            frame = self._channel.receive_answer()
+            if not isinstance(frame, frames.Documents):
+                raise OSError(f"cluster documents could not be read: {frame.message}")
+            found.update(frame.items)
+            self._cache.keep(frames.DOCUMENTS, frame.items)
+            more = frame.more
+        return found
+
+    def _kept_answer(self, method: str, name: str) -> bytes | None:
+        if not self._keeping:
+            return None
+        found = self._cache.of(method).get(name)
+        if found is None and self._channel.take_in():
+            found = self._cache.of(method).get(name)
+        return found
+
+    def _ask(self, client: str, method: str, arguments: list[Any]) -> tuple[Any, str, int]:
+        """Answer an injected client: from what is kept, or let the host do it."""
+        argument = arguments[0]
+        try:
+            if type(argument) is str:  # An id is the usual argument, and as plain as can be.
+                cache = self._kept_answer(method, argument)
+                if cache is not None:
+                    return _decode(cache), "", 0
+                packed = _encode(arguments)
+            else:
+                packed = _encode(to_plain(arguments))
+        except (NotPlainError, UnicodeEncodeError) as error:
+            return None, f"the arguments cannot be sent: {error}", 0
+        self._channel.send(frames.Call(self._nonce, client, method, packed))
+        frame = self._channel.receive_answer()
+        if not isinstance(frame, frames.CallAnswer):
+            return None, "the host answered another question", 0
+        if frame.lasts:
+            self._cache.keep_one(method, argument, frame.value)
+        return (None if frame.message else _decode(frame.value)), frame.message, frame.status
+
+    def _ask_context(self, method: str, arguments: list[Any]) -> tuple[int, bytes]:
+        """Let the host read or swap the context; return its version, and for a read its bytes."""
+        packed = _encode(arguments)
+        self._channel.send(frames.Call(self._nonce, "context_client", method, packed))
+        frame = self._channel.receive_answer()
+        if not isinstance(frame, frames.CallAnswer) or frame.message:
+            said = frame.message if isinstance(frame, frames.CallAnswer) else "another answer"
+            raise OSError(f"the context could not be had: {said}")
+        version, current = _decode(frame.value)
+        if frame.status:
+            raise ContextConflict(version)
+        if method == "swap" and self._tenant is not None:
+            self._contexts[self._tenant] = arguments[1]  # What evaluations behind this one get.
+        return version, current
+
+    def _pack_context(self, context: dict[str, Any]) -> bytes:
+        try:
+            packed: bytes = _encode(to_plain(context))
+        except (NotPlainError, UnicodeEncodeError) as error:
+            raise TypeError(f"context holds something not plain: {error}") from None
+        if len(packed) > limits.CONTEXT_BYTES_MAX:
+            raise ValueError(f"context has {len(packed)} bytes; at most {limits.CONTEXT_BYTES_MAX}")
+        return packed
+
+    def _answer(self, value: Any) -> tuple[Any, bytes]:
+        """Return what the policy returned as plain values, and as the JSON that is sent."""
+        try:
+            plain, answer = plain_and_packed(value)
+        except NotPlainError as error:
+            raise _Unanswerable("output", str(error)) from None
+        except UnicodeEncodeError:
+            raise _Unanswerable("output", "text with lone surrogates is no Unicode") from None
+        if len(answer) > limits.ANSWER_BYTES_MAX:
+            raise _Unanswerable(
+                "output", f"{len(answer)} bytes as JSON; at most {limits.ANSWER_BYTES_MAX}"
+            )
+        return plain, answer
+
+    def _context(self, context: dict[str, Any], packed: bytes) -> bytes | None:
+        """Return the packed context if the policy changed it."""
+        if not context and not packed:
+            return None
+        try:
+            new: bytes = _encode(to_plain(context))
+        except (NotPlainError, UnicodeEncodeError) as error:
+            raise _Unanswerable("context", f"context holds something not plain: {error}") from None
+        if len(new) > limits.CONTEXT_BYTES_MAX:
+            raise _Unanswerable(
+                "context", f"context has {len(new)} bytes; at most {limits.CONTEXT_BYTES_MAX}"
+            )
+        return None if new == packed else new
+
+    def _failure(self, error: BaseException) -> frames.Failed:
+        if isinstance(error, _Unanswerable):
+            # The message names a path in the value: keys and classes may be called anything.
+            text = error.message[: limits.MESSAGE_CHARACTERS_MAX]
+            text = text.encode("utf-8", "replace").decode()
+            return frames.Failed(self._nonce, error.kind, "", text, "", 0, self._output.take())
+        kind: frames.FailureKind = "memory" if isinstance(error, MemoryError) else "error"
+        message, file, line = describe(error)
+        return frames.Failed(
+            self._nonce, kind, name_of(error), message, file, line, self._output.take()
+        )
+
+
+def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
+    """Return the view of a fleet that came with the input of one execution."""
+    fleet = Fleet()
+    fleet.restore(_decode(snapshot))
+    said = input_data.get("resources")
+    fields = {name: said[name] for name in Demand.__slots__ if name in said} if said else {}
+    if "models" in fields:
+        fields["models"] = tuple(fields["models"])
+    reserved = tuple((str(cluster), str(node)) for cluster, node in input_data.get("reserved", ()))
+    return FleetView(fleet, Demand(**fields) if said else None, None, reserved)
+
+
+def _resources(demand: Demand | None) -> dict[str, Any] | None:
+    """Return the `resources` of a request as a rule gets them, every field filled in."""
+    if demand is None:
+        return None
+    fields = {name: getattr(demand, name) for name in Demand.__slots__}
+    return fields | {"models": list(demand.models)}
+
+
+def keys_by_id(given: Any) -> dict[str, frozenset[str]]:
+    """Return the keys of every document in a list of them, or in the lists of an object."""
+    lists = given.values() if isinstance(given, dict) else [given]
+    documents = (each for found in lists if isinstance(found, list) for each in found)
+    return {
+        each["id"]: frozenset(each)
+        for each in documents
+        if isinstance(each, dict) and isinstance(each.get("id"), str)
+    }
+
+
+def ids_of(value: Any, keys: Mapping[str, frozenset[str]]) -> Any:
+    """Return ids in the place of objects that have one: alone, in a list, in an object's list.
+
+    Args:
+        value: What a policy returned.
+        keys: Of the documents that it was given; what it added to one, such as a score, stays.
+
+    """
+    if isinstance(value, dict):
+        if "id" in value:
+            return _brief(value, keys)
+        return {
+            name: ids_of(each, keys) if isinstance(each, list) else each
+            for name, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [
+            _brief(each, keys) if isinstance(each, dict) and "id" in each else each
+            for each in value
+        ]
+    return value
+
+
+def _brief(document: Mapping[Any, Any], keys: Mapping[str, frozenset[str]]) -> Any:
+    name = document["id"]
+    known = keys.get(name) if isinstance(name, str) else None
+    added = {} if known is None else {k: v for k, v in document.items() if k not in known}
+    return {"id": name, **added} if added else name
+
+
+def live(plan: jail.JailPlan) -> NoReturn:
+    """Put up the wall, report, and serve until the host closes the channel.
+
+    Args:
+        plan: What the zygote decided.
+
+    """
+    cache = DocumentCache()
+    channel = Channel(cache)
+    random.seed()
+    np.random.seed(int.from_bytes(os.urandom(4), "little"))  # noqa: NPY002  # What old policies call.
+    try:
+        layers = jail.lock_down(plan)
+    except jail.LockDownError as error:
+        channel.send(frames.CellJailed({}, error.layer, error.reason))
+        os._exit(1)
+    channel.send(frames.CellJailed(layers, "", ""))
+    frame = channel.receive()
+    while isinstance(frame, frames.Probe):
+        channel.send(frames.Probed(self_test.attack(frame.attack)))
+        frame = channel.receive()
+    if not isinstance(frame, frames.LoadPolicy):
+        os._exit(1)
+    jail.forget_tools()
+    gc.enable()
+    worker = Worker(channel, cache, frame)
+    while True:
+        frame = channel.receive()
+        if isinstance(frame, frames.Evaluate):
+            channel.send(worker.evaluate(frame))
+        elif isinstance(frame, frames.RunManagement):
+            channel.send(worker.manage(frame))
+        elif isinstance(frame, frames.Apply):
+            channel.send(worker.apply(frame))
+        else:
+            os._exit(1)

@@ -1,0 +1,181 @@
+"""How the host answers a cell's calls: a literal list of what may be asked, and of whom.
+
+Used by `channel`. The cell is not believed: a name that is not on the list means that the policy
+speaks on the channel itself, and its cell is killed.
+"""
+
+import contextlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from moorage.policy import Fleet
+from moorage.sandbox.host.contract import CallRefusedError, HostServices
+from moorage.sandbox.wire import frames
+from moorage.sandbox.wire.limits import (
+    AHEAD_BYTES_MAX,
+    AHEAD_MAX,
+    CALL_ANSWER_BYTES_MAX,
+    DOCUMENTS_BYTES_MAX,
+    FETCH_BYTES_MAX,
+)
+
+CALL_BYTES_MAX: Final = 64 << 10
+"""Packed arguments of one call."""
+WANT_SLACK: Final = 1024
+"""Documents a cell may want beyond twice as many as there are; more means that a policy speaks."""
+_ID: Final = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_:-]|\.(?!\.)){0,252}")
+_METHODS: Final = {
+    ("cluster_client", "read_cluster"): "id",
+    ("cluster_client", "execute_query"): "query",
+    ("cluster_metrics_client", "get_cluster"): "id",
+    ("cluster_metrics_client", "query_clusters"): "query or None",
+    ("block_metrics_client", "get_block"): "id",
+    ("block_metrics_client", "query_blocks"): "query or None",
+}
+_CLIENTS: Final = {method: client for client, method in _METHODS}
+_encoder: Final = msgspec.msgpack.Encoder()
+_decode_arguments: Final = msgspec.msgpack.Decoder(tuple[Any]).decode
+
+
+class BreachError(Exception):
+    """A cell said something that no honest cell says."""
+
+
+def read_call(frame: frames.Call) -> tuple[Any, ...] | str:
+    """Return the validated arguments of a call, or what is wrong with them.
+
+    Raises:
+        BreachError: The method is not on the list, or the arguments are no array of one.
+
+    """
+    kind = _METHODS.get((frame.client, frame.method))
+    if kind is None:
+        raise BreachError(f"it called {frame.client[:40]!r}.{frame.method[:40]!r}")
+    if len(frame.arguments) > CALL_BYTES_MAX:
+        return f"the arguments have {len(frame.arguments)} bytes; at most {CALL_BYTES_MAX}"
+    return _read_id(frame.arguments) if kind == "id" else _read_query(frame.arguments, kind)
+
+
+def _read_id(packed: bytes) -> tuple[str] | str:
+    argument = _decoded(packed)
+    if isinstance(argument, str) and _ID.fullmatch(argument):
+        return (argument,)
+    return "a cluster id is expected: letters, digits, '.', '_', ':' and '-'"
+
+
+def _read_query(packed: bytes, kind: str) -> tuple[Any] | str:
+    argument = _decoded(packed)
+    if not isinstance(argument, dict) and (argument is not None or kind == "query"):
+        return "a query object is expected"
+    return (argument,)
+
+
+def _decoded(packed: bytes) -> Any:
+    try:
+        (argument,) = _decode_arguments(packed)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BreachError("its arguments were malformed") from error
+    return argument
+
+
+def answer_at_once(
+    services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+) -> frames.CallAnswer | None:
+    """Return the frame that answers a call, if the services need not wait for what it says."""
+    (name,) = arguments
+    if not isinstance(name, str):
+        return None
+    packed = services.at_hand(frame.client, frame.method, arguments).get(name)
+    return None if packed is None else _answer(frame.nonce, packed)
+
+
+async def answer_call(
+    services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+) -> frames.CallAnswer:
+    """Let the services answer a call and return the frame for the cell."""
+    try:
+        value = _encoder.encode(await services.call(frame.client, frame.method, arguments))
+    except Exception as error:  # noqa: BLE001  # A foreign failure becomes the client's answer.
+        return _refused(frame, error)
+    return _answer(frame.nonce, value)
+
+
+def _refused(frame: frames.Call | frames.Want, error: Exception) -> frames.CallAnswer:
+    if isinstance(error, CallRefusedError):
+        return frames.CallAnswer(frame.nonce, b"", error.message or "unknown error", error.status)
+    if isinstance(error, msgspec.MsgspecError | TypeError | OverflowError):
+        return frames.CallAnswer(frame.nonce, b"", "the service's answer is not plain JSON", 0)
+    return frames.CallAnswer(frame.nonce, b"", f"the service failed ({type(error).__name__})", 0)
+
+
+def _answer(nonce: int, packed: bytes) -> frames.CallAnswer:
+    if len(packed) > CALL_ANSWER_BYTES_MAX:
+        message = f"the answer has {len(packed)} bytes; at most {CALL_ANSWER_BYTES_MAX}"
+        return frames.CallAnswer(nonce, b"", f"{message}: ask for less", 0)
+    return frames.CallAnswer(nonce, packed, "", 0)
+
+
+def read_want(
+    frame: frames.Want, candidates: Sequence[str] | None, fleet: Fleet
+) -> tuple[str, ...]:
+    """Return which documents are wanted, each once; ids outside the candidates are left out.
+
+    Raises:
+        BreachError: More ids than an honest cell, whose fleet may be a little older, can know.
+
+    """
+    known = set(fleet.cluster_ids if candidates is None else candidates)
+    if len(frame.ids) > 2 * len(known) + WANT_SLACK:
+        raise BreachError(f"it wanted {len(frame.ids)} documents where there are {len(known)}")
+    return tuple(name for name in dict.fromkeys(frame.ids) if name in known)
+
+
+def answer_want(
+    services: HostServices, frame: frames.Want, wanted: Sequence[str]
+) -> list[frames.CallAnswer | frames.Documents]:
+    """Return the frames with the wanted documents."""
+    try:
+        documents = services.documents(wanted)
+    except Exception as error:  # noqa: BLE001  # As in `answer_call`.
+        return [_refused(frame, error)]
+    total = sum(len(document.blob) for document in documents)
+    if total > FETCH_BYTES_MAX:
+        message = f"{total} bytes at once; at most {FETCH_BYTES_MAX}: touch fewer clusters"
+        return [frames.CallAnswer(frame.nonce, b"", message, 0)]
+    answers: list[frames.CallAnswer | frames.Documents] = []
+    items: frames.Items = {}
+    size = 0
+    for document in documents:
+        if items and size + len(document.blob) > DOCUMENTS_BYTES_MAX:
+            answers.append(frames.Documents(frame.nonce, items, more=True))
+            items, size = {}, 0
+        items[document.id] = document.blob
+        size += len(document.blob)
+    answers.append(frames.Documents(frame.nonce, items, more=False))
+    return answers
+
+
+def at_hand(services: HostServices, kind: str, cluster_ids: Sequence[str]) -> frames.Items:
+    """Return what would be answered about these clusters, as far as it is at hand and small."""
+    items: frames.Items = {}
+    left = AHEAD_BYTES_MAX
+    with contextlib.suppress(CallRefusedError):  # Who asks for it is told.
+        for name, packed in _found(services, kind, cluster_ids[:AHEAD_MAX]):
+            left -= len(packed)
+            if left < 0:
+                break
+            items[name] = packed
+    return items
+
+
+def _found(
+    services: HostServices, kind: str, cluster_ids: Sequence[str]
+) -> Iterable[tuple[str, bytes]]:
+    client = _CLIENTS.get(kind)
+    if client is not None:
+        return services.at_hand(client, kind, cluster_ids).items()
+    # One after the other: documents may be large, and then these are not even packed.
+    return ((each.id, each.blob) for name in cluster_ids for each in services.documents((name,)))

@@ -1,0 +1,236 @@
+"""What one cell was sent of the world, and how each message brings it up to date.
+
+Used by `channel`. A frame says what changed since the frame before it: rows of the fleet, documents
+that the cell keeps, proposals that were settled, and the context where the cell has an older one.
+
+What a cell keeps of documents is true as of the last frame that it has read: whatever it is sent,
+question or answer, comes behind the news of what has changed since. So a policy that does not ask
+reads the state of one moment, and one that asks reads nothing afterwards that is older than the
+answer.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+
+from moorage.policy import Fleet
+from moorage.sandbox.host import answers
+from moorage.sandbox.host.contexts import Contexts, SentContexts
+from moorage.sandbox.host.contract import HostServices, PolicyCode
+from moorage.sandbox.host.work import Work, demand_fields, overrides
+from moorage.sandbox.wire import frames
+from moorage.sandbox.wire.limits import (
+    AHEAD_KEPT_MAX,
+    AHEAD_MAX,
+    CONTEXTS_PER_CELL_MAX,
+    OUTSTANDING_MAX,
+    PARTS_MAX,
+    STALE_MAX,
+)
+
+_encoder: Final = msgspec.msgpack.Encoder()
+_Changes = tuple[bytes | None, tuple[frames.Part, ...], tuple[frames.Row, ...]]
+"""A snapshot of the fleet, or parts and rows of it."""
+
+
+class World:
+    """What there is to tell: the fleet, as cells are told of it.
+
+    Args:
+        fleet: The live one.
+
+    """
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.fleet = fleet
+        self._snapshot: tuple[int, int, bytes] = (-1, -1, b"")
+
+    def snapshot(self) -> bytes:
+        """Return the packed snapshot of the fleet as it is now, made once per version."""
+        layout, version, packed = self._snapshot
+        if (layout, version) != (self.fleet.layout, self.fleet.version):
+            packed = _encoder.encode(self.fleet.snapshot())
+            self._snapshot = (self.fleet.layout, self.fleet.version, packed)
+        return packed
+
+    def part(self, cluster_id: str) -> frames.Part:
+        """Return the rows of one cluster as they are now, packed."""
+        part = self.fleet.part(cluster_id)
+        return cluster_id, b"" if part is None else _encoder.encode(part.snapshot())
+
+
+class CellSync:
+    """What one cell knows.
+
+    Args:
+        world: The server's own.
+        contexts: The host's, or those of a sample.
+        code: The policy of the cell.
+
+    Attributes:
+        contexts: Those of the cell.
+        behind: Something has changed of what the cell keeps: `news` goes before the next frame.
+
+    """
+
+    def __init__(self, world: World, contexts: Contexts, code: PolicyCode) -> None:
+        # By URI too: two policies that happen to have the same code remember for themselves.
+        version = f"{code.ref.uri} {code.ref.digest}"
+        self.contexts = SentContexts(contexts, version, CONTEXTS_PER_CELL_MAX)
+        self._world = world
+        self._version = self._layout = -1
+        self._settled: list[str] = []
+        self.behind = False
+        self._stale: dict[str, list[str]] | None = {}
+        """Changed clusters, each with the kinds that the cell kept; None: more than are counted."""
+        self._kept: defaultdict[str, set[str]] = defaultdict(set)
+        """By kind, of which clusters the cell may keep something."""
+
+    def frame(self, work: Work) -> frames.Evaluate | frames.RunManagement | frames.Apply:
+        """Return the question that work is; what it says of the fleet is true at this moment."""
+        if work.consult is not None:
+            return self._evaluate(work)
+        if work.kind == "apply":
+            return self._apply(work)
+        return frames.RunManagement(work.nonce, work.action, work.data)
+
+    def sent(self, work: Work) -> None:
+        """Note that the frame of this work is on its way: the next one need not repeat it."""
+        if work.consult is not None:
+            self._settled.clear()
+            fleet = self._world.fleet
+            self._version, self._layout = fleet.version, fleet.layout
+
+    def settle(self, request: str) -> bool:
+        """Note that a proposal is no longer outstanding; False: more than a cell can be told."""
+        self._settled.append(request)
+        return len(self._settled) <= OUTSTANDING_MAX * 2
+
+    def document_changed(self, cluster_id: str) -> None:
+        """Note that the cell may keep old documents of this cluster."""
+        if self._stale is None:
+            return
+        for kind, kept in self._kept.items():
+            if cluster_id in kept:
+                kept.discard(cluster_id)
+                self._stale.setdefault(cluster_id, []).append(kind)
+                self.behind = True
+        if len(self._stale) > STALE_MAX:
+            self._stale = None
+            self._kept.clear()
+
+    def news(self, services: HostServices) -> bytes:
+        """Return frames that say what has changed of what the cell keeps: they go before the next.
+
+        With them goes what holds now, as it does of the fleet's rows: as much as is sent ahead.
+        """
+        self.behind = False
+        stale, self._stale = self._stale, {}
+        if stale is None:
+            return frames.pack(frames.KeepDocuments(None, "", {}))
+        said: list[bytes] = []
+        forget = tuple(stale)
+        for kind in self._kept:
+            names = [name for name, kinds in stale.items() if kind in kinds]
+            if names:
+                said.append(self._bring(services, kind, names, forget))
+                forget = ()
+        return b"".join(said)
+
+    def keeps(self, kind: str, cluster_ids: Iterable[str]) -> None:
+        """Note that the cell is sent something of these clusters now, and may keep it."""
+        self._kept[kind].update(cluster_ids)
+
+    def ahead(self, services: HostServices, work: Work, kind: str, cluster_id: str) -> bytes:
+        """Return a frame with what follows what a policy asks for, where the cell keeps it not yet.
+
+        Policies go through the clusters in their order; those that do not have them all before
+        long, too, and then wait for the host no more.
+        """
+        if work.consult is None or work.sample is not None:
+            return b""  # Nothing else is told what is stale, or lasts.
+        candidates = work.consult.ask.candidates
+        if candidates is None:
+            ids = self._world.fleet.cluster_ids  # Sorted.
+            place = bisect_left(ids, cluster_id)
+            found = place < len(ids) and ids[place] == cluster_id
+        else:
+            ids, found = candidates, cluster_id in candidates
+            place = ids.index(cluster_id) if found else 0
+        kept = self._kept[kind]
+        if not found or len(kept) >= AHEAD_KEPT_MAX:
+            return b""
+        following = [name for name in ids[place + 1 : place + 1 + AHEAD_MAX] if name not in kept]
+        return self._bring(services, kind, following) if following else b""
+
+    def _bring(
+        self,
+        services: HostServices,
+        kind: str,
+        cluster_ids: Sequence[str],
+        stale: tuple[str, ...] = (),
+    ) -> bytes:
+        items = answers.at_hand(services, kind, cluster_ids)
+        if not items and not stale:
+            return b""
+        self.keeps(kind, items)
+        return frames.pack(frames.KeepDocuments(stale, kind, items))
+
+    def _apply(self, work: Work) -> frames.Apply:
+        context, forget, work.chain = self.contexts.tell(work.tenant)
+        return frames.Apply(
+            work.nonce,
+            work.tenant,
+            work.input_data,
+            work.overrides,
+            context,
+            forget,
+            work.ids_only,
+            work.fleet,
+        )
+
+    def _evaluate(self, work: Work) -> frames.Evaluate:
+        assert work.consult is not None  # `frame` asked for it.
+        ask = work.consult.ask
+        context, forget, work.chain = self.contexts.tell(ask.tenant)
+        if work.sample is None:
+            snapshot, parts, rows = self._changes()
+        else:
+            # Each sample has documents of its own under the same ids.
+            self.behind, self._stale = True, None
+            self._kept.clear()
+            snapshot, parts, rows = _encoder.encode(work.sample.fleet.snapshot()), (), ()
+        work.snapshot_bytes = 0 if snapshot is None else len(snapshot)
+        return frames.Evaluate(
+            work.nonce,
+            ask.id,
+            ask.tenant,
+            None if ask.demand is None else demand_fields(ask.demand),
+            ask.candidates,
+            work.consult.reserved,
+            ask.inputs,
+            ask.seed,
+            work.provisional,
+            overrides(ask.settings, ask.parameters),
+            context,
+            forget,
+            rows,
+            tuple(self._settled),
+            snapshot,
+            parts,
+        )
+
+    def _changes(self) -> _Changes:
+        fleet = self._world.fleet
+        if fleet.version == self._version:
+            return None, (), ()
+        spliced = fleet.spliced_since(self._layout)
+        changed = fleet.rows_since(self._version)
+        if spliced is None or changed is None or len(spliced) > PARTS_MAX:
+            return self._world.snapshot(), (), ()
+        sync = ((row, *fleet.capacity(row)) for row in changed)
+        rows = tuple((row, cpu, memory, tuple(gpus)) for row, cpu, memory, gpus in sync)
+        return None, tuple(map(self._world.part, spliced)), rows

@@ -1,0 +1,455 @@
+"""One cell as the host sees it: the pipe, what is in it, and the clock of its head.
+
+`pool` makes cells and gives them work; a cell tells its owner what came of it. On uvloop the
+Protocol interface over a connected socket is nearly twice as fast as `add_reader`, hence this
+shape. Nothing here trusts the other end: the first byte that does not fit kills it.
+"""
+
+import asyncio
+import os
+import time
+from collections import Counter, deque
+from typing import Any, Final, Protocol, cast
+
+import msgspec
+
+from moorage.core.facts import Refusal
+from moorage.model import Code
+from moorage.sandbox.host import answers, priority
+from moorage.sandbox.host.cell_sync import CellSync, World
+from moorage.sandbox.host.contexts import Contexts
+from moorage.sandbox.host.contract import HostServices, PolicyCode
+from moorage.sandbox.host.work import Work, nonces
+from moorage.sandbox.host.zygote import Spawned, cpu_seconds, kill
+from moorage.sandbox.wire import frames
+from moorage.sandbox.wire.limits import (
+    ANSWER_BYTES_MAX,
+    CELL_FRAME_BYTES_MAX,
+    HOST_FRAME_BYTES_MAX,
+    PIPELINE_BYTES_MAX,
+    Limits,
+)
+
+CALLS_FLOOD_FACTOR: Final = 16
+"""A policy that goes on calling so many times beyond its quota is killed, not answered."""
+LOAD_UNDISTURBED: Final = 0.1
+"""Share of its time that a load may take before its cell counts as a hog."""
+_encode: Final = msgspec.msgpack.Encoder().encode
+_decode_json: Final = msgspec.json.Decoder().decode
+_AboutTheHead = frames.Result | frames.Failed | frames.Call | frames.Want
+
+
+class Owner(Protocol):
+    """What a cell needs from the pool."""
+
+    world: World
+    services: HostServices
+    limits: Limits
+    contexts: Contexts
+    counters: Counter[str]
+
+    def jailed(self, cell: "Cell", frame: frames.CellJailed) -> None:
+        """The wall around a fresh cell stands, or does not."""
+
+    def probed(self, cell: "Cell", outcome: str) -> None:
+        """A self-test attack was survived by its attacker."""
+
+    def loaded(self, cell: "Cell", work: Work, frame: frames.PolicyLoaded) -> None:
+        """A policy was loaded, or not."""
+
+    def answered(self, cell: "Cell", work: Work, frame: frames.Result, value: Any) -> None:
+        """The head of the pipe has a value."""
+
+    def failed(self, cell: "Cell", work: Work, frame: frames.Failed) -> None:
+        """The head of the pipe has none."""
+
+    def lost(self, cell: "Cell", cause: str) -> None:
+        """The cell is gone; `cause` is `exit`, or how it broke the protocol."""
+
+
+class Cell(asyncio.Protocol):
+    """The host's end of one cell.
+
+    Args:
+        spawned: Channel, pidfd and process id. The pidfd is closed here.
+        owner: The pool.
+
+    Attributes:
+        sent: What is in the pipe, head first.
+        head_since: When the head became the head (monotonic seconds).
+        slow: The head has run for longer than a few milliseconds; new work goes elsewhere.
+        demoted: It runs at idle priority.
+        retired: It gets no new work.
+        alive: Not lost yet.
+
+    """
+
+    def __init__(self, spawned: Spawned, owner: Owner) -> None:
+        self.pid = spawned.pid
+        self.sent: deque[Work] = deque()
+        self.head_since = 0.0
+        self.slow = self.demoted = self.retired = False
+        self.alive = True
+        self.code: PolicyCode | None = None
+        self.evaluations = 0
+        self._pidfd = spawned.pidfd
+        self._owner = owner
+        self._transport: asyncio.Transport | None = None
+        self._reader = frames.FrameReader(CELL_FRAME_BYTES_MAX)
+        self._sent_bytes = 0
+        self._outgoing: list[bytes] = []
+        self._niceness = 0
+        self._cpu_mark = -1.0
+        self._sync: CellSync | None = None
+        self._ahead_bytes = 0
+
+    # What the pool asks for ----------------------------------------------------------------
+
+    @property
+    def accepts(self) -> bool:
+        """Whether one more consultation may go into the pipe."""
+        return (
+            self.alive
+            and not self.retired
+            and len(self.sent) < self._owner.limits.pipeline_max
+            and (not self.sent or self._sent_bytes < PIPELINE_BYTES_MAX)
+        )
+
+    def probe(self, attack: str) -> None:
+        """Let a blank cell attack the wall."""
+        self._write(frames.pack(frames.Probe(attack)))
+        self.flush()
+
+    def load(self, work: Work, output_bytes_max: int, *, check: bool) -> None:
+        """Make a blank, jailed cell the worker of a policy."""
+        code = work.code
+        frame = frames.LoadPolicy(
+            code.ref.uri,
+            dict(code.files),
+            _encode(dict(code.settings)),
+            _encode(dict(code.parameters)),
+            output_bytes_max,
+            check,
+        )
+        self.code = code
+        contexts = Contexts() if check else self._owner.contexts  # What is tried leaves no trace.
+        self._sync = CellSync(self._owner.world, contexts, code)
+        self._push(work, frames.pack(frame))
+
+    def put(self, work: Work) -> Refusal | None:
+        """Put work into the pipe, or return why it cannot be sent.
+
+        The frame is built here and now: what it says of the fleet is true at this moment.
+        """
+        assert self._sync is not None  # `load` came first.
+        work.nonce = nonces.draw()
+        try:
+            data = frames.pack(self._sync.frame(work))
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            return Refusal(Code.BAD_MESSAGE, f"the request cannot be packed: {error}", "inputs")
+        if len(data) > HOST_FRAME_BYTES_MAX:
+            return Refusal(Code.TOO_LARGE, f"{len(data)} bytes for one evaluation")
+        self._sync.sent(work)
+        if self._sync.behind:
+            data = self._sync.news(self._services(work)) + data
+        self._push(work, data)
+        return None
+
+    def settle(self, request: str) -> None:
+        """Tell the cell, with its next consultation, that a proposal is no longer outstanding."""
+        if self._sync is not None and not self._sync.settle(request):
+            self.retired = True  # It is never asked again, it seems; a fresh one starts clean.
+
+    def document_changed(self, cluster_id: str) -> None:
+        """Tell the cell, with its next consultation, that it holds an old document."""
+        if self._sync is not None:
+            self._sync.document_changed(cluster_id)
+
+    def flush(self) -> None:
+        """Write everything put since the last flush, in one piece."""
+        if self._outgoing and self._transport is not None and self.alive:
+            self._transport.write(
+                self._outgoing[0] if len(self._outgoing) == 1 else b"".join(self._outgoing)
+            )
+            self._outgoing.clear()
+
+    def remaining_seconds(self, now: float) -> float:
+        """Return how long the head may still run; its clock stands still during a call."""
+        head, limits = self.sent[0], self._owner.limits
+        limit = head.seconds_max(limits)
+        return limit if head.call is not None else self.head_since + limit - now
+
+    def watch(self, now: float) -> str:
+        """Look at the clock of the head.
+
+        Returns:
+            `overrun` when it is out of time, `hog` when it has burnt enough to be demoted.
+
+        """
+        head = self.sent[0]
+        limits = self._owner.limits
+        if head.call is not None:
+            if head.calls_seconds + now - head.called_at > limits.calls_seconds:
+                head.call.cancel()
+            return ""
+        if self.remaining_seconds(now) < 0:
+            return "overrun"
+        age, loading = now - self.head_since, head.kind == "load"
+        if age < (limits.load_seconds * LOAD_UNDISTURBED if loading else limits.demote_seconds):
+            return ""
+        self.slow = not loading
+        if self.demoted:
+            return ""
+        burnt = cpu_seconds(self.pid)
+        if self._cpu_mark < 0:
+            self._cpu_mark = burnt
+        elif burnt - self._cpu_mark >= limits.demote_seconds:
+            return "hog"
+        return ""
+
+    def step_aside(self) -> None:
+        """Let it have a tenth of what others get, for good: it works on the side."""
+        self._niceness = priority.ASIDE_NICENESS
+        priority.step_aside(self.pid)
+
+    def demote(self) -> bool:
+        """Let it run only when nobody else wants to; return whether that worked."""
+        self.demoted = True
+        return priority.demote(self.pid)
+
+    def restore(self) -> bool:
+        """Undo a demotion; unprivileged hosts cannot, and replace the cell instead."""
+        self.demoted = not priority.restore(self.pid, self._niceness)
+        return not self.demoted
+
+    def destroy(self) -> None:
+        """Kill it now and tell nobody; what was in the pipe stays in `sent` for the caller."""
+        if not self.alive:
+            return
+        self.alive = False
+        kill(self._pidfd)
+        os.close(self._pidfd)
+        for work in self.sent:
+            if work.call is not None:
+                work.call.cancel()
+                work.call = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # Building frames -----------------------------------------------------------------------
+
+    def _push(self, work: Work, data: bytes) -> None:
+        if not self.sent:
+            self._begin_head()
+        work.size = len(data)
+        self._sent_bytes += work.size
+        self.sent.append(work)
+        self._write(data)
+
+    def _write(self, data: bytes) -> None:
+        self._outgoing.append(data)
+
+    # What the cell says --------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """As in asyncio.Protocol."""
+        # uvloop's transports do not inherit from asyncio's, so this cannot be asserted.
+        self._transport = cast("asyncio.Transport", transport)
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """As in asyncio.Protocol. A cell killed with unread input resets, others just end."""
+        del exc
+        if self.alive:
+            self._owner.lost(self, "exit")
+
+    def data_received(self, data: bytes) -> None:
+        """As in asyncio.Protocol."""
+        try:
+            for body in self._reader.feed(data):
+                if not self.alive:
+                    return
+                self._take(frames.decode_from_cell(body))
+        except (msgspec.MsgspecError, RecursionError, ValueError) as error:
+            self._owner.lost(self, f"it broke the protocol: {error}"[:200])
+        except answers.BreachError as error:
+            self._owner.lost(self, f"it broke the protocol: {error}")
+        if self._reader.error and self.alive:
+            self._owner.lost(self, f"it broke the protocol: {self._reader.error}")
+
+    def _take(self, frame: frames.FromCell) -> None:
+        # The first two come all the time, the others seldom or once.
+        if isinstance(frame, frames.Result):
+            self._result(self._head(frame, answered=True), frame)
+        elif isinstance(frame, frames.Call):
+            self._call(self._head(frame), frame)
+        elif isinstance(frame, frames.Want):
+            self._want(self._head(frame), frame)
+        elif isinstance(frame, frames.Failed):
+            head = self._head(frame, answered=True)
+            self._pop()
+            self._owner.failed(self, head, frame)
+        elif isinstance(frame, frames.PolicyLoaded) and self.sent and self.sent[0].kind == "load":
+            head = self.sent[0]
+            self._pop()
+            self._owner.loaded(self, head, frame)
+        elif isinstance(frame, frames.CellJailed) and self.code is None:
+            self._owner.jailed(self, frame)
+        elif isinstance(frame, frames.Probed) and self.code is None:
+            self._owner.probed(self, frame.outcome)
+        else:
+            raise _out_of_turn(frame)
+
+    def _head(self, frame: _AboutTheHead, *, answered: bool = False) -> Work:
+        """Return what a frame is about: the head, or the cell lies.
+
+        Args:
+            frame: What it said.
+            answered: This ends the head, which no load ends with.
+
+        """
+        if not self.sent:
+            raise _out_of_turn(frame)
+        head = self.sent[0]
+        if frame.nonce != head.nonce:
+            raise answers.BreachError("it answered a question that was not asked")
+        if answered and head.kind == "load":
+            raise answers.BreachError("it answered before it was loaded")
+        return head
+
+    def _result(self, head: Work, frame: frames.Result) -> None:
+        if len(frame.value) > ANSWER_BYTES_MAX:
+            raise answers.BreachError("its answer is longer than it may be")
+        value = _decode_json(frame.value)
+        if frame.context is not None and head.chain is not None and self._sync is not None:
+            self._sync.contexts.accept(head.tenant, head.chain, frame.context)
+        self._pop()
+        self._owner.answered(self, head, frame, value)
+
+    def _pop(self) -> None:
+        head = self.sent.popleft()
+        self._sent_bytes -= head.size
+        self.evaluations += 1
+        if head.call is not None:
+            head.call.cancel()
+            head.call = None
+        self._begin_head()
+
+    def _begin_head(self) -> None:
+        self.head_since = time.monotonic()
+        self.slow = False
+        self._cpu_mark = -1.0
+
+    # Answering calls -----------------------------------------------------------------------
+
+    def _call(self, head: Work, frame: frames.Call) -> None:
+        """Answer an injected client; what is in memory at once, a task costs as much again."""
+        refused = self._admit(head)
+        assert self._sync is not None  # `load` came first.
+        services = self._services(head)
+        answer: frames.CallAnswer | None = None
+        more: bytes = b""
+        if frame.client == "context_client":
+            if not refused:
+                answer = self._sync.contexts.answer(head.tenant, head.chain, frame)
+        else:
+            arguments = answers.read_call(frame)
+            if isinstance(arguments, str):
+                refused = refused or arguments
+            elif not refused:
+                answer = answers.answer_at_once(services, frame, arguments)
+                if answer is None:
+                    self._answer_later(head, services, frame, arguments)
+                    return
+                if head.consult is not None and not answer.message:
+                    # The frames of nothing else say what is stale.
+                    answer.lasts = True
+                    self._sync.keeps(frame.method, arguments)
+                    more = self._sync.ahead(services, head, frame.method, arguments[0])
+        self._reply(head, answer or frames.CallAnswer(frame.nonce, b"", refused, 0), more)
+
+    def _want(self, head: Work, frame: frames.Want) -> None:
+        """Answer what a policy touches for the first time; its clock stands still meanwhile."""
+        began = time.monotonic()
+        refused = self._admit(head)
+        candidates = head.consult.ask.candidates if head.consult else None
+        fleet = self._owner.world.fleet if head.sample is None else head.sample.fleet
+        services = self._services(head)
+        wanted = answers.read_want(frame, candidates, fleet)
+        if refused:
+            self._reply(head, frames.CallAnswer(frame.nonce, b"", refused, 0))
+            return
+        assert self._sync is not None  # `load` came first.
+        self._sync.keeps(frames.DOCUMENTS, wanted)
+        *before, last = answers.answer_want(services, frame, wanted)
+        one = len(wanted) == 1  # As in a loop over them.
+        more = self._sync.ahead(services, head, frames.DOCUMENTS, wanted[0]) if one else b""
+        for answer in before:
+            self._reply(head, answer)
+        self._reply(head, last, more)
+        elapsed = time.monotonic() - began
+        head.calls_seconds += elapsed
+        self.head_since += elapsed
+
+    def _services(self, head: Work) -> HostServices:
+        return self._owner.services if head.sample is None else head.sample.services
+
+    def _admit(self, head: Work) -> str:
+        """Count one more call, and return why it is not answered."""
+        if head.call is not None:
+            raise answers.BreachError("it asked again before it was answered")
+        assert self._transport is not None  # It has just been read from.
+        # What an honest cell has yet to read are frames of the pipe, and what came behind the last
+        # answer, and those are counted.
+        if self._transport.get_write_buffer_size() > self._sent_bytes + self._ahead_bytes:
+            raise answers.BreachError("it asked again before it read the answer")
+        head.calls += 1
+        self._owner.counters["calls"] += 1
+        limits = self._owner.limits
+        if head.calls > limits.calls_max:
+            if head.calls > limits.calls_max * CALLS_FLOOD_FACTOR:
+                raise answers.BreachError(f"it called {head.calls} times, not {limits.calls_max}")
+            return f"more than {limits.calls_max} calls in one evaluation"
+        if head.calls_seconds >= limits.calls_seconds:
+            return f"the calls of one evaluation may take {limits.calls_seconds:g} s together"
+        return ""
+
+    def _answer_later(
+        self, head: Work, services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+    ) -> None:
+        head.called_at = time.monotonic()
+        head.call = asyncio.get_running_loop().create_task(
+            self._serve(head, services, frame, arguments)
+        )
+
+    async def _serve(
+        self, head: Work, services: HostServices, frame: frames.Call, arguments: tuple[Any, ...]
+    ) -> None:
+        """Answer one call. The head's clock stands still meanwhile."""
+        try:
+            answer = await answers.answer_call(services, frame, arguments)
+        except asyncio.CancelledError:
+            if head.call is None or not self.alive:
+                raise  # Nobody waits for the answer any more.
+            answer = frames.CallAnswer(frame.nonce, b"", "the service took too long", 0)
+        elapsed = time.monotonic() - head.called_at
+        head.calls_seconds += elapsed
+        self.head_since += elapsed
+        head.call = None
+        if self.alive:
+            self._reply(head, answer)
+
+    def _reply(
+        self, head: Work, answer: frames.CallAnswer | frames.Documents, more: bytes = b""
+    ) -> None:
+        assert self._sync is not None  # `load` came first.
+        data = frames.pack(answer) + more
+        if self._sync.behind:
+            data = self._sync.news(self._services(head)) + data
+        self._outgoing.append(data)
+        self._ahead_bytes = len(more)
+        self.flush()
+
+
+def _out_of_turn(frame: frames.FromCell) -> answers.BreachError:
+    return answers.BreachError(f"it said {type(frame).__name__} out of turn")

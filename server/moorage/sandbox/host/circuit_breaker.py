@@ -1,0 +1,153 @@
+"""Which policies are not asked for a while, and for whom. Used by `pool`.
+
+To stop a policy that never returns costs its neighbours a kill, a fork and a jail, every time anew.
+So a policy whose evaluations are stopped at their deadline again and again, at the requests of one
+tenant, rests: what that tenant asks of it is refused at once, for longer each time. Another tenant
+is served as before, since it may be the first one's input at which the policy hangs; and so is one
+that stands for many.
+
+What counts is a leaky bucket for each version and tenant. An overrun adds one; answers and time
+take from it, so that a policy that hangs at every other request rests nearly as soon as one that
+always does, and one that hangs at one in a hundred, or once a minute, never.
+"""
+
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from moorage.core.facts import Refusal
+from moorage.model import Code, PolicyRef, Tenant
+from moorage.sandbox.host.contract import OpenCircuit
+from moorage.sandbox.host.work import Work
+from moorage.sandbox.wire.limits import Limits
+
+OPEN_SECONDS_MIN: Final = 1.0
+"""The first rest; each further one takes twice as long as the one before it."""
+OPEN_SECONDS_MAX: Final = 30.0
+"""No rest takes longer: then the policy is asked again, once it is asked for."""
+FORGIVEN_SECONDS: Final = 300.0
+"""As many overruns as lead to a rest are forgiven in this time, evenly; rests do not count."""
+ANSWERS_PER_OVERRUN: Final = 100
+"""So many answers make up for one overrun, however fast they come."""
+RUNS_MAX: Final = 4096
+"""Policies and tenants whose overruns are counted; the one that overran the longest ago goes."""
+_DOUBLINGS_MAX: Final = math.log2(OPEN_SECONDS_MAX / OPEN_SECONDS_MIN)
+Key = tuple[str, str, str]
+"""URI, digest, tenant."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """What is not forgiven yet."""
+
+    overruns: int = 0
+    """Since nothing was left to forgive."""
+    level: float = 0.0
+    """Of them, what answers and time did not make up for."""
+    at: float = 0.0
+    """When time was counted last, in monotonic seconds, as all times here."""
+    until: float = 0.0
+
+
+class CircuitBreaker:
+    """Counts overruns by policy version and tenant, and forgives them little by little.
+
+    Args:
+        limits: Has `circuit_overruns`, and how long one evaluation takes that is stopped.
+        counters: Counted here: `circuit_breaker` that began, `rested`: what was refused meanwhile.
+        began: Told when a policy begins to rest.
+
+    """
+
+    def __init__(
+        self, limits: Limits, counters: Counter[str], began: Callable[[OpenCircuit], None]
+    ) -> None:
+        self._overruns_min = limits.circuit_overruns
+        self._evaluation_seconds = limits.evaluation_seconds
+        self._counters = counters
+        self._began = began
+        self._runs: OrderedDict[Key, _Run] = OrderedDict()
+
+    def overran(self, work: Work, now: float) -> bool:
+        """Count an evaluation that was stopped at its deadline; return whether a rest begins."""
+        if not self._overruns_min or work.proxied:
+            return False
+        key = _key(work)
+        run = self._runs.pop(key, None)
+        # The time that it hung forgives nothing, or one with a long deadline might hang for ever.
+        if run is None or self._forgive(run, now - self._evaluation_seconds) <= 0:
+            run = _Run()
+        self._runs[key] = run
+        if len(self._runs) > RUNS_MAX:
+            self._runs.popitem(last=False)
+        run.overruns += 1
+        run.level = min(run.level + 1, self._overruns_min + _DOUBLINGS_MAX)
+        run.at = now
+        # The little that is forgiven between overruns in a row must not cost one of them more.
+        beyond = run.level - self._overruns_min + 0.5
+        if beyond < 0:
+            return False
+        seconds = OPEN_SECONDS_MIN * 2.0 ** min(math.floor(beyond), _DOUBLINGS_MAX)
+        run.at = run.until = now + seconds
+        self._counters["rests"] += 1
+        self._began(OpenCircuit(work.code.ref, Tenant(work.tenant), run.overruns, seconds))
+        return True
+
+    def answered(self, work: Work) -> None:
+        """The policy came to an end by itself, which makes up for a part of an overrun."""
+        if not self._runs:
+            return
+        key = _key(work)
+        run = self._runs.get(key)
+        if run is not None:
+            run.level -= 1 / ANSWERS_PER_OVERRUN
+            if run.level <= 0:
+                del self._runs[key]
+
+    def _forgive(self, run: _Run, now: float) -> float:
+        """Count the time since it was counted last, and return what is left."""
+        seconds = max(0.0, now - run.at)
+        run.level -= seconds * self._overruns_min / FORGIVEN_SECONDS
+        return run.level
+
+    def refusal(self, work: Work, now: float) -> Refusal | None:
+        """Return why this is not asked now, if the policy rests."""
+        if not self._runs or work.proxied:
+            return None
+        rest = self.current(work.code.ref, work.tenant, now)
+        if rest is None:
+            return None
+        self._counters["rested"] += 1
+        return Refusal(
+            Code.BUSY,
+            f"{rest.ref.uri} rests for another {rest.seconds:.1f} s: {rest.overruns} of its latest"
+            " evaluations for you were stopped at their deadline",
+            expected="requests that it answers in time, after that; activating it ends its rest",
+            details={
+                "policy_rule_uri": rest.ref.uri,
+                "overruns": rest.overruns,
+                "retry_after_seconds": math.ceil(rest.seconds * 10) / 10,
+            },
+        )
+
+    def current(self, ref: PolicyRef, tenant: str, now: float) -> OpenCircuit | None:
+        """Return the rest of a policy at a tenant's requests, if it rests."""
+        run = self._runs.get((ref.uri, ref.digest, tenant))
+        if run is None or run.until <= now:
+            return None
+        return OpenCircuit(ref, Tenant(tenant), run.overruns, run.until - now)
+
+    def resting(self, now: float) -> int:
+        """Return for how many policies and tenants there is a rest."""
+        return sum(run.until > now for run in self._runs.values())
+
+    def end(self, uri: str) -> None:
+        """Ask a policy again, for everybody."""
+        for key in [key for key in self._runs if key[0] == uri]:
+            del self._runs[key]
+
+
+def _key(work: Work) -> Key:
+    return work.code.ref.uri, work.code.ref.digest, work.tenant

@@ -1,0 +1,202 @@
+"""The `context` of policies, kept on the host per policy version and tenant. Used by `channel`.
+
+The host never reads one: it keeps packed bytes and a version. A cell is sent the bytes only when
+it does not hold that version, and a change is accepted only if it was made from the version that
+is current (compare and swap), so of two cells that changed the same context one wins whole.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from moorage.sandbox.wire import frames
+from moorage.sandbox.wire.limits import CONTEXT_BYTES_MAX, CONTEXTS_MAX
+
+CONFLICT_STATUS: Final = 409
+"""Status of the answer to a swap from a version that is not the current one."""
+TOTAL_BYTES_MAX: Final = 64 << 20
+"""All contexts together; the least recently changed one is forgotten."""
+
+Key = tuple[str, str]
+"""Policy version (URI and digest) and tenant."""
+Kept = tuple[Key, int, bytes]
+"""A context as it is on the disk: whose, at which version, packed."""
+
+
+class Contexts:
+    """All contexts of this server, in memory; the daemon keeps them on the disk too.
+
+    Attributes:
+        changed: Those that differ from what the daemon last took.
+        conflicts: Changes that were void, since another process had made one meanwhile.
+
+    """
+
+    def __init__(self) -> None:
+        self.changed: dict[Key, None] = {}
+        self.conflicts = 0
+        self._kept: OrderedDict[Key, tuple[int, bytes]] = OrderedDict()
+        self._bytes = 0
+        self._version = 0
+
+    def version(self, key: Key) -> int:
+        """Return the version of a context; 0 where there is none."""
+        kept = self._kept.get(key)
+        return kept[0] if kept else 0
+
+    def packed(self, key: Key) -> bytes:
+        """Return a context; empty where there is none."""
+        kept = self._kept.get(key)
+        return kept[1] if kept else b""
+
+    def swap(self, key: Key, expected: int, packed: bytes) -> int | None:
+        """Replace version `expected` and return the new version, or None if it is not current."""
+        if self.version(key) != expected or len(packed) > CONTEXT_BYTES_MAX:
+            self.conflicts += 1
+            return None
+        self._keep(key, packed)
+        self.changed[key] = None
+        return self._version
+
+    def restore(self, kept: Iterable[Kept], beyond: int) -> None:
+        """Take over what was kept on the disk, each context at the version that it had.
+
+        Args:
+            kept: All of them; version 0 where none was noted.
+            beyond: No version up to this one is given to a change from now on. Clients may know
+                versions that were lost with the process before they came to the disk, and must not
+                meet other contexts under them.
+
+        """
+        taken = [each for each in kept if len(each[2]) <= CONTEXT_BYTES_MAX]
+        self._version = max([self._version, beyond, *(version for _, version, _ in taken)])
+        for key, version, packed in taken:
+            self._keep(key, packed, version)
+
+    def take_changed(self, bytes_max: int) -> list[Kept]:
+        """Return contexts that changed, the first to change first; empty bytes: forgotten.
+
+        Args:
+            bytes_max: Of all of them together; one is returned even if it is longer.
+
+        """
+        taken: list[Kept] = []
+        size = 0
+        for key in list(self.changed):
+            version, packed = self._kept.get(key, (0, b""))
+            size += len(packed)
+            if taken and size > bytes_max:
+                break
+            taken.append((key, version, packed))
+            del self.changed[key]
+        return taken
+
+    def forget_policy(self, uri: str) -> None:
+        """Forget what all versions of a URI remember: it is registered no more."""
+        for key in [key for key in self._kept if key[0].startswith(f"{uri} ")]:
+            self._forget(key)
+            self.changed[key] = None
+
+    def _keep(self, key: Key, packed: bytes, version: int = 0) -> None:
+        self._forget(key)
+        # Versions never repeat, so a forgotten context cannot come back under an old number.
+        self._version += not version
+        self._kept[key] = (version or self._version, packed)
+        self._bytes += len(packed)
+        while len(self._kept) > CONTEXTS_MAX or self._bytes > TOTAL_BYTES_MAX:
+            oldest = next(iter(self._kept))
+            self._forget(oldest)
+            self.changed[oldest] = None
+
+    def _forget(self, key: Key) -> None:
+        kept = self._kept.pop(key, None)
+        if kept:
+            self._bytes -= len(kept[1])
+
+
+@dataclass(slots=True, eq=False)
+class Chain:
+    """Evaluations of one tenant in one cell, each starting from what the one before it left.
+
+    Args:
+        version: The version that the latest of them left, or started from.
+        broken: A change was refused: the cell holds something that nobody else has.
+
+    """
+
+    version: int
+    broken: bool = False
+
+
+class SentContexts:
+    """Which contexts one cell holds, and which of its changes still count.
+
+    Args:
+        contexts: The host's.
+        version: The policy version of the cell.
+        limit: Tenants a cell remembers at most; beyond it it is told to forget all of them.
+
+    """
+
+    def __init__(self, contexts: Contexts, version: str, limit: int) -> None:
+        self._contexts = contexts
+        self._version = version
+        self._limit = limit
+        self._chains: dict[str, Chain] = {}
+
+    def tell(self, tenant: str) -> tuple[bytes | None, bool, Chain]:
+        """Return what an evaluation's frame must carry: bytes or None, forget-all; its chain."""
+        key = (self._version, tenant)
+        current = self._contexts.version(key)
+        chain = self._chains.get(tenant)
+        if chain is not None and chain.version == current and not chain.broken:
+            return None, False, chain
+        forget = chain is None and len(self._chains) >= self._limit
+        if forget:
+            self._chains.clear()
+        sent_nothing = chain is None and not current
+        chain = self._chains[tenant] = Chain(current)
+        return None if sent_nothing else self._contexts.packed(key), forget, chain
+
+    def accept(self, tenant: str, chain: Chain, packed: bytes) -> bool:
+        """Take a change made in the cell; False: somebody else was faster, and it is void."""
+        version = None
+        if not chain.broken:
+            version = self._contexts.swap((self._version, tenant), chain.version, packed)
+        if version is None:
+            chain.broken = True
+            return False
+        chain.version = version
+        return True
+
+    def answer(self, tenant: str, chain: Chain | None, call: frames.Call) -> frames.CallAnswer:
+        """Answer `context_client`: the context as it is now, or the version after a swap.
+
+        Args:
+            tenant: Whose context.
+            chain: Of the evaluation that asks; None for `management`.
+            call: `read` without arguments, or `swap` with a version and the packed context.
+
+        Raises:
+            ValueError: The call is malformed, as no honest cell's is.
+
+        """
+        key = (self._version, tenant)
+        if call.method == "read":
+            now = (self._contexts.version(key), self._contexts.packed(key))
+            return frames.CallAnswer(call.nonce, msgspec.msgpack.encode(now), "", 0)
+        if call.method != "swap":
+            raise ValueError(f"context_client has no {call.method[:40]!r}")
+        expected, packed = msgspec.msgpack.decode(call.arguments, type=tuple[int, bytes])
+        version = self._contexts.swap(key, expected, packed)
+        if version is None:
+            now_at = msgspec.msgpack.encode((self._contexts.version(key), b""))
+            return frames.CallAnswer(call.nonce, now_at, "", CONFLICT_STATUS)
+        if chain is not None:
+            chain.version, chain.broken = version, False  # The cell holds just this now.
+        elif (other := self._chains.get(tenant)) is not None:
+            other.broken = True  # A management call's cell is told the context with the next ask.
+        return frames.CallAnswer(call.nonce, msgspec.msgpack.encode((version, b"")), "", 0)

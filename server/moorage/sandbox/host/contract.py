@@ -1,0 +1,281 @@
+"""What the daemon hands to the sandbox and gets back from it: values, errors, and one Protocol.
+
+The daemon imports these through `moorage.sandbox.host.sandbox`. Errors of the package:
+
+    SandboxError
+    ├── JailError      the wall does not stand; nothing may be served
+    └── PolicyFault    a policy (or its cell) failed; carries the refusal to answer with
+    ServiceError       raised *by* the daemon's `HostServices`, never by the sandbox
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from moorage.core.effects import Consult
+from moorage.core.facts import Refusal
+from moorage.model import PolicyRef, Tenant
+from moorage.policy import Fleet
+
+Mode = Literal["jail", "unsafe"]
+Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
+
+
+class SandboxError(Exception):
+    """Base of the errors that the sandbox raises."""
+
+
+class JailError(SandboxError):
+    """The jail cannot be built here, or an attack of the self-test got through.
+
+    Args:
+        layer: The layer or attack, e.g. `seccomp` or `open`.
+        reason: What happened, and what to do about it.
+
+    """
+
+    def __init__(self, layer: str, reason: str) -> None:
+        super().__init__(f"sandbox layer {layer!r}: {reason}")
+        self.layer = layer
+        self.reason = reason
+
+
+class PolicyFault(SandboxError):  # noqa: N818  # The policy is at fault, not the server.
+    """A policy could not answer a management call.
+
+    Args:
+        refusal: What to answer.
+
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(f"{refusal.code}: {refusal.reason}")
+        self.refusal = refusal
+
+
+class CallRefusedError(Exception):
+    """A registry or metrics service said no; the injected client answers as the original would.
+
+    Args:
+        message: What the service said.
+        status: HTTP status where there was one, else 0.
+
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
+class Guard(Protocol):
+    """What the schemas of a policy allow; the daemon brings one where a policy has any.
+
+    The host asks it, since a cell could answer anything for itself.
+    """
+
+    def overrides(
+        self, parameters: Mapping[str, Any], settings: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return what a caller sets in the place of defaults, completed, or raise `PolicyFault`."""
+
+    async def given(self, input_data: Any) -> Any:
+        """Return what a plain call of `eval` is given, completed, or raise `PolicyFault`."""
+
+    def command(self, action: str, data: Any) -> Any:
+        """Return the data of a management command, completed, or raise `PolicyFault`."""
+
+    def judge(self, value: Any) -> Refusal | None:
+        """Return why what `eval` returned is refused, or None."""
+
+
+@dataclass(frozen=True)
+class PolicyCode:
+    """One policy version as the registry keeps it. The server never compiles or parses it.
+
+    Args:
+        ref: URI and digest.
+        files: Archive-relative path to content. `function.py` is the entry; every other `.py`
+            file is importable from it by its dotted path. A leading `code/` is ignored.
+        settings: Default settings of the policy document.
+        parameters: Default parameters of the policy document.
+        guard: What its schemas allow; None where it has none.
+
+    """
+
+    ref: PolicyRef
+    files: Mapping[str, bytes]
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    guard: Guard | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What a policy finds under `cluster_data[id]`, packed.
+
+    Args:
+        id: Cluster id.
+        version: Changes whenever the content does.
+        blob: msgpack of `{"data": <cluster document>, "cluster_metrics": <metrics or None>}`.
+
+    """
+
+    id: str
+    version: int
+    blob: bytes
+
+
+class HostServices(Protocol):
+    """How the host answers a cell; implemented by the daemon over the catalog."""
+
+    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Answer an injected client with plain JSON data.
+
+        Args:
+            client: `cluster_client`, `cluster_metrics_client` or `block_metrics_client`.
+            method: `read_cluster(id)`, `execute_query(query)`; `get_cluster(id)`,
+                `query_clusters(query | None)`; `get_block(id)`, `query_blocks(query | None)`. Ids
+                are validated before they arrive here.
+            arguments: Positional, exactly as many as named above.
+
+        Raises:
+            CallRefusedError: The service said no. The stub then returns `(False, message)` or
+                raises `APIError`, as the original class would.
+
+        """
+
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
+        """Return what `call` would answer about these, as msgpack, where that needs no waiting.
+
+        A policy that calls waits for the answer, and what is answered at once takes half the time.
+        Cells keep it: `Sandbox.documents_changed` must be called with the id before `call` would
+        answer anything else. They are also sent what nobody asked for yet, so this asks nobody.
+        """
+
+    def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
+        """Return the documents of these clusters, from memory; unknown ids are left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One evaluation of a policy that is being looked at, in a world of its own.
+
+    Args:
+        tenant: On whose behalf; no two sample evaluations of a policy share one, or their contexts
+            mix.
+        fleet: What is there, in the place of the live fleet.
+        services: Answer the injected clients, in the place of the server's.
+        consult: What is asked; None where `input_data` is given instead.
+        input_data: What `eval` is given then: JSON data.
+        parameters: In the place of the policy's defaults, beside `input_data`.
+        settings: In the place of the policy's defaults, beside `input_data`.
+
+    """
+
+    tenant: Tenant
+    fleet: Fleet
+    services: HostServices
+    consult: Consult | None = None
+    input_data: Any = None
+    parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOutcome:
+    """What became of a sample: the value that `eval` returned, or why there is none."""
+
+    value: Any = None
+    refusal: Refusal | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CodeFinding:
+    """One thing wrong with a policy's code.
+
+    Args:
+        message: What, in a sentence.
+        file: File within the archive; empty where none is to blame.
+        line: From 1; 0 where unknown.
+        column: From 1; 0 where unknown.
+        text: The source line and, where the column is known, a caret line below it.
+
+    """
+
+    message: str
+    file: str = ""
+    line: int = 0
+    column: int = 0
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The outcome of `Sandbox.check`: usable exactly when there are no findings.
+
+    Args:
+        findings: What is wrong.
+        management: The class has a `management` method.
+        output: What the code printed or logged while it was loaded.
+        outcomes: What became of the samples, in their order; after one that left no cell to go on
+            with, the others have its refusal.
+
+    """
+
+    findings: tuple[CodeFinding, ...]
+    management: bool = False
+    output: str = ""
+    outcomes: tuple[SampleOutcome, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether the policy may be registered."""
+        return not self.findings
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCircuit:
+    """A policy is not asked for a while, at the requests of one tenant.
+
+    Args:
+        ref: The policy version.
+        tenant: Whose requests are refused meanwhile.
+        overruns: Its latest evaluations for that tenant that were stopped at their deadline.
+        seconds: How long it still rests.
+
+    """
+
+    ref: PolicyRef
+    tenant: Tenant
+    overruns: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class SandboxReport:
+    """The state of the wall, for /metrics and doctor.
+
+    Args:
+        mode: `jail`, or `unsafe` when somebody asked for that.
+        layers: Active layers by name with what is known of them, e.g. `{"seccomp": "filter",
+            "landlock": "abi 7"}`. An absent layer is absent here.
+        probes: Attacks of the start-up self-test and how each was stopped.
+        cells: Living cells per policy URI.
+        counters: `evaluations`, `failures`, `calls` (that reached the host), `timeouts`, `crashes`,
+            `kills`, `protocol_breaches`, `spawns`, `respawns`, `resent`, `demotions`, `recycled`,
+            `evicted`, `busy`, `zygote_restarts`, `granted`, `not_granted`; absent while 0.
+            `context_conflicts`: changes of a context that were void. `circuit_breaker`: rests
+            begun; `rested`: what was refused since a policy rested.
+        resting: Policies, counted for each tenant at whose requests they rest now.
+        warning: Not empty when the wall does not stand (unsafe mode).
+
+    """
+
+    mode: Mode
+    layers: Mapping[str, str]
+    probes: Mapping[str, str]
+    cells: Mapping[str, int]
+    counters: Mapping[str, int]
+    resting: int = 0
+    warning: str = ""

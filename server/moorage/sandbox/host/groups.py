@@ -1,0 +1,204 @@
+"""The cells of one policy, what waits for them, and whose turn it is. Used by `pool` alone.
+
+Tenants take turns at the cells that they share. One whose evaluations take long is given a cell for
+each of them, with nothing behind it, and never all cells: so those of another wait for no more than
+what happens to run when they come.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from moorage.core.facts import Refusal
+from moorage.sandbox.host.channel import Cell
+from moorage.sandbox.host.contract import PolicyCode
+from moorage.sandbox.host.work import Work
+
+HOG_OVERRUNS: Final = 2
+"""After so many overruns in a row a policy's fresh cells run at idle priority from the start, until
+one of them answers: a policy that never does would otherwise burn its neighbours' time anew with
+every cell."""
+HEAVY_SECONDS: Final = 30.0
+"""How long a tenant counts as one whose evaluations take long, since the latest that did."""
+HEAVY_TENANTS_MAX: Final = 1024
+"""Such tenants remembered by a group; the one whose evaluation took long the longest ago goes."""
+GroupKey = tuple[str, str, str]
+"""URI, digest, isolation key."""
+
+
+class Backlog:
+    """What waits, in a lane for each tenant: in order within a lane, and in turns between them."""
+
+    def __init__(self) -> None:
+        self._lanes: OrderedDict[str, deque[Work]] = OrderedDict()
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Work]:
+        return (work for lane in self._lanes.values() for work in lane)
+
+    def heads(self) -> Iterator[Work]:
+        """Yield the first of each lane, in the order of their turns."""
+        return (lane[0] for lane in self._lanes.values())
+
+    def append(self, work: Work) -> None:
+        """Let work wait at the end of its tenant's lane."""
+        self._lanes.setdefault(work.tenant, deque()).append(work)
+        self._count += 1
+
+    def put_back(self, works: list[Work]) -> None:
+        """Let works that had their turn already go first, each in its tenant's lane."""
+        for work in reversed(works):
+            if work.tenant not in self._lanes:
+                self._lanes[work.tenant] = deque()
+                self._lanes.move_to_end(work.tenant, last=False)
+            self._lanes[work.tenant].appendleft(work)
+        self._count += len(works)
+
+    def take(self, work: Work) -> None:
+        """Take the first of a lane out: its tenant has had its turn."""
+        self._lanes[work.tenant].popleft()
+        self._count -= 1
+        if self._lanes[work.tenant]:
+            self._lanes.move_to_end(work.tenant)
+        else:
+            del self._lanes[work.tenant]
+
+    def remove(self, work: Work) -> bool:
+        """Take out work wherever it is; return whether it was here."""
+        lane = self._lanes.get(work.tenant)
+        if lane is None or work not in lane:
+            return False
+        lane.remove(work)
+        self._count -= 1
+        if not lane:
+            del self._lanes[work.tenant]
+        return True
+
+    def clear(self) -> list[Work]:
+        """Take out everything and return it."""
+        works = list(self)
+        self._lanes.clear()
+        self._count = 0
+        return works
+
+
+@dataclass(eq=False)
+class Group:
+    """The cells of one policy version (and isolation key), and what waits for them."""
+
+    key: GroupKey
+    code: PolicyCode
+    single_use: bool
+    aside: bool = False
+    cells: list[Cell] = field(default_factory=list[Cell])
+    backlog: Backlog = field(default_factory=Backlog)
+    spawning: int = 0
+    fault: Refusal | None = None
+    fault_until: float = 0.0
+    overruns: int = 0
+    """Evaluations stopped at their deadline since the last one that answered."""
+    _tenant: str | None = None
+    """The first that asked."""
+    _shared: bool = False
+    """Another one has asked since."""
+    _heavy: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
+    """Until when a tenant's evaluations are expected to take long."""
+
+    @property
+    def hogs(self) -> bool:
+        """Whether its cells have done nothing lately but burn all the time they get."""
+        return self.overruns >= HOG_OVERRUNS
+
+    # Whose turn it is ----------------------------------------------------------------------
+
+    def asked(self, work: Work) -> None:
+        """Note who uses this policy: where it is one tenant alone, no cell is kept from it."""
+        if self._tenant is None:
+            self._tenant = work.tenant
+        elif self._tenant != work.tenant:
+            self._shared = True
+
+    def took_long(self, work: Work, now: float) -> None:
+        """Expect the next evaluations of this one's tenant to take long, too."""
+        self._heavy[work.tenant] = now + HEAVY_SECONDS
+        self._heavy.move_to_end(work.tenant)
+        if len(self._heavy) > HEAVY_TENANTS_MAX:
+            self._heavy.popitem(last=False)
+
+    def heavy(self, work: Work, now: float) -> bool:
+        """Whether nobody else may be made to wait behind this."""
+        return self._shared and self._heavy.get(work.tenant, 0.0) > now
+
+    def owes(self, now: float) -> bool:
+        """Whether somebody waits who has burnt nothing, beside those who have."""
+        return self._shared and any(not self.heavy(work, now) for work in self.backlog.heads())
+
+    def turn(self, cells_max: int, now: float) -> tuple[Work, Cell] | None:
+        """Return what goes to which cell next, if anything can go anywhere."""
+        kept: Cell | None = None
+        for work in self.backlog.heads():
+            cell = self._choose(work, cells_max, now, kept)
+            if cell is not None:
+                return work, cell
+            if kept is None and self.heavy(work, now) and not self._sated(work, cells_max, now):
+                # It needs a cell with an empty pipe, and whoever asks much would keep all full.
+                kept = min(self._quick(), key=lambda each: len(each.sent), default=None)
+        return None
+
+    def needs_cell(self, cells_max: int, now: float) -> bool:
+        """Whether something waits that none of its cells will take before long."""
+        if self.spawning:
+            return False
+        heads = [work for work in self.backlog.heads() if not self._sated(work, cells_max, now)]
+        # The full pipe of a quick cell drains by itself; but what is heavy goes into no pipe.
+        quick = any(self._quick())
+        return bool(heads) and not (quick and not any(self.heavy(each, now) for each in heads))
+
+    def _choose(self, work: Work, cells_max: int, now: float, kept: Cell | None) -> Cell | None:
+        """Return a quick cell with room, preferably the first and one that was not demoted.
+
+        Args:
+            work: What is to go there.
+            cells_max: How many cells there may be.
+            now: Monotonic seconds.
+            kept: The cell that is being emptied for another whose turn it was.
+
+        """
+        heavy = self.heavy(work, now)
+        if heavy and self._sated(work, cells_max, now):
+            return None
+        demoted = None
+        for cell in self._quick():
+            if cell.accepts and cell is not kept and not (heavy and cell.sent):
+                if not cell.demoted:
+                    return cell
+                demoted = demoted or cell
+        return demoted
+
+    def _quick(self) -> Iterator[Cell]:
+        """Yield the cells whose pipes empty by themselves."""
+        return (c for c in self.cells if not (c.slow or c.retired or _alone(c)))
+
+    def _sated(self, work: Work, cells_max: int, now: float) -> bool:
+        """Whether its tenant's heavy evaluations run in as many cells as they may."""
+        if not self.heavy(work, now):
+            return False
+        taken = sum(cell.sent[0].tenant == work.tenant for cell in self.cells if cell.sent)
+        return taken >= max(1, cells_max - 1)
+
+    def idle_cell(self, work: Work, cells_max: int, now: float) -> Cell | None:
+        """The first cell, if it has nothing to do and nothing against it, and nothing waits."""
+        if self.backlog or not self.cells:
+            return None
+        cell = self.cells[0]
+        busy = cell.sent or cell.retired or cell.demoted or not cell.alive
+        return None if busy or self._sated(work, cells_max, now) else cell
+
+
+def _alone(cell: Cell) -> bool:
+    """Whether nothing may be put behind what the cell does."""
+    return bool(cell.sent) and cell.sent[0].alone

@@ -1,0 +1,471 @@
+"""The server's half of the sandbox: what the daemon talks to.
+
+`consult` is synchronous and cheap; its one outcome arrives later through `deliver`, on the same
+thread. Nothing in here compiles, parses or imports policy source: that happens behind the wall.
+
+What the daemon must do for cells to see a true fleet: mutate `fleet` only on the loop's thread,
+and call `settle` for every `Proposed` of a request with a lease, right after the step that decided
+about it and before the effects of that step are carried out.
+"""
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from moorage.core.effects import Consult
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.facts import Refusal
+from moorage.model import Code, PolicyRef, RequestId, Tenant
+from moorage.policy import Fleet
+from moorage.sandbox.cell import self_test
+from moorage.sandbox.host.channel import Cell
+from moorage.sandbox.host.contexts import Kept, Key
+from moorage.sandbox.host.contract import (
+    CallRefusedError,
+    CheckResult,
+    CodeFinding,
+    Document,
+    HostServices,
+    Isolation,
+    JailError,
+    Mode,
+    OpenCircuit,
+    PolicyCode,
+    PolicyFault,
+    Sample,
+    SampleOutcome,
+    SandboxError,
+    SandboxReport,
+)
+from moorage.sandbox.host.fair_semaphore import FairSemaphore
+from moorage.sandbox.host.pool import CellPool
+from moorage.sandbox.host.samples import looked_at
+from moorage.sandbox.host.work import Work, overrides
+from moorage.sandbox.host.zygote import SpawnError
+from moorage.sandbox.wire.limits import (
+    INPUT_BYTES_MAX,
+    OUTPUT_RING_BYTES_MAX,
+    OUTPUT_RINGS_MAX,
+    Limits,
+)
+
+__all__ = [
+    "CallRefusedError",
+    "CheckResult",
+    "CodeFinding",
+    "Document",
+    "HostServices",
+    "JailError",
+    "Limits",
+    "OpenCircuit",
+    "PolicyCode",
+    "PolicyFault",
+    "Sample",
+    "SampleOutcome",
+    "Sandbox",
+    "SandboxError",
+    "SandboxReport",
+]
+
+ASIDE: Final = "aside"
+"""Marks the cells, contexts and questions of policies that are asked on the side."""
+PROPOSERS_MAX: Final = 65_536
+"""Unsettled proposals remembered over all cells; beyond it the oldest counts as settled."""
+CHECKS_MAX: Final = 4
+"""Policies looked at at one time: each may take a cell's memory, and a core until its deadline."""
+CHECKS_WAITING_MAX: Final = 32
+"""Policies waiting to be looked at; beyond it the latest of whoever has most there gets BUSY."""
+_UNSAFE_WARNING: Final = (
+    "UNSAFE: policies run without seccomp and Landlock; whoever may register a policy owns this "
+    "server. Start it with --sandbox jail."
+)
+
+
+class Sandbox:
+    """Runs policies in jailed cells and delivers what they answer.
+
+    Args:
+        fleet: The live fleet. Read when a consultation is sent, never written.
+        services: Answer the injected clients.
+        deliver: Called with exactly one event per consultation that was not forgotten.
+        limits: All bounds.
+        mode: `jail`, or `unsafe` for a separate process without the wall.
+        isolation: Who shares a cell: everybody who uses a policy version, the requests of one
+            tenant, or nobody (a fresh cell per evaluation).
+        circuits: Told when a policy begins to rest; None where nobody is to know.
+
+    Attributes:
+        uploads: Turns to have new policies read and checked; `rechecks`: known ones.
+
+    """
+
+    def __init__(
+        self,
+        *,
+        fleet: Fleet,
+        services: HostServices,
+        deliver: Callable[[Proposed | ConsultFailed], None],
+        limits: Limits | None = None,
+        mode: Mode = "jail",
+        isolation: Isolation = "per_policy_version",
+        circuits: Callable[[OpenCircuit], None] | None = None,
+    ) -> None:
+        self._deliver = deliver
+        self._limits = limits or Limits()
+        self._mode: Mode = mode
+        self._isolation = isolation
+        self._number = 0
+        self._works: dict[tuple[str, int], Work] = {}
+        self._proposers: OrderedDict[str, Cell] = OrderedDict()
+        self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
+        self._probes: dict[str, str] = {}
+        self._closed = False
+        # An upload may take its deadline; what falls back or rolls back must not stand behind many.
+        self.uploads = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX)
+        self.rechecks = FairSemaphore(CHECKS_MAX, CHECKS_WAITING_MAX)
+        self._pool = CellPool(
+            fleet=fleet,
+            services=services,
+            limits=self._limits,
+            mode=mode,
+            finish=self._finish,
+            printed=self._printed,
+            circuits=circuits or (lambda _rest: None),
+        )
+
+    async def start(self) -> SandboxReport:
+        """Start the zygote and attack the wall; return what stands.
+
+        Call it from the thread that runs the loop until the end, before serving.
+
+        Raises:
+            JailError: In mode `jail`, a layer does not stand or an attack got through.
+
+        """
+        try:
+            await self._pool.spawner.start()
+            if self._mode == "jail":
+                await self._attack_self()
+            await self._pool.spawner.refill()
+        except SpawnError as error:
+            await self.close()
+            raise JailError("zygote", f"no cell can be started here: {error}") from error
+        except JailError:
+            await self.close()
+            raise
+        return self.report()
+
+    async def _attack_self(self) -> None:
+        spawner = self._pool.spawner
+        if not await spawner.filter_from_outside():
+            raise JailError(
+                "seccomp",
+                "the kernel does not confirm a filter on a cell (/proc/PID/status); nothing is "
+                "served. Run `moored doctor`, or accept the risk with --sandbox unsafe",
+            )
+        names = (*self_test.REFUSED, *self_test.DEADLY)
+        for name in names:
+            outcome = await spawner.attack(name)
+            expected = "refused" if name in self_test.REFUSED else "killed"
+            # A kernel without the call at all refuses it with ENOSYS, which is as good.
+            if not outcome.startswith((expected, "refused")) or outcome.startswith("BREACH"):
+                raise JailError(
+                    name,
+                    f"the self-test attack was not stopped ({outcome}). Nothing is served: run "
+                    "`moored doctor`, use a kernel with seccomp filters, or accept the risk with "
+                    "--sandbox unsafe",
+                )
+            self._probes[name] = outcome
+        self._pool.counters.clear()
+
+    async def close(self) -> None:
+        """Kill every cell and the zygote and refuse what still waited. Bounded, idempotent."""
+        if not self._closed:
+            self._closed = True
+            await self._pool.close()
+
+    # Consultations -------------------------------------------------------------------------
+
+    def consult(self, consult: Consult, code: PolicyCode) -> None:
+        """Ask the policy; later exactly one event about it is delivered.
+
+        Args:
+            consult: What is asked.
+            code: The policy version it names.
+
+        """
+        ask = consult.ask
+        work = Work("evaluate", code, ask.tenant, consult)
+        earlier = self._proposers.pop(ask.id, None)
+        if earlier is not None:
+            earlier.settle(ask.id)  # It may be another cell that is asked this time.
+        self._works[ask.id, consult.consultation] = work
+        refusal = self._submit(work)
+        if refusal is not None:
+            # Never from within this call: the caller is in the middle of carrying out effects.
+            asyncio.get_running_loop().call_soon(self._finish, work, None, refusal, None)
+
+    def ask_aside(self, consult: Consult, code: PolicyCode) -> "asyncio.Future[Any]":
+        """Ask another policy the same question, on the side; its answer changes nothing.
+
+        It runs in a cell of its own at low priority, one for each tenant whatever the isolation:
+        who reads its answers for one shall not find what it was asked for another. It has contexts
+        of its own, and sees the fleet as the cells of live policies do, but for the proposals of
+        those that are not settled yet.
+
+        Args:
+            consult: What a live policy is asked.
+            code: The other policy.
+
+        Returns:
+            Gets what the policy returned, or a `PolicyFault`.
+
+        """
+        ask = consult.ask
+        tenant, name = Tenant(f"{ASIDE} {ask.tenant}"), RequestId(f"{ask.id} {ASIDE}")
+        same = replace(consult, ask=replace(ask, id=name, tenant=tenant, dry_run=True))
+        work = Work("evaluate", code, tenant, same)
+        work.future = asyncio.get_running_loop().create_future()
+        refusal = self._submit(work, aside=True)
+        if refusal is not None:
+            work.failed(refusal)
+        return work.future
+
+    def forget(self, request: RequestId, consultation: int) -> None:
+        """Nobody waits for this consultation any more; nothing will be delivered for it."""
+        work = self._works.pop((request, consultation), None)
+        if work is not None:
+            work.forgotten = True
+            self._pool.withdraw(work)
+
+    def settle(self, request: RequestId, granted: bool) -> None:
+        """Say that the core decided about the proposal for a request.
+
+        Args:
+            request: The ask.
+            granted: Whether a lease exists now. The cell learns that from the fleet's rows; the
+                word is taken for the counters.
+
+        """
+        cell = self._proposers.pop(request, None)
+        if cell is not None:
+            self._pool.counters["granted" if granted else "not_granted"] += 1
+            cell.settle(request)
+
+    def documents_changed(self, cluster_id: str) -> None:
+        """Say that a cluster's document or metrics changed; cells then read it anew."""
+        self._pool.documents_changed(cluster_id)
+
+    # Contexts ------------------------------------------------------------------------------
+
+    def restore_contexts(self, kept: Iterable[Kept], beyond: int) -> None:
+        """Take over the contexts that were kept on the disk, before any policy is asked."""
+        self._pool.contexts.restore(kept, beyond)
+
+    def changed_contexts(self, bytes_max: int) -> list[Kept]:
+        """Return contexts that changed since they were last taken; empty bytes: forgotten."""
+        return self._pool.contexts.take_changed(bytes_max)
+
+    def contexts_unsaved(self, keys: Iterable[Key]) -> None:
+        """Return contexts that were taken and could not be kept: they are offered again."""
+        self._pool.contexts.changed |= dict.fromkeys(keys)
+
+    @property
+    def contexts_waiting(self) -> int:
+        """Contexts that changed and were not taken yet."""
+        return len(self._pool.contexts.changed)
+
+    def forget_contexts(self, uri: str) -> None:
+        """Forget what a policy remembers that is registered no more."""
+        self._pool.contexts.forget_policy(uri)
+
+    def _submit(self, work: Work, *, aside: bool = False) -> Refusal | None:
+        if self._closed:
+            return Refusal(Code.SHUTTING_DOWN, "the server is shutting down")
+        if self._isolation == "per_policy_version":
+            return self._pool.submit(work, work.tenant if aside else "", aside=aside)
+        if self._isolation == "per_tenant":
+            return self._pool.submit(work, f"tenant {work.tenant}", aside=aside)
+        self._number += 1
+        return self._pool.submit(work, f"evaluation {self._number}", single_use=True)
+
+    def _finish(self, work: Work, value: Any, refusal: Refusal | None, cell: Cell | None) -> None:
+        if work.forgotten:
+            if work.provisional and work.consult is not None and cell is not None:
+                cell.settle(work.consult.ask.id)
+            return
+        consult = work.consult
+        if consult is not None:
+            self._works.pop((consult.ask.id, consult.consultation), None)
+            if refusal is None and cell is not None and work.provisional:
+                self._proposers[consult.ask.id] = cell
+                if len(self._proposers) > PROPOSERS_MAX:
+                    request, oldest = self._proposers.popitem(last=False)
+                    oldest.settle(request)
+        guard = work.code.guard
+        if refusal is None and guard is not None and work.judged:
+            refusal = guard.judge(value)
+            self._pool.counters["failures"] += refusal is not None
+        event = work.succeeded(value) if refusal is None else work.failed(refusal)
+        if event is not None:
+            self._deliver(event)
+
+    # Everything else -----------------------------------------------------------------------
+
+    async def check(self, code: PolicyCode, samples: Sequence[Sample] = ()) -> CheckResult:
+        """Compile, import and construct a policy in a fresh cell and say what is wrong with it.
+
+        Whoever calls this holds a turn.
+
+        Args:
+            code: The policy. Its digest need not be registered.
+            samples: Evaluations to make there once it is loaded.
+
+        Returns:
+            The findings, none when it may be registered; and then the outcomes of the samples.
+
+        Raises:
+            PolicyFault: No cell could be started to look at it, or two were killed (UNAVAILABLE).
+
+        """
+        try:
+            return await looked_at(self._pool, code, samples)
+        except PolicyFault as fault:
+            if fault.refusal.code is not Code.UNAVAILABLE:
+                raise
+        # Its process was killed from outside, which may not happen again.
+        return await looked_at(self._pool, code, samples)
+
+    async def manage(self, code: PolicyCode, tenant: Tenant, action: str, data: Any) -> Any:
+        """Run the policy's `management(action, data)` and return its plain value.
+
+        Raises:
+            PolicyFault: It has none, raised, overran, or its answer cannot be sent; or its schema
+                of management commands has no such action, or other data for it.
+
+        """
+        if code.guard is not None:
+            data = code.guard.command(action, data)
+        return await self._outcome(Work("manage", code, tenant, action=action, data=data))
+
+    async def evaluate(
+        self,
+        code: PolicyCode,
+        tenant: Tenant,
+        input_data: Any,
+        *,
+        parameters: Mapping[str, Any],
+        settings: Mapping[str, Any],
+        ids_only: bool = False,
+        fleet: Fleet | None = None,
+        proxied: bool = False,
+    ) -> Any:
+        """Run the policy's `eval` on plain input and return its plain value.
+
+        Limits, context and injected clients are those of a consultation; nothing is proposed.
+
+        Args:
+            code: The policy.
+            tenant: On whose behalf, and with whose context.
+            input_data: What `eval` is given: JSON data, at most `INPUT_BYTES_MAX` packed.
+            parameters: In the place of the policy's defaults.
+            settings: In the place of the policy's defaults.
+            ids_only: Answer the `id` of an object in its place, with what the policy added to it: a
+                policy that returns the documents it was given need not send them back.
+            fleet: What the policy shall find in the columns of `input_data["fleet"]`.
+            proxied: The tenant stands for many, as another server does; the policy never rests.
+
+        Raises:
+            PolicyFault: The policy failed as a consultation can, or the input cannot be sent; or
+                input, parameters, settings or answer are not what its schemas say.
+
+        """
+        if code.guard is not None:
+            parameters, settings = code.guard.overrides(parameters, settings)
+            input_data = await code.guard.given(input_data)
+        try:
+            packed = msgspec.msgpack.encode(input_data)
+            overriding = overrides(settings, parameters)
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            refusal = Refusal(Code.BAD_MESSAGE, f"the input cannot be packed: {error}")
+            raise PolicyFault(refusal) from error
+        snapshot = None if fleet is None else msgspec.msgpack.encode(fleet.snapshot())
+        if len(packed) + len(overriding) > INPUT_BYTES_MAX:
+            reason = f"the rule's input has {len(packed) + len(overriding)} bytes; give it less"
+            expected = f"at most {INPUT_BYTES_MAX} bytes"
+            raise PolicyFault(Refusal(Code.TOO_LARGE, reason, expected=expected))
+        work = Work("apply", code, tenant)
+        work.input_data, work.overrides, work.ids_only = packed, overriding, ids_only
+        work.fleet, work.proxied = snapshot, proxied
+        return await self._outcome(work)
+
+    async def _outcome(self, work: Work) -> Any:
+        work.future = future = asyncio.get_running_loop().create_future()
+        refusal = self._submit(work)
+        if refusal is not None:
+            raise PolicyFault(refusal)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            work.forgotten = True
+            self._pool.withdraw(work)
+            raise
+
+    def output(self, ref: PolicyRef, tenant: Tenant) -> dict[str, str]:
+        """Return what a policy version printed and logged lately.
+
+        Args:
+            ref: The version.
+            tenant: Whose requests it printed it at; nobody is shown what it printed of others.
+
+        Returns:
+            By occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.
+
+        """
+        names = {"loading": "", "requests": tenant, "aside": f"{ASIDE} {tenant}"}
+        printed = {
+            each: self._output.get((ref.uri, ref.digest, name), "") for each, name in names.items()
+        }
+        return {each: text for each, text in printed.items() if text}
+
+    def rest(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:
+        """Return the rest of a policy version at a tenant's requests, if it rests."""
+        return self._pool.circuits.current(ref, tenant, time.monotonic())
+
+    def close_circuits(self, uri: str) -> None:
+        """Ask a policy again that rests: somebody says that it may be asked."""
+        self._pool.circuits.end(uri)
+
+    @property
+    def up(self) -> bool:
+        """Whether cells can be started; while they cannot, policies without a cell are refused."""
+        return self._pool.spawner.up
+
+    def report(self) -> SandboxReport:
+        """Return the state of the wall and the counters."""
+        return SandboxReport(
+            mode=self._mode,
+            layers=dict(self._pool.spawner.layers),
+            probes=dict(self._probes),
+            cells=self._pool.cells(),
+            counters={
+                **self._pool.counters,
+                "context_conflicts": self._pool.contexts.conflicts,
+            },
+            resting=self._pool.circuits.resting(time.monotonic()),
+            warning="" if self._mode == "jail" else _UNSAFE_WARNING,
+        )
+
+    def _printed(self, work: Work, text: str) -> None:
+        if not text:
+            return
+        key = (work.code.ref.uri, work.code.ref.digest, work.tenant)
+        kept = self._output.pop(key, "") + text
+        self._output[key] = kept[-OUTPUT_RING_BYTES_MAX:]
+        if len(self._output) > OUTPUT_RINGS_MAX:
+            self._output.popitem(last=False)

@@ -1,0 +1,350 @@
+"""Makes cells ahead of need: the zygote, blank cells, spares, and reports of how cells end.
+
+Used by `pool`. A cell leaves here jailed and empty; what it is then used for is not known here.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.sandbox.host.channel import Cell
+from moorage.sandbox.host.contract import JailError, Mode
+from moorage.sandbox.host.zygote import (
+    ORPHANED,
+    START_SECONDS_MAX,
+    UNKNOWN,
+    Death,
+    Spawned,
+    SpawnError,
+    Zygote,
+    discard,
+)
+from moorage.sandbox.wire import frames
+from moorage.sandbox.wire.limits import Limits
+
+END_REPORT_SECONDS_MAX: Final = 2.0
+"""How long a failed head waits for the zygote to say how its cell died; short of memory, it is
+slow."""
+PAUSE_SECONDS_MIN: Final = 0.1
+"""Before the second zygote in a row is started; twice as long before each further one, since one
+that cannot live costs a core half a second each time."""
+PAUSE_SECONDS_MAX: Final = 5.0
+PATIENCE_SECONDS: Final = 1.0
+"""A pause of at most so long is waited for by whoever needs a cell; a longer one is a refusal."""
+STABLE_SECONDS: Final = 60.0
+"""A zygote that dies later than this after the one before it is the first in a row again."""
+JAIL_SECONDS_MAX: Final = 10.0
+"""From a fork to its confirmed wall, and for one attack of the self-test."""
+UNHEARD_MAX: Final = 1024
+"""Deaths reported by the zygote before their channel closed; the oldest is forgotten."""
+REFILL_SECONDS: Final = 0.02
+"""From taking a spare to making the next one, which costs a core some milliseconds."""
+_SECCOMP_FILTER: Final = "Seccomp:\t2"
+
+
+class Spawner:
+    """Makes blank cells.
+
+    Args:
+        limits: All bounds.
+        mode: With or without the wall.
+        make: Wraps a spawned process as a cell of the pool.
+        restarted: Told when a dead zygote was replaced.
+        counters: Counted here: `spawns`, `zygote_restarts`.
+
+    Attributes:
+        layers: The layers that the latest cell reported.
+        living: Every cell that was not destroyed, by process id.
+
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        mode: Mode,
+        make: Callable[[Spawned], Cell],
+        restarted: Callable[[], None],
+        counters: Counter[str],
+    ) -> None:
+        self.layers: dict[str, str] = {}
+        self.living: dict[int, Cell] = {}
+        self._limits = limits
+        self._mode: Mode = mode
+        self._make = make
+        self._restarted = restarted
+        self._counters = counters
+        self._zygote: Zygote | None = None
+        self._up = asyncio.Event()
+        self._spares: list[Cell] = []
+        self._ready: dict[Cell, asyncio.Future[None]] = {}
+        self._probes: dict[Cell, asyncio.Future[str]] = {}
+        self._end_reports: dict[int, tuple[Callable[[Death], None], asyncio.TimerHandle]] = {}
+        self._unheard: dict[int, Death] = {}
+        self._lost_at = -STABLE_SECONDS
+        self._losses = 0
+        self._retry_at = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closing = False
+
+    # Life ----------------------------------------------------------------------------------
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a zygote to fork cells from."""
+        return self._up.is_set()
+
+    async def start(self) -> None:
+        """Start the zygote.
+
+        Raises:
+            JailError: It did not come up.
+
+        """
+        self._zygote = Zygote(self._limits, self._mode, self._ended, self._zygote_lost)
+        await self._zygote.start()
+        self._up.set()
+
+    async def close(self) -> None:
+        """Kill every cell and the zygote. Bounded."""
+        self._closing = True
+        self._up.set()
+        for task in list(self._tasks):
+            task.cancel()
+        for pid in list(self._end_reports):
+            self._report_end(pid, UNKNOWN)
+        for cell in list(self.living.values()):
+            self.destroy(cell)
+        if self._tasks:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._zygote is not None:
+            await self._zygote.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, None]) -> None:
+        """Run a task that ends with the sandbox at the latest."""
+        task = asyncio.get_running_loop().create_task(coroutine)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _zygote_lost(self) -> None:
+        """All cells died with it: start another one; later, if that happens all the time."""
+        self._up.clear()
+        if self._closing:
+            return
+        for pid in list(self._end_reports):
+            self._report_end(pid, ORPHANED)
+        now = time.monotonic()
+        self._losses = self._losses + 1 if now - self._lost_at < STABLE_SECONDS else 1
+        self._lost_at = now
+        pause = 0.0
+        if self._losses > 1:
+            doublings = min(self._losses - 2, 10)  # Beyond the longest pause, and no overflow.
+            pause = min(PAUSE_SECONDS_MIN * 2.0**doublings, PAUSE_SECONDS_MAX)
+        self._retry_at = now + pause
+        self._counters["zygote_restarts"] += 1
+        self.run(self._restart(pause))
+
+    async def _restart(self, wait_seconds: float) -> None:
+        old, self._zygote = self._zygote, None
+        if old is not None:
+            await old.close()
+        await asyncio.sleep(wait_seconds)
+        try:
+            await self.start()
+        except JailError:
+            self._zygote_lost()
+            return
+        self._restarted()
+
+    # Births --------------------------------------------------------------------------------
+
+    def spare(self) -> Cell | None:
+        """Return a jailed, empty cell that is ready now, if there is one."""
+        while self._spares:
+            cell = self._spares.pop()
+            if cell.alive:
+                return cell
+        return None
+
+    def refill_soon(self) -> None:
+        """Refill once the cell that was just taken has had the time to answer: it goes first."""
+
+        def refill() -> None:
+            if not self._closing:
+                self.run(self.refill())
+
+        asyncio.get_running_loop().call_later(REFILL_SECONDS, refill)
+
+    async def refill(self) -> None:
+        """Keep some spares, so that a respawn need not wait for a fork."""
+        while len(self._spares) < self._limits.spares and not self._closing:
+            try:
+                cell = await self.blank()
+            except (SpawnError, JailError):
+                return  # Whoever needs a cell next learns why.
+            self._spares.append(cell)
+
+    async def blank(self) -> Cell:
+        """Return a fresh cell that has confirmed its wall and holds no policy.
+
+        Raises:
+            SpawnError: It could not be started, or died before it was jailed.
+            JailError: A layer of its wall does not stand.
+
+        """
+        zygote = await self._running()
+        try:
+            return await self._born(zygote)
+        except SpawnError:
+            if self._closing or not zygote.ended():
+                raise
+        # It died with its zygote, which says nothing of the next one.
+        return await self._born(await self._running())
+
+    async def _running(self) -> Zygote:
+        wait = self._retry_at - time.monotonic()
+        if not self.up and wait > PATIENCE_SECONDS:
+            raise SpawnError(
+                f"the process that cells are forked from died {self._losses} times in a row and is"
+                f" started again in {wait:.1f} s"
+            )
+        try:
+            async with asyncio.timeout(START_SECONDS_MAX):
+                await self._up.wait()
+        except TimeoutError as error:
+            raise SpawnError("the zygote is down") from error
+        if self._zygote is None or self._closing:
+            raise SpawnError("the sandbox is not running")
+        return self._zygote
+
+    async def _born(self, zygote: Zygote) -> Cell:
+        spawned = await zygote.spawn()
+        if self._closing:
+            discard(spawned)
+            raise SpawnError("the sandbox is closing")
+        cell = self._make(spawned)
+        self.living[cell.pid] = cell
+        loop = asyncio.get_running_loop()
+        ready = self._ready[cell] = loop.create_future()
+        spawned.channel.settimeout(0)
+        try:
+            await loop.create_unix_connection(lambda: cell, sock=spawned.channel)
+            async with asyncio.timeout(JAIL_SECONDS_MAX):
+                await ready
+        except (OSError, TimeoutError) as error:
+            self.destroy(cell)
+            raise SpawnError(f"a cell did not confirm its wall: {error}") from error
+        except BaseException:
+            self.destroy(cell)
+            raise
+        finally:
+            self._ready.pop(cell, None)
+        self._counters["spawns"] += 1
+        return cell
+
+    def jailed(self, cell: Cell, frame: frames.CellJailed) -> None:
+        """A fresh cell reports its wall."""
+        ready = self._ready.get(cell)
+        if ready is None or ready.done():
+            return
+        if frame.error:
+            reason = f"{frame.error}. Run `moored doctor`; --sandbox unsafe leaves the wall out"
+            ready.set_exception(JailError(frame.failed_layer, reason))
+            return
+        self.layers = frame.layers
+        ready.set_result(None)
+
+    # Self-test -----------------------------------------------------------------------------
+
+    async def attack(self, name: str) -> str:
+        """Let a fresh blank cell try one attack; return what became of it."""
+        cell = await self.blank()
+        future = self._probes[cell] = asyncio.get_running_loop().create_future()
+        try:
+            cell.probe(name)
+            async with asyncio.timeout(JAIL_SECONDS_MAX):
+                outcome: str = await future
+        except TimeoutError as error:
+            raise JailError(name, "the self-test attack neither failed nor died") from error
+        finally:
+            self._probes.pop(cell, None)
+            self.destroy(cell)
+        return outcome
+
+    def probed(self, cell: Cell, outcome: str) -> None:
+        """An attacker lived to tell."""
+        future = self._probes.get(cell)
+        if future is not None and not future.done():
+            future.set_result(outcome)
+
+    async def filter_from_outside(self) -> bool:
+        """Return whether the kernel says that a fresh cell runs under a seccomp filter."""
+        cell = await self.blank()
+        try:
+            # procfs answers from memory; there is no disk to wait for.
+            status = Path(f"/proc/{cell.pid}/status").read_text(encoding="utf-8")  # noqa: ASYNC240  # See above.
+        except OSError:
+            return False
+        finally:
+            self.destroy(cell)
+        return _SECCOMP_FILTER in status and "NoNewPrivs:\t1" in status
+
+    # Deaths --------------------------------------------------------------------------------
+
+    def destroy(self, cell: Cell) -> None:
+        """Kill a cell and forget it; idempotent."""
+        cell.destroy()
+        self.living.pop(cell.pid, None)
+        self._unheard.pop(cell.pid, None)
+        if cell in self._spares:
+            self._spares.remove(cell)
+
+    def when_ended(self, cell: Cell, tell: Callable[[Death], None]) -> None:
+        """Call `tell` with how a cell ended, soon; the zygote's word comes another way."""
+        pid = cell.pid
+        death = self._unheard.pop(pid, None)
+        self.destroy(cell)
+        if death is not None:
+            tell(death)
+            return
+        if not self.up:
+            tell(ORPHANED)
+            return
+        timer = asyncio.get_running_loop().call_later(
+            END_REPORT_SECONDS_MAX, self._report_end, pid, UNKNOWN
+        )
+        self._end_reports[pid] = (tell, timer)
+
+    def channel_closed(self, cell: Cell) -> bool:
+        """Handle the end of a cell that was never given work; False if it is not such a one."""
+        ready = self._ready.get(cell)
+        if ready is not None and not ready.done():
+            ready.set_exception(SpawnError("it died before it was jailed"))
+            return True
+        probe = self._probes.pop(cell, None)
+        if probe is not None:
+
+            def tell(death: Death) -> None:
+                if not probe.done():
+                    probe.set_result(f"killed: {death.cause}")
+
+            self.when_ended(cell, tell)
+        return probe is not None
+
+    def _ended(self, pid: int, death: Death) -> None:
+        """The zygote says how a cell ended."""
+        if pid in self._end_reports:
+            self._report_end(pid, death)
+        elif pid in self.living:
+            self._unheard[pid] = death
+            if len(self._unheard) > UNHEARD_MAX:
+                del self._unheard[next(iter(self._unheard))]
+
+    def _report_end(self, pid: int, death: Death) -> None:
+        end_report = self._end_reports.pop(pid, None)
+        if end_report is not None:
+            tell, timer = end_report
+            timer.cancel()
+            tell(death)

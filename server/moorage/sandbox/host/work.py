@@ -1,0 +1,270 @@
+"""One thing that a cell is asked to do, and how its failure reads. Used by `channel` and `pool`."""
+
+import asyncio
+import os
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from moorage.core.effects import Consult
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.core.facts import Refusal
+from moorage.model import Code, Demand, PolicyRef
+from moorage.sandbox.host.contexts import Chain
+from moorage.sandbox.host.contract import PolicyCode, PolicyFault, Sample
+from moorage.sandbox.host.zygote import ORPHANED, Death
+from moorage.sandbox.wire import frames
+from moorage.sandbox.wire.limits import (
+    CONTEXT_BYTES_MAX,
+    MESSAGE_CHARACTERS_MAX,
+    NAME_CHARACTERS_MAX,
+    SNAPSHOT_BYTES_PER_SECOND,
+    Limits,
+)
+
+KILLS_MAX: Final = 2
+"""Cells that may be killed from outside under one piece of work before that is refused."""
+RETRY_SECONDS: Final = 1.0
+"""When a request is worth repeating that was refused for that."""
+_HUNGRY: Final = 0.75
+"""Share of a cell's memory that speaks against its policy where the machine runs out of it."""
+_NONCE_BYTES: Final = 8
+_NONCES_PER_DRAW: Final = 512
+_overrides_encoder: Final = msgspec.msgpack.Encoder(order="deterministic")
+_CODES: Final[dict[frames.FailureKind, Code]] = {
+    "error": Code.POLICY_ERROR,
+    "memory": Code.POLICY_MEMORY,
+    "output": Code.POLICY_BAD_OUTPUT,
+    "context": Code.POLICY_ERROR,
+    "unsupported": Code.UNSUPPORTED,
+}
+_EXPECTED: Final[dict[frames.FailureKind, str]] = {
+    "output": "a value made of JSON types: dict, list, str, finite numbers, true, false, null",
+    "context": f"plain JSON types, at most {CONTEXT_BYTES_MAX} bytes packed",
+}
+
+
+class _Nonces:
+    """Unpredictable 64-bit numbers, drawn from the kernel by the thousand bytes."""
+
+    def __init__(self) -> None:
+        self._left: list[int] = []
+
+    def draw(self) -> int:
+        if not self._left:
+            data = os.urandom(_NONCE_BYTES * _NONCES_PER_DRAW)
+            self._left = [
+                int.from_bytes(data[start : start + _NONCE_BYTES], "little")
+                for start in range(0, len(data), _NONCE_BYTES)
+            ]
+        return self._left.pop()
+
+
+nonces: Final = _Nonces()
+
+
+class Work(msgspec.Struct, eq=False):
+    """A consultation, another call of a policy or a load, from submission to its one outcome.
+
+    Args:
+        kind: Which.
+        code: The policy.
+        tenant: On whose behalf.
+        consult: The consultation, for `evaluate`.
+        action: For `manage`.
+        data: For `manage`.
+        input_data: For `apply`, packed.
+        overrides: For `apply`, as `Evaluate` has them.
+        ids_only: For `apply`, as `Apply` has it.
+        sample: The world of a policy that is being looked at; None: the server's own.
+        fleet: For `apply`, as `Apply` has it.
+        proxied: The tenant stands for many that are not known here.
+        alone: Nothing is put behind it into its cell's pipe: it is expected to take long.
+        kills: How often a cell that it was at the head of was killed from outside.
+        hungry: How often such a cell held nearly all the memory that it may.
+        snapshot_bytes: What the cell has to read of the fleet first, which is not the policy's
+            time.
+        future: Gets the outcome of all but live consultations, which are delivered.
+
+    """
+
+    kind: Literal["evaluate", "manage", "apply", "load"]
+    code: PolicyCode
+    tenant: str
+    consult: Consult | None = None
+    action: str = ""
+    data: Any = None
+    input_data: bytes = b""
+    overrides: bytes = b""
+    ids_only: bool = False
+    sample: Sample | None = None
+    fleet: bytes | None = None
+    proxied: bool = False
+    alone: bool = False
+    kills: int = 0
+    hungry: int = 0
+    snapshot_bytes: int = 0
+    future: asyncio.Future[Any] | None = None
+    submitted_at: float = 0.0
+    fleet_version: int = 0
+    nonce: int = 0
+    chain: Chain | None = None
+    size: int = 0
+    forgotten: bool = False
+    calls: int = 0
+    calls_seconds: float = 0.0
+    call: asyncio.Task[None] | None = None
+    called_at: float = 0.0
+
+    @property
+    def provisional(self) -> bool:
+        """Whether the proposal is taken from the cell's replica until it is settled."""
+        ask = self.consult.ask if self.consult else None
+        return ask is not None and ask.terms is not None and not ask.dry_run
+
+    @property
+    def judged(self) -> bool:
+        """Whether the outcome is what `eval` returned, whole."""
+        return self.kind in {"evaluate", "apply"} and not self.ids_only
+
+    def seconds_max(self, limits: Limits) -> float:
+        """Return how long it may be at the head of its cell."""
+        if self.kind == "load":
+            return limits.load_seconds
+        return limits.evaluation_seconds + self.snapshot_bytes / SNAPSHOT_BYTES_PER_SECOND
+
+    def failed(self, refusal: Refusal) -> ConsultFailed | None:
+        """Return the event of a failure; futures are resolved here instead."""
+        if self.consult is not None and self.future is None:
+            return ConsultFailed(self.consult.ask.id, self.consult.consultation, refusal)
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(PolicyFault(refusal))
+        return None
+
+    def succeeded(self, value: Any) -> Proposed | None:
+        """Return the event of a success; futures are resolved here instead."""
+        if self.consult is not None and self.future is None:
+            return Proposed(self.consult.ask.id, self.consult.consultation, value)
+        if self.future is not None and not self.future.done():
+            self.future.set_result(value)
+        return None
+
+
+def refusal_of(frame: frames.Failed, ref: PolicyRef) -> Refusal:
+    """Return what a `Failed` frame means to the client.
+
+    Refusals are remembered by the thousand, so texts are cut here too: a policy that speaks on the
+    channel itself obeys no cap of its cell.
+    """
+    exception, file = frame.exception[:NAME_CHARACTERS_MAX], frame.file[:NAME_CHARACTERS_MAX]
+    message = frame.message[:MESSAGE_CHARACTERS_MAX]
+    details: dict[str, Any] = {"policy_rule_uri": ref.uri}
+    if exception:
+        details["exception"] = exception
+    if file:
+        details |= {"file": file, "line": frame.line}
+    where = f" ({file}, line {frame.line})" if file else ""
+    if frame.kind == "output":
+        reason = f"the rule's answer cannot be sent: {message}"
+    elif frame.kind in {"context", "unsupported"}:
+        reason = message
+    else:
+        reason = f"the rule raised {exception}: {message}{where}"
+    return Refusal(
+        _CODES[frame.kind], reason, expected=_EXPECTED.get(frame.kind, ""), details=details
+    )
+
+
+def refusal_of_faults(loaded: frames.PolicyLoaded, ref: PolicyRef) -> Refusal:
+    """Return what a policy that cannot be loaded means to the client."""
+    first = loaded.faults[0]
+    file, message = first.file[:NAME_CHARACTERS_MAX], first.message[:MESSAGE_CHARACTERS_MAX]
+    where = f" ({file}, line {first.line})" if file else ""
+    return Refusal(
+        Code.BAD_POLICY,
+        f"the policy cannot be loaded: {message}{where}",
+        details={"policy_rule_uri": ref.uri, "file": file, "line": first.line},
+    )
+
+
+def crashed(reason: str, ref: PolicyRef) -> Refusal:
+    """Return the refusal for a cell that died under an evaluation."""
+    return Refusal(
+        Code.POLICY_CRASHED,
+        f"the rule's process ended: {reason}",
+        details={"policy_rule_uri": ref.uri, "cause": reason},
+    )
+
+
+def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
+    """Take note that a cell was killed from outside under work; return why it is not asked again.
+
+    One kill may be anybody's doing, as where the machine is out of memory: what has no effects is
+    done again elsewhere, once. Where its cells held nearly all they may, the policy eats the
+    memory.
+    """
+    repeatable = work.kind in {"evaluate", "apply"} and work.sample is None
+    work.calls, work.calls_seconds = 0, 0.0
+    if repeatable and death is ORPHANED:
+        return None  # All cells died at once: nothing speaks against this one.
+    work.kills += 1
+    work.hungry += death.held_mib >= limits.memory_mib * _HUNGRY
+    details = {"policy_rule_uri": work.code.ref.uri, "cause": death.cause}
+    if repeatable and work.kills < KILLS_MAX:
+        return None
+    if work.hungry >= KILLS_MAX:
+        return Refusal(
+            Code.POLICY_MEMORY,
+            f"the rule's process was {death.cause} {work.kills} times while it held"
+            f" {death.held_mib} MiB, of the {limits.memory_mib} that it may: this machine has less",
+            expected="a rule that needs less memory, or a machine with more",
+            details=details,
+        )
+    return Refusal(
+        Code.UNAVAILABLE,
+        f"the rule's process ended through no fault of its own: {death.cause}; try again",
+        expected="the same request, in a second; and memory for all that runs here",
+        details={**details, "retry_after_seconds": RETRY_SECONDS},
+    )
+
+
+def overran(seconds: float, ref: PolicyRef, doing: str) -> Refusal:
+    """Return the refusal for an evaluation that was killed at its deadline."""
+    return Refusal(
+        Code.POLICY_TIMEOUT,
+        f"the rule did not {doing} within {seconds:g} s and was stopped",
+        details={"policy_rule_uri": ref.uri, "seconds": seconds},
+    )
+
+
+def demand_fields(demand: Demand) -> frames.DemandFields:
+    """Return a demand as frames carry it."""
+    return (
+        demand.gpus,
+        demand.gpu_milli,
+        demand.models,
+        demand.gpu_memory_mib,
+        demand.cpu_milli,
+        demand.memory_mib,
+        demand.nodes,
+        demand.topology,
+    )
+
+
+def overrides(settings: Mapping[str, Any], parameters: Mapping[str, Any]) -> bytes:
+    """Return what a caller sets in the place of a policy's defaults, packed; empty for nothing."""
+    if not parameters and not settings:
+        return b""
+    return _overrides_encoder.encode([dict(settings), dict(parameters)])
+
+
+def work_of(sample: Sample, code: PolicyCode) -> Work:
+    """Return a sample as work for the cell that holds the policy."""
+    if sample.consult is not None:
+        return Work("evaluate", code, sample.tenant, sample.consult, sample=sample)
+    packed = msgspec.msgpack.encode(sample.input_data)
+    overriding = overrides(sample.settings, sample.parameters)
+    return Work(
+        "apply", code, sample.tenant, input_data=packed, overrides=overriding, sample=sample
+    )

@@ -1,0 +1,114 @@
+"""Every bound of the sandbox in one frozen record, and the bounds that are not for tuning.
+
+Read by the host (which enforces), passed on to the zygote and the cells (which obey first, so
+that an honest policy gets a clear error instead of a killed process).
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+ANSWER_BYTES_MAX: Final = 1 << 20
+"""JSON of one returned value; beyond it the answer is POLICY_BAD_OUTPUT."""
+CONTEXT_BYTES_MAX: Final = 256 << 10
+"""Packed `context` of one policy version and tenant; beyond it the answer is POLICY_ERROR."""
+CONTEXTS_MAX: Final = 4096
+"""Contexts kept on the host; the least recently used one is forgotten."""
+CONTEXTS_PER_CELL_MAX: Final = 256
+"""Tenants whose context a cell remembers; beyond it the cell forgets all and is told again."""
+CELL_FRAME_BYTES_MAX: Final = 2 << 20
+"""One frame from a cell; longer ones break the protocol."""
+INPUT_BYTES_MAX: Final = 16 << 20
+"""Packed plain input of one evaluation (documents to rank); more is refused, with TOO_LARGE."""
+HOST_FRAME_BYTES_MAX: Final = 64 << 20
+"""One frame to a cell (a snapshot of the fleet is the largest); longer work is refused."""
+SNAPSHOT_BYTES_PER_SECOND: Final = 4 << 20
+"""How slowly a cell may read a snapshot, on top of the policy's own time: a tenth of the usual."""
+PARTS_MAX: Final = 32
+"""Changed clusters that a cell is told of one by one; of more, it gets a whole snapshot."""
+CALL_ANSWER_BYTES_MAX: Final = 8 << 20
+"""Packed answer to one injected-client call; beyond it the client reports an error."""
+DOCUMENTS_BYTES_MAX: Final = 32 << 20
+"""Packed documents sent in one frame; the rest of a batch follows in further frames."""
+MESSAGE_CHARACTERS_MAX: Final = 900
+"""Text of a policy or its cell in a refusal; the list of importable modules fits."""
+NAME_CHARACTERS_MAX: Final = 100
+"""Name of an exception or a file of a policy in a refusal."""
+INSTANCES_MAX: Final = 8
+"""Warm instances of a policy per cell, one per combination of overrides; LRU."""
+OUTSTANDING_MAX: Final = 4096
+"""Unsettled lease proposals remembered per cell; beyond it the oldest counts as settled."""
+OUTPUT_RING_BYTES_MAX: Final = 64 << 10
+"""Printed and logged text kept per policy version and tenant; the oldest goes first."""
+OUTPUT_RINGS_MAX: Final = 256
+"""Policy versions and tenants whose printed text is kept; the least recently written goes first."""
+FINDINGS_MAX: Final = 20
+"""Findings of one check."""
+FETCH_BYTES_MAX: Final = 128 << 20
+"""Packed documents fetched at once; beyond it the policy is told to touch fewer clusters."""
+PIPELINE_BYTES_MAX: Final = 16 << 20
+"""Bytes sent to a cell and not yet answered, unless it is one single consultation."""
+KEPT_BYTES_MAX: Final = 64 << 20
+"""Documents and answers that a cell keeps, packed, with `KEPT_ENTRY_BYTES` for each."""
+KEPT_ENTRY_BYTES: Final = 200
+"""What keeping one takes beside its own bytes, in a dict under its id."""
+AHEAD_MAX: Final = 16
+"""Documents that follow one that was asked for, and are sent behind it before they are."""
+AHEAD_BYTES_MAX: Final = 16 << 10
+"""Their packed bytes together: they must not make the one that was asked for late."""
+AHEAD_KEPT_MAX: Final = 4096
+"""Documents of one kind that a cell was told of; at so many it is sent no more ahead."""
+AHEAD_KEPT_BYTES_MAX: Final = 4 << 20
+"""What a cell keeps, of `KEPT_BYTES_MAX`, beyond which it keeps nothing it did not ask for."""
+STALE_MAX: Final = 256
+"""Changed documents that a cell is told of one by one; of more, it forgets all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one evaluation, one cell and all cells together may use.
+
+    Args:
+        evaluation_seconds: Wall time of one evaluation at the head of its cell, without the
+            host's own answer time; beyond it the cell is killed.
+        load_seconds: Wall time to compile, import and construct a policy.
+        calls_seconds: Total time the host spends answering the calls of one evaluation.
+        calls_max: Injected-client calls and document fetches of one evaluation that the host has
+            to answer: what the cell was sent before costs none.
+        memory_mib: Address space a cell may use on top of what it starts with.
+        output_bytes_max: Printed and logged bytes kept of one evaluation.
+        cells_max: Living cells; the least recently used idle one makes room.
+        cells_per_policy_max: Cells one policy may have while some of them are slow.
+        pipeline_max: Consultations in flight to one cell.
+        queue_max: Consultations waiting on the host per policy; beyond it the answer is BUSY.
+        queue_seconds: How long a consultation may wait there; then the answer is BUSY too.
+        demote_seconds: CPU time of one evaluation after which its cell runs at idle priority. On a
+            saturated machine it then gets next to nothing, so honest policies must stay below it.
+        circuit_overruns: Evaluations of a policy that were stopped at their deadline, all at
+            requests of one tenant and not forgiven yet, after which it rests for that tenant; 0: it
+            never does. By default as many as the failures after which an alias falls back: refusals
+            are none.
+        evaluations_per_cell_max: After so many a cell is replaced (RLIMIT_CPU is cumulative).
+        cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
+        hash_seed: Of the hashes of texts in all cells, 1 to 4294967295, where a run shall be
+            repeatable: the order of a set follows from it. None: drawn anew by each zygote.
+        spares: Jailed, empty cells kept ready, so that a respawn does not wait for a fork.
+
+    """
+
+    evaluation_seconds: float = 1.0
+    load_seconds: float = 5.0
+    calls_seconds: float = 5.0
+    calls_max: int = 64
+    memory_mib: int = 256
+    output_bytes_max: int = 16 << 10
+    cells_max: int = 64
+    cells_per_policy_max: int = 4
+    pipeline_max: int = 32
+    queue_max: int = 4096
+    queue_seconds: float = 30.0
+    demote_seconds: float = 0.1
+    circuit_overruns: int = 5
+    evaluations_per_cell_max: int = 1_000_000
+    cpu_seconds_per_cell_max: int = 3600
+    hash_seed: int | None = None
+    spares: int = 1

@@ -1,1 +1,0 @@
-"""A client played against a real daemon: demo, replay, bench, doctor."""

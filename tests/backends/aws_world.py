@@ -1,0 +1,358 @@
+"""AWS on loopback: moto's server as a process of its own, and a proxy before it for its faults.
+
+The proxy passes everything on but for what moto does not do: client tokens that answer twice with
+one instance, errors as AWS documents them, status checks that take their time, and instances that
+end by themselves. What a machine shall do is said by its tag `bench`.
+"""
+
+import asyncio
+import contextlib
+import http.client
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from moorage.backends.base import Backend
+from moorage.backends.remote_specs import InstanceResourceSpec
+from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["AwsBench", "AwsWorld", "aws", "aws_server"]
+
+REGION = "us-east-1"
+ERROR = (
+    '<?xml version="1.0" encoding="UTF-8"?><Response><Errors><Error><Code>{code}</Code>'
+    "<Message>{message}</Message></Error></Errors><RequestID>r-1</RequestID></Response>"
+)
+NOTHING = (
+    b'<DescribeInstancesResponse xmlns="http://ec2.amazonaws.com/doc/2016-11-15/">'
+    b"<requestId>r-1</requestId><reservationSet/></DescribeInstancesResponse>"
+)
+# Of a request, what differs each time it is sent.
+VOLATILE = ("Version",)
+DIES_SECONDS = 0.2
+POLL_SECONDS = 0.05
+
+
+@dataclass(slots=True)
+class Fault:
+    """An answer in AWS's place."""
+
+    action: str
+    code: str
+    message: str
+    status: int
+    when: Callable[[dict[str, str]], bool]
+    times: int
+    lost: bool
+
+
+@dataclass(slots=True)
+class Memory:
+    """What the proxy knows; forgotten before each test."""
+
+    faults: list[Fault] = field(default_factory=list)
+    calls: list[tuple[str, dict[str, str]]] = field(default_factory=list)
+    tokens: dict[str, tuple[dict[str, str], bytes]] = field(default_factory=dict)
+    bench: dict[str, str] = field(default_factory=dict)
+    hidden: int = 0
+    prices: list[str] = field(default_factory=list)
+
+
+class AwsWorld:
+    def __init__(self) -> None:
+        self.memory = Memory()
+        self.launching = threading.Lock()
+        self.clients: dict[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+        environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        self._moto = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        assert self._moto.stderr is not None
+        self.moto_port = 0
+        for line in self._moto.stderr:
+            if found := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                self.moto_port = int(found[1])
+                break
+        assert self.moto_port, "moto did not start"
+        self._drain = threading.Thread(target=self._moto.stderr.read, daemon=True)
+        self._drain.start()
+        world = self
+
+        class Handler(Proxy):
+            aws = world
+
+        self._proxy = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._proxy.daemon_threads = True
+        self._thread = threading.Thread(target=self._proxy.serve_forever, args=(0.05,))
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._proxy.server_port}"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._proxy.shutdown()
+        self._thread.join()
+        self._proxy.server_close()
+        self._moto.kill()
+        self._moto.wait()
+        self._drain.join()
+        assert self._moto.stderr is not None
+        self._moto.stderr.close()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "testing",
+            "AWS_SECRET_ACCESS_KEY": "testing",
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def ec2(self, region: str = REGION) -> Any:
+        """Return a client that goes to moto, past the proxy."""
+        import boto3  # noqa: PLC0415  # An extra: without it the tests are skipped.
+
+        with self.launching:
+            if region not in self.clients:
+                make: Any = boto3.session.Session().client
+                self.clients[region] = make(
+                    "ec2",
+                    region_name=region,
+                    endpoint_url=f"http://127.0.0.1:{self.moto_port}",
+                    aws_access_key_id="testing",
+                    aws_secret_access_key="testing",  # noqa: S106  # moto takes any.
+                )
+            return self.clients[region]
+
+    def forget(self) -> None:
+        self.memory = Memory()
+
+    def refuse(
+        self,
+        action: str,
+        code: str,
+        message: str = "",
+        *,
+        status: int = 400,
+        when: Callable[[dict[str, str]], bool] = lambda _: True,
+        times: int = 1_000_000,
+        lost: bool = False,
+    ) -> None:
+        """Have calls refused; `lost` has them carried out first, and the answer lost.
+
+        A message that starts with `<` is the whole answer.
+        """
+        fault = Fault(action, code, message or f"{code} it is", status, when, times, lost)
+        self.memory.faults.append(fault)
+
+    def hide(self, times: int) -> None:
+        """Have so many searches by tag find nothing: AWS shows what is new after a while."""
+        self.memory.hidden = times
+
+    def asked(self, action: str) -> list[dict[str, str]]:
+        """Return the parameters of all calls of an action."""
+        return [parameters for name, parameters in self.memory.calls if name == action]
+
+    def instances(self, server: str | None = None, region: str = REGION) -> list[dict[str, Any]]:
+        """Return what is there and not terminated, by what moto says."""
+        filters = [{"Name": "instance-state-name", "Values": ["pending", "running", "stopped"]}]
+        if server is not None:
+            filters.append({"Name": "tag:moorage:server", "Values": [server]})
+        pages = self.ec2(region).get_paginator("describe_instances").paginate(Filters=filters)
+        return [
+            each
+            for page in pages
+            for reservation in page["Reservations"]
+            for each in reservation["Instances"]
+        ]
+
+    def terminate(self, instance: str) -> None:
+        self.ec2().terminate_instances(InstanceIds=[instance])
+
+
+class Proxy(BaseHTTPRequestHandler):
+    aws: AwsWorld
+    protocol_version = "HTTP/1.1"
+
+    def do_POST(self) -> None:  # The name http.server calls.
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        memory = self.aws.memory
+        if "GetProducts" in self.headers.get("X-Amz-Target", ""):
+            memory.calls.append(("GetProducts", {"body": body.decode()}))
+            self._fault_or("GetProducts", {}, self._price_list)
+            return
+        parameters = dict(urllib.parse.parse_qsl(body.decode(), keep_blank_values=True))
+        action = parameters.pop("Action", "")
+        for name in VOLATILE:
+            parameters.pop(name, None)
+        # `Credential=KEY/DAY/REGION/SERVICE/aws4_request`, in what signs the request.
+        parameters["region"] = self.headers["Authorization"].split("/")[2]
+        memory.calls.append((action, parameters))
+
+        def real() -> tuple[int, bytes]:
+            return self._real(action, parameters, body)
+
+        self._fault_or(action, parameters, real)
+
+    def _fault_or(
+        self, action: str, parameters: dict[str, str], real: Callable[[], tuple[int, bytes]]
+    ) -> None:
+        for fault in self.aws.memory.faults:
+            if fault.action == action and fault.times > 0 and fault.when(parameters):
+                fault.times -= 1
+                if fault.lost:
+                    real()
+                    self.close_connection = True
+                    with contextlib.suppress(OSError):
+                        self.connection.shutdown(2)
+                    return
+                said = fault.message
+                if action == "GetProducts":
+                    page = json.dumps({"__type": fault.code, "message": said}).encode()
+                else:
+                    page = said.encode() if said.startswith("<") else error(fault.code, said)
+                self._answer(fault.status, page)
+                return
+        self._answer(*real())
+
+    def _real(self, action: str, parameters: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        memory = self.aws.memory
+        if action == "RunInstances":
+            with self.aws.launching:
+                return self._launched(parameters, body)
+        by_tag = any(value.startswith("tag:") for value in parameters.values())
+        if action == "DescribeInstances" and by_tag and memory.hidden:
+            memory.hidden -= 1
+            return 200, NOTHING
+        if parameters.get("Filter.1.Name") == "client-token":  # A filter that moto does not know.
+            token = parameters["Filter.1.Value.1"]
+            instance = instance_of(memory.tokens[token][1])
+            body = body.replace(b"client-token", b"instance-id")
+            body = body.replace(token.encode(), instance.encode())
+        status, answer = self._passed_on(body)
+        named = parameters.get("InstanceId.1", parameters.get("ResourceId.1", ""))
+        match action, memory.bench.get(named):
+            case ["DescribeInstanceStatus", "slow" | "fails" as kind]:
+                answer = answer.replace(b"<status>ok</status>", b"<status>initializing</status>")
+                if kind == "fails":
+                    self.aws.terminate(named)
+            case ["CreateTags", "dies"] if "moorage:ready" in parameters.values():
+                threading.Timer(DIES_SECONDS, self.aws.terminate, (named,)).start()
+        return status, answer
+
+    def _launched(self, parameters: dict[str, str], body: bytes) -> tuple[int, bytes]:
+        memory, token = self.aws.memory, parameters["ClientToken"]
+        if token in memory.tokens:
+            before, answer = memory.tokens[token]
+            if before != parameters:
+                return 400, error("IdempotentParameterMismatch", "The arguments differ")
+            return 200, answer
+        status, answer = self._passed_on(body)
+        if status == 200:  # HTTP.
+            memory.tokens[token] = parameters, answer
+            keys = {value: name for name, value in parameters.items() if name.endswith(".Key")}
+            if name := keys.get("bench"):
+                memory.bench[instance_of(answer)] = parameters[f"{name.removesuffix('.Key')}.Value"]
+        return status, answer
+
+    def _price_list(self) -> tuple[int, bytes]:
+        answer = {"FormatVersion": "aws_v1", "PriceList": self.aws.memory.prices}
+        return 200, json.dumps(answer).encode()
+
+    def _passed_on(self, body: bytes) -> tuple[int, bytes]:
+        moto = http.client.HTTPConnection("127.0.0.1", self.aws.moto_port, timeout=30)
+        try:
+            own = ("host", "content-length")  # http.client's.
+            headers = {k: v for k, v in self.headers.items() if k.lower() not in own}
+            moto.request("POST", self.path, body, headers)
+            reply = moto.getresponse()
+            return reply.status, reply.read()
+        finally:
+            moto.close()
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # Its name there.
+        """Say nothing."""
+
+
+def instance_of(answer: bytes) -> str:
+    found = re.search(rb"<instanceId>(i-[0-9a-f]+)</instanceId>", answer)
+    assert found is not None
+    return found[1].decode()
+
+
+def error(code: str, message: str) -> bytes:
+    return ERROR.format(code=code, message=message).encode()
+
+
+@pytest.fixture(scope="session")
+def aws_server() -> Iterator[AwsWorld]:
+    pytest.importorskip("boto3", reason="the extra `aws` is not installed")
+    pytest.importorskip("moto", reason="moto stands for AWS, and is not installed")
+    with AwsWorld() as world:
+        yield world
+
+
+@pytest.fixture
+def aws(aws_server: AwsWorld, monkeypatch: pytest.MonkeyPatch) -> AwsWorld:
+    """AWS, as boto3 finds it by its own environment; its faults and tokens are forgotten first."""
+    aws_server.forget()
+    for name, value in aws_server.environment.items():
+        monkeypatch.setenv(name, value)
+    return aws_server
+
+
+class AwsBench:
+    """The backend `aws` for the tests of conformance: instances that do what their tag says."""
+
+    def __init__(self, world: AwsWorld, root: Path) -> None:
+        self.world = world
+        self.root = root
+
+    def backend(self) -> Backend:
+        from moorage.backends.aws.backend import AwsBackend  # noqa: PLC0415  # It needs the extra.
+
+        return AwsBackend(self.root, poll_seconds=POLL_SECONDS)
+
+    def spec(self, does: str = "runs") -> BaseResourceSpec:
+        return InstanceResourceSpec(instance_type="t3.micro", tags={"bench": does})
+
+    def slow(self) -> BaseResourceSpec:
+        return self.spec("slow")
+
+    def failing(self) -> tuple[BaseResourceSpec, str]:
+        return self.spec("fails"), "Client.UserInitiatedShutdown"
+
+    def dying(self) -> tuple[BaseResourceSpec, int]:
+        return self.spec("dies"), 1
+
+    def limits(self) -> dict[str, Any]:
+        return {}
+
+    async def left(self) -> int:
+        return await asyncio.to_thread(self._left)
+
+    def _left(self) -> int:
+        home = self.root / "server.json"
+        if not home.exists():  # It has not even got a name to give to instances.
+            return 0
+        return len(self.world.instances(json.loads(home.read_text())["server"]))

@@ -1,0 +1,466 @@
+"""The backend `aws` against moto's server: what is tried in which order, and what is said of it."""
+
+import asyncio
+import base64
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aws_world import POLL_SECONDS, AwsWorld
+
+from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError, WorkloadReport
+from moorage.backends.remote_specs import InstanceResourceSpec
+from moorage.model import ClusterId, Gpu, Node, NodeId, Share
+
+pytest.importorskip("boto3", reason="the extra `aws` is not installed")
+
+from moorage.backends.aws.backend import AwsBackend
+
+pytestmark = pytest.mark.heavy
+
+SEEN_SECONDS_MAX = 20
+SMALL = InstanceResourceSpec(instance_type="t3.micro")
+ZONE, MARKET = "Placement.AvailabilityZone", "InstanceMarketOptions.MarketType"
+SHARE = Share(ClusterId("cloud"), NodeId("n1"), ("0",), cpu_milli=2000, memory_mib=4096)
+NODE = Node(NodeId("n1"), 8000, 32768, (Gpu("0", "L4"), Gpu("1", "L4")))
+
+
+@pytest.fixture
+async def backend(aws: AwsWorld, tmp_path: Path) -> AsyncIterator[AwsBackend]:
+    made = AwsBackend(tmp_path, poll_seconds=POLL_SECONDS)
+    yield made
+    aws.memory.faults.clear()
+    for workload in await made.discover():
+        await made.stop(workload.id)
+    await made.close()
+
+
+def spot(parameters: dict[str, str]) -> bool:
+    return MARKET in parameters
+
+
+def tags(instance: dict[str, Any]) -> dict[str, str]:
+    return {each["Key"]: each["Value"] for each in instance["Tags"]}
+
+
+def only(aws: AwsWorld, workload: str) -> dict[str, Any]:
+    (found,) = [each for each in aws.instances() if tags(each).get("moorage:workload") == workload]
+    return found
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # AWS tells nobody.
+            await asyncio.sleep(0.02)  # AWS has no way to say that it is done.
+
+
+# What is tried ----------------------------------------------------------------------------------
+
+
+async def test_a_zone_without_capacity_is_left_at_once(aws, backend):
+    """AWS says so with HTTP 500, which boto3 would repeat four times, with pauses."""
+    code = "InsufficientInstanceCapacity"
+    aws.refuse("RunInstances", code, status=500, when=lambda each: each[ZONE] == "us-east-1a")
+    ready = await backend.start(Order("a", SMALL))
+    assert [each[ZONE] for each in aws.asked("RunInstances")] == ["us-east-1a", "us-east-1b"]
+    assert "us-east-1b, on demand" in ready.detail
+
+
+async def test_zones_are_tried_in_the_order_of_the_spec(aws, backend):
+    aws.refuse("RunInstances", "Unsupported", when=lambda each: each[ZONE] == "us-east-1d")
+    spec = InstanceResourceSpec(instance_type="t3.micro", zones=["us-east-1d", "us-east-1b"])
+    await backend.start(Order("a", spec))
+    assert [each[ZONE] for each in aws.asked("RunInstances")] == ["us-east-1d", "us-east-1b"]
+
+
+async def test_spot_that_there_is_not_becomes_on_demand(aws, backend):
+    aws.refuse("RunInstances", "SpotMaxPriceTooLow", when=spot)
+    spec = InstanceResourceSpec(
+        instance_type="t3.micro", spot=True, max_price_per_hour=0.02, zones=["us-east-1a"]
+    )
+    ready = await backend.start(Order("a", spec))
+    first, second = aws.asked("RunInstances")
+    assert first["InstanceMarketOptions.SpotOptions.MaxPrice"] == "0.02"
+    assert MARKET not in second
+    assert first["ClientToken"] != second["ClientToken"]
+    assert ready.detail.endswith("on demand")
+
+
+async def test_a_node_that_is_spot_is_rented_there(aws, tmp_path):
+    labels = {"karpenter.sh/capacity-type": "spot"}
+    node = Node(NODE.id, NODE.cpu_milli, NODE.memory_mib, NODE.gpus, labels=labels)
+    backend = AwsBackend(tmp_path, lambda _: node, POLL_SECONDS)
+    ready = await backend.start(Order("a", InstanceResourceSpec(), (SHARE,)))
+    assert ready.detail.endswith("spot")
+    await backend.stop("a")
+    await backend.close()
+
+
+async def test_spot_is_taken_where_there_is_some(aws, backend):
+    spec = InstanceResourceSpec(instance_type="t3.micro", spot=True)
+    assert (await backend.start(Order("a", spec))).detail.endswith("spot")
+
+
+async def test_a_quota_of_the_spot_market_leaves_its_other_zones_untried(aws, backend):
+    aws.refuse("RunInstances", "MaxSpotInstanceCountExceeded", when=spot)
+    spec = InstanceResourceSpec(instance_type="t3.micro", spot=True)
+    await backend.start(Order("a", spec))
+    assert [spot(each) for each in aws.asked("RunInstances")] == [True, False]
+
+
+async def test_without_a_fallback_spot_is_all_that_is_tried(aws, backend):
+    aws.refuse("RunInstances", "InsufficientInstanceCapacity", "none left", when=spot, status=500)
+    spec = InstanceResourceSpec(
+        instance_type="t3.micro", spot=True, on_demand_fallback=False, zones=["us-east-1a"]
+    )
+    with pytest.raises(
+        BackendError, match=r"no capacity now .*t3.micro spot in us-east-1a.*none le"
+    ):
+        await backend.start(Order("a", spec))
+    assert len(aws.asked("RunInstances")) == 1
+
+
+async def test_the_next_cheapest_type_is_tried_where_the_spec_names_none(aws, backend):
+    aws.refuse(
+        "RunInstances",
+        "InsufficientInstanceCapacity",
+        when=lambda each: each["InstanceType"] == "g6.xlarge",
+    )
+    spec = InstanceResourceSpec(gpus=1, gpu_model="l4", zones=["us-east-1a"])
+    await backend.start(Order("a", spec))
+    assert [each["InstanceType"] for each in aws.asked("RunInstances")] == [
+        "g6.xlarge",
+        "g6.2xlarge",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("spec", "labels", "kind"),
+    [
+        ({}, {}, "g6.xlarge"),
+        ({}, {"node.kubernetes.io/instance-type": "g5.xlarge"}, "g5.xlarge"),
+        ({"gpu_model": "T4"}, {"node.kubernetes.io/instance-type": "g5.xlarge"}, "g4dn.xlarge"),
+        ({"instance_type": "t3.micro"}, {}, "t3.micro"),
+    ],
+)
+async def test_what_the_spec_leaves_open_is_taken_from_the_node(aws, tmp_path, spec, labels, kind):
+    labels = {**labels, "topology.kubernetes.io/zone": "us-west-2b"}
+    labels["topology.kubernetes.io/region"] = "us-west-2"
+    node = Node(NODE.id, NODE.cpu_milli, NODE.memory_mib, NODE.gpus, labels=labels)
+    backend = AwsBackend(tmp_path, lambda _: node, POLL_SECONDS)
+    ready = await backend.start(Order("a", InstanceResourceSpec(**spec), (SHARE,)))
+    assert ready.detail.startswith(f"{kind} ")
+    assert "in us-west-2b" in ready.detail
+    await backend.stop("a")
+    assert aws.instances(region="us-west-2") == []
+    await backend.close()
+
+
+async def test_a_price_above_the_limit_is_not_paid(aws, backend):
+    spec = InstanceResourceSpec(instance_type="t3.micro", max_price_per_hour=0.01)
+    with pytest.raises(BackendError, match=r"max_price_per_hour.*t3.micro at 0.0104 USD"):
+        await backend.start(Order("a", spec))
+    elsewhere = InstanceResourceSpec(
+        instance_type="t3.micro", max_price_per_hour=5, region="eu-west-1"
+    )
+    with pytest.raises(BackendError, match=r"eu-west-1 are not known here: moored prices"):
+        await backend.start(Order("a", elsewhere))
+    assert aws.asked("RunInstances") == []
+
+
+# What AWS says ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("VcpuLimitExceeded", "quota at AWS is used up .*raised in the console of Service Quotas"),
+        ("UnauthorizedOperation", "does not allow RunInstances in us-east-1.*check the credent"),
+        ("InvalidAMIID.NotFound", "refused RunInstances in us-east-1 .InvalidAMIID.NotFound: "),
+    ],
+)
+async def test_errors_say_what_where_and_what_to_do(aws, backend, code, said):
+    aws.refuse("RunInstances", code)
+    with pytest.raises(BackendError, match=said):
+        await backend.start(Order("a", SMALL))
+    assert len(aws.asked("RunInstances")) == 1
+
+
+async def test_throttled_launches_are_repeated_with_the_same_token(aws, backend):
+    aws.refuse("RunInstances", "RequestLimitExceeded", status=503, times=2)
+    await backend.start(Order("a", SMALL))
+    assert len({each["ClientToken"] for each in aws.asked("RunInstances")}) == 1
+    assert len(aws.asked("RunInstances")) == 3
+    only(aws, "a")
+
+
+async def test_a_page_of_a_proxy_is_no_answer(aws, backend):
+    page = "<html><body>502 Bad Gateway</body></html>"
+    aws.refuse("RunInstances", "", page, status=502, times=1)
+    await backend.start(Order("a", SMALL))
+    only(aws, "a")
+
+
+async def test_without_credentials_it_says_so(aws, backend, monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    bare = AwsBackend(tmp_path / "bare", poll_seconds=POLL_SECONDS)
+    with pytest.raises(BackendError, match=r"no credentials for AWS .*AWS_PROFILE"):
+        await bare.start(Order("a", SMALL))
+    await bare.close()
+    kept = (tmp_path / "bare" / "server.json").read_text()
+    assert "testing" not in kept
+
+
+async def test_without_a_region_it_says_who_can_name_one(aws, backend, monkeypatch, tmp_path):
+    monkeypatch.delenv("AWS_DEFAULT_REGION")
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    bare = AwsBackend(tmp_path / "bare", poll_seconds=POLL_SECONDS)
+    with pytest.raises(BackendError, match=r"spec\.region, .*AWS_DEFAULT_REGION"):
+        await bare.start(Order("a", SMALL))
+    await bare.close()
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"tags": {"aws:x": "1"}}, "tags"),
+        ({"tags": {"moorage:server": "mine"}}, "tags"),
+        ({"user_data": "x" * 20_000}, "user_data"),
+    ],
+)
+def test_what_could_never_start_is_refused_before_anything_is_held(engine_less, spec, field):
+    with pytest.raises(UnsupportedSpecError, match=f"^{field}: expected"):
+        engine_less.refuse(InstanceResourceSpec(**spec))
+
+
+@pytest.fixture
+def engine_less(aws, tmp_path):
+    return AwsBackend(tmp_path)
+
+
+async def test_a_gang_is_refused(backend):
+    with pytest.raises(UnsupportedSpecError, match="not a gang"):
+        await backend.start(Order("a", SMALL, (SHARE, SHARE)))
+
+
+# One name, one instance -------------------------------------------------------------------------
+
+
+async def test_a_launch_whose_answer_is_lost_makes_one_instance(aws, backend):
+    aws.refuse("RunInstances", "", times=1, lost=True)
+    await backend.start(Order("a", SMALL))
+    assert len(aws.asked("RunInstances")) == 2
+    only(aws, "a")
+
+
+async def test_a_crash_between_launch_and_first_look_makes_one_instance(aws, backend, tmp_path):
+    """AWS does not show it yet, so only the client token can tell."""
+    await backend.start(Order("a", SMALL))
+    await backend.close()
+    aws.hide(2)
+    after = AwsBackend(tmp_path, poll_seconds=POLL_SECONDS)
+    await after.start(Order("a", SMALL))
+    assert len(aws.asked("RunInstances")) == 2
+    only(aws, "a")
+    await after.close()
+
+
+async def test_so_it_does_where_the_arguments_are_others_since_an_update(aws, backend, tmp_path):
+    await backend.start(Order("a", SMALL))
+    await backend.close()
+    aws.hide(2)
+    after = AwsBackend(tmp_path, poll_seconds=POLL_SECONDS)
+    other = InstanceResourceSpec(instance_type="t3.micro", user_data="#cloud-config\n")
+    await after.start(Order("a", other))
+    only(aws, "a")
+    await after.close()
+
+
+async def test_a_name_that_was_used_before_gets_a_new_instance(aws, backend):
+    """Its client token still names the old one, which AWS no longer shows."""
+    first = await backend.start(Order("a", SMALL))
+    await backend.stop("a")
+    aws.hide(2)
+    second = await backend.start(Order("a", SMALL))
+    assert first.detail != second.detail
+    only(aws, "a")
+
+
+async def test_of_two_of_one_name_the_one_that_was_ready_stays(aws, backend):
+    ready = await backend.start(Order("a", SMALL))
+    kept = only(aws, "a")
+    same = [each for each in kept["Tags"] if each["Key"] != "moorage:ready"]
+    spec = [{"ResourceType": "instance", "Tags": same}]
+    aws.ec2().run_instances(ImageId="ami-1", MinCount=1, MaxCount=1, TagSpecifications=spec)
+    assert await backend.status("a") == ready
+    assert only(aws, "a")["InstanceId"] == kept["InstanceId"]
+
+
+async def test_a_start_given_up_during_the_launch_leaves_nothing(aws, backend):
+    launching = threading.Event()
+
+    def slowly(_: dict[str, str]) -> bool:
+        launching.set()
+        time.sleep(0.5)  # AWS takes its time to answer.
+        return False
+
+    aws.refuse("RunInstances", "", when=slowly)
+    start = asyncio.create_task(backend.start(Order("a", SMALL)))
+    await until(launching.is_set)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert len(aws.asked("RunInstances")) == 1
+    assert [each for each in aws.instances() if tags(each).get("moorage:workload") == "a"] == []
+
+
+async def test_what_a_failed_start_could_not_end_is_ended_later(aws, backend):
+    aws.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
+    spec = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
+    start = asyncio.create_task(backend.start(Order("a", spec)))
+    await until(lambda: aws.asked("DescribeInstanceStatus"))
+    start.cancel()
+    await asyncio.wait([start])
+    await until(lambda: len(aws.asked("TerminateInstances")) == 2)
+    await until(lambda: not aws.instances(next(iter(servers(aws)))))
+
+
+def servers(aws: AwsWorld) -> set[str]:
+    asked = aws.asked("RunInstances")[-1]
+    names = {value: key for key, value in asked.items() if key.endswith(".Key")}
+    return {asked[names["moorage:server"].replace(".Key", ".Value")]}
+
+
+# What the machine is told, and how it is reached ------------------------------------------------
+
+
+async def test_tags_and_scripts_tell_the_machine_of_its_lease(aws, backend):
+    spec = InstanceResourceSpec(
+        instance_type="t3.micro",
+        user_data="#!/bin/sh\necho $MOORAGE_LEASE_ID\n",
+        tags={"team": "x"},
+    )
+    environment = {"MOORAGE_LEASE_ID": "l'1", "MOORAGE_FENCING": "7"}
+    await backend.start(Order("a", spec, environment=environment))
+    made = only(aws, "a")
+    assert tags(made)["moorage:lease"] == "l'1"
+    assert tags(made)["team"] == "x"
+    asked = aws.asked("RunInstances")[0]
+    assert asked["MetadataOptions.HttpTokens"] == "required"
+    assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
+    script = base64.b64decode(asked["UserData"]).decode()
+    assert script == (
+        "#!/bin/sh\nexport MOORAGE_LEASE_ID='l'\\''1'\nexport MOORAGE_FENCING='7'\n"
+        "echo $MOORAGE_LEASE_ID\n"
+    )
+
+
+async def test_it_is_ready_when_its_port_answers(aws, backend):
+    """Its subnet is of this machine's loopback addresses, so the port is a real one."""
+    ec2 = aws.ec2()
+    vpc = ec2.create_vpc(CidrBlock="127.77.0.0/16")["Vpc"]["VpcId"]
+    subnet = ec2.create_subnet(VpcId=vpc, CidrBlock="127.77.1.0/24", AvailabilityZone="us-east-1a")[
+        "Subnet"
+    ]["SubnetId"]
+    with contextlib.closing(socket.socket()) as listener:
+        listener.bind(("0.0.0.0", 0))  # noqa: S104  # Whichever address the instance gets.
+        port = listener.getsockname()[1]
+        spec = InstanceResourceSpec(
+            instance_type="t3.micro", subnets={"us-east-1a": subnet}, readiness_port=port
+        )
+        start = asyncio.create_task(backend.start(Order("a", spec)))
+        await until(lambda: aws.asked("RunInstances"))
+        await asyncio.sleep(0.5)  # Long enough to be taken for ready, were the port not tried.
+        assert not start.done()
+        listener.listen()
+        ready = await start
+    address = only(aws, "a")["PrivateIpAddress"]
+    assert ready.endpoint == f"tcp://{address}:{port}"
+    assert (await backend.status("a")).endpoint == ready.endpoint
+
+
+async def test_the_volume_has_the_size_and_the_name_that_the_image_gives_it(aws, backend):
+    image = aws.ec2().describe_images(Owners=["amazon"], MaxResults=5)["Images"][0]
+    spec = InstanceResourceSpec(instance_type="t3.micro", image_id=image["ImageId"], volume_gib=33)
+    await backend.start(Order("a", spec))
+    asked = aws.asked("RunInstances")[0]
+    assert asked["BlockDeviceMapping.1.Ebs.VolumeSize"] == "33"
+    assert asked["BlockDeviceMapping.1.DeviceName"] == image["RootDeviceName"]
+
+
+async def test_other_servers_instances_are_not_its_own(aws, backend, tmp_path):
+    await backend.start(Order("a", SMALL))
+    other = AwsBackend(tmp_path / "other", poll_seconds=POLL_SECONDS)
+    ready = await other.start(Order("a", SMALL))
+    assert [each.id for each in await other.discover()] == ["a"]
+    await backend.stop("a")
+    assert await other.status("a") == ready
+    await other.stop("a")
+    await other.close()
+
+
+async def test_what_was_ended_at_aws_is_told_with_its_reason(aws, backend):
+    told: list[WorkloadReport] = []
+    backend.listen(told.append)
+    await backend.start(Order("a", SMALL))
+    aws.terminate(only(aws, "a")["InstanceId"])
+    await until(lambda: any(each.phase.over for each in told))
+    assert told[-1].phase is Phase.FAILED
+    assert "somebody ended it at AWS" in told[-1].detail
+
+
+async def test_a_start_that_takes_too_long_names_the_instance(aws, backend):
+    await backend.start(Order("b", SMALL))  # The first call of a process takes its time.
+    spec = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
+    with pytest.raises(TimeoutError, match=r"not ready within 4 s \(t3.micro i-.* in us-east-1a"):
+        await backend.start(Order("a", spec, timeout_seconds=4))
+
+
+async def test_a_start_that_never_reaches_aws_says_so_and_leaves_no_region_behind(aws, tmp_path):
+    page = "<html>no gateway</html>"
+    aws.refuse("DescribeInstances", "", page, status=502)
+    backend = AwsBackend(tmp_path, poll_seconds=POLL_SECONDS)
+    with pytest.raises(TimeoutError, match=r"within 3 s: AWS did not answer DescribeInstances in"):
+        await backend.start(Order("a", SMALL, timeout_seconds=3))
+    aws.memory.faults.clear()
+    assert list(await backend.discover()) == []
+    assert '"regions": []' in (tmp_path / "server.json").read_text()
+    await backend.close()
+
+
+async def test_a_name_whose_remains_are_still_looked_for_can_be_started_anew(aws, backend):
+    aws.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
+    slow = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
+    start = asyncio.create_task(backend.start(Order("a", slow)))
+    await until(lambda: aws.asked("DescribeInstanceStatus"))
+    start.cancel()
+    await asyncio.wait([start])
+    await until(lambda: len(aws.asked("TerminateInstances")) == 2)
+    ready = await backend.start(Order("a", SMALL))
+    rounds = len(aws.asked("DescribeInstances"))
+    await until(lambda: len(aws.asked("DescribeInstances")) > rounds + 3)
+    assert await backend.status("a") == ready
+
+
+async def test_a_region_that_is_silent_keeps_nothing_of_another_alive(aws, backend):
+    await backend.start(Order("a", SMALL))
+    far = InstanceResourceSpec(instance_type="t3.micro", region="eu-west-1")
+    await backend.start(Order("b", far))
+    aws.refuse(
+        "DescribeInstances",
+        "UnauthorizedOperation",
+        when=lambda each: each["region"] == "eu-west-1",
+    )
+    await backend.stop("a")
+    with pytest.raises(BackendError, match="DescribeInstances in eu-west-1"):
+        await backend.discover()
+    aws.memory.faults.clear()
+    await backend.stop("b")
+    assert aws.instances(region="eu-west-1") == []

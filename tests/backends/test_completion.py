@@ -1,0 +1,58 @@
+"""What must not be left half done is finished, whatever becomes of the caller."""
+
+import asyncio
+import gc
+
+import pytest
+
+from moorage.backends.completion import finished
+
+
+async def test_work_is_finished_before_its_caller_is_cancelled():
+    go_on, done = asyncio.Event(), []
+
+    async def work() -> None:
+        await go_on.wait()
+        done.append("whole")
+
+    caller = asyncio.ensure_future(finished(work()))
+    for _ in range(3):  # However often.
+        await asyncio.sleep(0)
+        caller.cancel()
+    await asyncio.sleep(0)
+    assert not caller.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert done == ["whole"]
+
+
+async def test_what_the_work_returns_and_raises_comes_through():
+    async def fail() -> None:
+        raise OSError("no")
+
+    assert await finished(asyncio.sleep(0, "yes")) == "yes"
+    with pytest.raises(OSError, match="no"):
+        await finished(fail())
+
+
+async def test_an_error_after_the_cancellation_is_its_cause_and_is_reported_by_nobody():
+    loop, told, go_on = asyncio.get_running_loop(), [], asyncio.Event()
+    loop.set_exception_handler(lambda _, context: told.append(context["message"]))
+
+    async def fail() -> None:
+        await go_on.wait()
+        raise OSError("too late")
+
+    caller = asyncio.ensure_future(finished(fail()))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await asyncio.sleep(0)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await caller
+    assert isinstance(cancelled.value.__cause__, OSError)
+    del cancelled, caller
+    gc.collect()
+    await asyncio.sleep(0)
+    assert told == []

@@ -1,0 +1,416 @@
+"""Containers of this machine: what the conformance suite does not ask of every backend."""
+
+import asyncio
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError, WorkloadReport
+from moorage.backends.local.backend import LocalBackend
+from moorage.backends.local.container_plans import ContainerPlan, plan
+from moorage.backends.local.devices import Devices
+from moorage.backends.local.readiness import answers
+from moorage.backends.specs import ContainerResourceSpec, Readiness
+from moorage.model import ClusterId, NodeId, Share
+
+HEARD_SECONDS_MAX = 20
+GPU = "moorage-test-0"
+
+
+def share(**fields: Any) -> Share:
+    return Share(ClusterId("lab"), NodeId("here"), **fields)
+
+
+def planned(spec: ContainerResourceSpec, *placement: Share, **fields: Any) -> ContainerPlan:
+    order = Order("a", spec, placement, **fields)
+    grant = Devices(["u0", "u1"], {}).take(order)
+    return plan(order, spec, grant, "name", {})
+
+
+# What is asked of the container engine ---------------------------------------------------------
+
+
+def test_a_container_gets_what_its_lease_holds_unless_it_says_otherwise():
+    lease = share(gpus=("3", "GPU-aa"), cpu_milli=1500, memory_mib=64)
+    made = planned(ContainerResourceSpec(), lease)
+    assert made.devices == ["nvidia.com/gpu=3", "nvidia.com/gpu=GPU-aa"]
+    assert (made.cpu_count, made.memory_bytes) == (1.5, 64 << 20)
+    assert made.image == "ubuntu:22.04"
+    made = planned(ContainerResourceSpec(cpu_count=0.5, mem_limit="1g", gpus="all"), lease)
+    assert (made.cpu_count, made.memory_bytes) == (0.5, 1 << 30)
+    assert len(made.devices) == 2, "those of the lease, and no others"
+
+
+def test_gpus_without_a_lease_are_counted_or_named():
+    assert planned(ContainerResourceSpec()).devices == []
+    assert len(planned(ContainerResourceSpec(gpus=2)).devices) == 2
+    assert planned(ContainerResourceSpec(gpus="all")).devices == ["nvidia.com/gpu=all"]
+    assert planned(ContainerResourceSpec(gpus=["1"])).devices == ["nvidia.com/gpu=1"]
+    with pytest.raises(UnsupportedSpecError, match="gpus"):
+        planned(ContainerResourceSpec(gpus=3))
+
+
+def test_a_container_that_holds_no_gpu_is_given_none_by_its_image_either():
+    environment = planned(ContainerResourceSpec(), share()).environment
+    assert environment == {"NVIDIA_VISIBLE_DEVICES": "void"}
+    part = share(gpus=("0",), gpu_milli=250)
+    environment = planned(ContainerResourceSpec(environment={"A": "1"}), part).environment
+    assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert environment["A"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in environment, "inside, they are numbered anew"
+
+
+def test_the_ports_that_somebody_looks_at_are_opened():
+    spec = ContainerResourceSpec(
+        ports={80: 8080}, container_port=81, readiness=Readiness(path="/", port=82)
+    )
+    assert planned(spec).ports == {80: 8080, 81: 0, 82: 0}
+    assert planned(spec).host_ip == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"mount": {"data": "/data"}}, "mount: expected absolute paths"),
+        ({"mount": {"/data": "data:ro"}}, "mount: expected absolute paths"),
+        ({"readiness": Readiness(path="/health")}, "readiness: expected a container_port"),
+    ],
+)
+def test_a_spec_that_could_never_start_is_refused_before_anything_is_held(
+    tmp_path, monkeypatch, fields, reason
+):
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    with pytest.raises(UnsupportedSpecError, match=reason):
+        LocalBackend(tmp_path).refuse(ContainerResourceSpec(**fields))
+
+
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("unix:///nowhere/docker.sock", "no container engine is reachable .*/nowhere/docker.sock"),
+        ("tcp://elsewhere:2375", "DOCKER_HOST is tcp://elsewhere:2375"),
+    ],
+)
+def test_without_a_container_engine_containers_are_refused_plainly(
+    tmp_path, monkeypatch, host, reason
+):
+    monkeypatch.setenv("DOCKER_HOST", host)
+    with pytest.raises(UnsupportedSpecError, match=reason):
+        LocalBackend(tmp_path).refuse(ContainerResourceSpec())
+
+
+async def test_a_container_of_which_nobody_can_tell_is_not_forgotten(tmp_path, monkeypatch):
+    """Its engine may be back soon, and it with it: who asks must not take its GPUs for free."""
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+    folder = tmp_path / "containers" / "running" / "a"
+    folder.mkdir(parents=True)
+    (folder / "order.json").write_text(json.dumps({"id": "a", "stop_seconds": 0}))
+    backend = LocalBackend(tmp_path)
+    (found,) = await backend.discover()
+    assert (found.id, found.phase) == ("a", Phase.PENDING)
+    assert "no container engine is reachable" in found.detail
+    with pytest.raises(BackendError, match="no container engine is reachable"):
+        await backend.stop("a")
+    assert len(await backend.discover()) == 1
+    await backend.close()
+
+
+@pytest.mark.parametrize("hangs_up", [True, False])
+async def test_a_port_at_which_only_a_proxy_listens_does_not_answer_yet(hangs_up):
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not hangs_up:
+            await reader.read()
+        writer.close()
+
+    async def run(*_: object) -> int:
+        raise AssertionError("there is no command to run")
+
+    async with await asyncio.start_server(accept, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        assert await answers(Readiness(), "127.0.0.1", port, run)
+        seen = await answers(Readiness(), "127.0.0.1", port, run, proxied=True)
+        assert seen is not hangs_up
+
+
+# Real ones -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def backend(tmp_path: Path, container_engine: Any) -> AsyncIterator[LocalBackend]:
+    made = LocalBackend(tmp_path / "root")
+    yield made
+    for workload in await made.discover():
+        await made.stop(workload.id)
+    await made.close()
+    assert container_engine.containers(all=True) == []
+
+
+@pytest.fixture
+def gpu() -> Iterator[str]:
+    """A CDI device that is not there, described as NVIDIA's tools describe those that are."""
+    folder = Path("/var/run/cdi")
+    made = not folder.exists()
+    node = {"path": f"/dev/{GPU}", "hostPath": "/dev/null", "type": "c", "major": 1, "minor": 3}
+    device = {"name": GPU, "containerEdits": {"deviceNodes": [node]}}
+    document = {"cdiVersion": "0.5.0", "kind": "nvidia.com/gpu", "devices": [device]}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "moorage-test.json").write_text(json.dumps(document))
+    yield GPU
+    (folder / "moorage-test.json").unlink()
+    if made:
+        shutil.rmtree(folder)
+
+
+def shell(image: str, script: str, **fields: Any) -> ContainerResourceSpec:
+    fields = {"stop_seconds": 0, **fields}
+    return ContainerResourceSpec(image=image, command=["sh", "-c", script], **fields)
+
+
+async def inside(backend: LocalBackend, script: str, **options: Any) -> str:
+    return (await backend.execute("a", ("sh", "-c", script), **options)).output
+
+
+@pytest.mark.heavy
+async def test_ports_mounts_and_variables_are_there(tmp_path, backend, container_image):
+    (tmp_path / "page").mkdir()
+    (tmp_path / "page" / "index.html").write_text("from outside")
+    spec = shell(
+        container_image,
+        "exec httpd -f -p 8080 -h /page",
+        container_port=8080,
+        mount={str(tmp_path / "page"): "/page:ro", str(tmp_path): "/here"},
+        environment={"COLOUR": "blue"},
+        readiness=Readiness(path="/index.html"),
+    )
+    order = Order("a", spec, environment={"MOORAGE_LEASE_ID": "lease-1"})
+    started = await backend.start(order)
+    assert started.phase is Phase.READY
+    async with httpx.AsyncClient(trust_env=False) as client:
+        assert (await client.get(f"{started.endpoint}/index.html")).text == "from outside"
+    assert (await backend.status("a")).endpoint == started.endpoint
+    assert await inside(backend, "echo $COLOUR $MOORAGE_LEASE_ID") == "blue lease-1\n"
+    assert "Read-only" in await inside(backend, "echo x > /page/x")
+    await inside(backend, "echo written > /here/x")
+    assert (tmp_path / "x").read_text() == "written\n"
+    options = {"workdir": "/page", "user": "12:34", "environment": {"B": "2"}}
+    assert await inside(backend, "pwd; id -u; id -g; echo $B", **options) == "/page\n12\n34\n2\n"
+
+
+@pytest.mark.heavy
+async def test_a_port_that_is_taken_fails_the_start_and_says_so(backend, container_image):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BackendError, match="address already in use"):
+            await backend.start(Order("a", shell(container_image, "sleep 99", ports={80: port})))
+
+
+@pytest.mark.heavy
+async def test_limits_are_enforced_and_change_while_it_runs(backend, container_image):
+    spec = shell(container_image, "sleep 1000", cpu_count=0.5, mem_limit="64m")
+    await backend.start(Order("a", spec))
+    read = (
+        "cat /sys/fs/cgroup/memory/memory.limit_in_bytes /sys/fs/cgroup/cpu/cpu.cfs_quota_us"
+        " || cat /sys/fs/cgroup/memory.max /sys/fs/cgroup/cpu.max"
+    )
+    assert (await inside(backend, f"({read}) 2>/dev/null")).split()[:2] == ["67108864", "50000"]
+    await backend.control("a", {"cpu_count": 1, "mem_limit": "128m"})
+    assert (await inside(backend, f"({read}) 2>/dev/null")).split()[:2] == ["134217728", "100000"]
+    await backend.control("a", {"mem_limit": "96m"})
+    assert (await inside(backend, f"({read}) 2>/dev/null")).split()[:2] == ["100663296", "100000"]
+    with pytest.raises(UnsupportedSpecError, match="mem_limit"):
+        await backend.control("a", {"mem_limit": "much"})
+
+
+@pytest.mark.heavy
+async def test_what_wants_more_memory_than_its_limit_is_killed_and_that_is_said(
+    backend, container_image
+):
+    told: asyncio.Queue[WorkloadReport] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    backend.listen(lambda news: loop.call_soon_threadsafe(told.put_nowait, news))
+    greedy = "sleep 0.5; exec tail -c 200m /dev/zero"
+    await backend.start(Order("a", shell(container_image, greedy, mem_limit="32m")))
+    async with asyncio.timeout(HEARD_SECONDS_MAX):
+        while not (news := await told.get()).phase.over:
+            pass
+    assert news.phase is Phase.FAILED
+    assert news.exit_code == -9
+    assert "more memory than its mem_limit" in news.detail
+
+
+@pytest.mark.heavy
+async def test_gpus_of_the_lease_are_given_by_cdi(backend, container_image, gpu, tmp_path):
+    spec = shell(
+        container_image, "sleep 1000", cpu_count=0.5, mem_limit="64m", container_port=80,
+        mount={str(tmp_path): "/here:ro"}, environment={"A": "1"},
+    )  # fmt: skip
+    await backend.start(Order("a", spec, (share(gpus=(gpu,)),)))
+    seen = await inside(
+        backend, f"ls /dev/{gpu}; echo $A $NVIDIA_VISIBLE_DEVICES; ls -d /here/root"
+    )
+    assert seen == f"/dev/{gpu}\n1 void\n/here/root\n"
+    assert (await backend.status("a")).endpoint.startswith("http://127.0.0.1:")
+    assert "Read-only" in await inside(backend, "touch /here/x")
+
+
+@pytest.mark.heavy
+async def test_a_gpu_that_the_container_engine_does_not_know_fails_the_start(
+    backend, container_image
+):
+    order = Order("a", shell(container_image, "sleep 1000"), (share(gpus=("unheard-of",)),))
+    with pytest.raises(BackendError, match=r"nvidia\.com/gpu=unheard-of"):
+        await backend.start(order)
+
+
+@pytest.mark.heavy
+async def test_an_image_is_pulled_and_what_the_backend_says_of_that_is_told(backend):
+    told: list[WorkloadReport] = []
+    backend.listen(told.append)
+    with pytest.raises(BackendError, match=r"127.0.0.1:1/no/such:1 cannot be pulled: .*refused"):
+        await backend.start(Order("a", ContainerResourceSpec(image="127.0.0.1:1/no/such:1")))
+    assert [each.phase for each in told] == [Phase.PULLING]
+    assert "127.0.0.1:1/no/such:1" in told[0].detail
+
+
+@pytest.mark.heavy
+async def test_one_that_is_paused_or_answers_no_more_is_no_good(
+    backend, container_engine, container_image
+):
+    probe = Readiness(command=["test", "-e", "/good"], every_seconds=0.05)
+    script = "touch /good; exec sleep 1000"
+    await backend.start(Order("a", shell(container_image, script, readiness=probe)))
+    await backend.start(Order("b", shell(container_image, "exec sleep 1000")))
+    for name in ("a", "b"):
+        assert (await backend.probe(name)).phase is Phase.READY
+    await backend.execute("a", ("rm", "/good"))
+    for each in container_engine.containers():
+        if each["Labels"].get("moorage.workload") == "b":
+            container_engine.pause(each["Id"])
+    for name in ("a", "b"):
+        assert (await backend.probe(name)).phase is Phase.STARTING
+
+
+async def test_output_is_read_by_offsets_and_kept_beyond_the_container(backend, container_image):
+    script = (
+        "i=0; while [ $i -lt 2000 ]; do echo line $i; i=$((i+1)); done; sleep 0.5; echo wrong >&2"
+    )
+    await backend.start(Order("a", shell(container_image, f"{script}; exec sleep 1000")))
+    whole = "".join(f"line {number}\n" for number in range(2000)) + "wrong\n"
+    async with asyncio.timeout(HEARD_SECONDS_MAX):
+        while (log := await backend.logs("a")).text != whole:
+            pass  # It is written meanwhile.
+    assert (log.offset, log.over) == (len(whole), False)
+    assert (await backend.logs("a", 100)).text == whole[100:]
+    assert (await backend.logs("a", -6)) == type(log)("wrong\n", len(whole))
+    assert (await backend.logs("a", len(whole))).text == ""
+    await backend.stop("a")
+    kept = await backend.logs("a")
+    assert (kept.text, kept.over) == (whole, True)
+
+
+@pytest.mark.heavy
+async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(
+    backend, container_image
+):
+    await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
+    with pytest.raises(TimeoutError, match=r"sh ran longer than 0\.5 s"):
+        await inside(backend, "setsid sleep 555 & sleep 555", timeout_seconds=0.5)
+    assert "sleep 555" not in (await inside(backend, "ps -o args")).replace("ps -o", "")
+    begun = asyncio.create_task(backend.execute("a", ("sleep", "555")))
+    await asyncio.sleep(0.5)  # Well into the command, which takes minutes.
+    begun.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await begun
+    assert "sleep 555" not in await inside(backend, "ps -o args | grep -v grep")
+    code = (await backend.execute("a", ("sh", "-c", "kill -9 $$"))).exit_code
+    assert code == -9
+
+
+@pytest.mark.heavy
+async def test_a_container_that_a_killed_daemon_had_just_created_is_adopted(
+    tmp_path, backend, container_engine, container_image
+):
+    """Between creating it and noting that down: the name makes it the same container."""
+    spec = shell(container_image, "exec sleep 1000")
+    await backend.start(Order("a", spec))
+    (before,) = container_engine.containers()
+    for name in ("container.json", "ready.json"):
+        (tmp_path / "root" / "containers" / "running" / "a" / name).unlink()
+    after = LocalBackend(tmp_path / "root")
+    assert (await after.start(Order("a", spec))).phase is Phase.READY
+    assert [each["Id"] for each in container_engine.containers(all=True)] == [before["Id"]]
+    await after.close()
+
+
+@pytest.mark.heavy
+async def test_a_container_whose_folder_is_gone_is_found_and_stopped(
+    tmp_path, backend, container_engine, container_image
+):
+    await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
+    shutil.rmtree(tmp_path / "root" / "containers" / "running" / "a")
+    after = LocalBackend(tmp_path / "root")
+    assert [each.id for each in await after.discover()] == ["a"]
+    await after.stop("a")
+    assert container_engine.containers(all=True) == []
+    await after.close()
+
+
+@pytest.mark.heavy
+async def test_a_container_that_somebody_else_removes_has_failed_and_is_not_started_anew(
+    backend, container_engine, container_image
+):
+    told: asyncio.Queue[WorkloadReport] = asyncio.Queue()
+    loop = asyncio.get_running_loop()
+    await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
+    backend.listen(lambda news: loop.call_soon_threadsafe(told.put_nowait, news))
+    (found,) = container_engine.containers()
+    await asyncio.to_thread(container_engine.kill, found["Id"])
+    await asyncio.to_thread(container_engine.remove_container, found["Id"], force=True)
+    async with asyncio.timeout(HEARD_SECONDS_MAX):
+        assert (await told.get()).phase is Phase.FAILED
+    again = await backend.start(Order("a", shell(container_image, "exec sleep 1000")))
+    assert again.phase is Phase.FAILED
+    assert container_engine.containers(all=True) == []
+
+
+_LIBRARY = """
+import asyncio, sys
+from moorage.resources import ContainerResourceSpec, ResourceEngine
+
+async def main():
+    spec = ContainerResourceSpec(image=sys.argv[1], command=["sleep", "1000"])
+    await ResourceEngine.acquire("a", spec)
+    print("ready", flush=True)
+    sys.stdin.read()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.heavy
+def test_what_the_library_started_ends_with_its_process_also_after_kill_9(
+    container_engine, container_image
+):
+    with subprocess.Popen(
+        [sys.executable, "-c", _LIBRARY, container_image],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"ready\n"
+        assert len(container_engine.containers()) == 1
+        program.kill()
+    deadline = time.monotonic() + HEARD_SECONDS_MAX
+    while container_engine.containers(all=True):
+        assert time.monotonic() < deadline

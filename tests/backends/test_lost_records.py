@@ -1,0 +1,165 @@
+"""Workloads whose records were lost: they are found, and end before their devices are free."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from moorage.backends.base import BackendError, Order, Phase
+from moorage.backends.local.backend import LocalBackend
+from moorage.backends.specs import ProcessResourceSpec
+
+SEEN_SECONDS_MAX = 20
+FOREVER = ["sh", "-c", "setsid sleep 1000 & exec sleep 1000"]
+
+
+@pytest.fixture
+async def engine(tmp_path: Path) -> AsyncIterator[LocalBackend]:
+    made = LocalBackend(tmp_path)
+    yield made
+    for workload in await made.discover():
+        await made.stop(workload.id)
+    await made.close()
+    assert alive(tmp_path) == set()
+
+
+def forever(*command: str, stop_seconds: float = 0.2) -> ProcessResourceSpec:
+    return ProcessResourceSpec(command=list(command) or FOREVER, stop_seconds=stop_seconds)
+
+
+def alive(folder: Path) -> set[int]:
+    """Return the processes of workloads below a folder, and their supervisors."""
+    found = set()
+    for each in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if each.name.isdigit() and b"=%s/" % bytes(folder) in (each / "environ").read_bytes():
+                state = (each / "stat").read_text().rpartition(")")[2].split()[0]
+                found |= {int(each.name)} if state != "Z" else set()
+    return found
+
+
+def supervisor_of(folder: Path) -> int:
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in alive(folder)}
+    (found,) = (pid for pid, command in commands.items() if b"supervisor.py" in command)
+    return found
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while not condition():  # noqa: ASYNC110  # Another process is waited for.
+            await asyncio.sleep(0.01)  # Nor a process that it has gone.
+
+
+def without_lock(folder: Path) -> None:
+    (folder / "lock").unlink()
+
+
+def without_order(folder: Path) -> None:
+    (folder / "order.json").unlink()
+
+
+def without_all(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def as_link(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to("/")
+
+
+def order_as_fifo(folder: Path) -> None:
+    (folder / "order.json").unlink()
+    os.mkfifo(folder / "order.json")
+
+
+def order_of_another(folder: Path) -> None:
+    (folder / "order.json").write_text('{"id": "b", "attempt": 1}')
+
+
+LOSSES = [without_lock, without_order, without_all, as_link, order_as_fifo, order_of_another]
+
+
+async def test_a_workload_that_empties_its_own_folder_ends_with_its_stop(engine, tmp_path):
+    spec = forever("sh", "-c", "rm -rf ./*; echo gone > /dev/stdout; exec sleep 1000")
+    await engine.start(Order("a", spec))
+    await until(lambda: len(alive(tmp_path)) == 2)
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while "gone" not in (await engine.logs("a")).text:  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.01)  # A file tells nobody that it has grown.
+    assert (await engine.status("a")).phase is Phase.READY, "nothing of its records was in there"
+    await engine.stop("a")
+    assert alive(tmp_path) == set()
+    assert (await engine.logs("a")).text == "gone\n"
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+async def test_whatever_became_of_its_records_a_workload_ends_with_its_stop(engine, tmp_path, lose):
+    everything = float(len(os.sched_getaffinity(0)))
+    await engine.start(Order("a", ProcessResourceSpec(command=FOREVER, cpu_count=everything)))
+    await until(lambda: len(alive(tmp_path)) == 3)
+    lose(tmp_path / "running" / "a")
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        await engine.stop("a")
+    assert alive(tmp_path) == set()
+    await engine.start(Order("b", ProcessResourceSpec(command=FOREVER, cpu_count=everything)))
+
+
+@pytest.mark.parametrize("lose", LOSSES)
+async def test_the_daemon_after_a_crash_finds_a_workload_without_records(engine, tmp_path, lose):
+    before = LocalBackend(tmp_path)
+    await before.start(Order("a", forever()))
+    await until(lambda: len(alive(tmp_path)) == 3)
+    lose(tmp_path / "running" / "a")
+    await before.close()
+    after = LocalBackend(tmp_path)
+    (found,) = await after.discover()
+    assert found.id == "a"
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        await after.stop("a")
+    assert alive(tmp_path) == set()
+    assert list(await after.discover()) == []
+    await after.close()
+
+
+async def test_a_start_does_not_run_beside_what_is_left_of_a_workload_without_records(tmp_path):
+    before = LocalBackend(tmp_path)
+    await before.start(Order("a", forever()))
+    await until(lambda: len(alive(tmp_path)) == 3)
+    without_all(tmp_path / "running" / "a")
+    await before.close()
+    after = LocalBackend(tmp_path)
+    await after.discover()
+    with pytest.raises(BackendError, match="records"):
+        await after.start(Order("a", forever()))
+    assert alive(tmp_path) == set()
+    assert (await after.start(Order("a", forever()))).phase is Phase.READY
+    await after.stop("a")
+    await after.close()
+
+
+async def test_the_end_of_a_workload_without_records_is_told(engine, tmp_path):
+    told = []
+    engine.listen(told.append)
+    await engine.start(Order("a", forever("sh", "-c", "while ! [ -e go ]; do sleep 0.05; done")))
+    pids = alive(tmp_path)
+    shutil.rmtree(tmp_path / "running" / "a")
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    await until(lambda: told and told[-1].phase is Phase.FAILED)
+    assert "records" in told[-1].detail
+    await engine.stop("a")
+
+
+async def test_a_supervisor_that_somebody_paused_does_not_keep_a_workload(engine, tmp_path):
+    await engine.start(Order("a", forever()))
+    await until(lambda: len(alive(tmp_path)) == 3)
+    os.kill(supervisor_of(tmp_path), signal.SIGSTOP)
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        await engine.stop("a")
+    assert alive(tmp_path) == set()

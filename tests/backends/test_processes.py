@@ -1,0 +1,556 @@
+"""Processes of this machine: what the conformance suite does not ask of every backend."""
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from moorage.backends.base import (
+    BackendError,
+    Order,
+    Phase,
+    UnknownAttemptError,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+)
+from moorage.backends.local import control_groups, supervisor, workload_store
+from moorage.backends.local.backend import LocalBackend
+from moorage.backends.local.workload_store import WorkloadStore
+from moorage.backends.specs import ProcessResourceSpec, Readiness, ServiceResourceSpec
+from moorage.model import ClusterId, NodeId, Share
+
+SEEN_SECONDS_MAX = 20
+
+
+@pytest.fixture
+async def backend(tmp_path: Path) -> AsyncIterator[LocalBackend]:
+    made = LocalBackend(tmp_path)
+    yield made
+    for workload in await made.discover():
+        await made.stop(workload.id)
+    await made.close()
+
+
+def noting(folder: Path, then: str = "true") -> ProcessResourceSpec:
+    """Return a command that notes down that it runs."""
+    return ProcessResourceSpec(command=["sh", "-c", f"echo $$ >> {folder}/starts; {then}"])
+
+
+def starts(folder: Path) -> list[str]:
+    return (folder / "starts").read_text().split() if (folder / "starts").exists() else []
+
+
+async def started(folder: Path, times: int) -> list[str]:
+    """Wait until so many starts were noted down; return the processes."""
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while len(starts(folder)) < times:  # noqa: ASYNC110  # Another process is waited for.
+            await asyncio.sleep(0.02)  # A file tells nobody that it has grown.
+    return starts(folder)
+
+
+def supervise(folder: Path) -> subprocess.CompletedProcess[bytes]:
+    """Have a supervisor do what is ordered in a folder, to its end."""
+    command = [sys.executable, "-I", "-S", supervisor.__file__, str(folder), "1"]
+    return subprocess.run(command, check=False, capture_output=True, timeout=SEEN_SECONDS_MAX)
+
+
+def marked(folder: Path) -> set[str]:
+    """Return the processes that belong to workloads of a backend."""
+    found = set()
+    for each in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if (
+                each.name.isdigit()
+                and b"=%s/" % str(folder).encode() in (each / "environ").read_bytes()
+            ):
+                found.add(each.name)
+    return found
+
+
+async def over(backend: LocalBackend, workload: str) -> None:
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while not (await backend.status(workload)).phase.over:  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.02)  # A process tells nobody here that it has ended.
+
+
+async def test_a_glance_sees_at_once_that_a_process_is_gone(backend, tmp_path):
+    ready = await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    assert backend.glance("a") == ready
+    before = LocalBackend(tmp_path)  # As after a crash of the daemon.
+    assert before.glance("a") is None
+    await before.discover()
+    assert before.glance("a") == ready
+    (process,) = (tmp_path / "running").glob("*/process.json")
+    supervisor_pid = json.loads(process.read_text())["supervisor"]
+    watched = os.pidfd_open(supervisor_pid)
+    os.kill(supervisor_pid, signal.SIGKILL)
+    select.select([watched], [], [], SEEN_SECONDS_MAX)
+    assert backend.glance("a") is None
+    assert before.glance("a") is None
+    os.close(watched)
+    await before.close()
+
+
+async def test_a_command_that_died_is_not_ready_though_its_supervisor_has_not_said_so(
+    backend, tmp_path
+):
+    await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    (process,) = (tmp_path / "running").glob("*/process.json")
+    noted = json.loads(process.read_text())
+    os.kill(noted["supervisor"], signal.SIGSTOP)  # As one that had no time yet.
+    try:
+        watched = os.pidfd_open(noted["pid"])
+        os.kill(noted["pid"], signal.SIGKILL)
+        select.select([watched], [], [], SEEN_SECONDS_MAX)
+        os.close(watched)
+        assert backend.glance("a") is None
+        assert (await backend.probe("a")).phase is not Phase.READY
+    finally:
+        os.kill(noted["supervisor"], signal.SIGCONT)
+
+
+async def test_a_supervisor_that_comes_when_all_is_over_starts_nothing(backend, tmp_path):
+    """A daemon killed after it had started one has another one started by the next daemon."""
+    await backend.start(Order("a", noting(tmp_path)))
+    await over(backend, "a")
+    late = supervise(tmp_path / "running" / "a")
+    assert late.returncode == 1
+    assert json.loads(late.stdout) == {"begun": True}
+    assert len(starts(tmp_path)) == 1
+
+
+async def test_a_supervisor_that_comes_after_the_stop_starts_nothing(backend, tmp_path):
+    await backend.start(Order("a", noting(tmp_path)))
+    await over(backend, "a")
+    folder = tmp_path / "running" / "a"
+    for name in ("process.json", "exit.json"):
+        (folder / name).unlink()
+    (folder / "stop").touch()
+    assert supervise(folder).returncode == 1
+    await backend.stop("a")
+    assert supervise(folder).returncode == 1, "its folder is gone"
+    assert len(starts(tmp_path)) == 1
+
+
+async def test_an_order_that_was_written_and_not_begun_is_begun_as_it_was_written(
+    backend, tmp_path
+):
+    """Its daemon was killed in between; a supervisor may be on its way with what it had read."""
+    await backend.start(Order("a", noting(tmp_path)))
+    await over(backend, "a")
+    folder = tmp_path / "running" / "a"
+    for name in ("process.json", "exit.json", "ready.json"):
+        (folder / name).unlink(missing_ok=True)
+    before = (folder / "order.json").read_bytes()
+    after = LocalBackend(tmp_path)
+    await after.start(Order("a", noting(tmp_path)))
+    await over(after, "a")
+    assert (folder / "order.json").read_bytes() == before
+    assert len(starts(tmp_path)) == 2
+    await after.close()
+
+
+@pytest.mark.parametrize("name", ["no-such-program", "/", "x" * 100_000])
+async def test_a_program_that_cannot_be_run_fails_the_start_every_time(backend, name):
+    for _ in range(10):  # Its supervisor may or may not be gone when its word is read.
+        with pytest.raises(BackendError, match=r"it did not start: [x/n]"):
+            await backend.start(Order("a", ProcessResourceSpec(command=[name])))
+    assert list(await backend.discover()) == []
+
+
+async def test_what_an_environment_says_of_devices_counts_less_than_what_is_held(backend, tmp_path):
+    held = Share(ClusterId("lab"), NodeId("here"), gpus=("3",))
+    spec = ProcessResourceSpec(
+        command=["sh", "-c", f"echo $CUDA_VISIBLE_DEVICES >> {tmp_path}/starts"],
+        environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3"},
+    )
+    await backend.start(Order("a", spec, (held,)))
+    assert await started(tmp_path, 1) == ["3"]
+
+
+async def test_more_processors_than_the_machine_has_are_refused_of_a_lease_too(backend):
+    held = Share(ClusterId("lab"), NodeId("here"))
+    spec = ProcessResourceSpec(command=["true"], cpu_count=60_000)
+    with pytest.raises(UnsupportedSpecError, match="this machine has not got that"):
+        await backend.start(Order("a", spec, (held,)))
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        (ServiceResourceSpec(command=["sleep", "9"], host="no such host"), "not known"),
+        (ServiceResourceSpec(command=["sleep", "9"], host="x" * 300), "host|label|Name"),
+        (
+            ServiceResourceSpec(command=["sleep", "9"], readiness=Readiness(path="\n")),
+            "InvalidURL",
+        ),
+    ],
+)
+async def test_whatever_the_machine_says_of_one_workload_is_told_of_that_one(backend, spec, reason):
+    """A daemon ends itself at an error that it does not know, and starts the lease again."""
+    with pytest.raises(BackendError, match=reason):
+        await backend.start(Order("a", spec))
+    assert list(await backend.discover()) == []
+
+
+async def test_a_command_ignores_no_signal(backend, tmp_path):
+    """Python ignores SIGPIPE, and a shell that starts a daemon in the background SIGINT."""
+    said = f"grep SigIgn /proc/self/status | cut -f2 > {tmp_path}/new; mv {tmp_path}/new"
+    spec = ProcessResourceSpec(command=["sh", "-c", f"{said} {tmp_path}/starts"])
+    await backend.start(Order("a", spec))
+    (ignored,) = await started(tmp_path, 1)
+    ours = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    assert [each for each in ours if int(ignored, 16) >> (each - 1) & 1] == []
+
+
+async def test_a_command_that_leaves_something_running_is_over_all_the_same(backend, tmp_path):
+    await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    script = "setsid sleep 1000 & echo $! done"
+    done = await backend.execute("a", ("sh", "-c", script), timeout_seconds=SEEN_SECONDS_MAX)
+    left, word = done.output.split()
+    assert (done.exit_code, word) == (0, "done")
+    assert left in marked(tmp_path), "it goes on"
+    await backend.stop("a")
+    assert marked(tmp_path) == set(), "until the workload does"
+
+
+async def test_what_a_command_left_running_does_not_meet_the_next_user(backend, tmp_path):
+    await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    before = marked(tmp_path)
+    await backend.execute("a", ("sh", "-c", "setsid sleep 1000 &"))
+    assert marked(tmp_path) > before
+    with pytest.raises(UnsupportedSpecError):  # It has no reset_command.
+        await backend.reset("a")
+    assert marked(tmp_path) == before
+
+
+async def test_a_command_that_takes_too_long_is_killed_with_all_it_started(backend, tmp_path):
+    await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    before = marked(tmp_path)
+    script = "setsid sleep 1000 & sleep 1000"
+    with pytest.raises(TimeoutError, match=r"longer than 0\.5 s"):
+        await backend.execute("a", ("sh", "-c", script), timeout_seconds=0.5)
+    assert marked(tmp_path) == before
+
+
+async def test_a_command_has_the_bounds_of_its_workload_and_is_in_its_folder(backend, tmp_path):
+    (tmp_path / "here" / "below").mkdir(parents=True)
+    spec = ProcessResourceSpec(
+        command=["sleep", "1000"], workdir=str(tmp_path / "here"), mem_limit="512m"
+    )
+    await backend.start(Order("a", spec))
+    script = "sleep 0.2; ulimit -d; pwd"  # It is bound as soon as it has a pid.
+    done = await backend.execute("a", ("bash", "-c", script), workdir="below")
+    assert done.output.split() == [str(512 * 1024), str(tmp_path / "here" / "below")]
+
+
+async def test_a_workdir_that_is_not_there_is_named(backend):
+    with pytest.raises(BackendError, match="its workdir /no/such: No such file"):
+        await backend.start(Order("a", ProcessResourceSpec(command=["true"], workdir="/no/such")))
+
+
+async def test_output_is_cut_between_characters(backend):
+    script = "printf a; printf 'ü%.0s' $(seq 200000)"
+    await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))
+    await over(backend, "a")
+    text, offset, last = "", 0, False
+    while not last:
+        log = await backend.logs("a", offset)
+        text, offset, last = text + log.text, log.offset, log.over
+    assert text == "a" + "ü" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("limits", "field"),
+    [
+        ({"cpu_count": "many"}, "cpu_count"),
+        ({"cpu_count": float("nan")}, "cpu_count"),
+        ({"cpu_count": 1e9}, "cpu_count"),
+        ({"mem_limit": "much"}, "mem_limit"),
+        ({"mem_limit": None}, "mem_limit"),
+    ],
+)
+async def test_a_limit_that_is_none_is_refused_by_name(backend, limits, field):
+    await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    with pytest.raises(UnsupportedSpecError, match=f"^{field}: expected"):
+        await backend.control("a", limits)
+
+
+async def test_a_service_may_listen_on_ipv6(backend):
+    serve = (
+        "import http.server as h, os, socket; h.ThreadingHTTPServer.address_family = "
+        "socket.AF_INET6; h.ThreadingHTTPServer(('::1', int(os.environ['PORT'])), "
+        "h.SimpleHTTPRequestHandler).serve_forever()"
+    )
+    spec = ServiceResourceSpec(
+        command=[sys.executable, "-c", serve], host="::1", readiness=Readiness(path="/")
+    )
+    ready = await backend.start(Order("a", spec, timeout_seconds=SEEN_SECONDS_MAX))
+    assert ready.endpoint.startswith("http://[::1]:")
+
+
+async def test_a_stop_that_was_cut_short_is_finished_before_the_next_start(backend, tmp_path):
+    await backend.start(Order("a", noting(tmp_path, "exec sleep 1000")))
+    (first,) = await started(tmp_path, 1)
+    (tmp_path / "running" / "a" / "stop").touch()
+    again = await backend.start(Order("a", noting(tmp_path, "exec sleep 1000")))
+    assert again.phase is Phase.READY
+    _, second = await started(tmp_path, 2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(first), 0)
+    os.kill(int(second), 0)
+
+
+def exiting(text: str, code: int = 5) -> ProcessResourceSpec:
+    return ProcessResourceSpec(command=["sh", "-c", f"echo {text}; exit {code}"])
+
+
+async def test_every_start_under_a_name_has_output_of_its_own(backend):
+    for attempt in (1, 2, 3):
+        await backend.start(Order("a", exiting(f"start {attempt}"), attempt=attempt))
+        await over(backend, "a")
+        assert (await backend.logs("a")).text == f"start {attempt}\n"
+        await backend.stop("a")
+    for attempt in (1, 2, 3):
+        log = await backend.logs("a", 2, attempt)
+        assert (log.text, log.over, log.exit_code) == (f"art {attempt}\n", True, 5)
+    assert (await backend.logs("a")).text == "start 3\n"
+    with pytest.raises(UnknownAttemptError) as none:
+        await backend.logs("a", 0, 4)
+    assert none.value.kept == (1, 2, 3)
+    with pytest.raises(UnknownWorkloadError):
+        await backend.logs("b", 0, 1)
+
+
+async def test_output_is_neither_lost_nor_doubled_while_a_stop_puts_it_away(tmp_path):
+    """However a look at the folder falls: before, after and in the middle of its move."""
+    folders = WorkloadStore(tmp_path)
+    text = "begin\nMESSAGE\n"
+    stop = threading.Event()
+    names = [str(number) for number in range(300)]
+    for name in names:
+        folder = folders.folder(name)
+        folder.mkdir()
+        workload_store.write(folder / "order.json", {"id": name})
+        (folder / "output.log").write_text(text)
+        workload_store.write(folder / "exit.json", {"code": 5, "detail": ""})
+    seen: dict[str, set[str]] = {name: set() for name in names}
+
+    def look() -> None:
+        while not stop.is_set():
+            for name in names[-100:]:
+                log = folders.log(name, 6)
+                seen[name].add("none" if log is None else f"{log.text}{log.offset}{log.over}")
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    for name in names:
+        folders.archive(name)
+    stop.set()
+    looking.join()
+    assert set().union(*seen.values()) == {f"MESSAGE\n{len(text)}True"}
+
+
+HIDDEN = "env -i setsid sleep 1000 & echo $!"
+"""Starts what neither its parent, nor its session, nor its environment tells of."""
+grouped = pytest.mark.skipif(
+    control_groups.find().base is None,
+    reason=f"no control groups here: {control_groups.find().detail}",
+)
+
+
+def lives(pid: str) -> bool:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid.strip()}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def group_of(folder: Path, workload: str) -> Path:
+    return Path(control_groups.find().of(folder / "running" / workload))
+
+
+@grouped
+async def test_what_hides_from_everything_ends_with_its_workload(backend, tmp_path):
+    await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    done = await backend.execute("a", ["sh", "-c", HIDDEN], timeout_seconds=20)
+    assert lives(done.output)
+    await backend.stop("a")
+    assert not lives(done.output)
+    assert not group_of(tmp_path, "a").exists()
+
+
+@grouped
+async def test_what_hides_from_everything_does_not_meet_the_next_user(backend, tmp_path):
+    spec = ProcessResourceSpec(command=["sleep", "1000"], reset_command=["true"])
+    await backend.start(Order("a", spec))
+    done = await backend.execute("a", ["sh", "-c", HIDDEN], timeout_seconds=20)
+    await backend.reset("a")
+    assert not lives(done.output)
+    assert (await backend.status("a")).phase is Phase.READY
+    again = await backend.execute("a", ["sh", "-c", HIDDEN], timeout_seconds=20)
+    assert lives(again.output), "and there is room for the next command"
+
+
+@grouped
+async def test_what_hides_in_a_group_of_its_own_ends_too(backend, tmp_path):
+    """And when the command has ended by itself, at once."""
+    deep = f"p={group_of(tmp_path, 'a')}/main/deep; mkdir $p; echo 0 > $p/cgroup.procs; "
+    command = ["sh", "-c", f"{deep} {HIDDEN}; exit 3"]
+    await backend.start(Order("a", ProcessResourceSpec(command=command)))
+    await over(backend, "a")
+    hidden = (await backend.logs("a")).text
+    assert hidden.strip().isdigit()
+    assert not lives(hidden)
+    assert not group_of(tmp_path, "a").exists()
+
+
+@grouped
+async def test_what_a_killed_supervisor_left_in_its_group_ends_with_the_stop(backend, tmp_path):
+    command = ["sh", "-c", f"{HIDDEN}; exec sleep 1000"]
+    await backend.start(Order("a", ProcessResourceSpec(command=command)))
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while not (hidden := (await backend.logs("a")).text):  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.02)  # A file tells nobody that it has grown.
+    document = json.loads((tmp_path / "running" / "a" / "process.json").read_text())
+    os.kill(document["supervisor"], signal.SIGKILL)
+    await over(backend, "a")
+    assert lives(hidden)
+    await backend.stop("a")
+    assert not lives(hidden)
+    assert not group_of(tmp_path, "a").exists()
+
+
+def filling(processes: int, mib: int, *, shared: bool) -> list[str]:
+    """Return a command whose processes hold so much memory, each of them or all together."""
+    hold = f"held = bytearray(b'x') * ({mib} << 20)"
+    lines = ["import os, time", f"if {shared}: {hold}", f"for _ in range({processes - 1}):"]
+    lines += [
+        "    if os.fork() == 0: break",
+        f"if not {shared}: {hold}",
+        "print('full', flush=True)",
+    ]
+    return [sys.executable, "-c", "\n".join([*lines, "time.sleep(1000)"])]
+
+
+async def test_a_workload_is_ended_that_uses_more_memory_than_it_may_as_a_whole(backend):
+    """Each of its processes stays below the limit."""
+    spec = ProcessResourceSpec(command=filling(3, 60, shared=False), mem_limit="128m")
+    await backend.start(Order("a", spec))
+    await over(backend, "a")
+    ended = await backend.status("a")
+    assert (ended.phase, ended.exit_code) == (Phase.FAILED, -signal.SIGKILL)
+    assert "memory together" in ended.detail
+    assert "128 MiB" in ended.detail
+
+
+async def test_what_processes_share_counts_once(backend):
+    """Three times 60 MiB, said the sum of what each of them has."""
+    spec = ProcessResourceSpec(command=filling(3, 60, shared=True), mem_limit="128m")
+    await backend.start(Order("a", spec))
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while (await backend.logs("a")).text.count("full") < 3:  # noqa: ASYNC110  # As above.
+            await asyncio.sleep(0.02)  # A file tells nobody that it has grown.
+    assert (await backend.status("a")).phase is Phase.READY
+    await backend.control("a", {"mem_limit": "48m"})
+    await over(backend, "a")
+    detail = (await backend.status("a")).detail
+    assert "48 MiB" in detail
+    used = re.search(r"used (\d+) MiB", detail)
+    assert used is None or int(used[1]) < 128, "where its supervisor counted, not the kernel"
+
+
+def test_the_kernel_s_word_that_memory_was_too_small_is_passed_on(tmp_path):
+    events = tmp_path / "memory.events"
+    (tmp_path / "memory.max").write_text("134217728\n")
+    events.write_text("low 0\nhigh 0\nmax 7\noom 1\noom_kill 0\n")
+    assert supervisor.killed_for_memory(str(tmp_path)) == ""
+    events.write_text("low 0\nhigh 0\nmax 9\noom 2\noom_kill 2\n")
+    assert "memory together than its mem_limit of 128 MiB" in supervisor.killed_for_memory(
+        str(tmp_path)
+    )
+
+
+def test_output_never_passes_its_bound_and_its_last_half_stays(tmp_path):
+    log = tmp_path / "output.log"
+    output = supervisor.Output(str(log), 300_000)
+    written = b""
+    for number in range(2_000):
+        piece = b"%06d " % number * (1 + number % 900)
+        output.take(piece)
+        written += piece
+        assert log.stat().st_size <= 300_000
+    kept = log.read_bytes()
+    assert len(kept) >= 150_000 - 8_000
+    assert written.endswith(kept)
+    again = supervisor.Output(str(log), 300_000)
+    again.take(b"more")
+    assert log.read_bytes() == kept + b"more", "another supervisor goes on"
+
+
+async def test_a_workload_that_writes_fast_never_passes_the_bound_of_its_log(backend, tmp_path):
+    await backend.start(Order("a", ProcessResourceSpec(command=["sleep", "1000"])))
+    folder = tmp_path / "running" / "a"
+    order = json.loads((folder / "order.json").read_text())
+    await backend.stop("a")
+    folder.mkdir()
+    script = "yes 0123456789 | head -c 200M; echo the end"
+    workload_store.write(
+        folder / "order.json", {**order, "command": ["sh", "-c", script], "log_bytes_max": 2 << 20}
+    )
+    running = asyncio.ensure_future(asyncio.to_thread(supervise, folder))
+    log, largest = folder / "output.log", 0
+    while not running.done():
+        await asyncio.sleep(0)
+        with contextlib.suppress(FileNotFoundError):
+            largest = max(largest, log.stat().st_size)
+    assert 1 << 20 <= largest <= 2 << 20
+    assert log.read_bytes().endswith(b"01the end\n")
+
+
+def granted(folder: Path, fencing: int, script: str, attempt: int = 1, **more) -> Order:
+    """Order a service that never answers, for one grant of a lease; it notes down each start."""
+    command = ["sh", "-c", f"echo $$ >> {folder}/starts; {script}"]
+    spec = ServiceResourceSpec(command=command, port=0, readiness=Readiness(path="/"))
+    return Order("a", spec, environment={"MOORAGE_FENCING": str(fencing)}, attempt=attempt, **more)
+
+
+@pytest.mark.parametrize("moment", ["put away", "being put away"])
+@pytest.mark.parametrize(
+    ("script", "kind", "reason", "more"),
+    [
+        ("echo no such model; exit 4", BackendError, "exit status 4: no such model", {}),
+        ("exec sleep 1000", TimeoutError, "not ready within 0.3 s", {"timeout_seconds": 0.3}),
+    ],
+)
+async def test_a_start_that_failed_is_not_made_again_when_the_daemon_dies_in_that_moment(
+    backend, tmp_path, moment, script, kind, reason, more
+):
+    """Before it could write down that it failed: after it, the same start is ordered again."""
+    order = granted(tmp_path, 7, script, **more)
+    with pytest.raises(kind, match=reason):
+        await backend.start(order)
+    (ended,) = (tmp_path / "ended").iterdir()
+    if moment == "being put away":
+        ended.rename(tmp_path / "running" / "a")
+    after, told = LocalBackend(tmp_path), []
+    after.listen(told.append)
+    with pytest.raises(BackendError, match=reason):
+        await after.start(order)
+    assert len(starts(tmp_path)) == 1
+    assert told[0].phase is Phase.FAILED
+    assert kind is TimeoutError or told[0].exit_code == 4
+    assert list(await after.discover()) == []
+    with pytest.raises(kind, match=reason):
+        await after.start(granted(tmp_path, 8, script, attempt=2, **more))
+    assert len(starts(tmp_path)) == 2, "another grant is another start"
+    await after.close()

@@ -1,0 +1,40 @@
+"""What the resource engine saves, and that using it a thousand times leaves nothing behind."""
+
+import pytest
+
+from moorage.backends.specs import ContainerResourceSpec, ProcessResourceSpec
+from moorage.benchmarks.backend_costs import cycles
+from moorage.benchmarks.warm_costs import warm_leases
+
+COLD_TO_WARM_MIN = 20
+LEASE_COLD_TO_WARM_MIN = 3
+"""Beside the start a lease has its decision and its facts on the disk, cold and warm."""
+
+
+@pytest.mark.heavy
+@pytest.mark.quiet
+@pytest.mark.parametrize("reset_command", [None, ["true"]])
+def test_a_thousand_cycles_of_a_warm_process_leave_nothing_and_each_costs_little(reset_command):
+    spec = ProcessResourceSpec(
+        command=["sleep", "100000"], cpu_count=1, reset_command=reset_command
+    )
+    costs = cycles(spec, 1_000)  # It raises where anything was left behind.
+    assert costs["left_behind"] == 0
+    assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
+
+
+@pytest.mark.heavy
+@pytest.mark.quiet
+def test_a_warm_container_costs_little_against_a_cold_one(container_engine, container_image):
+    spec = ContainerResourceSpec(image=container_image, command=["sleep", "100000"], stop_seconds=0)
+    costs = cycles(spec, 100)
+    assert costs["cold_to_warm"] >= COLD_TO_WARM_MIN
+    assert container_engine.containers(all=True) == []
+
+
+@pytest.mark.heavy
+@pytest.mark.quiet
+def test_a_warm_lease_costs_little_against_a_cold_one():
+    costs = warm_leases()  # It raises where a warm one was started anew, or a cold one was not.
+    assert costs["process_cold_to_warm"] >= LEASE_COLD_TO_WARM_MIN
+    assert costs["service_cold_to_warm"] >= COLD_TO_WARM_MIN

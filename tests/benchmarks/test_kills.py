@@ -1,0 +1,48 @@
+"""The daemon is killed at random moments under load: nothing is lost, started twice or left."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+FINDINGS = (
+    "double_starts",
+    "shared_gpus",
+    "lost_leases",
+    "never_started",
+    "orphans",
+    "left_behind",
+)
+
+
+def killed(*words: str) -> dict:
+    """Play the command as its users do: it takes in orphans, which this process shall not."""
+    command = [sys.executable, "-m", "moorage", "bench", "kills", "--json", *words]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=1800)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)["kills"]
+    assert [name for name in FINDINGS if figures[name] != 0] == []
+    return figures
+
+
+@pytest.mark.heavy
+def test_kills_leave_no_process_behind_and_start_none_twice():
+    figures = killed("--kills", "16")
+    assert figures["kills"] == 16
+    assert figures["leases_granted"] >= 16
+    assert figures["workloads_started"] >= 16
+
+
+@pytest.mark.heavy
+def test_kills_leave_no_container_behind_and_start_none_twice(container_engine, container_image):
+    figures = killed("--kills", "8", "--category", "container", "--image", container_image)
+    assert figures["workloads_started"] >= 8
+    assert container_engine.containers(all=True) == []
+
+
+def test_a_kind_of_workload_that_there_is_not_is_refused():
+    command = [sys.executable, "-m", "moorage", "bench", "kills", "--category", "pod"]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert "process or container, not pod" in done.stderr

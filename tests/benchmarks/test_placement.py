@@ -1,0 +1,95 @@
+"""The published table and ours: what is compared, and when means agree."""
+
+import json
+
+import pytest
+
+from moorage.benchmarks.placement import PUBLISHED, PUBLISHED_AS, compare, placement
+from moorage.lab.errors import CommandError
+
+HEADER = "trace,policy,runs,allocated_percent_at_130_mean,allocated_percent_at_130_stdev,"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A cluster of 40 GPUs, a trace that fills it exactly, and figures that say so, or not."""
+    rows = [f"n{number},64000,262144,4,T4" for number in range(10)]
+    (tmp_path / "nodes.csv").write_text("\n".join(["sn,cpu_milli,memory_mib,gpu,model", *rows]))
+    rows = [f"p{number:03},1000,1024,1,1000" for number in range(60)]
+    pods = "\n".join(["name,cpu_milli,memory_mib,num_gpu,gpu_milli", *rows])
+    (tmp_path / "pods_full.csv").write_text(pods)
+    figures = {"best_fit": "100.2,0.1,100", "random": "99.0,0.1,99", "fgd": "98,4,98"}
+    rows = [f"full,{PUBLISHED_AS[rule]},10,{found}" for rule, found in figures.items()]
+    lines = [f"{HEADER}allocated_percent_at_100_mean", *rows]
+    (tmp_path / PUBLISHED).write_text("\n".join(lines))
+    return tmp_path
+
+
+def compared(folder, *rules, seeds=(1, 2)):
+    return compare(folder / "nodes.csv", [folder / "pods_full.csv"], rules, seeds)
+
+
+def test_means_agree_within_points_or_two_standard_errors(folder):
+    near, far, scattered = compared(folder, "best_fit", "random", "fgd")
+    assert [each.reached for each in (near, far, scattered)] == [100, 100, 100]
+    assert (near.allowed, near.agrees) == (0.3, True)
+    assert (far.allowed, far.agrees) == (0.3, False)
+    assert (scattered.allowed, scattered.agrees) == (pytest.approx(2 * 4 / 10**0.5), True)
+    assert near.difference == pytest.approx(-0.2)
+
+
+def test_one_run_is_taken_to_scatter_as_the_published_ones(folder):
+    (alone,) = compared(folder, "fgd", seeds=[1])
+    assert alone.allowed == pytest.approx(2 * (16 / 10 + 16) ** 0.5)
+
+
+def test_what_was_not_published_is_said(folder):
+    with pytest.raises(CommandError, match="DotProd on the trace 'full'"):
+        compared(folder, "dot_product")
+    with pytest.raises(CommandError, match="--nodes"):
+        placement()
+    with pytest.raises(
+        CommandError, match=r"no figures to compare spread with; there are random, "
+    ):
+        compared(folder, "spread")
+    with pytest.raises(CommandError, match="expected_fill is known on default, "):
+        compared(folder, "expected_fill")
+    (folder / "pods_full.csv").unlink()
+    with pytest.raises(CommandError, match=r"no pods_\*.csv"):
+        placement(folder / "nodes.csv")
+
+
+def test_the_table_is_plain_json_and_progress_is_told(folder):
+    told = []
+    (folder / PUBLISHED).write_text(
+        "\n".join(
+            [f"{HEADER}allocated_percent_at_100_mean"]
+            + [f"full,{name},10,100,0.1,100" for name in PUBLISHED_AS.values()]
+        )
+    )
+    figures = placement(folder / "nodes.csv", seeds=2, progress=told.append)
+    assert json.loads(json.dumps(figures)) == figures
+    assert (figures["agree"], figures["of"]) == (6, 6)
+    assert told[:2] == ["full random 42", "full random 43"]
+    assert len(told) == 12
+
+
+def test_expected_fill_is_held_against_its_prototype_with_every_seed_of_its_streams(folder):
+    (folder / "pods_full.csv").rename(folder / "pods_default.csv")
+    told = []
+    figures = placement(
+        folder / "nodes.csv",
+        seeds=2,
+        rules=["expected_fill"],
+        stream_seeds=3,
+        progress=told.append,
+    )
+    (row,) = figures["table"]
+    assert (row["published"], row["published_at_100"], row["allowed"]) == (96.11, 96.03, 0.15)
+    assert row["by_stream_seed"] == {"1": 100, "2": 100, "3": 100}  # What fits is always placed …
+    assert (row["runs"], row["reached"], row["agrees"]) == (
+        6,
+        100,
+        False,
+    )  # … here more than there.
+    assert told[-1] == "default expected_fill 43 streams 3"

@@ -1,0 +1,162 @@
+"""PolicyRule documents: identity, checks on paper, requirements and the digest."""
+
+import pytest
+
+from moorage.catalog.documents.policies import (
+    complete_policy_document,
+    differing_fields,
+    prepared_policy,
+)
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+FILES = {"function.py": b"class AIOSv1PolicyRule: ...", "a.py": b"1"}
+GIVEN = {"policy_rule_uri": "policies.first:v0.0.1-beta", "code": "class AIOSv1PolicyRule: ..."}
+
+
+@pytest.mark.parametrize(
+    ("identity", "uri", "parts"),
+    [
+        ({"policy_rule_uri": "ip:1.0-beta"}, "ip:1.0-beta", ("ip", "1.0", "beta")),
+        (
+            {"name": "ip", "version": "1.0", "release_tag": "beta"},
+            "ip:1.0-beta",
+            ("ip", "1.0", "beta"),
+        ),
+        (
+            {"policy_rule_uri": "a.b-c:v1-rc-2", "name": "a.b-c"},
+            "a.b-c:v1-rc-2",
+            ("a.b-c", "v1", "rc-2"),
+        ),
+        (
+            {"policy_rule_uri": "", "name": "x", "version": "1-2", "release_tag": "t"},
+            "x:1-2-t",
+            ("x", "1-2", "t"),
+        ),
+    ],
+)
+def test_identity(identity, uri, parts):
+    document = complete_policy_document({"code": "x\n", **identity})
+    assert document["policy_rule_uri"] == uri
+    assert (document["name"], document["version"], document["release_tag"]) == parts
+
+
+@pytest.mark.parametrize("kind", ["python_class_v1", "Python", "", None])
+def test_policies_are_written_in_python(kind):
+    assert complete_policy_document({**GIVEN, "type": kind})["type"] == kind
+
+
+@pytest.mark.parametrize("login", ["user:pw@", "user@", "a%40b:c@d@", ":@", ""])
+def test_a_url_loses_its_credentials(login):
+    given = {**GIVEN, "code": f"HTTPS://{login}code.example:1/a@b?c=@"}
+    assert complete_policy_document(given)["code"] == "HTTPS://code.example:1/a@b?c=@"
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "field"),
+    [
+        ({"policy_rule_uri": "no-colon"}, Code.BAD_MESSAGE, "policy_rule_uri"),
+        ({"policy_rule_uri": "a:1"}, Code.BAD_MESSAGE, "policy_rule_uri"),
+        ({"policy_rule_uri": "../a:1-b"}, Code.BAD_MESSAGE, "policy_rule_uri"),
+        ({"policy_rule_uri": 7}, Code.BAD_MESSAGE, "policy_rule_uri"),
+        ({"policy_rule_uri": "a:1-" + "b" * 300}, Code.BAD_MESSAGE, "policy_rule_uri"),
+        ({"name": "another"}, Code.BAD_MESSAGE, "name"),
+        ({"version": "v2"}, Code.BAD_MESSAGE, "version"),
+        ({"policy_rule_uri": None, "name": "a"}, Code.MISSING_FIELDS, "version"),
+        ({"code": ""}, Code.BAD_MESSAGE, "code"),
+        ({"type": "javascript"}, Code.BAD_MESSAGE, "type"),
+        ({"code": {"function.py": ""}}, Code.BAD_MESSAGE, "code"),
+        ({"policy_parameters": []}, Code.BAD_MESSAGE, "policy_parameters"),
+        ({"policy_input_schema": "x"}, Code.BAD_MESSAGE, "policy_input_schema"),
+        ({"description": 1}, Code.BAD_MESSAGE, "description"),
+        ({"management_commands_schema": 1}, Code.BAD_MESSAGE, "management_commands_schema"),
+    ],
+)
+def test_wrong_fields_are_named(change, code, field):
+    with pytest.raises(ServiceError) as caught:
+        complete_policy_document({**GIVEN, **change})
+    assert (caught.value.code, caught.value.field) == (code, field)
+
+
+def prepare(files=FILES, **more):
+    return prepared_policy(complete_policy_document({**GIVEN, **more}), files).record
+
+
+def test_the_record_has_what_the_sandbox_needs():
+    record = prepare(policy_settings={"s": 1}, policy_parameters={"p": 2}, vendor="kept")
+    assert record.ref.uri == "policies.first:v0.0.1-beta"
+    assert (record.settings, record.parameters, record.files) == ({"s": 1}, {"p": 2}, FILES)
+    assert record.document["vendor"] == "kept"
+    assert record.document["digest"] == record.ref.digest
+
+
+def test_the_digest_covers_files_and_defaults_and_nothing_else():
+    digest = prepare().ref.digest
+    assert prepare(description="another", tags="a,b").ref.digest == digest
+    assert prepare(files=dict(reversed(FILES.items()))).ref.digest == digest
+    assert prepare(policy_settings=None, policy_parameters={}).ref.digest == digest
+    others = [
+        prepare(policy_settings={"s": 1}),
+        prepare(policy_parameters={"s": 1}),
+        prepare(files={**FILES, "a.py": b"2"}),
+        prepare(files={"function.py": FILES["function.py"], "b.py": b"1"}),
+    ]
+    assert len({digest, *(record.ref.digest for record in others)}) == 5
+
+
+def test_differences_are_named():
+    old = prepare(description="one", policy_settings={"s": 1}).document
+    described = prepare(description="two", policy_settings={"s": 1}).document
+    assert differing_fields(old, old, policy_only=False) == []
+    assert differing_fields(old, described, policy_only=False) == ["description"]
+    assert differing_fields(old, described, policy_only=True) == []
+    tuned = prepare(description="one", policy_settings={"s": 2}).document
+    assert differing_fields(old, tuned, policy_only=True) == ["policy_settings"]
+    coded = prepare({**FILES, "a.py": b"2"}, description="one", policy_settings={"s": 1}).document
+    assert differing_fields(old, coded, policy_only=True) == ["code"]
+    repacked = {**old, "code": "packed otherwise"}
+    assert differing_fields(old, repacked, policy_only=False) == []
+    schema = {**old, "policy_input_schema": {"gpus": {"type": "number"}}}
+    assert differing_fields(old, schema, policy_only=True) == ["policy_input_schema"]
+
+
+def test_available_requirements_pass():
+    text = b"# needs\n\nnumpy>=2.1\nmsgspec ; python_version > '3'\nTyping\nheapq  # std\n"
+    assert prepare({**FILES, "requirements.txt": text}).files["requirements.txt"] == text
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["torch", "requests==2", "-r other.txt", "--index-url http://x", "git+https://x/y", "./numpy"],
+)
+def test_other_requirements_are_refused_by_line(line):
+    with pytest.raises(ServiceError) as caught:
+        prepare({**FILES, "requirements.txt": b"numpy\n" + line.encode()})
+    assert caught.value.code is Code.BAD_POLICY
+    assert f"requirements.txt line 2: {line!r}" in caught.value.reason
+
+
+@pytest.mark.parametrize(
+    ("field", "meant"),
+    [
+        ("polcy_input_schema", "policy_input_schema"),
+        ("policy_outputs_schema", "policy_output_schema"),
+        ("parameters", "policy_parameters"),
+        ("settings_schema", "policy_settings_schema"),
+        ("management_command_schema", "management_commands_schema"),
+    ],
+)
+def test_a_misspelt_field_is_no_field_of_ones_own(field, meant):
+    given = {"policy_rule_uri": "a:1-b", "code": "x", field: {}}
+    with pytest.raises(ServiceError) as caught:
+        complete_policy_document(given)
+    assert caught.value.field == field
+    assert meant in caught.value.expected
+
+
+def test_other_fields_are_kept():
+    own = {"_id": "5", "owner": "me", "policy_input": 1, "inputs": {}, "created_at": 1, "types": []}
+    given = {"policy_rule_uri": "a:1-b", "code": "x", **own}
+    assert complete_policy_document(given).items() >= own.items()
+    both = {**given, "parameters": {"of": "theirs"}, "policy_parameters": {}}
+    assert complete_policy_document(both)["parameters"] == {"of": "theirs"}

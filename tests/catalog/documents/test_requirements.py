@@ -1,0 +1,75 @@
+"""What `requirements.txt` may name, and which versions it may want."""
+
+import numpy as np
+import pytest
+
+from moorage.catalog.documents.requirements import LINES_MAX, Unmet, unmet
+from moorage.policy.requirements import IMPORTABLE
+
+
+def wanted(text: str | bytes, **files: bytes) -> list[Unmet]:
+    content = text.encode() if isinstance(text, str) else text
+    return list(unmet({"function.py": b"", "requirements.txt": content, **files}))
+
+
+def test_a_policy_without_requirements_wants_nothing():
+    assert not list(unmet({"function.py": b""}))
+
+
+@pytest.mark.parametrize("name", sorted({module.partition(".")[0] for module in IMPORTABLE}))
+def test_all_that_is_importable_may_be_named(name):
+    assert not wanted(f"{name.upper()} >= 0 ; python_version > '3'  # why")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "numpy==2.*",
+        "typing-extensions[x]",
+        "numpy (>=2)",
+        "",
+        "  # only a comment",
+        "numpy \\\n  >= 2",
+        "torch; python_version < '3'",
+        "numpy >= 99; python_version < '3'",
+    ],
+)
+def test_what_is_installed_and_what_is_not_meant_for_this_python_is_met(line):
+    assert not wanted(line)
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("numpy>=99", f"is not what rules get: that is numpy {np.__version__}"),
+        ("numpy==0.1", f"is not what rules get: that is numpy {np.__version__}"),
+        ("numpy>=", "is no requirement that pip would take"),
+        ("numpy --hash=sha256:00", "is no requirement that pip would take"),
+        ("numpy, msgspec", "is no requirement that pip would take"),
+        ("numpy" * 300 + ">=1", "is not available to rules, and nothing is installed for them"),
+        ("-r more.txt", "is not available to rules, and nothing is installed for them"),
+    ],
+)
+def test_what_is_wrong_with_a_line_is_told_apart(line, why):
+    assert wanted(f"json\n\\\n{line}\n") == [Unmet(2, line, why)]
+
+
+@pytest.mark.parametrize(
+    "line", ["socket", "asyncio", "subprocess", "numpy @ https://x/numpy.whl", "numpy-financial"]
+)
+def test_what_a_policy_cannot_import_is_unmet(line):
+    assert wanted(f"json\r\n{line}  # !\r\n") == [Unmet(2, line)]
+
+
+def test_a_policies_own_files_and_folders_may_be_named():
+    files = {"helper.py": b"", "my_lib/__init__.py": b"", "deep/in/it.py": b""}
+    assert not wanted("helper\nmy-lib\ndeep\n", **files)
+    assert wanted("it\n", **files) == [Unmet(1, "it")]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name():
+    assert not wanted(b"\xef\xbb\xbfnumpy\n")
+
+
+def test_only_so_many_lines_are_read():
+    assert not wanted("numpy\n" * LINES_MAX + "torch")

@@ -1,0 +1,147 @@
+"""The schemas of a document: refused where malformed, completed, and kept to on every call."""
+
+import pytest
+
+from moorage.catalog.documents.policies import complete_policy_document, prepared_policy
+from moorage.catalog.documents.schemas import PolicySchemas, read_schemas
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+FILES = {"function.py": b"class AIOSv1PolicyRule: ..."}
+GIVEN = {"policy_rule_uri": "a:1-b", "code": "class AIOSv1PolicyRule: ..."}
+SIZE = {"type": "number", "min": 1, "default": 2}
+ZONE = {"type": "string", "required": True}
+
+
+def prepare(**more):
+    return prepared_policy(complete_policy_document({**GIVEN, **more}), FILES).record
+
+
+def schemas(**more) -> PolicySchemas:
+    found = read_schemas({**GIVEN, **more})
+    assert found is not None
+    return found
+
+
+def refused(call, *arguments) -> ServiceError:
+    with pytest.raises(ServiceError) as caught:
+        call(*arguments)
+    return caught.value
+
+
+def test_a_document_without_schemas_has_none():
+    assert prepare().schemas is None
+    assert prepare(policy_input_schema={}, management_commands_schema=[]).schemas is None
+
+
+def test_defaults_of_the_schema_complete_those_of_the_document():
+    record = prepare(
+        policy_parameters_schema={"size": SIZE, "zone": ZONE, "more": {"type": "any"}},
+        policy_parameters={"more": 1},
+        policy_settings_schema={"size": SIZE},
+        policy_settings={"size": 5},
+    )
+    assert record.parameters == {"more": 1, "size": 2}
+    assert record.settings == {"size": 5}
+    assert record.document["policy_parameters"] == {"more": 1}, "the document stays as it came"
+
+
+def test_another_schema_is_another_policy():
+    assert prepare().ref.digest != prepare(policy_input_schema={"a": SIZE}).ref.digest
+    assert prepare().ref.digest == prepare(policy_input_schema={}).ref.digest
+
+
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"policy_input_schema": {"a": {}}}, "policy_input_schema.a.type"),
+        ({"policy_output_schema": {"a": 1}}, "policy_output_schema.a"),
+        (
+            {"policy_settings_schema": {"a": {"type": "string", "pattern": "(?=x)"}}},
+            "policy_settings_schema.a.pattern",
+        ),
+        (
+            {"policy_parameters_schema": {"a": SIZE}, "policy_parameters": {"a": 0}},
+            "policy_parameters.a",
+        ),
+        (
+            {"policy_settings_schema": {"a": SIZE}, "policy_settings": {"a": "x"}},
+            "policy_settings.a",
+        ),
+        ({"management_commands_schema": [7]}, "management_commands_schema[0]"),
+        ({"management_commands_schema": [{}]}, "management_commands_schema[0].name"),
+        (
+            {"management_commands_schema": [{"name": "a"}, {"name": "a"}]},
+            "management_commands_schema[1].name",
+        ),
+        (
+            {"management_commands_schema": [{"name": "a", "schema": {"x": 1}}]},
+            "management_commands_schema[0].schema.x",
+        ),
+        (
+            {"management_commands_schema": [{"name": str(n)} for n in range(101)]},
+            "management_commands_schema",
+        ),
+    ],
+)
+def test_what_is_malformed_is_refused_with_its_place(more, field):
+    error = refused(lambda: prepare(**more))
+    assert (error.code, error.field) == (Code.BAD_MESSAGE, field)
+    assert error.expected
+    assert error.expected in error.reason
+
+
+def test_inputs_are_checked_and_completed():
+    found = schemas(policy_input_schema={"size": SIZE, "zone": ZONE})
+    assert found.given({"zone": "a"}) == {"zone": "a", "size": 2}
+    error = refused(found.given, {"size": 1})
+    assert error.reason == ("inputs.zone: expected a text; it is missing (the schema of a:1-b)")
+    assert (error.code, error.field, error.expected) == (Code.BAD_MESSAGE, "inputs.zone", "a text")
+
+
+def test_a_caller_overrides_defaults_and_must_give_what_has_none():
+    found = schemas(
+        policy_parameters_schema={"size": SIZE, "zone": ZONE},
+        policy_settings_schema={"zone": ZONE},
+        policy_settings={"zone": "z"},
+    )
+    assert found.overrides({"zone": "a"}, {}) == ({"zone": "a"}, {})
+    assert found.overrides({"zone": "a", "size": 7, "x": 1}, {"zone": None}) == (
+        {"zone": "a", "size": 7, "x": 1},
+        {},
+    ), "a null does not take a default away"
+    assert refused(found.overrides, {}, {}).field == "parameters.zone"
+    assert refused(found.overrides, {"zone": "a"}, {"zone": 1}).field == "settings.zone"
+
+
+def test_answers_are_judged():
+    found = schemas(policy_output_schema={"cluster_id": ZONE, "gpus": {"type": "array"}})
+    placed = {"cluster_id": "a", "gpus": [0], "score": 1}
+    found.judge(placed)
+    found.judge([placed, placed])
+    found.judge({"declined": "full"})
+    found.judge({"error": "full"})
+    for wrong, field in (
+        ({}, "output.cluster_id"),
+        ({"cluster_id": "a", "gpus": 0}, "output.gpus"),
+        ({"cluster_id": 1, "error": "x"}, "output.cluster_id"),
+        ([placed, {}], "output[1].cluster_id"),
+        ([placed, 7], "output[1]"),
+        ("a", "output"),
+        (None, "output"),
+    ):
+        error = refused(found.judge, wrong)
+        assert (error.code, error.field) == (Code.POLICY_BAD_OUTPUT, field)
+        assert "a:1-b does not keep to its policy_output_schema" in error.reason
+
+
+def test_commands_are_those_that_are_declared():
+    found = schemas(
+        management_commands_schema=[{"name": "reset"}, {"name": "set", "schema": {"size": SIZE}}]
+    )
+    assert found.command("reset", {"any": 1}) == {"any": 1}
+    assert found.command("set", None) == {"size": 2}
+    assert refused(found.command, "set", {"size": 0}).field == "data.size"
+    error = refused(found.command, "drop", {})
+    assert (error.field, error.expected) == ("action", "one of reset, set")
+    assert schemas(policy_input_schema={"a": SIZE}).command("anything", 7) == 7

@@ -1,0 +1,388 @@
+"""Where the code of a policy may come from: text, archives in text, paths, and real HTTP."""
+
+import asyncio
+import base64
+import contextlib
+import datetime as dt
+import http.server
+import io
+import os
+import socket
+import ssl
+import tarfile
+import threading
+from urllib.parse import quote
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from moorage.catalog.documents.sources import CODE_BYTES_MAX, CodeSources
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+POLICY = "class AIOSv1PolicyRule:\n    pass\n"
+FILES = {"function.py": POLICY.encode()}
+
+
+def archive():
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        info = tarfile.TarInfo("code/function.py")
+        info.size = len(POLICY)
+        tar.addfile(info, io.BytesIO(POLICY.encode()))
+    return packed.getvalue()
+
+
+def refused(function, *arguments):
+    with pytest.raises(ServiceError) as caught:
+        function(*arguments)
+    assert caught.value.field == "code"
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        POLICY,
+        "class AIOSv1PolicyRule: pass",
+        base64.b64encode(archive()).decode(),
+        base64.encodebytes(archive()).decode(),
+        "data:application/gzip;base64," + base64.b64encode(archive()).decode(),
+        "data:text/x-python," + quote(POLICY),
+        "data:text/x-python;base64," + base64.b64encode(POLICY.encode()).decode(),
+    ],
+    ids=["source", "one line", "base64", "wrapped base64", "data archive", "data text", "data b64"],
+)
+def test_code_in_the_document_itself(code):
+    (name,) = CodeSources().files(code, None)
+    assert name == "function.py"
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "H4sIAAAA!",
+        "data:text/plain;base64",
+        "data:;base64,%%%",
+        "data:;base64,/////w==",
+        "data:,",
+        "x\n\0",
+        "class AIOSv1PolicyRule: '\ud800'",
+    ],
+)
+def test_damaged_code_is_refused(code):
+    assert refused(CodeSources().files, code, None).code is Code.BAD_POLICY
+
+
+def test_a_path_is_refused_where_no_folder_is_configured():
+    fault = refused(CodeSources().files, "/etc/passwd", None)
+    assert "has no `policy_code_root`" in fault.reason
+
+
+@pytest.mark.parametrize("text", ["x = = 1", "# hi", "x=1", "<html>", '{"a": 1}', "import os"])
+def test_text_of_one_line_is_source_text_whatever_is_wrong_with_it(text):
+    assert CodeSources().files(text, None) == {"function.py": text.encode()}
+
+
+@pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host/rule.py", "s3://bucket/rule.py"])
+def test_other_urls_are_named(url):
+    fault = refused(CodeSources().files, url, None)
+    assert f"{url.partition(':')[0]}:// is nothing that code is read from" in fault.reason
+
+
+def test_paths_under_the_configured_folder(tmp_path):
+    root = tmp_path / "rules"
+    (root / "rule" / "code").mkdir(parents=True)
+    (root / "rule" / "code" / "function.py").write_text(POLICY)
+    (root / "flat").mkdir()
+    (root / "flat" / "function.py").write_text(POLICY)
+    (root / "one.py").write_text(POLICY)
+    (root / "rule.tar.gz").write_bytes(archive())
+    for code in ("rule", "flat", "one.py", "rule.tar.gz", str(root / "rule")):
+        assert CodeSources(root=root).files(code, None) == FILES
+
+
+def test_paths_out_of_the_folder_and_links_are_refused(tmp_path):
+    root = tmp_path / "rules"
+    (root / "linked").mkdir(parents=True)
+    (tmp_path / "secret.py").write_text(POLICY)
+    (root / "link.py").symlink_to(tmp_path / "secret.py")
+    (root / "linked" / "function.py").symlink_to(tmp_path / "secret.py")
+    os.mkfifo(root / "pipe")
+    reasons = [
+        refused(CodeSources(root=root).files, code, None).reason
+        for code in ("../secret.py", "link.py", str(tmp_path / "secret.py"), "linked", "pipe")
+    ]
+    assert [("leads out" in r, "special file" in r) for r in reasons] == [
+        (True, False),
+        (True, False),
+        (True, False),
+        (False, True),
+        (False, True),
+    ]
+    assert "cannot be read" in refused(CodeSources(root=root).files, "missing.py", None).reason
+
+
+LOGIN = "Basic " + base64.b64encode(b"user:p@w").decode()
+
+
+BODIES = {
+    "/rule.tar.gz": archive(),
+    "/large": bytes(CODE_BYTES_MAX + 1),
+    "/secret": b"aws_secret_access_key = wJalrXUtnFEMI\n",
+    "/secret.zip": b"PK\x03\x04 wJalrXUtnFEMI",
+    "/secret.bin": b"\xff wJalrXUtnFEMI",
+}
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.server.asked.append((self.path, self.headers["host"]))
+        body = BODIES.get(self.path)
+        if self.path == "/private" and self.headers["authorization"] == LOGIN:
+            body = archive()
+        if self.path.startswith("/to/"):
+            self.send_response(302)
+            self.send_header("location", self.path.removeprefix("/to"))
+        else:
+            self.send_response(200 if body else 404)
+        self.send_header("content-length", str(len(body or b"")))
+        self.end_headers()
+        with contextlib.suppress(OSError):  # The client may have read enough.
+            self.wfile.write(body or b"")
+
+    def log_message(self, *arguments):
+        pass
+
+
+@contextlib.contextmanager
+def serving(tls=None):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.asked = []
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def server():
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def host(server):
+    return f"http://127.0.0.1:{server.server_port}"
+
+
+HERE = frozenset({"127.0.0.1"})
+"""Lets code be fetched from this machine."""
+
+
+async def fetch_refused(code, **options):
+    with pytest.raises(ServiceError) as caught:
+        await CodeSources(**options).fetch(code)
+    return caught.value
+
+
+async def test_code_behind_a_url(host):
+    fetcher = CodeSources(hosts=HERE)
+    for path in ("/rule.tar.gz", "/to/rule.tar.gz", "/to/to/to/rule.tar.gz"):
+        fetched = await fetcher.fetch(host + path)
+        assert fetcher.files(host + path, fetched) == FILES
+    assert await fetcher.fetch(POLICY) is None
+
+
+async def test_credentials_are_sent_and_never_shown(host, caplog):
+    url = host.replace("://", "://user:p%40w@")
+    fetcher = CodeSources(hosts=HERE)
+    with caplog.at_level("DEBUG"):
+        for path in ("/private", "/to/private"):
+            assert fetcher.files("", await fetcher.fetch(url + path)) == FILES
+        for bad in (
+            url + "/nothing",
+            url + "/to/to/to/to/x",
+            "http://user:p%40w@127.0.0.1:1/x",
+            "http://user:p%40w@[::bad/x",
+            "http://user:p%40w@/x",
+        ):
+            fault = await fetch_refused(bad, hosts=HERE)
+            assert "p%40w" not in repr((fault.reason, fault.expected, fault.details))
+            assert "p@w" not in fault.reason
+    assert caplog.records
+    assert "p%40w" not in caplog.text
+    assert LOGIN.split()[1] not in caplog.text
+    assert "p@w" not in caplog.text
+
+
+async def test_urls_that_do_not_serve_code(host):
+    async def fault(code):
+        return await fetch_refused(code, hosts=HERE)
+
+    assert "answered 404" in (await fault(host + "/nothing")).reason
+    assert "redirects" in (await fault(host + "/to/to/to/to/rule.tar.gz")).reason
+    large = await fault(host + "/large")
+    assert large.code is Code.TOO_LARGE
+    assert str(CODE_BYTES_MAX) in large.reason
+    assert (await fault("http://127.0.0.1:1/x")).code is Code.UNAVAILABLE
+    assert (await fault("http://[::bad/x")).code is Code.UNAVAILABLE
+    assert (await fault("http:///x")).code is Code.BAD_POLICY
+
+
+async def test_hosts_that_are_not_allowed_are_never_asked(host, server):
+    fault = await fetch_refused(host + "/rule.tar.gz", hosts=frozenset({"code.example"}))
+    assert "127.0.0.1 is not allowed" in fault.reason
+    assert "code.example" in fault.expected
+    assert not server.asked
+    away = f"/to//127.0.0.1:{server.server_port}/rule.tar.gz"
+    for hosts in ({"localhost"}, {"localhost", "code.example"}):
+        redirected = await fetch_refused(
+            f"http://localhost:{server.server_port}{away}",
+            hosts=frozenset(hosts),
+        )
+        assert "127.0.0.1 is not allowed" in redirected.reason
+    assert [path for path, _ in server.asked] == [away] * 2
+
+
+THIS_MACHINE = (
+    "127.0.0.1",
+    "127.1",
+    "2130706433",
+    "0x7f.1",
+    "0x7f000001",
+    "017700000001",
+    "0",
+    "0.0.0.0",  # noqa: S104  # It leads here, and nobody listens there.
+    "localhost",
+    "user:word@localhost",
+    "[::1]",
+    "[::]",
+    "[::ffff:127.0.0.1]",
+    "[::ffff:7f00:1]",
+    "[::127.0.0.1]",
+    "[64:ff9b::127.0.0.1]",
+    "[2002:7f00:1::]",
+)
+
+
+@pytest.mark.parametrize("name", [*THIS_MACHINE, "169.254.169.254", "100.100.100.200"])
+async def test_hosts_that_are_not_public_are_never_asked(server, name):
+    fault = await fetch_refused(f"http://{name}:{server.server_port}/secret")
+    assert (fault.code, "is not public" in fault.reason) == (Code.BAD_POLICY, True)
+    assert "`policy_code_hosts`" in fault.expected
+    assert not server.asked
+
+
+class Resolver:
+    """Stands in for name servers; says what each question is answered, in turn."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+
+    def __call__(self, host, port, *arguments, **options):
+        assert host == "code.example"
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        return [(*kind, (address, port)) for address in self.answers.pop(0)]
+
+
+async def test_a_name_is_looked_up_once_and_connected_to_where_it_was_found(server, monkeypatch):
+    resolver = Resolver(["127.0.0.2", "127.0.0.1"], ["169.254.169.254"])
+    monkeypatch.setattr(socket, "getaddrinfo", resolver)
+    fetcher = CodeSources(hosts=frozenset({"code.example"}))
+    at = f"code.example:{server.server_port}"
+    assert await fetcher.fetch(f"http://{at}/rule.tar.gz") == BODIES["/rule.tar.gz"]
+    assert server.asked == [("/rule.tar.gz", at)]
+    assert resolver.answers == [["169.254.169.254"]]
+
+
+async def test_a_name_with_one_address_that_is_not_public_is_refused(server, monkeypatch):
+    monkeypatch.setattr(socket, "getaddrinfo", Resolver(["1.1.1.1", "127.0.0.1"]))
+    fault = await fetch_refused(f"http://code.example:{server.server_port}/secret")
+    assert "code.example is not public" in fault.reason
+    assert "127.0.0.1" not in fault.reason
+
+
+async def test_no_proxy_of_the_environment_is_asked(server, host, monkeypatch):
+    for name in ("http_proxy", "HTTP_PROXY", "https_proxy", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, host)
+    fault = await fetch_refused("http://localhost:1/secret", hosts=frozenset({"localhost"}))
+    assert fault.code is Code.UNAVAILABLE
+    assert not server.asked
+
+
+@pytest.mark.parametrize("path", ["/secret", "/secret.zip", "/secret.bin"])
+async def test_nothing_is_said_of_what_was_fetched_and_is_no_policy(host, path):
+    fetcher = CodeSources(hosts=HERE)
+    code = host.replace("://", "://user:word@") + path
+    fault = refused(fetcher.files, code, await fetcher.fetch(code))
+    assert fault.reason.startswith(f"code: {host}{path} serves no rule; expected ")
+    assert "wJalr" not in repr((fault.reason, fault.expected, fault.details))
+
+
+async def test_what_speaks_no_http_is_not_quoted():
+    async def greet(reader, writer):
+        writer.write(b"220 wJalrXUtnFEMI\r\n")
+        writer.close()
+
+    greeter = await asyncio.start_server(greet, "127.0.0.1", 0)
+    port = greeter.sockets[0].getsockname()[1]
+    fault = await fetch_refused(f"http://127.0.0.1:{port}/", hosts=HERE)
+    greeter.close()
+    await greeter.wait_closed()
+    assert "could not be fetched: RemoteProtocolError" in fault.reason
+    assert "wJalr" not in repr((fault.reason, fault.expected, fault.details))
+
+
+@pytest.fixture
+def tls(tmp_path, monkeypatch):
+    """A certificate for the name `localhost`, which is trusted here."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1)
+        .not_valid_before(now - dt.timedelta(1))
+        .not_valid_after(now + dt.timedelta(1))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost")]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    pem = serialization.Encoding.PEM
+    (tmp_path / "trusted.pem").write_bytes(certificate.public_bytes(pem))
+    (tmp_path / "key.pem").write_bytes(
+        key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "trusted.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "trusted.pem", tmp_path / "key.pem")
+    context.named = []
+    context.sni_callback = lambda _, named, context: context.named.append(named)
+    return context
+
+
+async def test_a_certificate_is_checked_by_name(tls):
+    with serving(tls) as server:
+        fetcher = CodeSources(hosts=frozenset({"localhost", "127.0.0.1"}))
+        at = f"localhost:{server.server_port}"
+        assert await fetcher.fetch(f"https://{at}/rule.tar.gz") == BODIES["/rule.tar.gz"]
+        assert tls.named == ["localhost"]
+        fault = await fetch_refused(
+            f"https://127.0.0.1:{server.server_port}/rule.tar.gz", hosts=fetcher.hosts
+        )
+        assert "certificate" in fault.reason
+        assert server.asked == [("/rule.tar.gz", at)]
+
+
+def test_the_largest_code_is_the_stated_one():
+    padding = "#" * (CODE_BYTES_MAX - len(POLICY))
+    assert CodeSources().files(POLICY + padding, None)["function.py"]
+    assert refused(CodeSources().files, POLICY + padding + "#", None).code is Code.TOO_LARGE

@@ -1,0 +1,103 @@
+"""Who changed a policy, and when: noted with the change, kept beyond it, bounded."""
+
+import contextlib
+import sqlite3
+
+import pytest
+
+from moorage.catalog.embedded import history
+from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.catalog.embedded.store import DocumentStore, StoredRow
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+URI = "a:1-b"
+POLICY = "class AIOSv1PolicyRule: ...\n"
+
+
+@pytest.fixture
+async def catalog(tmp_path):
+    opened = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
+    yield opened
+    await opened.close()
+
+
+async def publish(catalog, who="ann", **more):
+    document = {"policy_rule_uri": URI, "code": POLICY, **more}
+    return await catalog.register_policy(await catalog.prepare_policy(document), who)
+
+
+async def test_every_change_is_noted_with_who_and_when(catalog):
+    record = await publish(catalog)
+    await publish(catalog, "bob")
+    change = {"$set": {"description": "x", "tags": "y"}}
+    await catalog.update_policy(URI, change, "cid")
+    await catalog.delete_policy(URI, "dan")
+    again = await publish(catalog, "eve", policy_parameters={"p": 1})
+    changes = await catalog.policy_history(URI)
+    assert [(each["who"], each["what"]) for each in changes] == [
+        ("ann", "registered"),  # Bob registered what was there already.
+        ("cid", "described"),
+        ("dan", "removed"),
+        ("eve", "registered"),
+    ]
+    assert changes[1]["fields"] == ("description", "tags")
+    assert [each["digest"] for each in changes] == [record.ref.digest] * 3 + [again.ref.digest]
+    times = [each["at"] for each in changes]
+    assert times == sorted(times)
+
+
+async def test_what_is_refused_is_not_noted(catalog):
+    await publish(catalog)
+    with pytest.raises(ServiceError):
+        await publish(catalog, "bob", policy_parameters={"p": 1})
+    with pytest.raises(ServiceError):
+        await catalog.update_policy(URI, {"$set": {"code": "x\n"}}, "bob")
+    assert len(await catalog.policy_history(URI)) == 1
+
+
+async def test_a_policy_that_never_was_has_none(catalog):
+    with pytest.raises(ServiceError) as caught:
+        await catalog.policy_history("none:1-x")
+    assert caught.value.code is Code.UNKNOWN_POLICY
+
+
+async def test_it_survives_a_restart(catalog, tmp_path):
+    await publish(catalog)
+    await catalog.delete_policy(URI, "dan")
+    await catalog.close()
+    again = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
+    assert [each["what"] for each in await again.policy_history(URI)] == ["registered", "removed"]
+    await again.close()
+
+
+async def test_the_first_change_stays_however_many_follow(tmp_path):
+    store = await DocumentStore.open(tmp_path / "catalog.db")
+
+    def work(database):
+        history.note(database, URI, "ann", "registered", "d")
+        for number in range(history.CHANGES_MAX + 5):
+            history.note(database, URI, str(number), "described", "d")
+        return history.history_of(database, URI)
+
+    changes = await store.run(work)
+    await store.close()
+    assert len(changes) == history.CHANGES_MAX
+    assert changes[0]["who"] == "ann"
+    assert changes[-1]["who"] == str(history.CHANGES_MAX + 4)
+
+
+async def test_the_oldest_history_without_a_policy_makes_room(tmp_path):
+    store = await DocumentStore.open(tmp_path / "catalog.db")
+
+    def work(database):
+        database.put("policy", StoredRow("live:1-a", b"{}"))
+        for uri in ("live:1-a", "gone:1-a", "gone:2-a"):
+            history.note(database, uri, "ann", "registered", "d")
+        database.remove_oldest_without("history", "policy")
+        return [row.id for row in database.rows("history")]
+
+    assert await store.run(work) == ["gone:2-a", "live:1-a"]
+    await store.close()
+    with contextlib.closing(sqlite3.connect(tmp_path / "catalog.db")) as file:
+        assert file.execute("SELECT count(*) FROM records").fetchone() == (3,)

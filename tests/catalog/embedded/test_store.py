@@ -1,0 +1,130 @@
+"""The store: transactions, order, limits counted by the database, and a clean end."""
+
+import asyncio
+import sqlite3
+import threading
+
+import pytest
+
+from moorage.catalog.embedded.store import JOBS_MAX, DocumentStore, StoredRow, Usage
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+
+@pytest.fixture
+async def store(tmp_path):
+    store = await DocumentStore.open(tmp_path / "catalog.db")
+    yield store
+    await store.close()
+
+
+async def test_records_outlive_the_store(tmp_path):
+    path = tmp_path / "catalog.db"
+    first = await DocumentStore.open(path)
+    await first.run(lambda db: db.put("policy", StoredRow("p", b"{}", b"files")))
+    await first.close()
+    second = await DocumentStore.open(path)
+    assert await second.run(lambda db: db.get("policy", "p")) == StoredRow("p", b"{}", b"files")
+    assert await second.run(lambda db: db.get("cluster", "p")) is None
+    await second.close()
+
+
+async def test_usage_follows_every_change(store):
+    def change(db):
+        db.put("cluster", StoredRow("a", b"12345"))
+        db.put("cluster", StoredRow("b", b"123"))
+        db.put("policy", StoredRow("p", b"1", b"22"))
+        db.put("cluster", StoredRow("a", b"1"))
+        db.remove("cluster", "b")
+        return db.usage("cluster")
+
+    assert await store.run(change) == Usage(records=1, bytes_total=4)
+
+
+async def test_a_job_that_raises_leaves_nothing(store):
+    def broken(db):
+        db.put("cluster", StoredRow("a", b"1"))
+        raise KeyError("no")
+
+    published = []
+    with pytest.raises(KeyError):
+        await store.run(broken, published.append)
+    assert not await store.run(lambda db: db.has("cluster", "a"))
+    assert await store.run(lambda db: db.usage("cluster")) == Usage(0, 0)
+    assert published == []
+
+
+async def test_jobs_are_published_in_order_on_the_loop_even_if_nobody_waits(store):
+    published = []
+    loop_thread = threading.get_ident()
+
+    def publish(number):
+        published.append((number, threading.get_ident()))
+
+    holding = threading.Event()
+    tasks = [asyncio.create_task(store.run(lambda _: holding.wait(10) and 0, publish))]
+    tasks += [
+        asyncio.create_task(store.run(lambda _, number=number: number, publish))
+        for number in range(1, 20)
+    ]
+    await asyncio.sleep(0)  # Every task has submitted its job.
+    for task in tasks[5:10]:
+        task.cancel()
+    holding.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await store.run(lambda db: None)
+    assert published == [(number, loop_thread) for number in range(20)]
+
+
+async def test_more_jobs_than_the_queue_holds_are_refused(store):
+    started, holding = threading.Event(), threading.Event()
+
+    def hold(_):
+        started.set()
+        holding.wait(10)
+
+    first = asyncio.create_task(store.run(hold))
+    await asyncio.to_thread(started.wait, 10)
+    tasks = [asyncio.create_task(store.run(lambda db: None)) for _ in range(JOBS_MAX)]
+    await asyncio.sleep(0)
+    with pytest.raises(ServiceError) as caught:
+        await store.run(lambda db: None)
+    holding.set()
+    assert caught.value.code is Code.BUSY
+    await asyncio.gather(first, *tasks)
+
+
+async def test_close_finishes_accepted_jobs_and_refuses_later_ones(tmp_path):
+    store = await DocumentStore.open(tmp_path / "catalog.db")
+    accepted = asyncio.create_task(store.run(lambda db: db.put("cluster", StoredRow("a", b"1"))))
+    await asyncio.sleep(0)
+    await asyncio.gather(store.close(), store.close(), accepted)
+    with pytest.raises(ServiceError) as caught:
+        await store.run(lambda db: None)
+    assert caught.value.code is Code.SHUTTING_DOWN
+
+
+async def test_files_that_are_no_catalog_are_refused(tmp_path):
+    (tmp_path / "text.db").write_text("not a database, but long enough to look at" * 50)
+    with pytest.raises(ServiceError) as caught:
+        await DocumentStore.open(tmp_path / "text.db")
+    assert caught.value.code is Code.UNAVAILABLE
+    with pytest.raises(ServiceError, match="cannot be opened"):
+        await DocumentStore.open(tmp_path / "missing" / "catalog.db")
+
+
+async def test_a_file_of_a_newer_release_is_refused(tmp_path):
+    path = tmp_path / "catalog.db"
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ServiceError, match="has schema 99, this release reads 2 only"):
+        await DocumentStore.open(path)
+
+
+async def test_writes_are_in_wal_mode_and_durable(store, tmp_path):
+    await store.run(lambda db: db.put("cluster", StoredRow("a", b"1")))
+    other = sqlite3.connect(tmp_path / "catalog.db")
+    assert other.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    assert other.execute("SELECT id FROM records").fetchall() == [("a",)]
+    other.close()

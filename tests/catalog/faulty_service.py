@@ -1,0 +1,155 @@
+"""A hand-written HTTP server that answers anything: the truth, late, half, too much, or lies.
+
+It speaks just enough HTTP/1.1 to be asked by a real client over a real socket, and remembers every
+request, so that tests can count them.
+"""
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Asked:
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+Writer = asyncio.StreamWriter
+Behaviour = Callable[[Asked, Writer], Awaitable[None]]
+
+
+def answer(body: Any, status: int = 200, **headers: str) -> Behaviour:
+    """Answer with JSON, or with text as it is; `\\udce9` in it stands for the byte E9."""
+    text = body if isinstance(body, str) else json.dumps(body)
+    content = text.encode(errors="surrogateescape")
+
+    async def behave(asked: Asked, writer: Writer) -> None:
+        said = {"content_length": str(len(content)), **headers}
+        lines = [f"HTTP/1.1 {status} Whatever"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in said.items()]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode() + content)
+
+    return behave
+
+
+async def silence(asked: Asked, writer: Writer) -> None:
+    """Never answer."""
+    await asyncio.Event().wait()
+
+
+async def hang_up(asked: Asked, writer: Writer) -> None:
+    """Close the connection instead of answering."""
+    writer.close()
+
+
+async def stop_halfway(asked: Asked, writer: Writer) -> None:
+    """Promise more than is sent, then close."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n[{")
+    await writer.drain()
+    writer.close()
+
+
+async def drip(asked: Asked, writer: Writer) -> None:
+    """Send an answer so slowly that it never ends, but is never idle for long either."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")
+    while True:
+        writer.write(b" ")
+        await writer.drain()
+        await asyncio.sleep(0.01)  # This is what it is about: a drop at a time.
+
+
+async def flood(asked: Asked, writer: Writer) -> None:
+    """Send more than anybody wants, without saying how much."""
+    writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+    chunk = b"100000\r\n" + b" " * 0x100000 + b"\r\n"
+    while True:
+        writer.write(chunk)
+        await writer.drain()
+
+
+async def nonsense(asked: Asked, writer: Writer) -> None:
+    """Speak something else than HTTP."""
+    writer.write(b"220 mail.example ESMTP\r\n")
+    await writer.drain()
+    writer.close()
+
+
+class FaultyService:
+    """The server. `behave` may be replaced at any time; `by_path` goes before it."""
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.behave: Behaviour = answer([])
+        self.by_path: dict[str, Behaviour] = {}
+        self.url = ""
+        self._server: asyncio.Server | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, port: int = 0) -> "FaultyService":
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def stop(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def count(self, path: str = "") -> int:
+        return sum(each.path.startswith(path) for each in self.asked)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: Writer) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            while not writer.is_closing():
+                asked = await self._read(reader)
+                self.asked.append(asked)
+                await self.by_path.get(asked.path, self.behave)(asked, writer)
+                await writer.drain()
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
+            pass
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _read(self, reader: asyncio.StreamReader) -> Asked:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = head.split("\r\n")
+        pairs = (line.split(": ", 1) for line in lines if line)
+        headers = {name.lower(): value for name, value in pairs}
+        body = await reader.readexactly(int(headers.get("content-length", 0)))
+        method, path, _ = first.split(" ")
+        return Asked(method, path, headers, json.loads(body) if body else None)
+
+
+class FaultyServiceInThread:
+    """A `FaultyService` on a loop of its own, for tests that block."""
+
+    def __init__(self) -> None:
+        self.faulty = FaultyService()
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+
+    def __enter__(self) -> FaultyService:
+        self._thread.start()
+        asyncio.run_coroutine_threadsafe(self.faulty.start(), self._loop).result(10)
+        return self.faulty
+
+    def __exit__(self, *error: object) -> None:
+        asyncio.run_coroutine_threadsafe(self.faulty.stop(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()

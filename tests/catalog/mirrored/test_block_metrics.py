@@ -1,0 +1,148 @@
+"""Block metrics of an external service, over a socket: what is asked, and how old it may be."""
+
+import pytest
+from faulty_service import FaultyService, answer, hang_up
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.mirrored.catalog import External, MixedCatalog
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+from moorage.query import parse_filter
+
+BUSY = {"blockId": "busy", "instances": [{"latency": 90}]}
+IDLE = {"blockId": "idle", "instances": [{"latency": 5}]}
+
+
+@pytest.fixture
+async def faulty():
+    faulty = FaultyService()
+    faulty.behave = answer({"success": True, "data": [BUSY, IDLE]})
+    await faulty.start()
+    yield faulty
+    await faulty.stop()
+
+
+async def trust(record):
+    return ""
+
+
+@pytest.fixture
+async def opened(tmp_path, faulty):
+    """Open catalogs that have the same two blocks, each with other bounds of age."""
+    catalogs = []
+
+    async def open_one(fresh_seconds=3600.0):
+        external = External(
+            block_metrics=faulty.url, timeout_seconds=0.5, metrics_fresh_seconds=fresh_seconds
+        )
+        path = tmp_path / f"{len(catalogs)}.db"
+        catalog = await MixedCatalog.open_mixed(
+            path, lambda _: None, external=external, examine=trust
+        )
+        catalogs.append(catalog)
+        for name in ("busy", "idle"):
+            await catalog.blocks.create({"id": name})
+        return catalog.blocks
+
+    yield open_one
+    for catalog in catalogs:
+        await catalog.close()
+
+
+async def slow_blocks(blocks):
+    """Return what a filter by metrics finds, and the warnings."""
+    asked = parse_filter(
+        {
+            "matchType": "block",
+            "filter": {
+                "blockMetricsQuery": {
+                    "variable": "instances.latency",
+                    "operator": ">",
+                    "value": 50,
+                }
+            },
+        }
+    )
+    warnings = await blocks.fetch(Allowance())
+    return await blocks.matching(asked), warnings
+
+
+async def test_a_filter_asks_once_for_all_and_again_when_it_is_too_old(faulty, opened):
+    blocks = await opened()
+    assert await slow_blocks(blocks) == (["busy"], [])
+    faulty.behave = answer([IDLE])
+    assert await slow_blocks(blocks) == (["busy"], [])
+    assert [(each.method, each.path, each.body) for each in faulty.asked] == [
+        ("POST", "/block/query", {})
+    ]
+    assert [each["metrics"] for each in blocks.documents(["busy", "idle"])] == [BUSY, IDLE]
+    short = await opened(fresh_seconds=0.0)
+    faulty.behave = answer([{**IDLE, "instances": [{"latency": 60}]}])
+    assert await slow_blocks(short) == (["idle"], [])
+    assert short.documents(["busy"])[0]["metrics"] is None
+
+
+async def test_a_service_that_fails_leaves_no_metrics_and_says_so(faulty, opened):
+    blocks = await opened(fresh_seconds=0.0)
+    assert (await slow_blocks(blocks))[0] == ["busy"]
+    faulty.behave = hang_up
+    found, [warning] = await slow_blocks(blocks)
+    assert found == []
+    assert warning.startswith("Block metrics could not be read and are null. The block metrics")
+    assert faulty.url in warning
+    with pytest.raises(ServiceError) as refused:
+        await blocks.get("block_metrics", "busy")
+    assert refused.value.code is Code.UNAVAILABLE
+    assert (await blocks.get("block", "busy"))["id"] == "busy"
+    spent = Allowance()
+    while spent.spend():
+        pass
+    [warning] = await blocks.fetch(spent)
+    assert "null" in warning
+
+
+async def test_one_bad_document_costs_only_itself(faulty, opened):
+    nested = 1
+    for _ in range(70):
+        nested = [nested]
+    faulty.behave = answer(
+        [
+            IDLE,
+            {"instances": []},
+            7,
+            {**BUSY, "deep": nested},
+            {"blockId": "vast", "n": 10**30},
+            IDLE,
+        ]
+    )
+    blocks = await opened()
+    found, [warning] = await slow_blocks(blocks)
+    assert found == []
+    assert warning.startswith("5 documents of block metrics cannot be used and count as none (")
+    assert await blocks.query("block_metrics", {}) == [IDLE]
+
+
+async def test_get_where_there_is_no_post(faulty, opened):
+    async def behave(asked, writer):
+        reply = answer({}, 405) if asked.method == "POST" else answer([BUSY])
+        await reply(asked, writer)
+
+    faulty.behave = behave
+    blocks = await opened()
+    assert await blocks.get("block_metrics", "busy") == BUSY
+    faulty.behave = answer({}, 405)
+    with pytest.raises(ServiceError, match="neither POST nor GET at /block/query"):
+        await (await opened()).get("block_metrics", "busy")
+
+
+async def test_what_is_kept_elsewhere_is_changed_elsewhere(faulty, opened):
+    blocks = await opened()
+    for refused in (
+        blocks.put_metrics(BUSY),
+        blocks.update("block_metrics", "busy", {"instances": []}),
+        blocks.delete("block_metrics", "busy"),
+    ):
+        with pytest.raises(ServiceError, match="reads its block metrics from") as error:
+            await refused
+        assert error.value.code is Code.UNSUPPORTED
+    assert faulty.asked == []

@@ -1,0 +1,574 @@
+"""The mixed catalog: mirrors of external services over real sockets, and how old they may be."""
+
+import asyncio
+import contextlib
+import re
+
+import msgspec
+import pytest
+from faulty_service import FaultyService, answer, hang_up, silence
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.changes import (
+    ClusterDeleted,
+    ClusterPut,
+    ClustersListed,
+    MetricsDeleted,
+    MetricsPut,
+    PolicyDeleted,
+    PolicyPut,
+)
+from moorage.catalog.mirrored.catalog import External, MixedCatalog
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+POLICY = "class AIOSv1PolicyRule:\n    pass\n"
+URI = "first:1.0-beta"
+
+
+def cluster(name, gpus=2, **more):
+    node = {"id": "n", "gpus": {"count": gpus}, "vcpus": {"count": 4}, "memory": 1024}
+    return {"id": name, "nodes": {"nodeData": [node]}, **more}
+
+
+def metrics(name, free=5):
+    return {"clusterId": name, "nodes": [{"id": "n", "gpu": {"totalFreeMem": free}}]}
+
+
+class Site(FaultyService):
+    """All four services of a site, telling the truth about what they hold."""
+
+    def __init__(self):
+        super().__init__()
+        self.clusters = {}
+        self.metrics = {}
+        self.policies = {}
+        self.found = []
+        self.by_path = {
+            "/clusters/query": self.answer_clusters,
+            "/cluster/query": self.answer_metrics,
+            "/api/no-ir/filter": self.answer_search,
+        }
+        self.behave = self.answer_policy
+
+    async def answer_clusters(self, asked, writer):
+        wanted = asked.body["query"].get("id", {}).get("$in", list(self.clusters))
+        await answer([self.clusters[n] for n in wanted if n in self.clusters])(asked, writer)
+
+    async def answer_metrics(self, asked, writer):
+        wanted = asked.body["clusterId"]["$in"]
+        found = [self.metrics[name] for name in wanted if name in self.metrics]
+        await answer({"success": True, "data": found})(asked, writer)
+
+    async def answer_policy(self, asked, writer):
+        document = self.policies.get(asked.path.removeprefix("/policy/"))
+        known = answer({"success": True, "data": document}, etag=f'"{hash(str(document))}"')
+        if document and asked.headers.get("if-none-match") == f'"{hash(str(document))}"':
+            known = answer("", 304)
+        none = answer({"success": False, "message": "no such policy"}, 404)
+        await (known if document else none)(asked, writer)
+
+    async def answer_search(self, asked, writer):
+        await answer({"success": True, "data": self.found})(asked, writer)
+
+
+@pytest.fixture
+async def site():
+    site = Site()
+    site.clusters = {name: cluster(name) for name in ("a", "b")}
+    site.metrics = {name: metrics(name) for name in ("a", "b")}
+    site.policies = {URI: {"policy_rule_uri": URI, "code": POLICY}}
+    await site.start()
+    yield site
+    await site.stop()
+
+
+class Opened:
+    """Opens mixed catalogs and closes them all; collects what they report."""
+
+    def __init__(self, path):
+        self.path = path
+        self.changes = []
+        self.heard = asyncio.Event()
+        self.catalogs = []
+        self.tasks = []
+        self.examined = []
+        self.says = ""
+        self.cells = asyncio.Semaphore(9)
+
+    async def examine(self, record):
+        await self.cells.acquire()
+        self.examined.append(record)
+        if isinstance(self.says, ServiceError):
+            raise self.says
+        return self.says
+
+    def hear(self, change):
+        self.changes.append(change)
+        self.heard.set()
+
+    async def until(self, kind):
+        """Return the first change of a kind, which must come in time."""
+        async with asyncio.timeout(10):
+            while not (found := [each for each in self.changes if isinstance(each, kind)]):
+                self.heard.clear()
+                await self.heard.wait()
+        return found[0]
+
+    async def open(self, site, parts="clusters metrics policies search", follow=True, **more):
+        external = External(
+            **dict.fromkeys(parts.split(), site.url),
+            **{"timeout_seconds": 1.0, "cluster_refresh_seconds": 3600.0, **more},
+        )
+        path = self.path / f"{len(self.catalogs)}.db"
+        catalog = await MixedCatalog.open_mixed(
+            path, self.hear, external=external, examine=self.examine
+        )
+        self.catalogs.append(catalog)
+        if follow:
+            self.tasks.append(asyncio.create_task(catalog.keep_fresh()))
+            await asyncio.sleep(0)
+        return catalog
+
+    async def close(self):
+        for task in self.tasks:
+            task.cancel()
+        await asyncio.gather(*self.tasks, return_exceptions=True)
+        for catalog in self.catalogs:
+            await catalog.close()
+
+
+@pytest.fixture
+async def opened(tmp_path):
+    opened = Opened(tmp_path)
+    yield opened
+    await opened.close()
+
+
+@contextlib.asynccontextmanager
+async def refused(code):
+    with pytest.raises(ServiceError) as caught:
+        async with asyncio.timeout(20):
+            yield caught
+    assert caught.value.code is code
+
+
+async def told(catalog):
+    """Return the warnings of a policy's requests once there are some, which must be in time."""
+    for _ in range(2_000):
+        if warnings := await have(catalog, ()):
+            return warnings
+        await asyncio.sleep(0.01)  # As below.
+    raise AssertionError("it was never told")
+
+
+async def until(check):
+    """Return what `check` returns as soon as it is true, which must be in time."""
+    for _ in range(2_000):
+        if value := check():
+            return value
+        await asyncio.sleep(0.01)  # What is looked at heals by the clock, and tells nobody.
+    raise AssertionError("it never came true")
+
+
+def read(catalog, name):
+    ((_, version, blob),) = catalog.document_blobs([name])
+    return version, msgspec.msgpack.decode(blob)
+
+
+async def have(catalog, names=None, uri=URI):
+    """Return the warnings of an ask that has what it needs."""
+    warnings = catalog.at_hand(uri, names)
+    return await catalog.fetch(uri, names, Allowance()) if warnings is None else warnings
+
+
+# An ask and its requests -------------------------------------------------------------------------
+
+
+async def test_an_ask_costs_two_requests_whatever_the_candidates_and_then_none(site, opened):
+    names = [f"c{number:04}" for number in range(300)]
+    site.clusters = {name: cluster(name) for name in names}
+    site.metrics = {name: metrics(name) for name in names}
+    catalog = await opened.open(site)
+    assert [each.path for each in site.asked] == ["/clusters/query"]  # The start reads the list.
+    site.asked.clear()
+    assert await have(catalog) == []
+    assert [each.path for each in site.asked] == [f"/policy/{URI}", "/cluster/query"]
+    assert catalog.policy(URI).files == {"function.py": POLICY.encode()}
+    assert read(catalog, "c0299")[1]["cluster_metrics"]["cluster"]["gpu"] == {"totalFreeMem": 5}
+    for named in (None, names, names[:3]):
+        assert catalog.at_hand(URI, named) == []
+    assert len(site.asked) == 2
+
+
+async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, opened):
+    catalog = await opened.open(site)
+    await have(catalog)
+    late = [f"late{number}" for number in range(50)]
+    site.clusters |= {name: cluster(name) for name in late}
+    site.asked.clear()
+    assert await have(catalog, ["a", *late, "nowhere", "../../admin"]) == []
+    assert [each.path for each in site.asked] == ["/clusters/query", "/cluster/query"]
+    assert site.asked[0].body == {"query": {"id": {"$in": sorted([*late, "nowhere"])}}}
+    assert catalog.known("late49")
+    assert not catalog.known("nowhere")
+    assert {each.cluster.id for each in opened.changes if isinstance(each, ClusterPut)} == {*late}
+
+
+async def test_asks_that_come_together_share_their_requests(site, opened):
+    catalog = await opened.open(site)
+    site.asked.clear()
+    async with asyncio.timeout(20):
+        assert await asyncio.gather(*(have(catalog) for _ in range(100))) == [[]] * 100
+    # One of each; a second one for those that came while the first was under way.
+    assert site.count("/policy") <= 2
+    assert site.count("/cluster/query") <= 2
+
+
+async def test_whoever_gives_up_takes_nothing_from_the_others(site, opened):
+    catalog = await opened.open(site, "metrics clusters")
+    first = asyncio.create_task(catalog.fetch(URI, None, Allowance()))
+    second = asyncio.create_task(catalog.fetch(URI, None, Allowance()))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert await second == []
+    assert read(catalog, "a")[1]["cluster_metrics"]
+
+
+# Parts -------------------------------------------------------------------------------------------
+
+PARTS = ["clusters", "metrics", "policies", "clusters metrics", "metrics policies search"]
+
+
+@pytest.mark.parametrize("parts", PARTS)
+async def test_any_mix_of_external_and_embedded_parts(site, opened, parts):
+    catalog = await opened.open(site, parts)
+    document = {"policy_rule_uri": URI, "code": POLICY}
+    writes = {
+        "clusters": lambda: catalog.create_cluster(cluster("a")),
+        "metrics": lambda: catalog.put_metrics(metrics("a")),
+        "policies": lambda: store(catalog, document),
+    }
+    for part, write in writes.items():
+        if part in parts:
+            async with refused(Code.UNSUPPORTED) as caught:
+                await write()
+            assert site.url in caught.value.reason
+        else:
+            await write()
+    assert await have(catalog, ["a"]) == []
+    _, found = read(catalog, "a")
+    assert found["data"]["id"] == "a"
+    assert found["cluster_metrics"]["clusterId"] == "a"
+    assert catalog.policy(URI).ref.uri == URI
+    assert (await catalog.get_cluster("a"))["id"] == "a"
+    # Whether what is mirrored is current is to be asked at its source.
+    assert (not catalog.packed("cluster", ["a"])) is ("clusters" in parts)
+    assert (not catalog.packed("metrics", ["a"])) is ("metrics" in parts)
+    assert (await catalog.get_metrics("a"))["clusterId"] == "a"
+    assert (await catalog.get_policy(URI))["policy_rule_uri"] == URI
+    assert [each["id"] for each in await catalog.query_clusters({"id": "a"})] == ["a"]
+    assert (await catalog.search("filter", {"x": 1}, Allowance()) is None) is (
+        "search" not in parts
+    )
+
+
+async def store(catalog, document):
+    return await catalog.register_policy(await catalog.prepare_policy(document))
+
+
+async def test_mirrored_parts_refuse_every_write(site, opened):
+    catalog = await opened.open(site)
+    for writing in (
+        catalog.update_cluster("a", {}),
+        catalog.delete_cluster("a"),
+        catalog.update_metrics("a", {}),
+        catalog.delete_metrics("a"),
+        catalog.update_policy(URI, {}),
+        catalog.delete_policy(URI),
+    ):
+        async with refused(Code.UNSUPPORTED):
+            await writing
+
+
+async def test_what_was_embedded_before_is_hidden_by_the_external_service(site, opened, tmp_path):
+    catalog = await opened.open(site, "search")
+    await catalog.create_cluster(cluster("old"))
+    await catalog.close()
+    opened.catalogs.clear()
+    catalog = await opened.open(site, "clusters")
+    assert catalog.live_ids() == ("a", "b")
+
+
+# The registry ------------------------------------------------------------------------------------
+
+
+async def test_changes_of_the_registry_are_followed(site, opened):
+    site.clusters["asleep"] = cluster("asleep", status="maintenance")
+    catalog = await opened.open(site, "clusters", cluster_refresh_seconds=0.05)
+    assert opened.changes == []  # What the start found is no change.
+    assert catalog.live_ids() == ("a", "b")
+    version, _ = read(catalog, "a")
+    site.clusters = {"a": cluster("a", gpus=3), "c": cluster("c")}
+    gone = await opened.until(ClusterDeleted)
+    put = {each.cluster.id: each for each in opened.changes if isinstance(each, ClusterPut)}
+    assert put.keys() == {"a", "c"}
+    assert len(put["a"].cluster.nodes[0].gpus) == 3
+    assert gone.cluster_id in {"b", "asleep"}
+    assert catalog.live_ids() == ("a", "c")
+    assert read(catalog, "a")[0] > version
+    assert {each.id for each in catalog.clusters()} == {"a", "c"}
+
+
+async def test_a_registry_that_goes_away_is_served_for_a_while_with_a_warning(site, opened):
+    catalog = await opened.open(
+        site, "clusters", cluster_refresh_seconds=0.05, stale_seconds_max=3600.0
+    )
+    site.by_path["/clusters/query"] = answer("", 500)
+    warnings = await until(lambda: catalog.at_hand(URI, None))
+    assert warnings[0].startswith(f"The cluster registry at {site.url} ")
+    assert re.search(r" as of \d+ seconds ago", warnings[0])
+    assert catalog.live_ids() == ("a", "b")
+    late = await have(catalog, ["a", "late"])
+    assert late[1].startswith("Clusters could not be looked up and were left out: late.")
+    async with refused(Code.UNAVAILABLE):
+        await have(catalog, ["late"])
+    site.by_path["/clusters/query"] = site.answer_clusters
+    await until(lambda: catalog.at_hand(URI, None) == [])
+
+
+async def test_beyond_that_asks_are_refused_and_name_the_service(site, opened):
+    catalog = await opened.open(site, "clusters", follow=False, stale_seconds_max=0.0)
+    site.by_path["/clusters/query"] = hang_up
+    async with refused(Code.UNAVAILABLE) as caught:
+        await have(catalog)
+    assert caught.value.details["url"] == site.url
+    async with refused(Code.UNAVAILABLE):
+        await catalog.get_cluster("a")
+    async with refused(Code.UNAVAILABLE):
+        await catalog.query_clusters({})
+
+
+async def test_a_start_without_the_registry_and_its_coming(site, opened):
+    port = int(site.url.rpartition(":")[2])
+    await site.stop()
+    catalog = await opened.open(site)
+    assert not catalog.registry_known
+    async with refused(Code.UNAVAILABLE):
+        await have(catalog, uri="not a uri")
+    await site.start(port)
+    listed = await opened.until(ClustersListed)
+    assert listed.cluster_ids == {"a", "b"}
+    assert catalog.registry_known
+
+
+async def test_documents_that_cannot_be_used_are_told_and_leave_the_good_one(site, opened):
+    site.clusters["bad"] = {**cluster("bad"), "nodes": 7}
+    catalog = await opened.open(site, "clusters", cluster_refresh_seconds=0.05)
+    (warning,) = await have(catalog, ["a", "bad"])
+    assert "left out: bad (bad: nodes: expected an object" in warning
+    assert await have(catalog, ["a"]) == []
+    site.clusters |= {"a": {**cluster("a"), "nodes": 8}, "c": cluster("c")}
+    await opened.until(ClusterPut)
+    (warning,) = await have(catalog, ["a"])
+    assert "left out: a (a: nodes" in warning
+    assert read(catalog, "a")[1]["data"]["nodes"]["count"] == 1
+
+
+# Metrics -----------------------------------------------------------------------------------------
+
+
+async def test_metrics_older_than_stated_are_read_anew(site, opened):
+    catalog = await opened.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
+    await have(catalog)
+    version, _ = read(catalog, "a")
+    await have(catalog)
+    assert read(catalog, "a")[0] == version  # Read again, but the same.
+    site.metrics = {"a": metrics("a", 9)}
+    await have(catalog)
+    later, found = read(catalog, "a")
+    assert later > version
+    assert found["cluster_metrics"]["cluster"]["gpu"] == {"totalFreeMem": 9}
+    assert read(catalog, "b")[1]["cluster_metrics"] is None
+    kinds = [type(each) for each in opened.changes]
+    assert kinds.count(MetricsPut) == 3
+    assert kinds.count(MetricsDeleted) == 1
+
+
+async def test_metrics_that_cannot_be_read_are_null_and_nobody_waits_for_them_twice(site, opened):
+    catalog = await opened.open(
+        site, "clusters metrics", metrics_fresh_seconds=0.0, timeout_seconds=0.2
+    )
+    await have(catalog)
+    site.by_path["/cluster/query"] = silence
+    (warning,) = await have(catalog)
+    assert warning.startswith("The metrics of 2 clusters could not be read and are null: a, b.")
+    assert "did not answer in time" in warning
+    assert read(catalog, "a")[1]["cluster_metrics"] is None
+    # From here on the service is probed, not waited for.
+    assert catalog.at_hand(URI, None) == [warning]
+    async with refused(Code.UNAVAILABLE):
+        await catalog.get_metrics("a")
+    site.by_path["/cluster/query"] = site.answer_metrics
+    await until(lambda: catalog.at_hand(URI, None) in (None, []))
+    assert await have(catalog) == []
+    assert read(catalog, "a")[1]["cluster_metrics"]
+
+
+async def test_metrics_that_cannot_be_used_count_as_none(site, opened):
+    site.metrics["a"] = {"clusterId": "a", "nodes": 7}
+    catalog = await opened.open(site, "clusters metrics")
+    (warning,) = await have(catalog)
+    assert "count as none: a (a: nodes: expected a list" in warning
+    assert read(catalog, "a")[1]["cluster_metrics"] is None
+
+
+@pytest.mark.parametrize("data", [5, [None, {"clusterId": 5}], [{"clusterId": "a b"}]])
+async def test_metrics_that_name_no_cluster_are_told(site, opened, data):
+    catalog = await opened.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
+    site.by_path["/cluster/query"] = answer({"success": True, "data": data})
+    (warning,) = await have(catalog)
+    assert warning.startswith(f"The cluster metrics service at {site.url} answered with documents")
+    assert read(catalog, "a")[1]["cluster_metrics"] is None
+    site.by_path["/cluster/query"] = site.answer_metrics
+    assert await have(catalog) == []
+    assert read(catalog, "a")[1]["cluster_metrics"]
+
+
+async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, opened):
+    catalog = await opened.open(site, "clusters metrics")
+    site.by_path["/cluster/query"] = answer({"success": True, "data": [metrics("a")]})
+    assert [each["clusterId"] for each in await catalog.query_metrics({"clusterId": "a"})] == ["a"]
+    async with refused(Code.UNSUPPORTED):
+        await catalog.query_metrics({"$where": "1"})
+    with pytest.raises(ServiceError):
+        await catalog.get_metrics("../../admin")
+    assert all(each.path != "/cluster/../../admin" for each in site.asked)
+
+
+async def test_metrics_of_clusters_that_nobody_knows_are_not_remembered(site, opened):
+    catalog = await opened.open(site, "clusters metrics")
+    site.metrics["x"] = metrics("x")
+    site.asked.clear()
+    for _ in range(2):
+        assert (await catalog.get_metrics("x"))["clusterId"] == "x"
+    assert len(site.asked) == 2
+    async with refused(Code.NOT_FOUND):
+        await catalog.get_metrics("y")
+
+
+# Policies ----------------------------------------------------------------------------------------
+
+
+async def test_policies_are_read_again_and_changed_ones_taken_over(site, opened):
+    catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
+    assert await have(catalog, ()) == []
+    first = catalog.policy(URI)
+    await have(catalog, ())
+    assert catalog.policy(URI) is first
+    assert site.asked[-1].headers["if-none-match"]
+    site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# other\n"}
+    await have(catalog, ())
+    assert catalog.policy(URI).ref.digest != first.ref.digest
+    del site.policies[URI]
+    async with refused(Code.UNKNOWN_POLICY) as caught:
+        await have(catalog, ())
+    assert "no such policy" in caught.value.reason
+    assert catalog.policy(URI) is None
+    assert [type(each) for each in opened.changes] == [PolicyPut, PolicyPut, PolicyDeleted]
+
+
+async def test_the_examples_of_a_policy_that_is_new_here_are_run_and_doubts_told(site, opened):
+    opened.says, opened.cells = "its first example fails", asyncio.Semaphore(0)
+    catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
+    assert await have(catalog, ()) == [], "no request waits for them"
+    opened.cells.release()
+    warnings = await told(catalog)
+    place = f"The policy store at {site.url} has “{URI}”"
+    assert warnings == [f"{place}, which fails its own examples: its first example fails"]
+    assert await have(catalog, ()) == warnings, "read again, and as before"
+    site.behave = hang_up
+    (old, doubt) = await have(catalog, ())
+    assert ("The rule is as of" in old, doubt) == (True, warnings[0])
+    assert [each.ref.uri for each in opened.examined] == [URI], "once"
+    site.behave, opened.says = site.answer_policy, ""
+    site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# mended\n"}
+    assert await have(catalog, ()) == []
+    assert catalog.policy(URI).ref.digest != opened.examined[0].ref.digest
+    # Where no cell is to be had, they are run later.
+    opened.says = ServiceError(Code.BUSY, "no cell")
+    for _ in range(9):
+        opened.cells.release()
+    site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# again\n"}
+    await have(catalog, ())
+    await until(lambda: len(opened.examined) > 3)
+    opened.says = "now it is known"
+    assert "now it is known" in (await told(catalog))[0]
+
+
+async def test_a_known_policy_outlives_its_store_for_a_while(site, opened):
+    catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
+    await have(catalog, ())
+    site.behave = hang_up
+    (warning,) = await have(catalog, ())
+    assert warning.startswith(f"The policy store at {site.url} could not be asked")
+    assert re.search(r"The rule is as of \d+ seconds ago", warning)
+    async with refused(Code.UNAVAILABLE):
+        await have(catalog, (), "other:1.0-beta")
+    strict = await opened.open(site, "policies", policy_fresh_seconds=0.0, stale_seconds_max=0.0)
+    site.behave = site.answer_policy
+    await have(strict, ())
+    site.behave = hang_up
+    async with refused(Code.UNAVAILABLE):
+        await have(strict, ())
+
+
+@pytest.mark.parametrize(
+    ("document", "code", "what"),
+    [
+        ({"code": 7}, Code.BAD_POLICY, "code: expected"),
+        ({"code": "/etc/passwd"}, Code.BAD_POLICY, "has no `policy_code_root`"),
+        ({"code": POLICY, "policy_settings": 7}, Code.BAD_POLICY, "policy_settings: expected"),
+        ({"code": "http://127.0.0.1:1/x"}, Code.BAD_POLICY, "is not public"),
+        ({"code": POLICY, "policy_rule_uri": "x:1-y"}, Code.UNAVAILABLE, "another policy than"),
+    ],
+)
+async def test_policies_that_cannot_be_used_are_refused_as_uploads_are(
+    site, opened, document, code, what
+):
+    catalog = await opened.open(site, "policies")
+    site.policies[URI] = document
+    async with refused(code) as caught:
+        await have(catalog, ())
+    assert what in caught.value.reason
+    assert catalog.policy(URI) is None
+
+
+async def test_a_store_cannot_say_as_before_of_what_was_never_read(site, opened):
+    catalog = await opened.open(site, "policies")
+    site.behave = answer("", 304)
+    async with refused(Code.UNAVAILABLE):
+        await have(catalog, ())
+
+
+@pytest.mark.parametrize("uri", ["nothing", "../x:1-y", "a:1-b/../../c", "a:1-b?x", ""])
+async def test_what_is_no_uri_never_becomes_a_request(site, opened, uri):
+    catalog = await opened.open(site, "policies")
+    assert await have(catalog, (), uri) == []
+    async with refused(Code.UNKNOWN_POLICY):
+        await catalog.get_policy(uri)
+    assert site.asked == []
+
+
+# The end -----------------------------------------------------------------------------------------
+
+
+async def test_closing_gives_up_what_is_under_way(site, opened):
+    catalog = await opened.open(site, timeout_seconds=60.0)
+    site.behave = silence
+    waiting = asyncio.create_task(catalog.fetch(URI, None, Allowance()))
+    await until(lambda: site.count("/policy"))
+    await catalog.close()
+    opened.catalogs.clear()
+    async with refused(Code.SHUTTING_DOWN):
+        await waiting

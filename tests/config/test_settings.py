@@ -1,0 +1,327 @@
+"""One configuration out of flags, environment, file and defaults, and the errors on the way."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage.config.settings import (
+    EXTERNAL_SERVICES,
+    FILE_BYTES_MAX,
+    PREFIX,
+    Config,
+    ConfigError,
+    is_loopback,
+    settings,
+    settings_help,
+    settings_markdown,
+)
+
+HOME = {"HOME": "/home/ann"}
+PAGES = ("https://a.b", "http://c:1")
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def refused(
+    overrides: dict[str, Any] | None = None,
+    environ: dict[str, str] | None = None,
+    file: Path | None = None,
+) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        Config.load(overrides or {}, HOME | (environ or {}), file)
+    return caught.value
+
+
+def test_defaults_are_those_of_the_public_face() -> None:
+    config = Config.load({}, HOME)
+    assert (config.host, config.port) == ("127.0.0.1", 8765)
+    assert (config.http_host, config.http_port) == ("127.0.0.1", 8080)
+    assert config.sandbox == "jail"
+    assert config.data_dir == Path("/home/ann/.local/state/moored")
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    file = write(tmp_path / "moored.toml", "port = 1001\nhttp_port = 1002\nsessions_max = 1003\n")
+    environ = HOME | {"MOORAGE_PORT": "2001", "MOORAGE_HTTP_PORT": "2002"}
+    config = Config.load({"port": 3001, "http_port": None}, environ, file)
+    assert (config.port, config.http_port, config.sessions_max) == (3001, 2002, 1003)
+    assert config.message_bytes_max == 1 << 20
+
+
+def test_the_environment_can_name_the_file_and_a_flag_names_another(tmp_path: Path) -> None:
+    named = write(tmp_path / "named.toml", "port = 1\n")
+    other = write(tmp_path / "other.toml", "port = 2\n")
+    environ = HOME | {"MOORAGE_CONFIG": str(named)}
+    assert Config.load({}, environ).port == 1
+    assert Config.load({}, environ, other).port == 2
+
+
+def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
+    """Each one, as text and as a TOML value, ends up as what it says it is."""
+    written: dict[str, tuple[str, str, Any]] = {
+        "host": ("::1", '"::1"', "::1"),
+        "port": ("1", "1", 1),
+        "http_host": ("localhost", '"localhost"', "localhost"),
+        "http_port": ("2", "2", 2),
+        "data_dir": ("/srv/m", '"/srv/m"', Path("/srv/m")),
+        "tokens": ("ann:k1,bob:k2", '{ann = "k1", bob = ["k2"]}', {"k1": "ann", "k2": "bob"}),
+        "allowed_hosts": ("moored,GPU.lan", '["moored", "GPU.lan"]', ("moored", "gpu.lan")),
+        "allowed_origins": ("https://a.b, http://c:1", '["https://a.b", "http://c:1"]', PAGES),
+        "sandbox": ("unsafe", '"unsafe"', "unsafe"),
+        "isolation": ("per_eval", '"per_eval"', "per_eval"),
+        "policy_deadline_seconds": ("0.5", "0.5", 0.5),
+        "policy_memory_mib": ("64", "64", 64),
+        "policy_fallback_failures": ("6", "6", 6),
+        "backends": ("local", '["local"]', ("local",)),
+        "local_nodes": ("a1, a2", '["a1", "a2"]', ("a1", "a2")),
+        "policy_code_root": ("/srv/rules", '"/srv/rules"', Path("/srv/rules")),
+        "policy_code_hosts": ("Git.lan,::1", '["git.lan", "::1"]', ("git.lan", "::1")),
+        "allocate_over_http": ("false", "false", False),
+        "candidates_max": ("3", "3", 3),
+        "sessions_max": ("4", "4", 4),
+        "message_bytes_max": ("4096", "4096", 4096),
+        "deflate": ("true", "true", True),
+        "lease_ttl_seconds_max": ("61", "61.0", 61.0),
+        "keep_warm_seconds_max": ("62", "62.0", 62.0),
+        "restart_grace_seconds": ("0", "0", 0.0),
+        "requeue_pause_seconds": ("0.25", "0.25", 0.25),
+        "checkpoint_every_facts": ("100", "100", 100),
+        "cluster_service_url": ("http://r", '"http://r"', "http://r"),
+        "global_cluster_metrics_url": ("http://m:1", '"http://m:1/"', "http://m:1"),
+        "global_block_metrics_url": ("http://m:2", '"http://m:2/"', "http://m:2"),
+        "search_server_api_url": ("https://s/api", '"https://s/api"', "https://s/api"),
+        "policy_db_url": ("http://bearer:k@p", '"http://bearer:k@p"', "http://bearer:k@p"),
+        "policy_execution_mode": ("central", '"central"', "central"),
+        "policy_executor_host_url": ("http://x:1", '"http://x:1"', "http://x:1"),
+        "policy_executor_id": ("e1", '"e1"', "e1"),
+        "external_timeout_seconds": ("1.5", "1.5", 1.5),
+        "cluster_refresh_seconds": ("7", "7", 7.0),
+        "metrics_fresh_seconds": ("0", "0", 0.0),
+        "policy_fresh_seconds": ("8", "8", 8.0),
+        "external_stale_seconds_max": ("9", "9", 9.0),
+        "prometheus_url": ("http://p:9090", '"http://p:9090"', "http://p:9090"),
+        "prometheus_interval_seconds": ("15", "15", 15.0),
+        "prometheus_stale_seconds": ("60", "60", 60.0),
+        "prometheus_cluster": ("lab", '"lab"', "lab"),
+        "prometheus_cluster_label": ("site", '"site"', "site"),
+        "prometheus_node_labels": ("node,host", '["node", "host"]', ("node", "host")),
+        "log_level": ("debug", '"debug"', "debug"),
+        "log_format": ("console", '"console"', "console"),
+    }
+    assert list(written) == [each.name for each in dataclasses.fields(Config)]
+    for other in ("prometheus_url", "global_cluster_metrics_url"):  # Metrics have one source.
+        given = {name: ways for name, ways in written.items() if name != other}
+        toml = "".join(f"{name} = {value}\n" for name, (_, value, _) in given.items())
+        expected = Config(**{name: value for name, (_, _, value) in given.items()})
+        environ = {settings()[name].environment: text for name, (text, _, _) in given.items()}
+        assert Config.load({}, HOME, write(tmp_path / "moored.toml", toml)) == expected
+        assert Config.load({}, HOME | environ) == expected
+        assert Config.load({name: text for name, (text, _, _) in given.items()}, HOME) == expected
+
+
+def test_metrics_come_from_one_place() -> None:
+    both = {"MOORAGE_PROMETHEUS_URL": "http://p", "GLOBAL_CLUSTER_METRICS_URL": "http://m"}
+    assert refused(environ=both).setting == "prometheus_url"
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("host", " 127.0.0.1"),
+        ("port", "-1"),
+        ("allowed_hosts", "moored:8080"),
+        ("allowed_hosts", "http://moored"),
+        ("allowed_hosts", "*"),
+        ("allowed_origins", "console.example"),
+        ("allowed_origins", "https://console.example/"),
+        ("allowed_origins", "null"),
+        ("allowed_origins", "*"),
+        ("port", "65536"),
+        ("port", "80.5"),
+        ("port", "http"),
+        ("port", "9" * 5000),
+        ("sandbox", "none"),
+        ("isolation", "per_policy"),
+        ("policy_deadline_seconds", "0"),
+        ("policy_deadline_seconds", "nan"),
+        ("policy_deadline_seconds", "inf"),
+        ("policy_deadline_seconds", "2s"),
+        ("policy_code_root", "~nobody-of-that-name/rules"),
+        ("deflate", "yes"),
+        ("prometheus_cluster", " lab"),
+        ("prometheus_cluster_label", "a-b"),
+        ("prometheus_node_labels", "node,,host"),
+        ("log_level", "verbose"),
+    ],
+)
+def test_a_malformed_value_names_setting_source_and_expectation(name: str, text: str) -> None:
+    setting = settings()[name]
+    error = refused(environ={setting.environment: text})
+    assert error.setting == name
+    assert str(error).startswith(f"{setting.environment}: expected {setting.kind.expected}, got ")
+    assert text in str(error)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "port = true",
+        "port = 80.0",
+        "port = [80]",
+        "policy_deadline_seconds = true",
+        "policy_deadline_seconds = {}",
+        "host = ''",
+        "host = 127",
+        "data_dir = 7",
+        'data_dir = "a\\u0000b"',
+        "deflate = 1",
+        "log_level = []",
+        "tokens = 5",
+    ],
+)
+def test_the_file_must_have_the_right_types(tmp_path: Path, line: str) -> None:
+    file = write(tmp_path / "moored.toml", line + "\n")
+    error = refused(file=file)
+    assert error.setting == line.partition(" ")[0]
+    assert error.source == f"{error.setting} in {file}"
+
+
+def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path) -> None:
+    file = write(tmp_path / "moored.toml", "prot = 1\n")
+    assert str(refused(file=file)).endswith("there is no such setting; the nearest is port")
+    assert "the nearest is MOORAGE_TOKENS" in str(refused(environ={"MOORAGE_TOKNES": "a:b"}))
+    assert "the nearest is sandbox" in str(refused({"sandbx": "jail"}))
+
+
+def test_names_of_the_clients_and_empty_variables_are_left_alone() -> None:
+    client = {"MOORAGE_URL": "ws://x", "MOORAGE_HTTP_URL": "http://x", "MOORAGE_TOKEN": "k"}
+    client |= {"MOORAGE_STATE": "/x"}
+    empty = {"MOORAGE_PORT": "", "MOORAGE_CONFIG": "", "POLICY_DB_URL": ""}
+    assert Config.load({}, HOME | client | empty) == Config.load({}, HOME)
+
+
+@pytest.mark.parametrize(("name", "setting"), EXTERNAL_SERVICES.items())
+def test_an_external_service_by_its_old_name_and_by_ours(name: str, setting: str) -> None:
+    old = {name: "http://db:3000/"}
+    assert getattr(Config.load({}, HOME | old), setting) == "http://db:3000"
+    both = old | {PREFIX + setting.upper(): "https://u:secret@new/base"}
+    config = Config.load({}, HOME | both)
+    assert getattr(config, setting) == "https://u:secret@new/base"
+    assert "secret" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "db:3000",
+        "ftp://u:secret@db",
+        "http://",
+        "http://db:port",
+        "http://u:secret@db?q",
+        "http://d b",
+    ],
+)
+def test_what_is_no_url_of_a_service_is_refused_and_not_repeated(url: str) -> None:
+    error = refused(environ={"POLICY_DB_URL": url})
+    assert str(error).startswith("POLICY_DB_URL: expected an http or https URL")
+    assert "secret" not in str(error)
+
+
+def test_a_daemon_is_no_external_service_of_its_own() -> None:
+    for host in ("localhost", "127.0.0.1", "[::1]"):
+        error = refused(environ={"CLUSTER_SERVICE_URL": f"http://{host}:8080"})
+        assert "this daemon's own HTTP port 8080" in str(error)
+    Config.load({}, HOME | {"CLUSTER_SERVICE_URL": "http://elsewhere:8080"})
+
+
+def test_files_that_are_missing_large_or_no_toml(tmp_path: Path) -> None:
+    assert "cannot be read (No such file" in str(refused(file=tmp_path / "none.toml"))
+    assert "cannot be read (Is a directory" in str(refused(file=tmp_path))
+    assert "expected a TOML file" in str(refused(file=write(tmp_path / "bad", "port 1")))
+    (tmp_path / "latin").write_bytes(b"host = '\xff'")
+    assert "expected a TOML file" in str(refused(file=tmp_path / "latin"))
+    large = write(tmp_path / "large", "#" * (FILE_BYTES_MAX + 1))
+    assert f"expected at most {FILE_BYTES_MAX} bytes" in str(refused(file=large))
+
+
+@pytest.mark.parametrize(
+    "text", ["ann", "ann:", ":k1", "ann:k 1", "a nn:k1", "ann:k1,bob:k1", "ann:k1,bob"]
+)
+def test_malformed_tokens_are_refused_and_not_repeated(text: str) -> None:
+    error = refused(environ={"MOORAGE_TOKENS": text})
+    assert error.setting == "tokens"
+    assert "k1" not in str(error)
+
+
+def test_tokens_may_be_rotated_and_show_up_nowhere(tmp_path: Path) -> None:
+    file = write(tmp_path / "moored.toml", '[tokens]\nann = ["old", "s3cret"]\n')
+    config = Config.load({}, HOME, file)
+    assert config.tokens == {"old": "ann", "s3cret": "ann"}
+    assert "s3cret" not in repr(config)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "moorage.example", "128.0.0.1"])  # noqa: S104  # The very addresses that must be refused.
+def test_beyond_loopback_nothing_starts_without_tokens(host: str) -> None:
+    error = refused({"host": host})
+    assert error.setting == "host"
+    assert error.source == "--host"
+    assert "MOORAGE_TOKENS" in error.expected
+    assert refused(environ={"MOORAGE_HTTP_HOST": host}).setting == "http_host"
+    with_tokens = Config.load({"host": host}, HOME | {"MOORAGE_TOKENS": "ann:k1"})
+    assert (with_tokens.host, with_tokens.http_host) == (host, host)
+
+
+def test_local_is_off_among_tenants_unless_it_is_asked_for(tmp_path: Path) -> None:
+    tokens = HOME | {"MOORAGE_TOKENS": "ann:k1"}
+    assert Config.load({}, HOME).backends == ("local", "memory")
+    assert Config.load({}, tokens).backends == ("memory",)
+    assert Config.load({"host": "10.0.0.1"}, tokens).backends == ("memory",)
+    assert Config.load({"host": "10.0.0.1"}, tokens | {"MOORAGE_BACKENDS": "local"}).backends == (
+        "local",
+    )
+    file = write(tmp_path / "moored.toml", 'backends = ["local", "aws"]\n[tokens]\nann = "k1"\n')
+    assert Config.load({}, HOME, file).backends == ("local", "aws")
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ("127.0.0.1", "127.8.8.8", "::1", "localhost")))
+    assert not any(map(is_loopback, ("", "0.0.0.0", "::", "localhost.example", "[::1]")))  # noqa: S104  # As above.
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    assert refused({"port": 8080}).setting == "http_port"
+    assert Config.load({"port": 0, "http_port": 0}, HOME).port == 0
+
+
+def test_the_data_folder_does_not_depend_on_the_working_folder() -> None:
+    assert Config.load({}, {"XDG_STATE_HOME": "/state"}).data_dir == Path("/state/moored")
+    relative = HOME | {"XDG_STATE_HOME": "state"}
+    assert Config.load({}, relative).data_dir == Path("/home/ann/.local/state/moored")
+    assert Config.load({"data_dir": "here"}, HOME).data_dir == Path.cwd() / "here"
+
+
+def test_a_configuration_cannot_be_changed() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config.load({}, HOME).port = 1  # type: ignore[misc]  # That it cannot is the test.
+
+
+def test_table_and_help_name_every_setting() -> None:
+    table, text = settings_markdown(), settings_help()
+    for name, setting in settings().items():
+        assert f"| `{name}`" in table
+        assert setting.environment in text
+        assert setting.about
+    assert len(table.splitlines()) == len(settings()) + 2
+
+
+def test_policies_elsewhere_need_a_server_that_executes_them() -> None:
+    error = refused(environ={"POLICY_EXECUTION_MODE": "central"})
+    assert "policy_executor_host_url" in str(error)
+    elsewhere = {"POLICY_EXECUTION_MODE": "central", "POLICY_EXECUTOR_HOST_URL": "http://x:10000"}
+    config = Config.load({}, HOME | elsewhere | {"POLICY_SYSTEM_EXECUTOR_ID": "e1"})
+    assert (config.policy_execution_mode, config.policy_executor_id) == ("central", "e1")

@@ -1,0 +1,430 @@
+"""What every backend must do, over the one in memory and every real backend that works here.
+
+A `Bench` brings what a backend needs: a backend, another one over the same machine (the daemon
+after a crash), and specs with and without faults.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from aws_world import AwsBench
+
+from moorage.backends.base import (
+    Backend,
+    BackendError,
+    Order,
+    Phase,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.local.backend import LocalBackend
+from moorage.backends.memory import MemoryBackend
+from moorage.backends.specs import (
+    BaseResourceSpec,
+    ContainerResourceSpec,
+    MemoryResourceSpec,
+    ProcessResourceSpec,
+    Readiness,
+    ServiceResourceSpec,
+)
+
+SEEN_SECONDS_MAX = 20
+
+
+class Bench(Protocol):
+    """A backend, ready to be tried."""
+
+    def backend(self) -> Backend:
+        """Return a backend over the machine; every one sees what the others started."""
+
+    def spec(self) -> BaseResourceSpec:
+        """Return what starts, and runs until it is stopped."""
+
+    def slow(self) -> BaseResourceSpec:
+        """Return what takes many seconds to be ready."""
+
+    def failing(self) -> tuple[BaseResourceSpec, str]:
+        """Return what fails half way, and a text of its reason."""
+
+    def dying(self) -> tuple[BaseResourceSpec, int]:
+        """Return what is ready, and ends soon after by itself, and its exit code."""
+
+    def limits(self) -> dict[str, Any]:
+        """Return limits that can be changed while it runs; empty where none can."""
+
+    async def left(self) -> int:
+        """Count what really is on the machine: processes, containers, instances."""
+
+
+class MemoryBench:
+    def __init__(self) -> None:
+        self.machine: dict[str, Any] = {}
+
+    def backend(self) -> Backend:
+        return MemoryBackend(self.machine)
+
+    def spec(self) -> BaseResourceSpec:
+        return MemoryResourceSpec()
+
+    def slow(self) -> BaseResourceSpec:
+        return MemoryResourceSpec(start_seconds=30)
+
+    def failing(self) -> tuple[BaseResourceSpec, str]:
+        return MemoryResourceSpec(start_seconds=0.05, fail="no image"), "no image"
+
+    def dying(self) -> tuple[BaseResourceSpec, int]:
+        return MemoryResourceSpec(die_seconds=0.05, exit_code=3), 3
+
+    def limits(self) -> dict[str, Any]:
+        return {"cpu_count": 2, "mem_limit": "1g"}
+
+    async def left(self) -> int:
+        return len(self.machine)
+
+
+class ProcessBench:
+    """Real processes of this machine, each of which has a child that hides in its own session."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def backend(self) -> Backend:
+        return LocalBackend(self.root)
+
+    def spec(self) -> BaseResourceSpec:
+        script = "setsid sleep 1000 & echo started; exec sleep 1000"
+        return ProcessResourceSpec(command=["sh", "-c", script])
+
+    def slow(self) -> BaseResourceSpec:
+        return ServiceResourceSpec(command=["sleep", "1000"])
+
+    def failing(self) -> tuple[BaseResourceSpec, str]:
+        script = "sleep 0.1; echo no such model; exit 4"
+        return ServiceResourceSpec(command=["sh", "-c", script]), "exit status 4: no such model"
+
+    def dying(self) -> tuple[BaseResourceSpec, int]:
+        return ProcessResourceSpec(command=["sh", "-c", "sleep 0.3; exit 3"]), 3
+
+    def limits(self) -> dict[str, Any]:
+        return {"cpu_count": 1, "mem_limit": "1g"}
+
+    async def left(self) -> int:
+        return await asyncio.to_thread(self._marked)
+
+    def _marked(self) -> int:
+        """Count workloads of which any process is left, by the mark in its environment."""
+        mark = f"MOORAGE_WORKLOAD={self.root}".encode()
+        marked = set()
+        for folder in Path("/proc").iterdir():
+            if folder.name.isdigit():
+                with contextlib.suppress(OSError):
+                    variables = (folder / "environ").read_bytes().split(b"\0")
+                    marked.update(each for each in variables if each.startswith(mark))
+        return len(marked)
+
+
+class ContainerBench:
+    """Real containers, at the tests' own container engine."""
+
+    def __init__(self, root: Path, api: Any, image: str) -> None:
+        self.root = root
+        self.api = api
+        self.image = image
+
+    def made(self, script: str, **fields: Any) -> ContainerResourceSpec:
+        command = ["sh", "-c", script]
+        return ContainerResourceSpec(image=self.image, command=command, stop_seconds=0, **fields)
+
+    def backend(self) -> Backend:
+        return LocalBackend(self.root)
+
+    def spec(self) -> BaseResourceSpec:
+        return self.made("sleep 1000 & echo started; exec sleep 1000")
+
+    def slow(self) -> BaseResourceSpec:
+        return self.made("sleep 1000", readiness=Readiness(command=["false"]))
+
+    def failing(self) -> tuple[BaseResourceSpec, str]:
+        never = Readiness(command=["false"])
+        made = self.made("sleep 0.3; echo no such model; exit 4", readiness=never)
+        return made, "exit status 4: no such model"
+
+    def dying(self) -> tuple[BaseResourceSpec, int]:
+        return self.made("sleep 0.3; exit 3"), 3
+
+    def limits(self) -> dict[str, Any]:
+        return {"cpu_count": 1, "mem_limit": "1g"}
+
+    async def left(self) -> int:
+        return len(self.api.containers(all=True))
+
+
+HEAVY = [pytest.param(name, marks=pytest.mark.heavy) for name in ("container", "aws")]
+
+
+@pytest.fixture(
+    params=["memory", "process", *HEAVY],
+)
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
+    match request.param:
+        case "memory":
+            return MemoryBench()
+        case "process":
+            return ProcessBench(tmp_path)
+        case "aws":
+            return AwsBench(request.getfixturevalue("aws"), tmp_path)
+        case _:
+            api = request.getfixturevalue("container_engine")
+            return ContainerBench(tmp_path, api, request.getfixturevalue("container_image"))
+
+
+@pytest.fixture
+async def backend(bench: Bench) -> AsyncIterator[Backend]:
+    made = bench.backend()
+    yield made
+    for workload in await made.discover():
+        await made.stop(workload.id)
+    await made.close()
+    assert await bench.left() == 0
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while True:
+            seen = condition()
+            if asyncio.iscoroutine(seen):
+                seen = await seen
+            if seen:
+                return
+            await asyncio.sleep(0.02)  # The machine has no way to say that it is done.
+
+
+async def test_a_start_waits_until_the_workload_is_ready_and_a_stop_until_nothing_is_left(
+    bench, backend
+):
+    workload = await backend.start(Order("a", bench.spec()))
+    assert workload.phase is Phase.READY
+    assert workload.id == "a"
+    assert (await backend.status("a")).phase is Phase.READY
+    assert [each.id for each in await backend.discover()] == ["a"]
+    assert await bench.left() == 1
+    await backend.stop("a")
+    assert await bench.left() == 0
+    with pytest.raises(UnknownWorkloadError, match="'a'"):
+        await backend.status("a")
+    assert list(await backend.discover()) == []
+
+
+async def test_a_glance_says_ready_only_of_what_is(bench, backend):
+    """And may say nothing at all: not every backend knows without asking."""
+    assert backend.glance("a") is None
+    ready = await backend.start(Order("a", bench.spec()))
+    assert backend.glance("a") in {None, ready}
+    await backend.stop("a")
+    assert backend.glance("a") is None
+
+
+async def test_a_second_start_finds_the_first(bench, backend):
+    first = await backend.start(Order("a", bench.spec()))
+    second = await backend.start(Order("a", bench.spec()))
+    assert second == first
+    assert await bench.left() == 1
+
+
+async def test_starts_at_the_same_time_make_one_workload(bench, backend):
+    order = Order("a", bench.spec())
+    started = await asyncio.gather(*(backend.start(order) for _ in range(4)))
+    assert len(set(started)) == 1
+    assert await bench.left() == 1
+
+
+async def test_two_names_are_two_workloads(bench, backend):
+    await asyncio.gather(*(backend.start(Order(name, bench.spec())) for name in "ab"))
+    assert await bench.left() == 2
+    await backend.stop("a")
+    assert (await backend.status("b")).phase is Phase.READY
+
+
+async def test_a_start_that_is_given_up_leaves_nothing(bench, backend):
+    start = asyncio.create_task(backend.start(Order("a", bench.slow())))
+    await asyncio.sleep(0.3)  # Well into the start, which takes many seconds.
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert await bench.left() == 0
+
+
+async def test_a_stop_ends_a_start_under_way(bench, backend):
+    """The daemon cancels the start first; whatever it left goes with the stop."""
+    start = asyncio.create_task(backend.start(Order("a", bench.slow())))
+    await asyncio.sleep(0.3)  # As above.
+    start.cancel()
+    await asyncio.wait([start])
+    await backend.stop("a")
+    assert await bench.left() == 0
+    started = await backend.start(Order("a", bench.spec()))
+    assert started.phase is Phase.READY
+
+
+async def test_a_second_stop_and_one_of_nothing_do_nothing(bench, backend):
+    await backend.start(Order("a", bench.spec()))
+    await backend.stop("a")
+    await backend.stop("a")
+    await backend.stop("never")
+    assert await bench.left() == 0
+
+
+async def test_stops_at_the_same_time_all_return(bench, backend):
+    await backend.start(Order("a", bench.spec()))
+    await asyncio.gather(*(backend.stop("a") for _ in range(3)))
+    assert await bench.left() == 0
+
+
+async def test_a_start_that_takes_too_long_is_told_and_leaves_nothing(bench, backend):
+    with pytest.raises(TimeoutError):
+        await backend.start(Order("a", bench.slow(), timeout_seconds=0.3))
+    assert await bench.left() == 0
+    with pytest.raises(UnknownWorkloadError):
+        await backend.status("a")
+
+
+async def test_a_start_that_fails_half_way_says_why_and_leaves_nothing(bench, backend):
+    spec, reason = bench.failing()
+    with pytest.raises(BackendError, match=reason):
+        await backend.start(Order("a", spec))
+    assert await bench.left() == 0
+    assert list(await backend.discover()) == []
+
+
+async def test_the_name_of_what_failed_is_free_again(bench, backend):
+    """A lease whose workload failed starts it again under the same name."""
+    failing, _ = bench.failing()
+    with pytest.raises(BackendError):
+        await backend.start(Order("a", failing))
+    dying, _ = bench.dying()
+    await backend.start(Order("a", dying))
+
+    async def over() -> bool:
+        return (await backend.status("a")).phase.over
+
+    await until(over)
+    await backend.stop("a")
+    assert (await backend.start(Order("a", bench.spec()))).phase is Phase.READY
+    assert (await backend.status("a")).phase is Phase.READY
+    assert await bench.left() == 1
+
+
+async def test_a_backend_after_a_crash_adopts_what_runs(bench, backend):
+    await backend.start(Order("a", bench.spec()))
+    after = bench.backend()  # The first one is not closed: its daemon was killed.
+    assert [each.id for each in await after.discover()] == ["a"]
+    assert (await after.status("a")).phase is Phase.READY
+    adopted = await after.start(Order("a", bench.spec()))
+    assert adopted.phase is Phase.READY
+    assert await bench.left() == 1
+    await after.stop("a")
+    assert await bench.left() == 0
+    await after.close()
+
+
+async def test_what_ends_by_itself_is_told_to_the_listener(bench, backend):
+    told: list[WorkloadReport] = []
+    backend.listen(told.append)
+    spec, code = bench.dying()
+    await backend.start(Order("a", spec))
+    await until(lambda: any(each.phase.over for each in told))
+    last = told[-1]
+    assert last.phase is (Phase.FAILED if code else Phase.SUCCEEDED)
+    assert last.exit_code in {code, None}
+    assert [each.id for each in await backend.discover()] == ["a"], "until it is stopped"
+    await backend.stop("a")
+    assert list(await backend.discover()) == []
+
+
+async def test_what_ended_while_nobody_watched_is_not_started_anew(bench, backend):
+    spec, _ = bench.dying()
+    await backend.start(Order("a", spec))
+
+    async def over() -> bool:
+        return (await backend.status("a")).phase.over
+
+    await until(over)
+    after = bench.backend()
+    again = await after.start(Order("a", spec))
+    assert again.phase.over
+    await after.stop("a")
+    await after.close()
+
+
+async def test_the_listener_hears_of_a_start_and_a_stop(bench, backend):
+    told: list[WorkloadReport] = []
+    backend.listen(told.append)
+    await backend.start(Order("a", bench.spec()))
+    await backend.stop("a")
+    phases = [each.phase for each in told]
+    assert phases[-2:] == [Phase.READY, Phase.STOPPED]
+    assert Phase.STARTING in phases
+
+
+async def test_limits_change_while_it_runs_or_are_refused_by_name(bench, backend):
+    await backend.start(Order("a", bench.spec()))
+    if limits := bench.limits():
+        await backend.control("a", limits)
+    assert limits.keys() <= backend.support.limits
+    with pytest.raises(UnsupportedSpecError, match="shoe_size"):
+        await backend.control("a", {"shoe_size": 45})
+    with pytest.raises(UnknownWorkloadError):
+        await backend.control("nobody", limits)
+
+
+async def test_a_reset_makes_it_as_new_or_is_refused(bench, backend):
+    await backend.start(Order("a", bench.spec()))
+    if backend.support.reset:
+        await backend.reset("a")
+    else:
+        with pytest.raises(UnsupportedSpecError):
+            await backend.reset("a")
+    assert (await backend.status("a")).phase is Phase.READY
+    with pytest.raises(UnknownWorkloadError):
+        await backend.reset("nobody")
+
+
+async def test_a_spec_of_another_kind_is_refused_before_anything_is_held(bench, backend):
+    spec = ProcessResourceSpec(command=["true"])
+    if spec.category in backend.support.categories:
+        backend.refuse(spec)
+    else:
+        with pytest.raises(UnsupportedSpecError, match="process"):
+            backend.refuse(spec)
+
+
+async def test_logs_and_commands_are_there_or_refused(bench, backend):
+    await backend.start(Order("a", bench.spec()))
+    if backend.support.execute:
+        done = await backend.execute("a", ("/bin/sh", "-c", "echo hello; exit 3"))
+        assert (done.exit_code, done.output) == (3, "hello\n")
+        with pytest.raises(TimeoutError):
+            await backend.execute("a", ("sleep", "30"), timeout_seconds=0.3)
+    else:
+        with pytest.raises(UnsupportedSpecError):
+            await backend.execute("a", ("true",))
+    if backend.support.logs:
+        assert not (await backend.logs("a")).over
+    else:
+        with pytest.raises(UnsupportedSpecError):
+            await backend.logs("a")
+
+
+async def test_workloads_go_on_when_the_backend_lets_go(bench, backend):
+    await backend.start(Order("a", bench.spec()))
+    await backend.close()
+    assert await bench.left() == 1
+    after = bench.backend()
+    assert [each.id for each in await after.discover()] == ["a"]
+    await after.stop("a")
+    await after.close()

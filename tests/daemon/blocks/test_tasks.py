@@ -1,0 +1,170 @@
+"""Bounds of block-level requests: clusters, turns, tasks; with the built-in policies alone."""
+
+import asyncio
+import itertools
+import json
+
+import msgspec
+import pytest
+
+from moorage.catalog.documents.clusters import cluster_model
+from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.daemon.blocks import placement, tasks
+from moorage.daemon.blocks.placement import BlockPlacement
+from moorage.daemon.blocks.tasks import BlockServices
+from moorage.daemon.requests.finder import Finder
+from moorage.daemon.requests.services import PolicyServices
+from moorage.model import Code, Tenant
+from moorage.policy import Fleet
+from moorage.protocol.faults import ServiceError
+from moorage.sandbox.host.sandbox import Sandbox
+
+HERE = Tenant("here")
+
+
+class House:
+    """Blocks over a real catalog; no policy is named, so no cell is ever started."""
+
+    def __init__(self, catalog: EmbeddedCatalog) -> None:
+        self.catalog = catalog
+        self.fleet = Fleet()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.sandbox = Sandbox(
+            fleet=self.fleet, services=PolicyServices(catalog), deliver=lambda event: None
+        )
+
+    def blocks(self, clusters_max: int = 10_000) -> BlockPlacement:
+        return BlockPlacement(
+            catalog=self.catalog,
+            finder=Finder(self.catalog, self.sandbox),
+            sandbox=self.sandbox,
+            fleet=lambda: self.fleet,
+            clusters_max=clusters_max,
+        )
+
+    def spawn(self, work) -> None:
+        self.tasks.add(asyncio.ensure_future(work))
+
+    async def register(self, *names: str) -> None:
+        for name in names:
+            row = {"id": f"{name}-0", "vcpus": {"count": 8}, "memory": 1024}
+            await self.catalog.create_cluster({"id": name, "nodes": {"nodeData": [row]}})
+        documents = await self.catalog.query_clusters({})
+        self.fleet.install(cluster_model(each) for each in documents)
+
+
+@pytest.fixture
+async def house(tmp_path):
+    catalog = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
+    house = House(catalog)
+    yield house
+    await house.sandbox.close()
+    await catalog.close()
+
+
+async def refusal(work) -> ServiceError:
+    with pytest.raises(ServiceError) as refused:
+        await work
+    return refused.value
+
+
+async def test_no_cluster_at_all_is_a_reason(house):
+    error = await refusal(house.blocks().place(HERE, {}, "dry_run"))
+    assert error.code is Code.UNKNOWN_CLUSTERS
+    assert "no cluster is registered and live" in error.reason
+
+
+async def test_of_more_clusters_than_allowed_the_first_are_taken_and_that_is_said(house):
+    await house.register("c", "a", "b")
+    outcome = await house.blocks(2).place(HERE, {}, "select_clusters")
+    assert [each["id"] for each in outcome.result["clusters"]] == ["a", "b"]
+    assert outcome.warnings == ["Only the first 2 of 3 clusters were considered."]
+    assert (await house.blocks(3).place(HERE, {}, "dry_run")).warnings == []
+
+
+async def test_whoever_waits_beyond_the_limit_is_told_so_and_the_others_are_served(house):
+    await house.register("a")
+    placing = house.blocks()
+    many = placement.RUNNING_MAX + placement.WAITING_MAX + 1
+    answers = await asyncio.gather(
+        *(placing.place(HERE, {"n": n}, "dry_run") for n in range(many)), return_exceptions=True
+    )
+    refused = [each for each in answers if isinstance(each, ServiceError)]
+    assert [each.code for each in refused] == [Code.BUSY]
+    assert (await placing.place(HERE, {}, "dry_run")).result["id"] == "a"
+
+
+async def test_what_cannot_be_packed_is_refused(house):
+    await house.register("a")
+    for value in (1 << 70, nested(100_000)):
+        error = await refusal(house.blocks().place(HERE, {"value": value}, "dry_run"))
+        assert (error.code, error.field) == (Code.BAD_MESSAGE, "input")
+
+
+async def test_a_task_is_its_tenants_and_is_told_as_it_stands(house):
+    await house.register("a")
+    services = BlockServices(house.blocks(), house.spawn)
+    task_id = await services.allocate({}, "here")
+    assert await services.task(task_id, "here") == {"task_id": task_id, "status": "pending"}
+    assert (await refusal(services.task(task_id, "there"))).code is Code.NOT_FOUND
+    await asyncio.gather(*house.tasks)
+    done = await services.task(task_id, "here")
+    assert (done["status"], json.loads(bytes(done["result"]))["id"]) == ("completed", "a")
+
+
+async def test_finished_tasks_make_room_and_pending_ones_do_not(house):
+    await house.register("a")
+    services = BlockServices(house.blocks(), house.spawn)
+    first = await services.allocate({"policies": "wrong"}, "here")
+    await asyncio.gather(*house.tasks)
+    failed = await services.task(first, "here")
+    assert (failed["status"], failed["error"]["field"]) == ("failed", "input.policies")
+    for _ in range(tasks.TASKS_MAX):
+        await services.allocate({}, "here")
+    assert (await refusal(services.task(first, "here"))).code is Code.NOT_FOUND
+    assert (await refusal(services.allocate({}, "here"))).code is Code.BUSY
+    await asyncio.gather(*house.tasks)
+    assert await services.allocate({}, "here")
+    await asyncio.gather(*house.tasks)
+
+
+def nested(levels: int) -> dict:
+    deep: dict = {}
+    for _ in range(levels):
+        deep = {"deeper": deep}
+    return deep
+
+
+def packs(value: dict) -> bool:
+    try:
+        msgspec.msgpack.encode(value)
+    except RecursionError:
+        return False
+    return True
+
+
+async def test_a_block_about_as_deep_as_can_be_packed_ends_as_a_task_all_the_same(house):
+    await house.register("a")
+    services = BlockServices(house.blocks(), house.spawn)
+    # Python 3.11 gives up at 1,000 levels, frames of the stack included; 3.13 at 10,000.
+    too_deep = next(levels for levels in itertools.count(100, 100) if not packs(nested(levels)))
+    ends = []
+    for levels in range(too_deep - 300, too_deep + 100):
+        task_id = await services.allocate(nested(levels), "here")
+        await asyncio.gather(*house.tasks)
+        house.tasks.clear()
+        ends.append((await services.task(task_id, "here"))["status"])
+    assert (ends[0], ends[-1]) == ("completed", "failed")
+    assert set(ends) == {"completed", "failed"}
+
+
+async def test_results_kept_are_bounded_in_bytes(house):
+    await house.register("a")
+    services = BlockServices(house.blocks(), house.spawn)
+    large = {"pad": "x" * (8 << 20)}
+    ids = []
+    for _ in range(tasks.TASKS_BYTES_MAX // (8 << 20) + 1):
+        ids.append(await services.allocate(large, "here"))
+        await asyncio.gather(*house.tasks)
+    assert (await refusal(services.task(ids[0], "here"))).code is Code.NOT_FOUND
+    assert (await services.task(ids[-1], "here"))["status"] == "completed"

@@ -1,0 +1,96 @@
+"""Arms: how a version does, and whether it fails for everybody or at one tenant's inputs."""
+
+import pytest
+
+from moorage.core.effects import Advice
+from moorage.core.facts import Refusal
+from moorage.daemon.publishing.version_statistics import (
+    LATELY_SECONDS,
+    TENANTS_MAX,
+    TENANTS_SUFFICIENT,
+    VersionStatistics,
+)
+from moorage.model import Code, Tenant
+
+FAULT = Refusal(Code.POLICY_ERROR, "the rule raised")
+GOOD = Advice({})
+
+
+@pytest.fixture
+def failed():
+    return []
+
+
+@pytest.fixture
+def statistics(failed):
+    return VersionStatistics(
+        "rule:1-x", lambda statistics: failed.append((statistics.consecutive, statistics.fails_all))
+    )
+
+
+def note(statistics, answer, *tenants, now=5.0):
+    for tenant in tenants:
+        statistics.note(Tenant(tenant), answer, 0.001, now)
+
+
+def test_where_one_tenant_alone_uses_it_its_failures_speak_for_all(statistics, failed):
+    note(statistics, GOOD, "")
+    note(statistics, FAULT, "", "")
+    assert failed == [(1, True), (2, True)]
+    assert statistics.failure == (
+        "2 requests in a row failed with rule:1-x (2 policy_error), of the only tenant that used it"
+        " within the last hour"
+    )
+
+
+def test_it_tells_of_the_faults_in_a_row_and_of_no_others(statistics):
+    note(statistics, Refusal(Code.POLICY_TIMEOUT, "the rule hung"), *["a"] * 3)
+    note(statistics, GOOD, "a")
+    note(statistics, FAULT, "a", "a")
+    assert statistics.failure.startswith(
+        "2 requests in a row failed with rule:1-x (2 policy_error), of"
+    )
+    assert statistics.faults == 5
+
+
+def test_one_tenant_among_several_does_not_however_often_it_fails(statistics):
+    note(statistics, GOOD, "b")
+    note(statistics, FAULT, *["a"] * 100)
+    assert (statistics.consecutive, statistics.fails_all) == (100, False)
+    assert "of 1 of the 2 tenants that" in statistics.failure
+    note(statistics, FAULT, "b")
+    assert statistics.fails_all
+    assert "of all 2 tenants that" in statistics.failure
+    note(statistics, GOOD, "b")
+    note(statistics, FAULT, "a")
+    assert (statistics.consecutive, statistics.fails_all) == (1, False)
+
+
+def test_enough_tenants_speak_for_many_so_that_seldom_ones_are_not_waited_for(statistics):
+    note(statistics, GOOD, *[f"t{number}" for number in range(50)])
+    note(statistics, FAULT, *[f"t{number}" for number in range(TENANTS_SUFFICIENT - 1)])
+    assert not statistics.fails_all
+    note(statistics, FAULT, f"t{TENANTS_SUFFICIENT}")
+    assert statistics.fails_all
+
+
+def test_who_used_it_long_ago_counts_no_more(statistics):
+    note(statistics, GOOD, "b")
+    note(statistics, FAULT, "a", now=5.0 + LATELY_SECONDS)
+    assert not statistics.fails_all
+    note(statistics, FAULT, "a", now=5.1 + LATELY_SECONDS)
+    assert statistics.fails_all
+
+
+def test_a_refusal_that_the_policy_is_not_to_blame_for_says_nothing(statistics, failed):
+    note(statistics, Refusal(Code.BUSY, "it rests"), "b")
+    assert failed == []
+    note(statistics, FAULT, "a")
+    note(statistics, Refusal(Code.BUSY, "it rests"), "a")
+    assert failed == [(1, True)]
+    assert statistics.report()["failing_tenants"] == statistics.report()["tenants"] == 1
+
+
+def test_what_is_remembered_is_bounded(statistics):
+    note(statistics, GOOD, *[f"t{number}" for number in range(TENANTS_MAX + 10)])
+    assert statistics.report()["tenants"] == TENANTS_MAX

@@ -1,0 +1,120 @@
+"""Orders and news of one workload that passes from lease to lease."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from moorage.backends.base import WorkloadReport
+from moorage.backends.memory import MemoryBackend
+from moorage.core.events import Event, WorkloadEnded, WorkloadStarted
+from moorage.daemon.workloads.control import WorkloadControl
+from moorage.model import (
+    ClusterId,
+    Lease,
+    LeaseTerms,
+    NodeId,
+    PolicyRef,
+    Provision,
+    RequestId,
+    Share,
+    Tenant,
+)
+
+PLACE = (Share(ClusterId("c"), NodeId("n"), ("0",)),)
+
+
+def lease(name: str, fencing: int, inherited: str = "", **spec) -> Lease:
+    terms = LeaseTerms(60.0)
+    provision = Provision("memory", spec, keep_warm_seconds=60.0)
+    policy = PolicyRef("rule", "0")
+    held = Lease(RequestId(name), Tenant("t"), "", policy, PLACE, fencing, 0.0, 60.0, terms)
+    return replace(held, provision=provision, state="starting", inherited=inherited)
+
+
+class House:
+    """A room over the memory backend, and all that is heard from it."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.progress: list[WorkloadReport] = []
+        self.defects: list[BaseException] = []
+        backends = {"memory": MemoryBackend()}
+        self.room = WorkloadControl(
+            backends, self.events.append, self.defects.append, self.progress.append
+        )
+
+    async def heard(self, kind: type[Event]) -> Event:
+        async with asyncio.timeout(10):
+            while not any(isinstance(event, kind) for event in self.events):  # noqa: ASYNC110  # As below.
+                await asyncio.sleep(0.01)  # A list tells nobody that it has grown.
+        return next(event for event in self.events if isinstance(event, kind))
+
+    async def warm(self, **spec) -> Lease:
+        """Start a workload for a lease that is over by now, and forget what was said of it."""
+        first = lease("first", 1, **spec)
+        self.room.start(first)
+        await self.heard(WorkloadStarted)
+        await asyncio.sleep(0)  # The order is over.
+        self.events.clear()
+        return lease("second", 2, inherited="first", **spec)
+
+
+@pytest.fixture
+async def house() -> AsyncIterator[House]:
+    house = House()
+    await house.room.open([])
+    yield house
+    await house.room.close()
+    assert not house.defects
+
+
+async def test_a_look_says_at_once_that_a_workload_is_ready_and_its_start_says_nothing_more(house):
+    second = await house.warm()
+    house.room.look(second)
+    said = [WorkloadStarted(second.id, second.fencing, "memory://first")]
+    assert house.events == said, "before anything was waited for"
+    house.room.start(second)
+    await asyncio.sleep(0.05)  # For what is not to come.
+    assert house.events == said
+
+
+async def test_what_dies_after_the_look_is_news_of_the_lease_that_took_it_over(house):
+    second = await house.warm(die_seconds=0.2, exit_code=3)
+    house.room.look(second)
+    ended = await house.heard(WorkloadEnded)
+    assert (ended.lease, ended.fencing, ended.exit_code) == (second.id, second.fencing, 3)
+    house.room.start(second)  # Durable at last; it was told what became of it.
+    await asyncio.sleep(0.05)  # For what is not to come.
+    assert len(house.events) == 2
+
+
+async def test_what_died_before_the_look_is_found_out_by_the_start(house):
+    second = await house.warm(die_seconds=0.1)
+    await house.heard(WorkloadEnded)
+    await asyncio.sleep(0)
+    house.events.clear()
+    house.room.look(second)
+    assert house.events == []
+    house.room.start(second)
+    started = await house.heard(WorkloadStarted)
+    assert started.lease == second.id
+
+
+async def test_a_look_at_what_has_orders_waits_for_its_start(house):
+    second = await house.warm()
+    house.room.keep(replace(second, id=RequestId("first"), fencing=1, inherited=""))
+    house.room.look(second)
+    assert house.events == []
+    house.room.start(second)
+    assert (await house.heard(WorkloadStarted)).lease == second.id
+
+
+async def test_nothing_is_told_of_a_lease_before_its_start_was_ordered(house):
+    """Its grant may not be durable: watchers still know the workload by its first lease."""
+    second = await house.warm(die_seconds=0.2)
+    house.progress.clear()
+    house.room.look(second)
+    await house.heard(WorkloadEnded)
+    assert {each.id for each in house.progress} == {"first"}

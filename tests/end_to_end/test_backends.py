@@ -1,0 +1,250 @@
+"""What a lease starts on this machine: on its own devices, found after a crash, never leaked."""
+
+import contextlib
+import os
+import platform
+import signal
+from pathlib import Path
+
+import pytest
+from served import Server, cluster, until
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
+from moorage_policies import catalog
+
+LEASE = {"ttl_seconds": 3_600}
+SLEEP = ["sh", "-c", "setsid sleep 1000 & exec sleep 1000"]
+
+
+def fill(server: Server, gpus: int = 8) -> None:
+    document = cluster("here", nodes=1, gpus=gpus)
+    document["nodes"]["nodeData"][0]["id"] = platform.node()
+    server.register(document)
+    server.publish(catalog.document("first_fit"))
+
+
+def run(server: Server, command: list[str], gpus: int = 1, **more) -> dict:
+    spec = {"command": command, **more}
+    reply = server.ask(
+        resources={"gpus": gpus, "cpu_milli": 1000},
+        lease=LEASE,
+        provision={"backend": "local", "spec": spec},
+    )
+    assert reply["success"], reply
+    return reply["lease"]
+
+
+def status(server: Server, lease: dict) -> dict:
+    return server.say({"op": "status", "lease": lease["id"]})[0]["lease"]
+
+
+def in_state(server: Server, lease: dict, state: str) -> dict:
+    until(lambda: status(server, lease)["state"] == state)
+    return status(server, lease)
+
+
+def release(server: Server, lease: dict) -> dict:
+    return server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})[0]
+
+
+def dead(pid: int) -> None:
+    """Wait until a process that was killed is gone, or waits for its parent only."""
+    until(lambda: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def marked(data: Path) -> dict[str, set[int]]:
+    """Return the processes of workloads of a daemon's folder, by the name of the workload."""
+    found: dict[str, set[int]] = {}
+    prefix = f"MOORAGE_WORKLOAD={data}".encode()
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError):
+                for variable in (folder / "environ").read_bytes().split(b"\0"):
+                    if variable.startswith(prefix):
+                        name = variable.decode().rpartition("/")[2]
+                        found.setdefault(name, set()).add(int(folder.name))
+    return found
+
+
+@contextlib.contextmanager
+def killed(data: Path):
+    """A daemon that the test kills, which is no error."""
+    with contextlib.suppress(CommandError), daemon(data) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def server(data):
+    with daemon(data) as running:
+        server = Server(running)
+        fill(server)
+        yield server
+        assert running.log.read_text() == ""
+        server.close()
+
+
+def test_a_workload_sees_its_own_devices_and_its_lease(server, data, tmp_path):
+    lease = run(
+        server,
+        ["sh", "-c", f"env > {tmp_path}/env.new; mv {tmp_path}/env.new {tmp_path}/env; sleep 1000"],
+    )
+    until((tmp_path / "env").exists)
+    seen = dict(line.split("=", 1) for line in (tmp_path / "env").read_text().splitlines())
+    assert seen["CUDA_VISIBLE_DEVICES"] == ",".join(lease["placement"][0]["gpus"])
+    assert seen["MOORAGE_LEASE_ID"] == lease["id"]
+    assert seen["MOORAGE_FENCING"] == str(lease["fencing"])
+    assert seen["MOORAGE_NODE_ID"] == platform.node()
+    assert not any("TOKEN" in name for name in seen)
+    in_state(server, lease, "active")
+    pids = marked(data)[lease["id"]]
+    assert all(len(os.sched_getaffinity(pid)) == 1 for pid in pids), "one processor was asked for"
+    release(server, lease)
+    in_state(server, lease, "ended")
+    assert lease["id"] not in marked(data)
+
+
+def test_everything_a_workload_started_ends_with_its_lease(server, data):
+    lease = run(server, SLEEP)
+    until(lambda: len(marked(data).get(lease["id"], ())) == 2)
+    release(server, lease)
+    in_state(server, lease, "ended")
+    assert lease["id"] not in marked(data)
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (["sh", "-c", "exit 0"], "it ended by itself with exit status 0"),
+        (["sh", "-c", "echo no model; exit 7"], "it ended by itself with exit status 7: no model"),
+        (["sh", "-c", "kill -9 $$"], "it was killed by signal 9"),
+        (["no-such-program"], "did not start: no-such-program: No such file or directory"),
+    ],
+)
+def test_a_workload_that_ends_by_itself_ends_its_lease_and_says_how(server, command, reason):
+    lease = in_state(server, run(server, command, gpus=8), "ended")
+    assert reason in lease["reason"]
+    again = run(server, ["sleep", "1000"], gpus=8)
+    release(server, again)
+    in_state(server, again, "ended")
+
+
+@pytest.mark.parametrize(
+    ("provision", "field"),
+    [
+        ({"backend": "moon", "spec": {}}, "provision.backend"),
+        ({"backend": "local", "spec": {}}, "provision.spec.command"),
+        ({"backend": "local", "spec": {"command": "sleep 1"}}, "provision.spec.command"),
+        ({"backend": "local", "spec": {"command": ["x"], "shoes": 2}}, "provision.spec.shoes"),
+        (
+            {"backend": "local", "spec": {"command": ["x"], "mem_limit": "much"}},
+            "provision.spec.mem_limit",
+        ),
+        ({"backend": "local", "spec": {"category": "pod", "image": "x"}}, "provision.spec"),
+        ({"backend": "local", "spec": {"category": "pizza"}}, "provision.spec.category"),
+    ],
+)
+def test_a_spec_that_could_never_start_is_refused_before_anything_is_held(server, provision, field):
+    reply = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)
+    assert not reply["success"]
+    assert reply["error"]["field"] == field
+    assert server.say({"op": "leases", "state": "granted"})[0]["data"]["leases"] == []
+
+
+def test_a_placement_elsewhere_is_not_started_here(server):
+    server.register(cluster("far", nodes=1, gpus=1, model="B200"))
+    reply = server.ask(
+        resources={"gpus": 1, "models": ["B200"]},
+        lease=LEASE,
+        provision={"backend": "local", "spec": {"command": ["sleep", "1000"]}},
+    )
+    ended = in_state(server, reply["lease"], "ended")
+    assert "not on far/far-0" in ended["reason"]
+    server.http.delete("/clusters/far").raise_for_status()
+
+
+def test_a_service_is_active_when_it_answers(server):
+    script = (
+        "import http.server as h, os; "
+        "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
+    )
+    lease = run(
+        server,
+        ["python3", "-c", script],
+        category="service",
+        readiness={"path": "/"},
+    )
+    in_state(server, lease, "active")
+    release(server, lease)
+    in_state(server, lease, "ended")
+
+
+@pytest.mark.heavy
+def test_what_runs_is_found_again_after_kill_9_and_what_ended_meanwhile_is_told(tmp_path):
+    with killed(tmp_path) as running:
+        server = Server(running)
+        fill(server)
+        lives, ends = run(server, SLEEP), run(server, ["sleep", "0.5"])
+        in_state(server, lives, "active")
+        until(lambda: len(marked(tmp_path).get(lives["id"], ())) == 2)
+        before = marked(tmp_path)[lives["id"]]
+        os.kill(running.pid, signal.SIGKILL)
+        dead(running.pid)
+        server.close()
+        until(lambda: ends["id"] not in marked(tmp_path))
+        with daemon(tmp_path) as after:
+            server = Server(after)
+            assert "exit status 0" in in_state(server, ends, "ended")["reason"]
+            assert status(server, lives)["state"] == "active"
+            assert marked(tmp_path)[lives["id"]] == before, "not started twice"
+            release(server, lives)
+            in_state(server, lives, "ended")
+            assert marked(tmp_path) == {}
+            server.close()
+
+
+@pytest.mark.heavy
+def test_what_runs_for_no_lease_is_stopped(tmp_path):
+    with killed(tmp_path) as running:
+        server = Server(running)
+        fill(server)
+        in_state(server, run(server, SLEEP), "active")
+        os.kill(running.pid, signal.SIGKILL)
+        dead(running.pid)
+        server.close()
+        assert marked(tmp_path)
+        for each in tmp_path.glob("ledger.*"):
+            each.unlink()
+        with daemon(tmp_path):
+            until(lambda: not marked(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        ({"max_global_num": 1}, "provision.spec.max_global_num"),
+        ({"gpus": 2}, "provision.spec.gpus"),
+        ({"gpus": 0}, "provision.spec.gpus"),
+        ({"extra": {"a": 1}}, "provision.spec.extra"),
+        ({"category": "container", "image": "x", "gpus": "all"}, "provision.spec"),
+    ],
+)
+def test_what_a_daemon_would_not_do_is_refused(server, spec, field):
+    provision = {"backend": "local", "spec": {"command": ["true"], **spec}}
+    reply = server.ask(resources={"gpus": 1}, lease=LEASE, provision=provision)
+    assert reply["error"]["code"] == "unsupported"
+    assert reply["error"]["field"].startswith(field)
+
+
+def test_a_gang_is_refused_where_a_backend_has_one_machine(server):
+    provision = {"backend": "local", "spec": {"command": ["true"]}, "on_failure": "requeue"}
+    gang = {"resources": {"gpus": 1, "nodes": 2}, "lease": LEASE}
+    error = server.ask(**gang, provision=provision)["error"]
+    assert (error["code"], error["field"]) == ("unsupported", "resources.nodes")
+    rehearsed = server.ask(**gang, provision={"backend": "memory"})
+    assert rehearsed.get("error", {}).get("field") != "resources.nodes"

@@ -1,0 +1,94 @@
+"""Imports go down and siblings do not meet; and the contracts that say so do bite."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+PLACES = ("server", "policies", "clients")
+
+LAYERS = "Layers import downwards, and siblings do not meet"
+PURE = "Pure packages do no I/O, read no clock, draw no chance and write no log"
+SLOTS = "The slot pool asks the machine for its size and takes a lock, and nothing more"
+WIRE = "The core knows no wire"
+MODEL = "The model needs the standard library only"
+LIBRARY = "The daemon does without the ResourceEngine library"
+CELL = "A cell knows neither the event loop nor the host"
+CLIENTS = "Clients enter by the protocol"
+POLICIES = "Shipped policies enter by the policy package"
+OUTSIDE = "Below layer 6 the server knows neither clients nor shipped policies"
+
+MUTANTS = [
+    ("server/moorage/core/facts.py", "import moorage.protocol", WIRE),
+    ("server/moorage/core/facts.py", "import moorage.ledger", LAYERS),
+    ("server/moorage/model.py", "import moorage.policy", LAYERS),
+    ("server/moorage/policy/proposal.py", "import moorage.protocol", LAYERS),
+    ("server/moorage/gateway/__init__.py", "import moorage.ledger", LAYERS),
+    ("server/moorage/sandbox/__init__.py", "import moorage.config", LAYERS),
+    ("server/moorage/config/__init__.py", "import moorage.daemon", LAYERS),
+    ("server/moorage/backends/__init__.py", "import moorage.resources", LAYERS),
+    ("server/moorage/lab/__init__.py", "import moorage.benchmarks", LAYERS),
+    ("server/moorage/utils.py", "", LAYERS),
+    ("server/moorage/core/facts.py", "import asyncio", PURE),
+    ("server/moorage/core/facts.py", "from time import time", PURE),
+    ("server/moorage/policy/fleet.py", "import random", PURE),
+    ("server/moorage/model.py", "import logging", PURE),
+    ("server/moorage/slots/pool.py", "import time", SLOTS),
+    ("server/moorage/slots/pool.py", "import moorage.query", LAYERS),
+    ("server/moorage/slots/pool.py", "import moorage_client", OUTSIDE),
+    ("server/moorage/model.py", "import numpy", MODEL),
+    ("server/moorage/daemon/__init__.py", "import moorage.resources", LIBRARY),
+    ("server/moorage/sandbox/cell/worker.py", "import asyncio", CELL),
+    ("server/moorage/sandbox/cell/worker.py", "import moorage.core.facts", CELL),
+    ("server/moorage/sandbox/cell/worker.py", "import moorage.sandbox.host.sandbox", CELL),
+    ("server/moorage/sandbox/wire/frames.py", "import moorage.sandbox.host.work", CELL),
+    ("clients/moorage_client/__init__.py", "import moorage.core.facts", CLIENTS),
+    ("clients/moorage_client/__init__.py", "import moorage_policies", CLIENTS),
+    ("policies/moorage_policies/__init__.py", "import moorage.protocol", POLICIES),
+    ("policies/moorage_policies/__init__.py", "import moorage_client", POLICIES),
+    ("policies/moorage_policies/__init__.py", "import moorage.slots", POLICIES),
+    ("server/moorage/daemon/__init__.py", "import moorage_client", OUTSIDE),
+    ("server/moorage/web/__init__.py", "import moorage_policies", OUTSIDE),
+]
+
+
+def lint(tree: Path) -> subprocess.CompletedProcess[str]:
+    """Check the contracts of the packages that lie in `tree`."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(tree / p) for p in PLACES)}
+    command = [LINT_IMPORTS, "--no-cache", "--config", tree / "pyproject.toml"]
+    return subprocess.run(
+        command, cwd=tree, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+
+
+@pytest.fixture(scope="module")
+def copy(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tree = tmp_path_factory.mktemp("tree")
+    for place in PLACES:
+        shutil.copytree(root / place, tree / place, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", tree)
+    return tree
+
+
+def test_the_contracts_are_kept(copy: Path) -> None:
+    report = lint(copy)
+    assert report.returncode == 0, report.stdout
+    assert f"{LAYERS} KEPT" in " ".join(report.stdout.split())
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("name", "line", "contract"), MUTANTS)
+def test_a_bad_import_breaks_its_contract(copy: Path, name: str, line: str, contract: str) -> None:
+    path = copy / name
+    before = path.read_text() if path.exists() else None
+    path.write_text(f"{before or ''}\n{line}\n")
+    try:
+        report = lint(copy)
+    finally:
+        path.unlink() if before is None else path.write_text(before)
+    assert report.returncode == 1
+    assert f"{contract} BROKEN" in " ".join(report.stdout.split())

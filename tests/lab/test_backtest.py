@@ -1,0 +1,221 @@
+"""Backtests: production's own decisions, the same bytes every time, and a ledger's history."""
+
+import json
+
+import msgspec
+import pytest
+
+from moorage.core.allocator import Allocator
+from moorage.core.effects import Address, Consult
+from moorage.core.events import Asked, Proposed, Tick
+from moorage.core.facts import Granted
+from moorage.core.state import State, apply, condense
+from moorage.lab import timeline
+from moorage.lab.backtest import BacktestJob, backtest, fragmented_milli
+from moorage.lab.errors import CommandError
+from moorage.lab.trace import TraceError
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
+from moorage.policy import Fleet
+
+NODES = "sn,cpu_milli,memory_mib,gpu,model\n" + "".join(
+    f"n{n},64000,262144,{4 if n % 2 else 2},{'A100' if n % 2 else 'T4'}\n" for n in range(6)
+)
+PODS = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,creation_time,deletion_time\n"
+    + "".join(
+        f"p{n:02d},{1000 + n},1024,{n % 3},{(0, 500, 1000)[n % 3]},{'A100' if n % 7 == 2 else ''},"
+        f"{10 * n},{10 * n + 300}\n"
+        for n in range(40)
+    )
+)
+
+
+@pytest.fixture
+def trace(tmp_path):
+    (tmp_path / "nodes.csv").write_text(NODES)
+    (tmp_path / "pods.csv").write_text(PODS)
+    return {"nodes": str(tmp_path / "nodes.csv"), "pods": str(tmp_path / "pods.csv")}
+
+
+def shipped(*names):
+    return [{"shipped": name} for name in names]
+
+
+async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
+    pytest.importorskip("matplotlib")
+    told = []
+    for turn in ("a", "b"):
+        files = [tmp_path / f"{turn}.svg", tmp_path / f"{turn}.png"]
+        job = BacktestJob(
+            shipped("random", "best_fit"), **trace, plots=[str(file) for file in files]
+        )
+        outcome = msgspec.json.encode(await backtest(job))
+        told.append((outcome, *(file.read_bytes() for file in files)))
+    assert told[0] == told[1]
+    assert told[0][1].startswith(b"<?xml")
+    assert told[0][2].startswith(b"\x89PNG")
+    outcome = json.loads(told[0][0])
+    first, second = outcome["rules"]
+    assert [first["rule"], second["rule"]] == ["random:1.0-stable", "best_fit:1.0-stable"]
+    assert first["asked"] == second["asked"] > 30
+    assert first["granted"] + sum(first["refusals"].values()) == first["asked"]
+    (differing,) = outcome["differing"]
+    assert 0 < differing["placed_elsewhere"] <= differing["asks"]
+    other = await backtest(BacktestJob(shipped("random"), **trace, seed=7))
+    assert other["rules"][0]["samples"] != first["samples"]
+
+
+async def test_a_policy_beside_itself_differs_in_nothing(trace):
+    outcome = await backtest(BacktestJob(shipped("best_fit", "best_fit"), **trace))
+    assert [run["rule"] for run in outcome["rules"]] == [
+        "best_fit:1.0-stable",
+        "best_fit:1.0-stable #2",
+    ]
+    assert outcome["differing"][0]["asks"] == 0
+
+
+async def test_schemas_complete_what_is_asked_or_refuse_it_as_on_a_server(trace):
+    source = (
+        "from moorage.policy import best_rows, propose, read_demand\n"
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters): pass\n"
+        "    def eval(self, parameters, input_data, context):\n"
+        "        fleet, demand = input_data['fleet'], read_demand(input_data)\n"
+        "        scores = fleet.feasible(demand) * input_data['inputs']['weight']\n"
+        "        return propose(fleet, demand, best_rows(fleet, demand, scores))\n"
+    )
+    weight = {"type": "number", "default": 2}
+    rules = [
+        {"policy_rule_uri": uri, "code": source, "policy_input_schema": {"weight": schema}}
+        for uri, schema in (("has:1-x", weight), ("wants:1-x", {**weight, "required": True}))
+    ]
+    del rules[1]["policy_input_schema"]["weight"]["default"]
+    has, wants = (await backtest(BacktestJob(rules, **trace, limit=5)))["rules"]
+    assert has["granted"] == 5
+    assert wants["refusals"] == {"bad_message": 5}
+
+
+async def test_by_its_own_times_requests_wait_and_end(trace):
+    job = BacktestJob(shipped("first_fit"), **trace, timed=True)
+    (at_once,) = (await backtest(job))["rules"]
+    assert at_once["asked"] == 40
+    assert at_once["refusals"]["no_capacity"] > 0
+    assert at_once["waited"] == 0
+    patient = BacktestJob(shipped("first_fit"), **trace, timed=True, wait_seconds=10_000)
+    (waited,) = (await backtest(patient))["rules"]
+    assert waited["granted"] == 40
+    assert waited["waited"] >= at_once["refusals"]["no_capacity"]
+    assert 0 < waited["waited_seconds_mean"] < 300
+
+
+def lived(line):
+    """Return the facts of a day, each with its time: every ask goes to the first node that fits."""
+    allocator, facts, now = Allocator(), [], 0.0
+
+    def step(event):
+        turns = [allocator.step(event, now)]
+        for turn in turns:
+            facts.extend((now, fact) for fact in turn.facts)
+            for effect in turn.effects:
+                if isinstance(effect, Consult):
+                    answer = Proposed(effect.ask.id, effect.consultation, {"cluster_id": "openb"})
+                    turns.append(allocator.step(answer, now))
+
+    step(line.inventory[0][1])
+    for number, (at, ask) in enumerate(line.asks):
+        while (due := allocator.next_deadline()) is not None and due <= at:
+            now = due
+            step(Tick())
+        now = at
+        step(Asked(Address(SessionId("s"), number), ask))
+    return facts
+
+
+async def test_a_ledger_is_replayed_as_far_as_it_knows(trace, tmp_path):
+    line = timeline.of_trace(
+        tmp_path / "nodes.csv", tmp_path / "pods.csv",
+        arrive=1.3, seed=1, limit=None, timed=True, wait_seconds=100.0,
+    )  # fmt: skip
+    facts = lived(line)
+    granted = sum(isinstance(fact, Granted) for _, fact in facts)
+    data = tmp_path / "data"
+    data.mkdir()
+    ledger = SqliteLedger(data / "ledger.db")
+    await ledger.open()
+    for now, fact in facts:
+        await ledger.append([fact], now)
+    # It is replayed while its daemon still has it.
+    outcome = await backtest(BacktestJob(shipped("first_fit", "spread"), ledger=str(data)))
+    await ledger.close()
+    first, second = outcome["rules"]
+    # History made by the first node that fits, replayed through that policy, comes out as it was.
+    assert first["granted"] == granted > 20
+    assert first["waited"] > 0
+    assert first["asked"] == second["asked"]
+    assert outcome["notes"] == [timeline.LIMITS_OF_A_LEDGER]
+    assert outcome["differing"][0]["placed_elsewhere"] > 0
+
+
+async def test_a_pruned_ledger_is_replayed_from_where_it_begins(trace, tmp_path):
+    line = timeline.of_trace(
+        tmp_path / "nodes.csv", tmp_path / "pods.csv",
+        arrive=1.3, seed=1, limit=None, timed=True, wait_seconds=100.0,
+    )  # fmt: skip
+    data, state = tmp_path / "data", State()
+    data.mkdir()
+    ledger = SqliteLedger(data / "ledger.db")
+    await ledger.open()
+    facts = lived(line)
+    for number, (now, fact) in enumerate(facts, 1):
+        apply(state, fact)
+        await ledger.append([fact], now)
+        if number in (len(facts) // 2, len(facts) - 1):
+            await ledger.checkpoint(number, list(condense(state)))
+    while await ledger.prune(facts[-1][0] + 1, 1 << 40):
+        pass
+    outcome = await backtest(BacktestJob(shipped("first_fit"), ledger=str(data)))
+    await ledger.close()
+    assert outcome["rules"][0]["granted"] > 0
+    assert outcome["notes"] == [timeline.LIMITS_OF_A_LEDGER, timeline.PRUNED]
+
+
+async def test_what_cannot_be_replayed_is_said(trace, tmp_path):
+    with pytest.raises(CommandError, match="no shipped rule 'nope'; there are first_fit"):
+        await backtest(BacktestJob(shipped("nope"), **trace))
+    with pytest.raises(CommandError, match="there is no ledger"):
+        await backtest(BacktestJob(shipped("first_fit"), ledger=str(tmp_path)))
+    with pytest.raises(CommandError, match=r"plots are \.png or \.svg files"):
+        await backtest(BacktestJob(shipped("first_fit"), **trace, plots=["a.pdf"]))
+    broken = {"policy_rule_uri": "a:1-b", "code": "class AIOSv1PolicyRule:\n  def"}
+    with pytest.raises(CommandError, match="SyntaxError"):
+        await backtest(BacktestJob([broken], **trace))
+    (tmp_path / "pods.csv").write_text("name\np\n")
+    with pytest.raises(TraceError, match="cpu_milli"):
+        await backtest(BacktestJob(shipped("first_fit"), **trace))
+
+
+def test_fragmentation_is_what_typical_requests_cannot_use(trace, tmp_path):
+    fleet = Fleet()
+    line = timeline.of_trace(
+        tmp_path / "nodes.csv", tmp_path / "pods.csv",
+        arrive=1.0, seed=1, limit=None, timed=False, wait_seconds=0.0,
+    )  # fmt: skip
+    fleet.install([line.inventory[0][1].cluster])
+    one = {"cpu_milli": 1, "gpus": 1, "gpu_milli": 500, "models": [], "weight": 1}
+    assert fragmented_milli(fleet, [one]) == 0
+    fleet.gpu_free[fleet.gpu_free > 0] = 400
+    assert fragmented_milli(fleet, [one]) == fleet.gpu_free.sum()
+    half = {**one, "gpu_milli": 300}
+    assert fragmented_milli(fleet, [one, half]) == fleet.gpu_free.sum() / 2
+    assert fragmented_milli(fleet, []) == 0
+
+
+def test_the_ask_behind_a_lease_has_no_key_and_no_policy():
+    ask = Ask(
+        RequestId("r"), Tenant("t"), PolicyRef("a:1-b", "d"), demand=Demand(gpus=1),
+        terms=LeaseTerms(60.0, 5.0, idempotency_key="k"), parameters={"x": 1},
+    )  # fmt: skip
+    again = timeline._again(ask, 12.5, 7.0)
+    assert again.terms == LeaseTerms(12.5, 7.0)
+    assert (again.policy, again.parameters) == (PolicyRef("", ""), {})

@@ -1,0 +1,172 @@
+"""Policies tried offline, in real cells: what passes, what is found, and in which words."""
+
+import textwrap
+
+import pytest
+
+from moorage.lab.errors import CommandError
+from moorage.lab.examples import clusters, metrics, requests
+from moorage.lab.policy_test import HASH_SEEDS, QUICK_SECONDS, PolicyTestJob, try_policy
+from moorage_policies import catalog
+
+ONE = {"inputs": {}, "resources": {"gpus": 1}, "lease": {"ttl_seconds": 60}}
+
+
+def policy(body, head="", **more):
+    source = (
+        f"{head}\n"
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters):\n"
+        "        self.settings = settings\n"
+        "    def eval(self, parameters, input_data, context):\n"
+        "        fleet = input_data['fleet']\n"
+        "        rows = fleet.feasible().nonzero()[0]\n" + textwrap.indent(body, "        ")
+    )
+    return {"policy_rule_uri": "mine:1-test", "code": source, **more}
+
+
+async def test_a_shipped_policy_passes_the_built_in_requests():
+    report = await try_policy(PolicyTestJob(catalog.document("best_fit")))
+    assert report.passed, report.findings
+    assert report.findings == []
+    assert len(report.requests) == len(requests())
+    assert report.outcomes["granted"] > 20  # The site fills up …
+    assert report.outcomes["no_capacity"] > 5  # … and is full in the end.
+    assert report.outcomes["never_fits"] == 1
+    assert 0 < report.p50_seconds <= report.max_seconds
+
+
+async def test_the_example_site_is_one_that_a_server_takes():
+    measured = {each["clusterId"] for each in metrics()}
+    assert measured < {each["id"] for each in clusters()}, "one of them has no metrics"
+
+
+@pytest.mark.parametrize(
+    ("document", "finding"),
+    [
+        (policy("return (((1"), "function.py, line 8: SyntaxError: '(' was never closed\n"),
+        (
+            {"policy_rule_uri": "a:1-b", "code": "x = 1\ny = 2\n"},
+            "there is no class AIOSv1PolicyRule",
+        ),
+        (policy("return fleet.placement(0, [0])"), "request 0: policy_unsound: "),
+        (policy("return 1 / 0"), "request 0: policy_error: the rule raised ZeroDivisionError"),
+        (policy("return {'x': {1, 2}}"), "request 0: policy_bad_output: "),
+        (policy("return 'x' * (1 << 40)"), "request 0: policy_memory: "),
+        (
+            policy("return fleet.placement(int(random.choice(list(rows))))", "import random"),
+            "the same request, fleet and seed gave ",
+        ),
+        (
+            policy(
+                "names = {fleet.node_ids[int(row)]: int(row) for row in rows}\n"
+                "return fleet.placement(names[next(iter(set(names)))])"
+            ),
+            "the same request, fleet and seed gave ",  # Once and for all: the seeds are fixed.
+        ),
+        (policy("return {}", policy_input_schema={"x": {"type": "number", "required": True}}), "x"),
+    ],
+)
+async def test_what_is_found(document, finding):
+    big = {**ONE, "resources": {"gpus": 8, "gpu_milli": 1000}}
+    report = await try_policy(PolicyTestJob(document, [big, *[ONE] * 9]))
+    assert not report.passed
+    assert finding in report.findings[0]
+    numbered = [each for each in report.findings if each.startswith("request ")]
+    assert len(numbered) <= 2  # What is wrong with many requests is said once.
+    if "SyntaxError" in finding:
+        assert report.findings[0].endswith("^")  # The line, and the caret under the place.
+
+
+NONE = "'NoneType' object is not subscriptable"
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ("[each['cluster_metrics']['cluster'] for each in known]", NONE),
+        ("list(map(metrics.get_cluster, ['alpha', 'gamma']))", "no metrics of a cluster"),
+        ("known[0]['cluster_metrics']['cluster'], metrics.get_cluster('beta')", NONE),
+    ],
+)
+async def test_what_does_well_only_where_there_are_metrics_is_found(body, says):
+    known = "known = list(input_data['cluster_data'].values())"
+    metrics = "metrics = self.settings['cluster_metrics_client']"
+    place = "return fleet.placement(int(rows[0])) if len(rows) else {'declined': 'full'}"
+    document = policy(f"{known}\n{metrics}\n{body}\n{place}")
+    report = await try_policy(PolicyTestJob(document, [ONE] * 3))
+    assert not report.passed
+    assert says in report.findings[0]
+    if "beta" in body:
+        (finding,) = report.findings
+        assert finding.startswith("request 0, where no cluster has metrics: policy_error: the rule")
+        assert finding.endswith("There `cluster_metrics` is None, and `get_cluster` raises")
+
+
+async def test_a_choice_from_a_set_of_two_that_two_seeds_agree_about_is_found():
+    """Of this one, hash seeds 1, 2 and 3 yield the same element first."""
+    choice = "return {'cluster_id': 'alpha', 'x': next(iter({'e', 'g'}))}"
+    report = await try_policy(PolicyTestJob(policy(choice), [{"inputs": {}}]))
+    assert not report.passed
+    assert report.hash_seeds == [1, 2, 3, 4]
+    assert "hash seeds 1 and 4)" in report.findings[0]
+
+
+async def test_what_is_sound_was_asked_under_all_seeds_and_what_is_slow_under_two():
+    row = "return fleet.placement(int(rows[0]))"
+    report = await try_policy(PolicyTestJob(policy(row), [ONE]))
+    assert (report.passed, report.hash_seeds) == (True, list(HASH_SEEDS))
+    slow = f"import time\ntime.sleep({0.4 * QUICK_SECONDS})\n{row}"
+    report = await try_policy(PolicyTestJob(policy(slow), [ONE] * 3))
+    assert (report.passed, report.hash_seeds) == (True, [1, 2])
+
+
+async def test_a_policy_that_loads_under_some_seeds_only_is_told_so():
+    head = "if next(iter({'e', 'g'})) == 'e':\n    raise ValueError('bad luck')\n"
+    report = await try_policy(PolicyTestJob(policy("return {}", head), [ONE]))
+    assert not report.passed
+    assert report.findings[0].startswith("under hash seed 4, and not under all: ")
+    assert "bad luck" in report.findings[0]
+
+
+@pytest.mark.heavy
+async def test_a_policy_that_never_returns_is_stopped_and_shown_line_by_line():
+    report = await try_policy(PolicyTestJob(policy("while True:\n    rows = rows + 1"), [ONE] * 20))
+    assert report.outcomes == {"policy_timeout": 3}  # It has shown what it does.
+    assert not report.passed
+    first, second = report.profile["lines"][:2]
+    assert {first["line"], second["line"]} == {8, 9}
+    assert first["file"] == "function.py"
+    assert report.profile["seconds"] > 1
+
+
+async def test_a_profile_is_made_on_demand_and_calls_count_for_their_line():
+    body = "total = sum(weigh(n) for n in range(3))\nreturn {'total': total}"
+    head = "import math\ndef weigh(n):\n    return math.sqrt(n)\n"
+    report = await try_policy(PolicyTestJob(policy(body, head), [ONE, ONE], profile=True))
+    lines = {line["line"]: line for line in report.profile["lines"]}
+    assert lines[3]["text"] == "    return math.sqrt(n)"
+    assert lines[3]["hits"] == report.profile["evaluations"] * 3
+    assert "it declined 2 requests that would have fitted" in report.notes
+
+
+async def test_policies_on_plain_input_and_what_they_print():
+    document = policy("", "").copy()
+    document["code"] = (
+        "class AIOSv1PolicyRule:\n"
+        "    def __init__(self, rule_id, settings, parameters): pass\n"
+        "    def eval(self, parameters, input_data, context):\n"
+        "        print('ranked')\n"
+        "        return sorted(input_data) if isinstance(input_data, list) else {}\n"
+    )
+    report = await try_policy(PolicyTestJob(document, [{"input_data": ["b", "a"]}]))
+    assert report.passed, report.findings
+    assert report.requests[0].values == (["a", "b"],)
+    assert "ranked" in report.printed
+
+
+async def test_a_request_that_is_none_says_nothing_of_the_policy():
+    with pytest.raises(CommandError, match=r"request 0: .*resources"):
+        await try_policy(PolicyTestJob(policy("return {}"), [{"resources": 3}]))
+    with pytest.raises(CommandError, match="cluster document"):
+        await try_policy(PolicyTestJob(policy("return {}"), [ONE], [{"nodes": 1}]))

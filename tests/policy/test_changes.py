@@ -1,0 +1,123 @@
+"""The common moves: what they choose, and that nothing that they return is unsound."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from moorage.core.verification import verify
+from moorage.model import Ask, Cluster, Demand, Gpu, Node, PolicyRef
+from moorage.policy import (
+    Fleet,
+    FleetView,
+    close_gpus,
+    decline_because,
+    fitting_scores,
+    parse_proposal,
+    place,
+    spread_rows,
+)
+
+
+def linked(node_id, rack="", link=4, gpus=8):
+    devices = tuple(
+        Gpu(str(n), "A100", 40_960, f"link-{n // link}" if link else "", n // 4)
+        for n in range(gpus)
+    )
+    return Node(node_id, 64_000, 262_144, devices, rack)
+
+
+CLUSTERS = {
+    cluster.id: cluster
+    for cluster in (
+        Cluster("a", tuple(linked(f"n{n}", f"rack-{n // 2}") for n in range(4))),
+        Cluster("b", (linked("m0", "", 0), linked("m1", "rack-9", 2, 4))),
+    )
+}
+
+
+def site():
+    fleet = Fleet()
+    fleet.install(CLUSTERS.values())
+    return fleet
+
+
+def data(fleet, demand, **more):
+    return {"fleet": FleetView(fleet, demand), "inputs": {}, "resources": None, **more}
+
+
+def by_row(fleet, demand):
+    return np.arange(len(fleet))
+
+
+def test_place_takes_the_best_node_that_it_fits_on():
+    fleet = site()
+    best = place(data(fleet, Demand(gpus=1)), by_row)
+    assert best == {"cluster_id": "b", "node_id": "m1", "gpus": ["0"]}
+    worst = place(data(fleet, Demand(gpus=1)), lambda view, _: -np.arange(len(view)) - 10)
+    assert worst == {"cluster_id": "a", "node_id": "n0", "gpus": ["0"]}
+    assert "declined" in place(data(fleet, Demand(gpus=9)), by_row)
+    assert "declined" in place(data(fleet, None), by_row)
+
+
+def test_close_gpus_share_a_link_group_then_a_numa_domain():
+    fleet = site()
+    view, demand = FleetView(fleet), Demand(gpus=4)
+    fleet.gpu_free[0, :2] = 0  # The first group of n0 has two left.
+    assert close_gpus(view, 0, demand) == [4, 5, 6, 7]
+    assert place(data(fleet, demand), lambda *_: [1, 0, 0, 0, 0, 0])["gpus"] == list("2345")
+    assert place(data(fleet, demand), lambda *_: [1, 0, 0, 0, 0, 0], close=True)["gpus"] == list(
+        "4567"
+    )
+    assert close_gpus(view, 4, Demand(gpus=4)) == [0, 1, 2, 3]  # No NVLink there, but a domain.
+    assert close_gpus(view, 5, Demand(gpus=3)) == [0, 1, 2]  # Groups of two; the domain has four.
+    assert close_gpus(view, 5, Demand(gpus=3, topology="nvlink")) == []
+    assert close_gpus(view, 4, Demand(gpus=6)) == [0, 1, 2, 3, 4, 5]
+
+
+def test_gangs_are_packed_or_spread():
+    fleet, demand = site(), Demand(gpus=1, nodes=2)
+    packed = place(data(fleet, demand), lambda view, _: -np.arange(len(view)))
+    assert [share["node_id"] for share in packed] == ["n0", "n1"]
+    apart = place(data(fleet, demand), lambda view, _: -np.arange(len(view)), gang="spread")
+    assert [share["node_id"] for share in apart] == ["n0", "n2"]
+    scores = np.arange(6.0)
+    view = FleetView(fleet)
+    assert spread_rows(view, Demand(nodes=6), scores) == [5, 4, 3, 1, 2, 0]
+    assert spread_rows(view, Demand(nodes=7), scores) == []
+    assert spread_rows(view, Demand(nodes=2, topology="rack"), scores) == [3, 2]
+
+
+def test_scores_that_are_none_are_refused_with_the_node():
+    view, demand = FleetView(site()), Demand(gpus=1)
+    with pytest.raises(ValueError, match=r"one score per node \(6\), got shape \(2,\)"):
+        fitting_scores(view, demand, [1, 2])
+    with pytest.raises(ValueError, match="the score of a/n1 is nan"):
+        fitting_scores(view, demand, [1, float("nan"), 1, 1, 1, 1])
+    # Where it does not fit, nobody looks.
+    assert fitting_scores(view, Demand(gpus=8), [3, 2, 1, 0, -1, float("inf")]).tolist() == [
+        4, 3, 2, 1, 0, -1
+    ]  # fmt: skip
+    assert decline_because("no") == {"declined": "no"}
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(0, 8), st.sampled_from([250, 700, 1000]), st.integers(1, 4),
+    st.sampled_from(["", "nvlink", "numa", "rack"]), st.booleans(),
+    st.sampled_from(["pack", "spread"]), st.integers(0, 2**32),
+)  # fmt: skip
+def test_whatever_the_score_the_answer_is_sound(gpus, milli, nodes, topology, close, gang, seed):
+    draw, fleet = np.random.default_rng(seed), site()
+    free = draw.choice([0, 300, 1000], fleet.gpu_free.shape, p=[0.3, 0.2, 0.5])
+    fleet.gpu_free[:] = np.minimum(free, fleet.gpu_total)
+    demand = Demand(gpus=gpus, gpu_milli=milli, nodes=nodes, topology=topology, cpu_milli=100)
+    value = place(
+        data(fleet, demand), lambda view, _: draw.normal(size=len(view)), close=close, gang=gang
+    )
+    proposals = parse_proposal(value, demand)
+    ask = Ask("r", "t", PolicyRef("p", "d"), demand=demand)
+    if proposals:
+        assert isinstance(verify(ask, proposals, fleet, CLUSTERS), tuple)
+    elif nodes == 1:
+        assert not fleet.feasible(demand).any()

@@ -1,0 +1,666 @@
+"""The resource engine, as its documents say it and as the reference decides."""
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from moorage.backends.memory import MemoryBackend
+from moorage.backends.specs import (
+    LocalEnvResourceSpec,
+    MemoryResourceSpec,
+    ProcessResourceSpec,
+    Readiness,
+    ServiceResourceSpec,
+)
+from moorage.resources import (
+    BackendError,
+    BaseResource,
+    BaseResourceSpec,
+    EngineClosedError,
+    ResourceEngine,
+    ResourceStatus,
+)
+from moorage.resources.resources import BackendRunner
+
+
+@dataclass(kw_only=True)
+class Spec(BaseResourceSpec):
+    category: str = "thing"
+    colour: str = "red"
+
+
+class Thing(BaseResource):
+    def __init__(self, name: str, spec: Spec) -> None:
+        self.name = name
+        self.spec = spec
+        self.status = ResourceStatus.RUNNING
+        self.resets: list[Any] = []
+        self.reset_error: Exception | None = None
+
+    @property
+    def resource_id(self) -> str:
+        return self.name
+
+    @property
+    def category(self) -> str:
+        return "thing"
+
+    async def reset(self, *args: Any, **kwargs: Any) -> Any:
+        if self.reset_error is not None:
+            raise self.reset_error
+        self.resets.append((args, kwargs))
+        return "fresh"
+
+    async def get_status(self) -> ResourceStatus:
+        return self.status
+
+    async def control(self, **kwargs: Any) -> None:
+        if kwargs != {"cpu_count": 2}:
+            await super().control(**kwargs)
+
+    async def end(self) -> None:
+        self.status = ResourceStatus.STOPPED
+
+
+class Workshop:
+    """A runner of the user's own: it makes things as slowly, or as badly, as it is told."""
+
+    name = "workshop"
+
+    def __init__(self) -> None:
+        self.made: list[Thing] = []
+        self.starts = 0
+        self.under_way = 0
+        self.under_way_max = 0
+        self.seconds = 0.0
+        self.end_seconds = 0.0
+        self.errors: list[Exception] = []
+        self.end_errors: list[Exception] = []
+
+    async def start_resource(self, spec, resource_id=None, timeout=None):  # noqa: ASYNC109  # The documented name.
+        self.starts += 1
+        self.under_way += 1
+        self.under_way_max = max(self.under_way, self.under_way_max)
+        try:
+            async with asyncio.timeout(timeout):
+                await asyncio.sleep(self.seconds)
+            if self.errors:
+                raise self.errors.pop(0)
+        finally:
+            self.under_way -= 1
+        thing = Thing(resource_id or f"stock-{self.starts}", spec)
+        self.made.append(thing)
+        return thing
+
+    async def end_resource(self, resource):
+        await asyncio.sleep(self.end_seconds)
+        if self.end_errors:
+            raise self.end_errors.pop(0)
+        await resource.end()
+
+    async def get_status(self, resource):
+        return await resource.get_status()
+
+    @property
+    def alive(self) -> int:
+        return sum(thing.status is ResourceStatus.RUNNING for thing in self.made)
+
+
+@pytest.fixture
+def workshop() -> Workshop:
+    return Workshop()
+
+
+@pytest.fixture
+async def engine(workshop):
+    made = ResourceEngine({"local": workshop, "workshop": workshop})
+    yield made
+    await made.close()
+    assert workshop.alive == 0
+    assert await made.monitor() == {}
+
+
+async def counts(engine: ResourceEngine) -> tuple[int, int, int]:
+    """Return total, free and acquired over all pools."""
+    pools = (await engine.monitor()).values()
+    return tuple(sum(pool[name] for pool in pools) for name in ("total", "free", "acquired"))
+
+
+async def waiting(engine: ResourceEngine, task: asyncio.Task[Any]) -> None:
+    """Let a task run until it can only wait."""
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+
+
+async def test_the_methods_of_the_class_are_one_shared_engine(workshop):
+    ResourceEngine._runners["workshop"] = workshop  # As the original's tests do.
+    try:
+        one = await ResourceEngine.acquire("shared", Spec(), backend="workshop")
+        assert await ResourceEngine.acquire("shared", Spec(), backend="workshop") is one
+        assert await ResourceEngine.get_status("shared") is ResourceStatus.RUNNING
+        assert await ResourceEngine.reset("shared", 1, hard=True) == "fresh"
+        assert one.resets == [((1,), {"hard": True})]
+        await ResourceEngine.control("shared", cpu_count=2)
+        [(key, pool)] = (await ResourceEngine.monitor()).items()
+        assert key.startswith("thing:default|workshop")
+        assert pool == {"total": 1, "free": 0, "acquired": 1}
+        await ResourceEngine.release("shared")
+        assert list((await ResourceEngine.monitor()).values()) == [
+            {"total": 1, "free": 1, "acquired": 0}
+        ]
+        await ResourceEngine.close()
+        assert await ResourceEngine.monitor() == {}
+        assert workshop.alive == 0
+    finally:
+        del ResourceEngine._runners["workshop"]
+
+
+async def test_an_instance_keeps_its_own(workshop):
+    one, other = (ResourceEngine({"local": workshop}) for _ in range(2))
+    await one.acquire("a", Spec())
+    assert await other.monitor() == {}
+    assert await other.acquire("a", Spec()) is not await one.acquire("a", Spec())
+    await one.close()
+    await other.close()
+
+
+async def test_what_is_released_is_taken_again_the_last_first(engine, workshop):
+    first, second = await engine.acquire("a", Spec()), await engine.acquire("b", Spec())
+    await engine.release("a")
+    await engine.release("b")
+    assert await engine.acquire("c", Spec()) is second
+    assert await engine.acquire("d", Spec()) is first
+    assert workshop.starts == 2
+    assert first.resets == [((), {})], "it was reset between its users"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Spec(colour="blue"), Spec(extra={"x": 1}), Spec(max_global_num=3)],
+    ids=["a field", "extra", "the cap"],
+)
+async def test_specs_that_differ_anywhere_share_nothing(engine, other):
+    one = await engine.acquire("a", Spec())
+    await engine.release("a")
+    assert await engine.acquire("b", other) is not one
+    assert len(await engine.monitor()) == 2
+
+
+async def test_the_same_id_with_another_spec_or_backend_is_an_error_naming_both(engine):
+    await engine.acquire("a", Spec())
+    with pytest.raises(ValueError, match=r"thing:default\|local.*thing:default\|local"):
+        await engine.acquire("a", Spec(colour="blue"))
+    with pytest.raises(ValueError, match=r"thing:default\|local.*thing:default\|workshop"):
+        await engine.acquire("a", Spec(), backend="workshop")
+    assert await counts(engine) == (1, 0, 1)
+
+
+async def test_an_unknown_backend_is_an_error_before_anything_is_held(engine):
+    for call in (engine.acquire("a", Spec(), backend="moon"), engine.start(Spec(), 1, "moon")):
+        with pytest.raises(ValueError, match="no backend 'moon' here; available: local, workshop"):
+            await call
+    assert await engine.monitor() == {}
+
+
+async def test_callers_of_one_id_share_one_start(engine, workshop):
+    workshop.seconds = 0.02
+    got = await asyncio.gather(*(engine.acquire("a", Spec()) for _ in range(5)))
+    assert len({id(each) for each in got}) == 1
+    assert workshop.starts == 1
+
+
+async def test_start_makes_them_side_by_side_and_only_what_is_missing(engine, workshop):
+    workshop.seconds = 0.02
+    await engine.start(Spec(), size=3)
+    assert await counts(engine) == (3, 3, 0)
+    assert workshop.under_way_max == 3
+    await engine.start(Spec(), size=3)
+    assert workshop.starts == 3
+    await engine.acquire("a", Spec())
+    await engine.start(Spec(), size=3)
+    assert await counts(engine) == (4, 3, 1)
+
+
+async def test_start_up_to_the_cap_warns_of_what_was_not_made(engine):
+    with pytest.warns(UserWarning, match="5 more wanted, 2 made: max_global_num"):
+        await engine.start(Spec(max_global_num=2), size=5)
+    assert await counts(engine) == (2, 2, 0)
+
+
+async def test_starts_at_the_same_time_do_not_make_twice(engine, workshop):
+    workshop.seconds = 0.02
+    await asyncio.gather(*(engine.start(Spec(), size=2) for _ in range(3)))
+    assert workshop.starts == 2
+
+
+async def test_a_failure_in_start_keeps_the_others_and_holds_no_slot(engine, workshop):
+    workshop.seconds = 0.01
+    workshop.errors = [RuntimeError("no image")]
+    with pytest.raises(RuntimeError, match="no image"):
+        await engine.start(Spec(max_global_num=3), size=3)
+    assert await counts(engine) == (2, 2, 0)
+    await engine.start(Spec(max_global_num=3), size=3)
+    assert await counts(engine) == (3, 3, 0)
+
+
+async def test_a_start_that_is_cancelled_leaves_nothing(engine, workshop):
+    workshop.seconds = 60
+    task = asyncio.create_task(engine.start(Spec(), size=3))
+    await waiting(engine, task)
+    assert await counts(engine) == (3, 0, 3), "what is being made counts"
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await engine.monitor() == {}
+    assert workshop.under_way == 0
+
+
+async def test_the_timeout_bounds_the_start_and_names_id_and_pool(engine, workshop):
+    workshop.seconds = 60
+    for _ in range(2):
+        with pytest.raises(asyncio.TimeoutError, match=r"'a' of thing:default\|local.* 0.01 s"):
+            await engine.acquire("a", Spec(), timeout=0.01)
+    with pytest.raises(asyncio.TimeoutError):
+        await engine.start(Spec(), timeout=0.01)
+    assert await engine.monitor() == {}
+
+
+async def test_waiters_are_served_in_the_order_they_came(engine, workshop):
+    spec = Spec(max_global_num=1)
+    await engine.acquire("holder", spec)
+    served: list[str] = []
+
+    async def wait(name: str) -> None:
+        await engine.acquire(name, spec)
+        served.append(name)
+        await engine.release(name)
+
+    tasks = []
+    for name in "abcde":
+        tasks.append(asyncio.create_task(wait(name)))
+        await waiting(engine, tasks[-1])
+    await engine.release("holder")
+    late = asyncio.create_task(wait("late"))
+    await asyncio.gather(*tasks, late)
+    assert served == [*"abcde", "late"]
+    assert workshop.starts == 1
+
+
+async def test_the_wait_is_bounded_by_its_own_timeout_only(engine):
+    spec = Spec(max_global_num=1)
+    await engine.acquire("holder", spec)
+    with pytest.raises(asyncio.TimeoutError, match=r"nothing of .* was free for 'a' within 0.01 s"):
+        await engine.acquire("a", spec, timeout=0.001, wait_timeout=0.01)
+    patient = asyncio.create_task(engine.acquire("b", spec, timeout=0.001))
+    await asyncio.sleep(0.02)  # Longer than `timeout`, which bounds starts only.
+    await engine.release("holder")
+    await patient
+    assert await counts(engine) == (1, 0, 1)
+
+
+async def test_a_waiter_that_gives_up_loses_no_wake_up(engine):
+    spec = Spec(max_global_num=1)
+    await engine.acquire("holder", spec)
+    first = asyncio.create_task(engine.acquire("a", spec))
+    await waiting(engine, first)
+    second = asyncio.create_task(engine.acquire("b", spec))
+    await waiting(engine, second)
+    first.cancel()
+    await engine.release("holder")
+    assert (await second).resource_id == "holder"
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    assert await counts(engine) == (1, 0, 1)
+
+
+async def test_end_and_a_failed_start_wake_the_next(engine, workshop):
+    spec = Spec(max_global_num=1)
+    await engine.acquire("holder", spec)
+    first = asyncio.create_task(engine.acquire("a", spec))
+    await waiting(engine, first)
+    second = asyncio.create_task(engine.acquire("b", spec))
+    await waiting(engine, second)
+    workshop.errors = [RuntimeError("broken")]
+    await engine.end("holder")
+    with pytest.raises(RuntimeError, match="broken"):
+        await first
+    assert (await second).resource_id == "b"
+    assert workshop.alive == 1
+
+
+async def test_cancelled_while_it_starts_it_is_not_started(engine, workshop):
+    workshop.seconds = 60
+    task = asyncio.create_task(engine.acquire("a", Spec()))
+    await waiting(engine, task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await engine.monitor() == {}
+    workshop.seconds = 0
+    await engine.acquire("a", Spec())
+
+
+async def test_a_caller_that_left_leaves_no_unseen_error(engine, workshop):
+    seen: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: seen.append(context))
+    workshop.seconds = 0.03
+    workshop.errors = [RuntimeError("broken")]
+    first = asyncio.create_task(engine.acquire("a", Spec()))
+    await waiting(engine, first)
+    second = asyncio.create_task(engine.acquire("a", Spec()))
+    await waiting(engine, second)
+    first.cancel()
+    with pytest.raises(RuntimeError, match="broken"):
+        await second
+    del first, second
+    await asyncio.sleep(0)  # The step that woke us up holds `second`.
+    gc.collect()  # asyncio complains when the future goes.
+    assert seen == []
+
+
+async def test_one_of_two_callers_may_leave_and_the_start_goes_on(engine, workshop):
+    workshop.seconds = 0.03
+    first = asyncio.create_task(engine.acquire("a", Spec()))
+    await waiting(engine, first)
+    second = asyncio.create_task(engine.acquire("a", Spec()))
+    await waiting(engine, second)
+    first.cancel()
+    assert (await second).resource_id == "a"
+    assert workshop.starts == 1
+
+
+async def test_released_while_it_starts_it_is_free_when_made(engine, workshop):
+    workshop.seconds = 0.02
+    spec = Spec(max_global_num=1)
+    task = asyncio.create_task(engine.acquire("a", spec))
+    await waiting(engine, task)
+    await engine.release("a")
+    assert await counts(engine) == (1, 0, 1), "the cap stays exact"
+    await task
+    assert await counts(engine) == (1, 1, 0)
+
+
+async def test_ended_while_it_starts_nothing_is_left_and_the_caller_is_told(engine, workshop):
+    workshop.seconds = 60
+    task = asyncio.create_task(engine.acquire("a", Spec()))
+    await waiting(engine, task)
+    await engine.end("a")
+    with pytest.raises(BackendError, match="'a' was ended meanwhile"):
+        await task
+    assert await engine.monitor() == {}
+    assert workshop.under_way == 0
+
+
+@pytest.mark.parametrize("flaw", ["reset fails", "dead", "dead and cannot be reset"])
+async def test_what_is_not_fit_is_ended_and_its_slot_passed_on(engine, workshop, flaw):
+    spec = Spec(max_global_num=1)
+    thing = await engine.acquire("a", spec)
+    if flaw != "dead":
+        thing.reset_error = (
+            RuntimeError("stuck") if flaw == "reset fails" else NotImplementedError()
+        )
+    if flaw != "reset fails":
+        thing.status = ResourceStatus.FAILED
+    waiter = asyncio.create_task(engine.acquire("b", spec))
+    await waiting(engine, waiter)
+    await engine.release("a")
+    assert await waiter is not thing
+    assert thing.status is ResourceStatus.STOPPED
+
+
+async def test_what_cannot_be_reset_but_is_well_is_used_again(engine):
+    thing = await engine.acquire("a", Spec())
+    thing.reset_error = NotImplementedError()
+    await engine.release("a")
+    assert await engine.acquire("b", Spec()) is thing
+
+
+async def test_what_dies_in_the_store_is_not_handed_out(engine):
+    thing = await engine.acquire("a", Spec())
+    await engine.release("a")
+    thing.status = ResourceStatus.FAILED
+    assert await engine.acquire("b", Spec()) is not thing
+    assert await counts(engine) == (1, 0, 1)
+
+
+async def test_given_up_while_a_dead_one_is_ended_it_keeps_no_slot(engine, workshop):
+    thing = await engine.acquire("a", Spec(max_global_num=1))
+    await engine.release("a")
+    thing.status = ResourceStatus.FAILED
+    workshop.end_seconds = 0.05
+    task = asyncio.create_task(engine.acquire("b", Spec(max_global_num=1)))
+    await waiting(engine, task)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await engine.monitor() == {}
+    workshop.end_seconds = 0
+    assert await engine.acquire("c", Spec(max_global_num=1)) is not thing
+
+
+async def test_unknown_ids(engine):
+    await engine.release("nobody")
+    await engine.end("nobody")
+    for call in (engine.reset, engine.get_status, engine.control):
+        with pytest.raises(ValueError, match="'nobody' has no resource"):
+            await call("nobody")
+
+
+async def test_what_is_still_being_made_has_no_status(engine, workshop):
+    workshop.seconds = 0.02
+    task = asyncio.create_task(engine.acquire("a", Spec()))
+    await waiting(engine, task)
+    with pytest.raises(ValueError, match="still being made"):
+        await engine.get_status("a")
+    await task
+
+
+async def test_an_unsupported_limit_is_named(engine):
+    await engine.acquire("a", Spec())
+    with pytest.raises(BackendError, match="no limit named shoe_size"):
+        await engine.control("a", shoe_size=45)
+
+
+async def test_close_tells_whoever_waits_and_the_backend_works_again(engine, workshop):
+    spec = Spec(max_global_num=1)
+    await engine.acquire("a", spec)
+    waiter = asyncio.create_task(engine.acquire("b", spec))
+    await waiting(engine, waiter)
+    workshop.seconds = 60
+    starter = asyncio.create_task(engine.acquire("c", Spec()))
+    await waiting(engine, starter)
+    await engine.close()
+    for task in (waiter, starter):
+        with pytest.raises(EngineClosedError, match="engine closed"):
+            await task
+    assert await engine.monitor() == {}
+    workshop.seconds = 0
+    await engine.acquire("a", spec)
+
+
+async def test_close_reports_what_could_not_be_ended_and_tries_again(engine, workshop):
+    await engine.acquire("a", Spec())
+    workshop.end_errors = [RuntimeError("it bites")]
+    with pytest.raises(BackendError, match=r"1 could not be ended: a of thing:default.* it bites"):
+        await engine.close()
+    assert await counts(engine) == (1, 0, 1), "it may still run, so it counts"
+    await engine.close()
+    assert workshop.alive == 0
+
+
+async def test_what_could_not_be_ended_keeps_its_slot(engine, workshop):
+    spec = Spec(max_global_num=1)
+    await engine.acquire("a", spec)
+    workshop.end_errors = [RuntimeError("it bites")]
+    with pytest.raises(BackendError, match=r"a of thing:default.* could not be ended: it bites"):
+        await engine.end("a")
+    with pytest.raises(asyncio.TimeoutError):
+        await engine.acquire("b", spec, wait_timeout=0.01)
+
+
+async def test_threads_with_loops_of_their_own_share_a_backend(workshop):
+    engine = ResourceEngine({"local": workshop})
+    spec = Spec(max_global_num=2)
+    most = [0]
+    holding = [0]
+    guard = threading.Lock()
+
+    async def work(seed: int) -> None:
+        draw = random.Random(seed)
+        for turn in range(20):
+            name = f"{seed}-{turn}"
+            await engine.acquire(name, spec, wait_timeout=60)
+            with guard:
+                holding[0] += 1
+                most[0] = max(most[0], holding[0])
+            await asyncio.sleep(draw.random() / 2000)  # The work itself.
+            with guard:
+                holding[0] -= 1
+            await (engine.release(name) if draw.random() < 0.7 else engine.end(name))
+
+    threads = [threading.Thread(target=asyncio.run, args=(work(each),)) for each in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        await asyncio.to_thread(thread.join)
+    assert most[0] == 2
+    await engine.close()
+    assert workshop.alive == 0
+
+
+@pytest.mark.parametrize("seed", range(30))
+async def test_whatever_happens_caps_hold_and_nothing_is_lost(workshop, seed):
+    """Random calls and cancellations at random moments, over two pools and few ids."""
+    draw = random.Random(seed)
+    engine = ResourceEngine({"local": workshop})
+    workshop.seconds = 0.001
+    specs = [Spec(max_global_num=2), Spec(colour="blue", max_global_num=1)]
+    tasks: list[asyncio.Task[Any]] = []
+    for _ in range(120):
+        name = f"id{draw.randrange(6)}"
+        match draw.randrange(9):
+            case 0 | 1 | 2:
+                spec = draw.choice(specs)
+                tasks.append(asyncio.ensure_future(engine.acquire(name, spec, wait_timeout=0.02)))
+            case 3 | 4:
+                tasks.append(asyncio.ensure_future(engine.release(name)))
+            case 5:
+                tasks.append(asyncio.ensure_future(engine.end(name)))
+            case 6:
+                workshop.errors = [RuntimeError("broken")]
+            case 7 if tasks:
+                draw.choice(tasks).cancel()
+            case 8 if workshop.made:
+                draw.choice(workshop.made).status = ResourceStatus.FAILED
+        if draw.random() < 0.5:
+            await asyncio.sleep(draw.random() / 500)  # Anything may happen meanwhile.
+        assert workshop.under_way + workshop.alive <= 3
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for pool in engine._store._pools.values():
+        pool.check()
+        assert not pool.waiters
+        assert pool.moving == 0
+    for each in range(6):
+        await engine.release(f"id{each}")
+    total, free, acquired = await counts(engine)
+    assert acquired == 0
+    assert free == total
+    await engine.close()
+    assert workshop.alive == 0
+
+
+async def test_over_a_backend_it_hands_out_workloads():
+    backend = MemoryBackend()
+    engine = ResourceEngine({"memory": BackendRunner(backend)})
+    thing = await engine.acquire("a", MemoryResourceSpec(), backend="memory")
+    assert await engine.get_status("a") is ResourceStatus.RUNNING
+    assert thing.endpoint.startswith("memory://a-")
+    await engine.control("a", cpu_count=3)
+    await engine.release("a")
+    assert await engine.acquire("b", MemoryResourceSpec(), backend="memory") is thing
+    await engine.close()
+    assert list(await backend.discover()) == []
+    with pytest.raises(BackendError, match="no image"):
+        await engine.acquire("a", MemoryResourceSpec(fail="no image"), backend="memory")
+    assert await engine.monitor() == {}
+
+
+async def test_a_service_that_answers_no_more_is_ended_and_not_handed_out(tmp_path):
+    serve = "import http.server as h, os; "
+    serve += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind='127.0.0.1')"
+    script = f"""{sys.executable} -c "{serve}" & echo $! > pid; wait; exec sleep 1000"""
+    spec = ServiceResourceSpec(
+        command=["sh", "-c", script],
+        workdir=str(tmp_path),
+        readiness=Readiness(path="/"),
+        max_global_num=1,
+    )
+    engine = ResourceEngine()
+    first = await engine.acquire("a", spec)
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    assert await engine.get_status("a") is ResourceStatus.PENDING
+    await engine.release("a")
+    assert await engine.monitor() == {}, "it was ended"
+    second = await engine.acquire("a", spec)
+    assert second is not first
+    await engine.release("a")
+    os.kill(int((tmp_path / "pid").read_text()), signal.SIGKILL)
+    third = await engine.acquire("b", spec)
+    assert third is not second, "it was looked at again before it was handed out"
+    assert await engine.get_status("b") is ResourceStatus.RUNNING
+    await engine.release("b")
+    assert await engine.acquire("c", spec) is third
+    await engine.close()
+
+
+async def test_the_library_runs_real_processes_and_warm_ones_again():
+    spec = ProcessResourceSpec(command=["sleep", "1000"], reset_command=["true"])
+    thing = await ResourceEngine.acquire("a", spec)
+    assert await thing.run_cmd("echo 'it''s \"me\"' $((1+1))") == 'its "me" 2\n'
+    with pytest.raises(asyncio.TimeoutError):
+        await thing.run_cmd("sleep 10", timeout=0.2)
+    await ResourceEngine.control("a", cpu_count=1, mem_limit="512m")
+    await ResourceEngine.release("a")
+    assert await ResourceEngine.acquire("b", spec) is thing
+    await ResourceEngine.close()
+    assert await thing.get_status() is ResourceStatus.STOPPED
+
+
+async def test_more_than_this_machine_has_is_refused():
+    spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=4096)
+    with pytest.raises(BackendError, match=r"this machine has not got that: .*cpus"):
+        await ResourceEngine.acquire("a", spec)
+    assert await ResourceEngine.monitor() == {}
+
+
+async def test_processors_are_not_handed_out_twice():
+    count = len(os.sched_getaffinity(0))
+    spec = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=count)
+    await ResourceEngine.acquire("all of them", spec)
+    one = ProcessResourceSpec(command=["sleep", "1000"], cpu_count=1)
+    with pytest.raises(BackendError, match="not got that now"):
+        await ResourceEngine.acquire("one more", one)
+    await ResourceEngine.end("all of them")
+    await ResourceEngine.acquire("one more", one)
+    await ResourceEngine.close()
+
+
+async def test_an_object_of_ones_own_process_is_a_resource():
+    spec = LocalEnvResourceSpec(env_cls_path="decimal.Decimal", init_kwargs={"value": "1.5"})
+    thing = await ResourceEngine.acquire("a", spec)
+    assert thing.is_finite()
+    with pytest.raises(NotImplementedError):
+        await ResourceEngine.reset("a")
+    missing = LocalEnvResourceSpec(env_cls_path="no.such.Thing")
+    with pytest.raises(BackendError, match=r"no\.such\.Thing was not made"):
+        await ResourceEngine.acquire("b", missing)
+    await ResourceEngine.close()

@@ -1,0 +1,246 @@
+"""What a cell keeps of documents, what it is sent before it asks, and how it learns of changes."""
+
+import asyncio
+
+import msgspec
+import pytest
+
+from moorage.model import Tenant
+from moorage.sandbox.cell.document_cache import DocumentCache
+from moorage.sandbox.host.sandbox import Limits
+from moorage.sandbox.wire import frames
+from moorage.sandbox.wire.limits import (
+    AHEAD_BYTES_MAX,
+    AHEAD_KEPT_BYTES_MAX,
+    AHEAD_MAX,
+    KEPT_BYTES_MAX,
+    KEPT_ENTRY_BYTES,
+    STALE_MAX,
+)
+
+READ = """
+client = self.settings["cluster_client"]
+return [client.read_cluster(each)[1] for each in input_data["inputs"]["read"]]
+"""
+LOOP = """
+data = input_data["cluster_data"]
+return [data[each]["data"]["version"] for each in data]
+"""
+
+
+class Site:
+    """A sandbox over a registry whose documents are all at hand."""
+
+    def __init__(self, bench):
+        self.bench = bench
+        self.ids = bench.fleet.cluster_ids
+        for name in self.ids:
+            self.bench.registry.packed[name] = _document(name, 1)
+
+    def change(self, name, version, size=0):
+        self.bench.registry.packed[name] = _document(name, version, size)
+        self.bench.registry.versions[name] = version
+        self.bench.sandbox.documents_changed(name)
+
+    def delete(self, name):
+        del self.bench.registry.packed[name]
+        self.bench.registry.gone.append(name)
+        self.bench.sandbox.documents_changed(name)
+
+    async def read(self, names, **fields):
+        """Return the versions that a policy read, and the calls that this took."""
+        before = self.calls
+        value = await self.bench.value(self.bench.policy(READ), {"read": list(names)}, **fields)
+        found = [each["version"] if isinstance(each, dict) else each for each in value]
+        return found, self.calls - before
+
+    @property
+    def calls(self):
+        return self.bench.sandbox.report().counters.get("calls", 0)
+
+
+def _document(name, version, size=0):
+    return msgspec.msgpack.encode({"id": name, "version": version, "filler": "x" * size})
+
+
+@pytest.fixture
+def make_site(make_bench):
+    async def make(clusters=40, **options):
+        return Site(await make_bench(clusters=clusters, **options))
+
+    return make
+
+
+async def test_what_follows_is_sent_along_and_costs_no_call(make_site):
+    site = await make_site(limits=Limits(calls_max=3, evaluation_seconds=20.0))
+    assert await site.read(site.ids) == ([1] * 40, 3)  # One, and 16 behind it, and so on.
+    assert await site.read(reversed(site.ids)) == ([1] * 40, 0)
+
+
+async def test_in_whatever_order_a_policy_reads_it_soon_has_everything(make_site):
+    site = await make_site()
+    assert await site.read([site.ids[20]]) == ([1], 1)
+    assert await site.read([site.ids[36], site.ids[21], site.ids[30]]) == ([1] * 3, 0)
+    assert await site.read([site.ids[37], site.ids[39]]) == ([1] * 2, 1)
+    assert await site.read([site.ids[3]]) == ([1], 1)
+    assert await site.read([site.ids[19], site.ids[4]]) == ([1] * 2, 0)
+
+
+async def test_a_change_between_two_evaluations_is_seen_by_the_second(make_site):
+    site = await make_site()
+    first, second, third = site.ids[:3]
+    assert await site.read([first]) == ([1], 1)
+    site.change(first, 2)  # It was read,
+    site.change(second, 2)  # it was sent ahead,
+    site.delete(third)  # and it as well.
+    found, calls = await site.read([first, second])
+    assert (found, calls) == ([2, 2], 0)  # What has changed goes along with the question.
+    assert await site.read([third, third]) == (["HTTP error occurred: 404 Not Found"] * 2, 2)
+    site.bench.registry.gone.clear()
+    site.change(third, 3)
+    assert await site.read([third]) == ([3], 1)
+
+
+async def test_an_unknown_cluster_is_asked_for_each_time_until_it_is_there(make_site):
+    site = await make_site()
+    site.bench.registry.gone.append("later")
+    assert await site.read(["later", "later"]) == (["HTTP error occurred: 404 Not Found"] * 2, 2)
+    site.bench.registry.gone.clear()
+    site.change("later", 7)
+    assert await site.read(["later", "later"]) == ([7, 7], 1)
+
+
+async def test_nothing_is_older_than_the_last_answer_from_the_host(make_site):
+    site = await make_site(3)
+    first, second, third = site.ids
+    code = site.bench.policy(f"""
+client = self.settings["cluster_client"]
+out = [client.read_cluster({first!r})[1]["version"]]
+client.execute_query({{}})
+for name in ({first!r}, {second!r}, {third!r}):
+    ok, said = client.read_cluster(name)
+    out.append(said["version"] if ok else said)
+return out
+""")
+    site.bench.registry.hold = asyncio.Event()
+    running = site.bench.ask(code)
+    await asyncio.wait_for(site.bench.registry.called.wait(), 60)
+    site.change(first, 2)  # It was read in this very evaluation, and
+    site.change(second, 2)  # this was sent behind it.
+    in_pipe = site.bench.ask(code)
+    await site.read([first])  # In a cell of its own; what was asked before it is in the pipe now.
+    site.change(first, 3)
+    site.delete(third)
+    site.bench.registry.hold.set()
+    gone = "HTTP error occurred: 404 Not Found"
+    assert (await running).value == [1, 3, 2, gone]
+    assert (await in_pipe).value == [3, 3, 2, gone]
+
+
+async def test_of_many_changes_a_cell_is_told_to_forget_all(make_site):
+    site = await make_site(STALE_MAX + 10)
+    await site.read(site.ids)
+    for name in site.ids:
+        site.change(name, 2)
+    found, calls = await site.read(site.ids[: STALE_MAX // 2])
+    assert found == [2] * (STALE_MAX // 2)
+    assert calls == -(-STALE_MAX // 2 // (AHEAD_MAX + 1))
+    for name in site.ids[:AHEAD_MAX]:
+        site.change(name, 3)
+    assert await site.read(site.ids[:AHEAD_MAX]) == ([3] * AHEAD_MAX, 0)
+
+
+async def test_tenants_of_one_cell_share_what_it_keeps_and_others_share_nothing(make_site):
+    site = await make_site()
+    await site.read(site.ids[:1], tenant=Tenant("a"))
+    site.change(site.ids[1], 2)
+    assert await site.read(site.ids[:3], tenant=Tenant("b")) == ([1, 2, 1], 0)
+    apart = await make_site(isolation="per_tenant")
+    await apart.read(apart.ids[:1], tenant=Tenant("a"))
+    apart.change(apart.ids[1], 2)
+    assert await apart.read(apart.ids[:3], tenant=Tenant("b")) == ([1, 2, 1], 1)
+    assert await apart.read(apart.ids[:3], tenant=Tenant("a")) == ([1, 2, 1], 0)
+
+
+async def test_candidates_are_sent_in_their_order_and_others_not_at_all(make_site):
+    site = await make_site()
+    chosen = (site.ids[30], site.ids[5], site.ids[7])
+    assert await site.read(chosen, candidates=chosen) == ([1] * 3, 1)
+    assert await site.read([site.ids[6]], candidates=chosen) == ([1], 1)  # No candidate; it may.
+    assert await site.read([site.ids[31]], candidates=chosen) == ([1], 1)
+
+
+async def test_large_documents_are_not_sent_before_they_are_asked_for(make_site):
+    site = await make_site(4)
+    for name in site.ids:
+        site.change(name, 1, AHEAD_BYTES_MAX)
+    assert await site.read(site.ids) == ([1] * 4, 4)
+    site.change(site.ids[0], 2, AHEAD_BYTES_MAX)
+    assert await site.read(site.ids) == ([2, 1, 1, 1], 1)
+
+
+async def test_a_loop_over_cluster_data_asks_seldom_too(make_site):
+    site = await make_site(limits=Limits(calls_max=3, evaluation_seconds=20.0))
+    code = site.bench.policy(LOOP)
+    assert await site.bench.value(code) == [1] * 40
+    assert site.calls == 3
+    assert sorted(site.bench.registry.fetched) == sorted(site.ids)
+    site.change(site.ids[7], 2)
+    assert await site.bench.value(code) == [2 if name == site.ids[7] else 1 for name in site.ids]
+    assert site.calls == 3
+    site.bench.registry.packed.clear()
+    three = site.ids[:3]
+    assert await site.bench.value(code, candidates=three) == [1] * 3
+
+
+async def test_what_is_no_consultation_is_sent_nothing_ahead(make_site):
+    site = await make_site(limits=Limits(calls_max=2, evaluation_seconds=20.0))
+    given = {"inputs": {"read": site.ids[:3]}}
+    code = site.bench.policy(READ)
+    for _ in range(2):
+        value = await site.bench.sandbox.evaluate(
+            code, Tenant("t"), given, parameters={}, settings={}
+        )
+        assert [isinstance(each, dict) for each in value] == [True, True, False]
+        assert await site.read(site.ids[:3]) in (([1] * 3, 1), ([1] * 3, 0))
+
+
+# What the cell does with it ----------------------------------------------------------------------
+
+
+def test_what_is_kept_is_bounded_and_what_was_not_asked_for_by_less():
+    kept = DocumentCache()
+    size = 1 << 20
+    many = {f"c{number}": bytes(size) for number in range(KEPT_BYTES_MAX // size + 3)}
+    kept.obey(frames.KeepDocuments((), "read_cluster", many))
+    assert len(kept.of("read_cluster")) == AHEAD_KEPT_BYTES_MAX // (size + KEPT_ENTRY_BYTES)
+    kept.keep("documents", many)
+    room = KEPT_BYTES_MAX // (size + KEPT_ENTRY_BYTES)
+    assert len(kept.of("documents")) == room - len(kept.of("read_cluster"))
+    assert next(iter(kept.of("documents"))) == "c0"  # The first ones, since they are read first.
+    kept.forget(tuple(many))
+    assert not kept.of("documents")
+    kept.keep("documents", many)
+    assert len(kept.of("documents")) == room  # What was forgotten has made room, byte by byte.
+    kept.forget(None)
+    kept.keep("read_cluster", many)
+    assert len(kept.of("read_cluster")) == room
+
+
+def test_small_documents_count_with_what_keeping_them_takes():
+    kept = DocumentCache()
+    kept.obey(
+        frames.KeepDocuments((), "get_cluster", {str(number): b"" for number in range(1 << 16)})
+    )
+    assert len(kept.of("get_cluster")) == AHEAD_KEPT_BYTES_MAX // KEPT_ENTRY_BYTES
+
+
+def test_what_is_stale_goes_before_what_is_new_comes():
+    kept = DocumentCache()
+    kept.keep("read_cluster", {"a": b"1", "b": b"1"})
+    kept.keep("documents", {"a": b"1"})
+    kept.obey(frames.KeepDocuments(("a",), "read_cluster", {"a": b"2", "c": b"2"}))
+    assert kept.of("read_cluster") == {"b": b"1", "a": b"2", "c": b"2"}
+    assert kept.of("documents") == {}
+    kept.obey(frames.KeepDocuments(None, "", {}))
+    assert kept.of("read_cluster") == {}

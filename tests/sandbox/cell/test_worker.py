@@ -1,0 +1,144 @@
+"""A policy on plain input (documents to rank), over real cells: what it sees, what goes wrong."""
+
+import asyncio
+
+import pytest
+
+from moorage.model import ClusterId, Code, Demand, NodeId, Share, Tenant
+from moorage.sandbox.host.sandbox import Limits, PolicyFault
+from moorage.sandbox.wire.limits import INPUT_BYTES_MAX
+
+TENANT = Tenant("t")
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
+
+
+async def evaluate(bench, code, input_data=None, **more):
+    given = {"parameters": {}, "settings": {}, **more}
+    return await bench.sandbox.evaluate(code, TENANT, input_data, **given)
+
+
+async def refused(bench, code, input_data=None, **more):
+    with pytest.raises(PolicyFault) as fault:
+        await evaluate(bench, code, input_data, **more)
+    return fault.value.refusal
+
+
+async def test_the_policy_gets_the_input_parameters_settings_and_clients(bench):
+    code = bench.policy(
+        """
+read = self.settings["cluster_client"].read_cluster("c0")
+return [input_data, parameters, self.settings["a"], self.settings["b"], read[0]]
+""",
+        settings={"a": 1, "b": 1},
+        parameters={"x": 1, "y": 1},
+    )
+    documents = [{"id": "c0", "gpus": {"count": 2}}, {"id": "c1", "text": "ä"}]
+    value = await evaluate(bench, code, documents, parameters={"x": 2}, settings={"b": 2})
+    assert value == [documents, {"x": 2, "y": 1}, 1, 2, True]
+    assert bench.registry.calls[0][1:] == ("read_cluster", ("c0",))
+    # The defaults are back where nothing is set, and no document was fetched for any of it.
+    assert (await evaluate(bench, code, []))[1:4] == [{"x": 1, "y": 1}, 1, 1]
+    assert bench.registry.fetched == []
+
+
+@IN_ONE_LOOP
+async def test_documents_are_answered_as_their_ids_where_only_those_are_wanted(shared):
+    code = shared.policy("return input_data['give']")
+    long = "x" * 100_000
+    many = [{"id": f"c{number}", "pad": long} for number in range(50)]
+    given = {"give": many}
+    ids = await evaluate(shared, code, given, ids_only=True)
+    assert ids == [document["id"] for document in many]
+    assert (await refused(shared, code, given)).code is Code.POLICY_BAD_OUTPUT
+    for give, expected in [({"id": "c1", "x": 2}, "c1"), (["c1", {"no": 1}], ["c1", {"no": 1}])]:
+        assert await evaluate(shared, code, {"give": give}, ids_only=True) == expected
+
+
+@IN_ONE_LOOP
+async def test_context_is_that_of_the_consultations_of_the_tenant(shared):
+    code = shared.policy("context['n'] = context.get('n', 0) + 1\nreturn context['n']")
+    assert await evaluate(shared, code) == 1
+    assert await shared.value(code) == 2
+    assert await evaluate(shared, code) == 3
+    assert await shared.sandbox.evaluate(code, Tenant("u"), None, parameters={}, settings={}) == 1
+
+
+async def test_it_sees_no_fleet_and_leaves_the_next_consultation_true(bench):
+    rank = bench.policy("return sorted(input_data)", "rank")
+    assert await evaluate(bench, rank, {"b": 1, "a": 2}) == ["a", "b"]
+    code = bench.policy(
+        "if isinstance(input_data, list):\n    return 'ranked'\n"
+        "return input_data['fleet'].feasible().tolist()",
+        "both",
+    )
+    demand = Demand(gpus=4)
+    assert await bench.value(code, demand=demand) == [True] * 4
+    bench.fleet.take(Share(ClusterId("c1"), NodeId("n0"), ("0",), 1000, 0, 0))
+    assert await evaluate(bench, code, []) == "ranked"
+    assert await bench.value(code, demand=demand) == [True, True, False, True]
+
+
+@IN_ONE_LOOP
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("raise ValueError('no')", Code.POLICY_ERROR),
+        ("return {1, 2}", Code.POLICY_BAD_OUTPUT),
+        ("while True: pass", Code.POLICY_TIMEOUT),
+        ("import ctypes", Code.POLICY_ERROR),
+        ("return 'x' * (2 << 20)", Code.POLICY_BAD_OUTPUT),
+        ("return bytearray(1 << 30)", Code.POLICY_MEMORY),
+    ],
+)
+async def test_what_a_policy_does_wrong_is_refused_as_in_a_consultation(shared_hasty, body, code):
+    bench = shared_hasty
+    refusal = await refused(bench, bench.policy(body))
+    assert refusal.code is code
+    assert refusal.details["policy_rule_uri"] == "rule:1-test"
+    assert await evaluate(bench, bench.policy("return input_data", "good"), [7]) == [7]
+
+
+async def test_input_that_cannot_be_sent_is_refused_and_never_reaches_a_cell(bench):
+    code = bench.policy("return 1")
+    large = await refused(bench, code, ["x" * (1 << 20)] * 16)
+    assert large.code is Code.TOO_LARGE
+    assert str(INPUT_BYTES_MAX) in large.expected
+    assert (await refused(bench, code, object())).code is Code.BAD_MESSAGE
+    assert (await refused(bench, code, [1 << 70])).code is Code.BAD_MESSAGE
+    assert bench.sandbox.report().counters.get("evaluations", 0) == 0
+    assert len(await evaluate(bench, bench.policy("return input_data[0]"), ["x" * 99])) == 99
+
+
+async def test_the_largest_input_reaches_the_policy(make_bench):
+    bench = await make_bench(limits=Limits(evaluation_seconds=20))
+    code = bench.policy("return len(input_data)")
+    assert await evaluate(bench, code, ["x" * ((1 << 20) - 64)] * 16) == 16
+
+
+async def test_input_that_fills_the_cell_costs_only_that_evaluation(make_bench):
+    bench = await make_bench(limits=Limits(memory_mib=64, evaluation_seconds=20))
+    code = bench.policy("return len(input_data)")
+    # A list of a few bytes in the frame is dozens as an object.
+    refusal = await refused(bench, code, [[[]]] * (4 << 20))
+    assert refusal.code in {Code.POLICY_MEMORY, Code.POLICY_CRASHED}
+    assert await evaluate(bench, code, [1]) == 1
+
+
+@pytest.mark.parametrize("isolation", ["per_tenant", "per_eval"])
+async def test_isolation_holds_for_it_too(make_bench, isolation):
+    bench = await make_bench(isolation=isolation)
+    code = bench.policy(
+        "import function\nfunction.n = getattr(function, 'n', 0) + 1\nreturn function.n"
+    )
+    values = [await evaluate(bench, code) for _ in range(2)]
+    assert values == ([1, 1] if isolation == "per_eval" else [1, 2])
+
+
+async def test_one_that_is_given_up_leaves_the_others_alone(bench):
+    slow = bench.policy("while True: pass")
+    given_up = asyncio.ensure_future(evaluate(bench, slow))
+    await asyncio.sleep(0)
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    assert await evaluate(bench, bench.policy("return 1", "other")) == 1

@@ -1,0 +1,173 @@
+"""Rests: what overruns again and again for one tenant is not asked by that tenant for a while."""
+
+from collections import Counter
+
+import pytest
+
+from moorage.model import Code, PolicyRef
+from moorage.sandbox.host.circuit_breaker import (
+    ANSWERS_PER_OVERRUN,
+    FORGIVEN_SECONDS,
+    OPEN_SECONDS_MAX,
+    OPEN_SECONDS_MIN,
+    RUNS_MAX,
+    CircuitBreaker,
+)
+from moorage.sandbox.host.contract import PolicyCode
+from moorage.sandbox.host.work import Work
+from moorage.sandbox.wire.limits import Limits
+
+LIMIT = 3
+
+
+def work(tenant="a", uri="loop:1-x", digest="d"):
+    return Work("evaluate", PolicyCode(PolicyRef(uri, digest), {}), tenant)
+
+
+@pytest.fixture
+def begun():
+    return []
+
+
+@pytest.fixture
+def counters():
+    return Counter()
+
+
+@pytest.fixture
+def circuits(begun, counters):
+    return CircuitBreaker(Limits(circuit_overruns=LIMIT), counters, begun.append)
+
+
+def test_it_rests_after_so_many_overruns_in_a_row_and_longer_each_time(circuits, begun, counters):
+    now = 100.0
+    for _ in range(LIMIT - 1):
+        assert not circuits.overran(work(), now)
+    assert circuits.refusal(work(), now) is None
+    lengths = []
+    for _ in range(8):
+        assert circuits.overran(work(), now)
+        refusal = circuits.refusal(work(), now)
+        lengths.append(round(refusal.details["retry_after_seconds"]))
+        now += lengths[-1] - 0.01
+        assert circuits.refusal(work(), now) is not None
+        now += 0.02
+        assert circuits.refusal(work(), now) is None
+        assert circuits.resting(now) == 0
+    assert lengths[:4] == [OPEN_SECONDS_MIN * 2**times for times in range(4)]
+    assert lengths == sorted(lengths)
+    assert lengths[-1] == OPEN_SECONDS_MAX
+    assert [rest.seconds for rest in begun] == pytest.approx(lengths)
+    assert (counters["rests"], counters["rested"]) == (8, 16)
+
+
+def test_the_refusal_says_what_happened_and_when_to_come_back(circuits):
+    for _ in range(LIMIT):
+        circuits.overran(work(), 5.0)
+    refusal = circuits.refusal(work(), 5.25)
+    assert refusal.code is Code.BUSY
+    assert "loop:1-x rests for another 0.8 s: 3 of its latest evaluations" in refusal.reason
+    assert refusal.details == {
+        "policy_rule_uri": "loop:1-x",
+        "overruns": LIMIT,
+        "retry_after_seconds": 0.8,
+    }
+
+
+def test_other_tenants_policies_and_versions_are_asked_as_before(circuits):
+    for _ in range(LIMIT):
+        circuits.overran(work(), 5.0)
+    others = (work("b"), work(uri="loop:2-x"), work(digest="other"))
+    assert [circuits.refusal(each, 5.0) for each in others] == [None] * 3
+    assert circuits.resting(5.0) == 1
+
+
+def test_who_stands_for_many_is_served_whatever_some_of_them_ask(circuits):
+    many = work()
+    many.proxied = True
+    assert not any(circuits.overran(many, 5.0) for _ in range(2 * LIMIT))
+    for _ in range(LIMIT):
+        circuits.overran(work(), 5.0)
+    assert circuits.refusal(many, 5.0) is None
+    assert circuits.refusal(work(), 5.0) is not None
+
+
+@pytest.mark.parametrize("apart", [0.0, 1.0, 20.0])
+@pytest.mark.parametrize("answers", [1, 2, 10])
+def test_what_hangs_at_every_other_request_rests_too(circuits, apart, answers):
+    now = 5.0
+    overruns = 1
+    while not circuits.overran(work(), now) and overruns < 2 * LIMIT:
+        overruns += 1
+        for _ in range(answers):
+            circuits.answered(work())
+        now += apart
+    assert circuits.refusal(work(), now) is not None
+    assert LIMIT <= overruns <= LIMIT + 1
+    assert circuits.current(work().code.ref, "a", now).overruns == overruns
+
+
+def test_a_rare_hang_never_makes_it_rest_however_fast_it_is_asked(circuits):
+    for _ in range(100):
+        assert not circuits.overran(work(), 5.0)
+        for _ in range(ANSWERS_PER_OVERRUN):
+            circuits.answered(work())
+
+
+def test_a_hang_now_and_then_never_makes_it_rest_however_seldom_it_is_asked(circuits):
+    now = 5.0
+    for _ in range(100):
+        assert not circuits.overran(work(), now)
+        now += FORGIVEN_SECONDS / LIMIT + 1.0  # It hung for a second, which forgives nothing.
+
+
+def test_the_time_that_it_hangs_forgives_nothing():
+    limits = Limits(circuit_overruns=LIMIT, evaluation_seconds=FORGIVEN_SECONDS)
+    circuits = CircuitBreaker(limits, Counter(), lambda _rest: None)
+    stopped = [circuits.overran(work(), times * FORGIVEN_SECONDS) for times in range(1, LIMIT + 1)]
+    assert stopped == [False] * (LIMIT - 1) + [True]
+
+
+def test_an_answer_ends_no_rest_and_forgives_one_tenant_only(circuits):
+    for tenant in ("a", "b"):
+        for _ in range(LIMIT - 1):
+            circuits.overran(work(tenant), 5.0)
+    for _ in range(LIMIT * ANSWERS_PER_OVERRUN):
+        circuits.answered(work())
+    assert not circuits.overran(work(), 5.0)
+    assert circuits.overran(work("b"), 5.0)
+    circuits.answered(work("b"))  # It was in another cell's pipe when the rest began.
+    assert circuits.refusal(work("b"), 5.0) is not None
+
+
+def test_what_was_forgiven_counts_no_more(circuits):
+    for _ in range(LIMIT - 1):
+        circuits.overran(work(), 5.0)
+    now = 7.0 + FORGIVEN_SECONDS
+    assert not circuits.overran(work(), now)
+    assert not circuits.overran(work(), now)
+    assert circuits.overran(work(), now)
+    assert circuits.current(work().code.ref, "a", now).overruns == LIMIT
+
+
+def test_activating_it_ends_the_rest_for_everybody(circuits):
+    for tenant in ("a", "b"):
+        for _ in range(LIMIT):
+            circuits.overran(work(tenant), 5.0)
+    circuits.end("loop:1-x")
+    assert [circuits.refusal(work(tenant), 5.0) for tenant in ("a", "b")] == [None, None]
+    assert not circuits.overran(work(), 5.0), "and the count starts afresh"
+
+
+def test_what_is_remembered_is_bounded(circuits):
+    for number in range(RUNS_MAX + 1):
+        for _ in range(LIMIT):
+            circuits.overran(work(f"t{number}"), 5.0)
+    assert circuits.refusal(work("t0"), 5.0) is None
+    assert circuits.resting(5.0) == RUNS_MAX
+
+
+def test_it_never_rests_where_that_is_switched_off(begun, counters):
+    circuits = CircuitBreaker(Limits(circuit_overruns=0), counters, begun.append)
+    assert not any(circuits.overran(work(), 5.0) for _ in range(100))
+    assert circuits.refusal(work(), 5.0) is None

@@ -1,0 +1,144 @@
+"""Turns: few policies are looked at at one time, and no tenant's flood holds up another's."""
+
+import asyncio
+
+import pytest
+
+from moorage.model import Code
+from moorage.sandbox.host.contract import PolicyFault
+from moorage.sandbox.host.fair_semaphore import FairSemaphore
+
+AT_ONCE, WAITING = 3, 6
+
+
+@pytest.fixture
+def semaphore():
+    return FairSemaphore(AT_ONCE, WAITING)
+
+
+class Visits:
+    """Tenants that take turns, and what became of them."""
+
+    def __init__(self, semaphore):
+        self.semaphore = semaphore
+        self.inside = []
+        self.ends = {}
+        self.tasks = {}
+
+    async def come(self, *names):
+        """Have somebody come for each name; its first letter is the tenant."""
+        for name in names:
+            self.ends[name] = asyncio.Event()
+            self.tasks[name] = asyncio.create_task(self._visit(name))
+        await self.settle()
+
+    async def _visit(self, name):
+        async with self.semaphore.turn(name[0]):
+            self.inside.append(name)
+            try:
+                await self.ends[name].wait()
+            finally:
+                self.inside.remove(name)
+
+    async def leave(self, *names):
+        for name in names:
+            self.ends[name].set()
+            await self.settle()
+
+    async def settle(self):
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def busy(self):
+        """Return who was told that too many wait."""
+        done = [name for name, task in self.tasks.items() if task.done() and task.exception()]
+        for name in done:
+            error = self.tasks[name].exception()
+            assert isinstance(error, PolicyFault)
+            assert error.refusal.code is Code.BUSY
+        return done
+
+
+@pytest.fixture
+async def visits(semaphore):
+    visits = Visits(semaphore)
+    yield visits
+    for task in visits.tasks.values():
+        task.cancel()
+    await asyncio.gather(*visits.tasks.values(), return_exceptions=True)
+
+
+async def test_one_tenant_leaves_a_turn_for_another_that_need_not_wait(visits):
+    await visits.come("a1", "a2", "a3", "a4")
+    assert visits.inside == ["a1", "a2"]
+    await visits.come("b1")
+    assert visits.inside == ["a1", "a2", "b1"]
+    await visits.leave("a1")
+    assert visits.inside == ["a2", "b1", "a3"], "in the order in which they came"
+
+
+async def test_whoever_holds_least_is_next_and_equals_take_turns(visits):
+    await visits.come("a1", "a2", "b1", "a3", "a4", "b2", "c1", "d1", "c2")
+    assert visits.inside == ["a1", "a2", "b1"]
+    came = []
+    for name in ("a1", "a2", "b1", "c1", "b2", "d1"):
+        await visits.leave(name)
+        came.append(visits.inside[-1])
+    assert came == ["c1", "a3", "b2", "d1", "c2", "a4"]
+
+
+async def test_where_the_room_is_full_the_latest_of_who_has_most_there_makes_way(visits):
+    flood = [f"a{number}" for number in range(2 + WAITING)]
+    await visits.come(*flood)
+    assert visits.busy() == []
+    await visits.come("a9")
+    assert visits.busy() == ["a9"]
+    await visits.come("b1", "b2")
+    assert visits.inside == ["a0", "a1", "b1"]
+    assert visits.busy() == [flood[-1], "a9"]
+    await visits.come("b3", "b4", "b5")
+    assert visits.busy() == [*flood[-3:], "a9", "b5"], "no more than as many"
+
+
+async def test_who_goes_away_while_it_waits_is_forgotten(visits, semaphore):
+    await visits.come("a1", "a2", "b1", "b2", "c1")
+    visits.tasks["b2"].cancel()
+    await visits.leave("a1")
+    assert visits.inside == ["a2", "b1", "c1"]
+    # Cancelled in the moment in which its turn comes.
+    await visits.come("d1")
+    visits.ends["a2"].set()
+    await asyncio.sleep(0)
+    visits.tasks["d1"].cancel()
+    await visits.settle()
+    await visits.leave("b1", "c1")
+    await visits.come("e1", "e2", "f1")
+    assert visits.inside == ["e1", "e2", "f1"], "all turns are there"
+    await visits.leave("e1", "e2", "f1")
+    assert not semaphore._waiting
+    assert not semaphore._held
+
+
+async def test_all_may_go_away_in_one_moment_and_somebody_come_in_it(visits, semaphore):
+    """As when a server stops: turns are given back before those who wait know they are gone."""
+    flood = [f"a{number}" for number in range(2 + WAITING)]
+    await visits.come(*flood)
+    for name in flood:
+        visits.tasks[name].cancel()
+    # These come after those were cancelled, and before their tasks have heard of it.
+    await visits.come("b1", "c1")
+    await asyncio.gather(*(visits.tasks[name] for name in flood), return_exceptions=True)
+    assert all(visits.tasks[name].cancelled() for name in flood)
+    assert visits.inside == ["b1", "c1"]
+    await visits.leave("b1", "c1")
+    assert not semaphore._waiting
+    assert not semaphore._held
+    assert semaphore._free == AT_ONCE
+
+
+async def test_with_one_turn_there_is_still_one():
+    semaphore = FairSemaphore(1, 1)
+    async with semaphore.turn("a"):
+        pass
+    async with semaphore.turn("a"):
+        pass

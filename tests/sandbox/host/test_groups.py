@@ -1,0 +1,124 @@
+"""Tenants that share a policy's cells: whose turn it is, and how long one may make another wait."""
+
+import asyncio
+
+from moorage.model import Code, PolicyRef, Tenant
+from moorage.sandbox.host.contract import PolicyCode
+from moorage.sandbox.host.groups import Backlog
+from moorage.sandbox.host.sandbox import Limits
+from moorage.sandbox.host.work import Work
+
+ANSWER_SECONDS_MAX = 60.0
+
+HANGS = """
+import time
+if input_data['inputs'].get('hang'):
+    time.sleep(60)
+time.sleep(input_data['inputs'].get('seconds', 0))
+return input_data['inputs'].get('n', 0)
+"""
+A, B = Tenant("a"), Tenant("b")
+CODE = PolicyCode(PolicyRef("rule:1-x", "digest"), {})
+
+
+def works(*tenants: str) -> list[Work]:
+    return [Work("evaluate", CODE, tenant, action=str(n)) for n, tenant in enumerate(tenants)]
+
+
+def taken(backlog: Backlog) -> str:
+    said = []
+    while backlog:
+        work = next(backlog.heads())
+        backlog.take(work)
+        said.append(f"{work.tenant}{work.action}")
+    return " ".join(said)
+
+
+def test_tenants_take_turns_and_each_one_keeps_its_order() -> None:
+    backlog = Backlog()
+    for work in works("b", "b", "b", "b", "a", "a", "c"):
+        backlog.append(work)
+    assert (len(backlog), len(list(backlog))) == (7, 7)
+    assert taken(backlog) == "b0 a4 c6 b1 a5 b2 b3"
+
+
+def test_what_had_its_turn_goes_first_again() -> None:
+    backlog = Backlog()
+    waiting, again = works("b", "b"), works("a", "b", "b", "a")
+    for work in waiting:
+        backlog.append(work)
+    backlog.put_back(again)
+    assert len(backlog) == 6
+    assert taken(backlog) == "a0 b1 a3 b2 b0 b1"
+    assert not backlog
+
+
+def test_what_is_withdrawn_is_gone_with_its_lane() -> None:
+    backlog = Backlog()
+    first, second = works("a", "b")
+    backlog.append(first)
+    assert not backlog.remove(second)
+    assert backlog.remove(first)
+    assert not backlog.remove(first)
+    assert not list(backlog.heads())
+    backlog.append(second)
+    assert backlog.clear() == [second]
+    assert not backlog
+
+
+async def test_what_hangs_at_one_tenant_s_requests_does_not_keep_another_waiting(make_bench):
+    limits = Limits(evaluation_seconds=1.0, circuit_overruns=0, cells_per_policy_max=2)
+    bench = await make_bench(limits=limits)
+    code = bench.policy(HANGS)
+    assert await bench.value(code, {"n": 7}, tenant=A) == 7
+    # So far nobody knows that it hangs; what waited behind it is sent elsewhere and comes through.
+    first = bench.ask(code, {"hang": True}, tenant=B)
+    behind = bench.ask(code, {"n": 8}, tenant=A)
+    assert (await behind).value == 8
+    assert (await first).refusal.code is Code.POLICY_TIMEOUT
+    # From now on it never has both cells, and nothing of others goes in behind it.
+    stuck = [bench.ask(code, {"hang": True}, tenant=B) for n in range(12)]
+    for n in range(20):
+        assert (await bench.outcome(code, {"n": n}, tenant=A)).value == n
+    assert sum(each.done() for each in stuck) <= 2, "none of them waited for those to be stopped"
+
+
+async def test_where_one_tenant_alone_asks_it_has_all_cells(make_bench):
+    limits = Limits(evaluation_seconds=1.0, circuit_overruns=0, cells_per_policy_max=2)
+    bench = await make_bench(limits=limits)
+    code = bench.policy(HANGS)
+    assert (await bench.refusal(code, {"hang": True})).code is Code.POLICY_TIMEOUT
+    stuck = [bench.ask(code, {"hang": True})]
+    async with asyncio.timeout(30):
+        while bench.sandbox.report().cells.get(code.ref.uri, 0) < limits.cells_per_policy_max:
+            await asyncio.sleep(0.3)  # By then the first cell is known to be busy for long.
+            stuck.append(bench.ask(code, {"hang": True}))
+        codes = {(await each).refusal.code for each in stuck}
+    assert codes == {Code.POLICY_TIMEOUT}
+
+
+async def test_who_took_long_once_has_its_turn_beside_one_who_never_stops_asking(make_bench):
+    limits = Limits(cells_per_policy_max=2, pipeline_max=8)
+    bench = await make_bench(limits=limits)
+    code = bench.policy(HANGS)
+    assert await bench.value(code, {}, tenant=B) == 0
+    assert await bench.value(code, {"seconds": 0.5, "n": 1}, tenant=A) == 1
+    served, flooded, stop = 0, asyncio.Event(), asyncio.Event()
+
+    async def ask_on_and_on() -> None:
+        nonlocal served
+        while not stop.is_set():
+            await bench.value(code, {"seconds": 0.002}, tenant=B)
+            served += 1
+            if served == 100:
+                flooded.set()
+
+    flood = [asyncio.create_task(ask_on_and_on()) for _ in range(64)]
+    await asyncio.wait_for(flooded.wait(), ANSWER_SECONDS_MAX)
+    for n in range(5):
+        before = served
+        assert await bench.value(code, {"n": n}, tenant=A) == n
+        # What was in the pipe of one cell, while the other went on.
+        assert served - before < 20 * limits.pipeline_max
+    stop.set()
+    await asyncio.gather(*flood)

@@ -1,0 +1,417 @@
+"""Cells that are slow, die, make room or are replaced: what that costs, and whom."""
+
+# ruff: noqa: ASYNC110  # A demotion is a counter, not an event; the deadline bounds these loops.
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorage.core.events import ConsultFailed, Proposed
+from moorage.model import Code, Demand, LeaseTerms, Tenant
+from moorage.sandbox.host.sandbox import CHECKS_MAX, CHECKS_WAITING_MAX, Limits, PolicyFault
+
+TERMS = LeaseTerms(ttl_seconds=60)
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
+
+
+async def test_a_timeout_costs_the_head_only_and_nothing_is_lost_or_doubled(hasty):
+    bench = hasty
+    code = bench.policy("""
+if input_data["inputs"].get("loop"):
+    while True: pass
+return input_data["inputs"]["n"]
+""")
+    await bench.value(code, {"n": -1})
+    futures = [bench.ask(code, {"n": n, "loop": n in (5, 20)}) for n in range(60)]
+    for n, future in enumerate(futures):
+        outcome = await future
+        if n in (5, 20):
+            assert outcome.refusal.code == Code.POLICY_TIMEOUT
+        else:
+            assert outcome.value == n
+    counters = bench.sandbox.report().counters
+    assert counters["timeouts"] == 2
+    assert counters["resent"] > 0
+
+
+async def test_a_crash_costs_the_head_only(bench):
+    code = bench.policy("""
+import os
+if input_data["inputs"]["n"] % 10 == 3: os._exit(7)
+return input_data["inputs"]["n"]
+""")
+    outcomes = await asyncio.gather(*[bench.ask(code, {"n": n}) for n in range(50)])
+    for n, outcome in enumerate(outcomes):
+        if n % 10 == 3:
+            assert outcome.refusal.code == Code.POLICY_CRASHED
+            assert "status 7" in outcome.refusal.reason
+        else:
+            assert outcome.value == n
+
+
+async def test_an_idle_cell_begins_at_once_and_a_busy_one_gets_the_rest_together(bench):
+    code = bench.policy("return input_data['inputs']['n']")
+    await bench.value(code, {"n": -1})
+    (cell,) = bench.sandbox._pool._group_of
+    asked = [bench.ask(code, {"n": n}) for n in range(4)]
+    assert len(cell.sent) == 1  # Before this turn of the loop is over.
+    assert [(await each).value for each in asked] == [0, 1, 2, 3]
+
+
+async def test_a_policy_that_only_burns_starts_demoted_until_it_answers(make_bench):
+    limits = Limits(evaluation_seconds=1.0, demote_seconds=0.01, circuit_overruns=0)
+    bench = await make_bench(limits=limits)
+    code = bench.policy("while input_data['inputs']['stuck']:\n    pass\nreturn 1")
+    counters = bench.sandbox.report
+    for _ in range(2):
+        assert (await bench.refusal(code, {"stuck": True})).code is Code.POLICY_TIMEOUT
+    demoted = counters().counters["demotions"]
+    # The third cell is one before it has burnt anything; it answers, and the fourth is not. On a
+    # machine that others use up it may get no time at all, and then the next one is one too.
+    async with asyncio.timeout(60):
+        while isinstance(await bench.outcome(code, {"stuck": False}), ConsultFailed):
+            demoted += 1
+    assert counters().counters["demotions"] == demoted + 1
+    assert (await bench.refusal(code, {"stuck": True})).code is Code.POLICY_TIMEOUT
+    demoted = counters().counters["demotions"]
+    assert await bench.value(code, {"stuck": False}) == 1
+    assert counters().counters["demotions"] == demoted
+
+
+async def test_what_always_overruns_rests_for_its_tenant_and_serves_the_others(make_bench):
+    begun = []
+    limits = Limits(evaluation_seconds=0.1, circuit_overruns=2, cells_per_policy_max=1)
+    bench = await make_bench(limits=limits, circuits=begun.append)
+    code = bench.policy("while input_data['inputs']['stuck']:\n    pass\nreturn 1")
+    stuck = [bench.ask(code, {"stuck": True}, tenant=Tenant("a")) for _ in range(6)]
+    honest = bench.ask(code, {"stuck": False}, tenant=Tenant("b"))
+    codes = [(await each).refusal.code for each in stuck]
+    # What waits is refused when the rest begins, and does not overrun one by one.
+    assert codes == [Code.POLICY_TIMEOUT] * 2 + [Code.BUSY] * 4
+    async with asyncio.timeout(60):  # It may get no time, as above; it never rests all the same.
+        while isinstance(answer := await honest, ConsultFailed):
+            assert answer.refusal.code is Code.POLICY_TIMEOUT
+            bench.sandbox.close_circuits(code.ref.uri)
+            honest = bench.ask(code, {"stuck": False}, tenant=Tenant("b"))
+    assert answer.value == 1
+    assert [(rest.ref, rest.tenant) for rest in begun] == [(code.ref, "a")]
+    report = bench.sandbox.report().counters
+    assert (report["rests"], report["rested"]) == (1, 4)
+    bench.sandbox.close_circuits(code.ref.uri)
+    assert bench.sandbox.rest(code.ref, Tenant("a")) is None
+    refusal = await bench.refusal(code, {"stuck": True}, tenant=Tenant("a"))
+    assert refusal.code is Code.POLICY_TIMEOUT
+
+
+async def test_what_hangs_at_every_other_request_rests_too(make_bench):
+    begun = []
+    limits = Limits(evaluation_seconds=0.1, circuit_overruns=3, cells_per_policy_max=1)
+    bench = await make_bench(limits=limits, circuits=begun.append)
+    code = bench.policy("while input_data['inputs']['stuck']:\n    pass\nreturn 1")
+    async with asyncio.timeout(60):
+        while not begun:
+            assert (await bench.refusal(code, {"stuck": True})).code is Code.POLICY_TIMEOUT
+            await bench.outcome(code, {"stuck": False})  # It may get no time, as above.
+    assert begun[0].overruns >= limits.circuit_overruns
+    assert (await bench.refusal(code, {"stuck": False})).code is Code.BUSY
+
+
+@pytest.mark.parametrize("isolation", ["per_tenant", "per_eval"])
+async def test_it_rests_with_any_isolation(make_bench, isolation):
+    limits = Limits(evaluation_seconds=0.05, circuit_overruns=2)
+    bench = await make_bench(limits=limits, isolation=isolation)
+    code = bench.policy("while True: pass")
+    # Where cells come slowly, a rest may be over before the next question: then it is longer.
+    async with asyncio.timeout(120):
+        while (await bench.refusal(code)).code is not Code.BUSY:
+            pass
+    assert bench.sandbox.report().counters["rests"] >= 1
+    assert isolation == "per_tenant" or not bench.sandbox._pool._groups
+
+
+@IN_ONE_LOOP
+async def test_cells_share_the_session_of_the_server_so_that_they_can_give_way_to_it(shared):
+    await shared.value(shared.policy("return 1"))
+    for pid in shared.sandbox._pool.spawner.living:
+        assert os.getsid(pid) == os.getsid(0)
+        assert os.getpgid(pid) != os.getpgid(0)  # Ctrl-C in a terminal is for the server alone.
+
+
+async def test_a_slow_evaluation_is_demoted_and_does_not_hold_up_others(make_bench):
+    bench = await make_bench(limits=Limits(evaluation_seconds=2.0, demote_seconds=0.01))
+    code = bench.policy("""
+if input_data["inputs"].get("loop"):
+    while True: pass
+return "quick"
+""")
+    await bench.value(code)
+    slow = bench.ask(code, {"loop": True})
+    while not bench.sandbox.report().counters.get("demotions"):
+        await asyncio.sleep(0.005)  # The watch has no event; the deadline bounds the loop.
+        assert not slow.done()
+    assert await bench.value(code) == "quick"  # The same policy, in another cell.
+    assert not slow.done()
+    assert bench.sandbox.report().cells == {"rule:1-test": 2}
+    assert (await slow).refusal.code == Code.POLICY_TIMEOUT
+
+
+async def test_what_is_forgotten_is_not_delivered(bench):
+    code = bench.first_fit()
+    bench.ask(code, demand=Demand(gpus=1), terms=TERMS, request="gone")
+    bench.sandbox.forget("gone", 1)
+    value = await bench.value(code, demand=Demand(gpus=1), terms=TERMS, request="a")
+    bench.ask(code, demand=Demand(gpus=1), terms=TERMS, request="gone2")
+    await asyncio.sleep(0)  # It is in the pipe now.
+    bench.sandbox.forget("gone2", 1)
+    other = await bench.value(code, demand=Demand(gpus=1), terms=TERMS, request="b")
+    third = await bench.value(code, demand=Demand(gpus=1), terms=TERMS, request="c")
+    assert "gone" not in bench.order
+    assert "gone2" not in bench.order
+    # What the forgotten one proposed is free again for the one after the next.
+    assert [v["gpus"] for v in (value, other, third)] == [["0"], ["2"], ["1"]]
+
+
+async def test_a_full_backlog_is_refused_at_once(make_bench):
+    bench = await make_bench(limits=Limits(queue_max=10, pipeline_max=1))
+    code = bench.policy("return 1")
+    outcomes = await asyncio.gather(*[bench.ask(code) for _ in range(40)])
+    codes = [o.refusal.code if isinstance(o, ConsultFailed) else None for o in outcomes]
+    assert codes.count(Code.BUSY) >= 28
+    assert codes.count(None) + codes.count(Code.BUSY) == 40
+    assert await bench.value(code) == 1
+
+
+STATEFUL = """
+import builtins
+seen = builtins.seen = getattr(builtins, 'seen', [])
+seen.append(input_data['inputs']['n'])
+return list(seen)
+"""
+
+
+async def test_nobody_waits_for_ever_behind_a_slow_policy(make_bench):
+    limits = Limits(
+        evaluation_seconds=5.0, queue_seconds=0.2, cells_per_policy_max=1, pipeline_max=1
+    )
+    bench = await make_bench(limits=limits)
+    slow = bench.policy("import time\ntime.sleep(0.1)\nreturn {}")
+    outcomes = await asyncio.gather(*[bench.ask(slow) for _ in range(12)])
+    refused = [each for each in outcomes if isinstance(each, ConsultFailed)]
+    assert 0 < len(refused) < 12
+    assert {each.refusal.code for each in refused} == {Code.BUSY}
+    assert "too slow for so many requests" in refused[0].refusal.reason
+
+
+async def test_what_waits_behind_a_slow_evaluation_is_begun_once_that_has_answered(make_bench):
+    limits = Limits(
+        evaluation_seconds=20.0, demote_seconds=0.01, cells_per_policy_max=1, pipeline_max=1
+    )
+    bench = await make_bench(limits=limits)
+    slow = bench.policy("import time\ntime.sleep(0.1)\nreturn input_data['inputs']['n']")
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(*[bench.ask(slow, {"n": n}) for n in range(4)])
+    assert [each.value for each in outcomes] == [0, 1, 2, 3]
+
+
+async def test_isolation_levels(make_bench):  # Class 87.
+    bench = await make_bench()
+    code = bench.policy(STATEFUL)
+    assert await bench.value(code, {"n": 1}, tenant=Tenant("a")) == [1]
+    assert await bench.value(code, {"n": 2}, tenant=Tenant("b")) == [1, 2]
+    tenants = await make_bench(isolation="per_tenant")
+    assert await tenants.value(code, {"n": 1}, tenant=Tenant("a")) == [1]
+    assert await tenants.value(code, {"n": 2}, tenant=Tenant("b")) == [2]
+    assert await tenants.value(code, {"n": 3}, tenant=Tenant("a")) == [1, 3]
+    alone = await make_bench(isolation="per_eval")
+    for n in range(5):
+        assert await alone.value(code, {"n": n}) == [n]
+    assert await asyncio.gather(*[alone.value(code, {"n": n}) for n in range(20)]) == [
+        [n] for n in range(20)
+    ]
+    assert alone.sandbox.report().cells == {}
+
+
+async def test_cells_make_room_for_each_other(make_bench):
+    bench = await make_bench(limits=Limits(cells_max=3))
+    codes = [bench.policy(f"return {n}", f"p{n}") for n in range(8)]
+    for _ in range(2):
+        values = await asyncio.gather(*[bench.value(code) for code in codes])
+        assert values == list(range(8))
+    assert sum(bench.sandbox.report().cells.values()) <= 3
+
+
+async def test_a_cell_is_replaced_after_so_many_evaluations(make_bench):
+    bench = await make_bench(limits=Limits(evaluations_per_cell_max=10))
+    code = bench.policy(STATEFUL)
+    lengths = [len(await bench.value(code, {"n": n})) for n in range(30)]
+    assert max(lengths) <= 10
+    assert bench.sandbox.report().counters["recycled"] >= 2
+
+
+@IN_ONE_LOOP
+async def test_new_defaults_of_the_same_content_take_effect(shared):
+    code = shared.policy("return parameters", parameters={"x": 1})
+    assert await shared.value(code) == {"x": 1}
+    assert await shared.value(type(code)(code.ref, code.files, {}, {"x": 2})) == {"x": 2}
+
+
+async def test_unsafe_mode_works_and_says_so_loudly(make_bench):
+    bench = await make_bench(mode="unsafe")
+    report = bench.sandbox.report()
+    assert "UNSAFE" in report.warning
+    assert "seccomp" not in report.layers
+    assert await bench.value(bench.policy("return open('/proc/self/comm').read() != ''")) is True
+
+
+@IN_ONE_LOOP
+async def test_the_report_names_the_layers_and_every_attack(shared):
+    report = shared.sandbox.report()
+    assert report.mode == "jail"
+    assert report.warning == ""
+    assert "seccomp" in report.layers
+    assert "rlimits" in report.layers
+    assert report.probes["open"].startswith("refused")
+    assert report.probes["ptrace"].startswith("killed: SIGSYS")
+
+
+async def test_closing_refuses_what_still_waits(make_bench):
+    bench = await make_bench(limits=Limits(evaluation_seconds=30.0))
+    code = bench.policy("while True: pass")
+    futures = [bench.ask(code) for _ in range(5)]
+    while not bench.sandbox.report().counters.get("demotions"):
+        await asyncio.sleep(0.005)  # As above.
+    await bench.sandbox.close()
+    assert {f.result().refusal.code for f in futures} == {Code.SHUTTING_DOWN}
+    late = bench.ask(code)
+    assert (await late).refusal.code == Code.SHUTTING_DOWN
+
+
+async def test_a_dead_zygote_is_replaced_and_nothing_waits_for_ever(bench):
+    code = bench.policy("return 1")
+    assert await bench.value(code) == 1
+    os.kill(bench.sandbox._pool.spawner._zygote.pid, signal.SIGKILL)
+    outcomes = await asyncio.wait_for(asyncio.gather(*[bench.ask(code) for _ in range(20)]), 60)
+    assert [o for o in outcomes if not isinstance(o, Proposed)] == []  # No policy is to blame.
+    async with asyncio.timeout(60):
+        while "zygote_restarts" not in bench.sandbox.report().counters:
+            await asyncio.sleep(0.005)  # The kernel ends a killed process when it gets to it.
+    assert await bench.value(code) == 1
+    assert bench.sandbox.report().counters["zygote_restarts"] == 1
+
+
+async def test_no_process_outlives_a_killed_server(tmp_path):  # Class 25.
+    script = tmp_path / "server.py"
+    script.write_text(
+        f"import asyncio, importlib.util, os, sys\n"
+        f"spec = importlib.util.spec_from_file_location('c', {str(Path(__file__).parents[1] / 'conftest.py')!r})\n"  # noqa: E501  # A path.
+        "c = importlib.util.module_from_spec(spec); spec.loader.exec_module(c)\n"
+        "async def main():\n"
+        "    bench = c.Bench(); await bench.sandbox.start()\n"
+        "    await bench.value(bench.policy('return 1'))\n"
+        "    slow = bench.ask(bench.policy('import time; time.sleep(60)', 'slow'))\n"
+        "    await asyncio.sleep(0.05)\n"
+        "    nursery = bench.sandbox._pool.spawner\n"
+        "    print(nursery._zygote.pid, *nursery.living, flush=True)\n"
+        "    await asyncio.sleep(60)\n"
+        "asyncio.run(main())\n"
+    )
+    server = await asyncio.create_subprocess_exec(
+        sys.executable, str(script), stdout=subprocess.PIPE
+    )
+    line = await asyncio.wait_for(server.stdout.readline(), 60)
+    pids = [int(pid) for pid in line.split()]
+    assert len(pids) >= 3
+    fds = [os.pidfd_open(pid) for pid in pids]
+    server.kill()
+    await server.wait()
+    loop = asyncio.get_running_loop()
+    for fd in fds:
+        ended = loop.create_future()
+        loop.add_reader(fd, lambda ended=ended: ended.done() or ended.set_result(None))
+        await asyncio.wait_for(ended, 60)
+        loop.remove_reader(fd)
+        os.close(fd)
+
+
+async def test_no_cell_is_handed_out_before_its_wall_stands(bench):  # Must-have 12.
+    for _ in range(10):
+        cell = await bench.sandbox._pool.spawner.blank()
+        status = Path(f"/proc/{cell.pid}/status").read_text()  # noqa: ASYNC240  # procfs.
+        assert "Seccomp:\t2" in status
+        assert cell.code is None  # It holds no source yet.
+        bench.sandbox._pool.spawner.destroy(cell)
+
+
+async def test_no_policy_is_blamed_for_the_death_of_its_zygote(make_bench):
+    bench = await make_bench(limits=Limits(evaluation_seconds=5.0))
+    code = bench.policy("import time\ntime.sleep(0.2)\nreturn input_data['inputs']['n']")
+    await bench.value(code, {"n": -1})
+    running = [bench.ask(code, {"n": n}) for n in range(3)]
+    checked = asyncio.ensure_future(bench.sandbox.check(bench.policy("return 1", "other")))
+    await asyncio.sleep(0)  # It is in the pipe now.
+    os.kill(bench.sandbox._pool.spawner._zygote.pid, signal.SIGKILL)
+    assert [(await each).value for each in running] == [0, 1, 2]
+    (result,) = await asyncio.gather(checked, return_exceptions=True)
+    if isinstance(result, PolicyFault):  # It was being looked at; that says nothing about it.
+        assert result.refusal.code == Code.UNAVAILABLE
+    else:
+        assert result.ok
+
+
+async def test_what_is_being_forked_when_its_zygote_dies_is_forked_by_the_next(bench):
+    at_work = bench.policy("return 1")
+    assert await bench.value(at_work) == 1
+    zygote = bench.sandbox._pool.spawner._zygote.pid
+    os.kill(zygote, signal.SIGSTOP)
+    asked = [bench.ask(bench.policy(f"return {n}", f"rule-{n}")) for n in range(4)]
+    assert await bench.value(at_work) == 1  # By now the cells of the others have been ordered.
+    os.kill(zygote, signal.SIGKILL)
+    assert [(await each).value for each in asked] == [0, 1, 2, 3]
+    assert bench.sandbox.report().counters["zygote_restarts"] == 1
+
+
+async def test_few_policies_are_checked_at_a_time_and_few_may_wait(make_bench):
+    bench = await make_bench(limits=Limits(load_seconds=0.2))
+    loop = bench.policy("return 1", "loop")
+    loop = type(loop)(loop.ref, {"function.py": b"import time\ntime.sleep(60)\n"})
+    number = CHECKS_MAX + CHECKS_WAITING_MAX + 3
+
+    async def check(tenant):
+        async with bench.sandbox.uploads.turn(tenant):
+            return await bench.sandbox.check(loop)
+
+    checks = [asyncio.ensure_future(check(f"t{each % 2}")) for each in range(number)]
+    done, _ = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
+    living = len(bench.sandbox._pool.spawner.living)
+    assert living <= CHECKS_MAX + bench.sandbox._limits.spares
+    results = await asyncio.gather(*checks, return_exceptions=True)
+    busy = [each for each in results if isinstance(each, PolicyFault)]
+    assert [fault.refusal.code for fault in busy] == [Code.BUSY] * 3
+    assert {each.result() if not each.exception() else None for each in done} == {None}
+    stopped = [each for each in results if not isinstance(each, PolicyFault)]
+    assert all("did not load" in each.findings[0].message for each in stopped)
+
+
+async def test_a_registered_policy_does_not_wait_behind_uploads_to_be_checked_again(make_bench):
+    bench = await make_bench(limits=Limits(load_seconds=5))
+    good = bench.policy("return 1")
+    loop = type(good)(good.ref, {"function.py": b"while True: pass\n"})
+    number = CHECKS_MAX + CHECKS_WAITING_MAX
+
+    async def check(turns, code):
+        async with turns.turn("t"):
+            return await bench.sandbox.check(code)
+
+    waiting = bench.sandbox.uploads
+    uploads = [asyncio.ensure_future(check(waiting, loop)) for _ in range(number)]
+    await asyncio.sleep(0)  # Each of them is begun, or waits for its turn.
+    assert (await check(bench.sandbox.rechecks, good)).ok
+    assert not all(each.done() for each in uploads)
+    for each in uploads:
+        each.cancel()
+    await asyncio.gather(*uploads, return_exceptions=True)
