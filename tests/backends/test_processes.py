@@ -190,10 +190,6 @@ async def test_more_processors_than_the_machine_has_are_refused_of_a_lease_too(b
     [
         (ServiceResourceSpec(command=["sleep", "9"], host="no such host"), "not known"),
         (ServiceResourceSpec(command=["sleep", "9"], host="x" * 300), "host|label|Name"),
-        (
-            ServiceResourceSpec(command=["sleep", "9"], readiness=Readiness(path="\n")),
-            "InvalidURL",
-        ),
     ],
 )
 async def test_whatever_the_machine_says_of_one_workload_is_told_of_that_one(backend, spec, reason):

@@ -91,6 +91,8 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "restart_grace_seconds": ("0", "0", 0.0),
         "requeue_pause_seconds": ("0.25", "0.25", 0.25),
         "checkpoint_every_facts": ("100", "100", 100),
+        "history_days": ("7", "7", 7),
+        "history_mib_max": ("65", "65", 65),
         "cluster_service_url": ("http://r", '"http://r"', "http://r"),
         "global_cluster_metrics_url": ("http://m:1", '"http://m:1/"', "http://m:1"),
         "global_block_metrics_url": ("http://m:2", '"http://m:2/"', "http://m:2"),

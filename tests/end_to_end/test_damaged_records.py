@@ -147,11 +147,10 @@ def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path, doo
                 more.settimeout(5)
                 more.connect(("127.0.0.1", int(place)))
             descriptors = Path(f"/proc/{process.pid}/fd")
-            until(lambda: len(list(descriptors.iterdir())) >= 120)
             for op in ("exec", "logs") * 10:
                 kept.send(asking(op, lease))
                 assert json.loads(kept.recv(30))["success"]
-            assert len(list(descriptors.iterdir())) < 200
+            until(lambda: len(list(descriptors.iterdir())) <= 128)
         release(server, lease)
         in_state(server, lease, "ended")
         server.close()

@@ -277,14 +277,15 @@ class Daemon:
 
     async def _open_doors(self) -> tuple[int, int]:
         config = self._config
+        limits = descriptors.connection_limits()
         settings = GatewaySettings(
             sessions_max=config.sessions_max,
-            descriptors_max=descriptors.connections_max(),
+            connections_max=limits.gateway,
             message_bytes_max=config.message_bytes_max,
             deflate=config.deflate,
             origins=names(config),
         )
-        if config.sessions_max > descriptors.connections_max():
+        if config.sessions_max > limits.gateway:
             log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
         self._gateway = Gateway(self._admission, settings, self._tokens.tenant)
         services = HttpServices(
@@ -302,8 +303,7 @@ class Daemon:
             readiness=self._readiness,
             metrics_text=self._measures.text,
         )
-        most = settings.descriptors_max
-        web = WebServer(services, origins=names(config), descriptors_max=most)
+        web = WebServer(services, origins=names(config), connections_max=limits.web)
         http_port = await web.start(config.http_host, config.http_port)
         self._closing.push_async_callback(web.close)
         port = await self._gateway.start(config.host, config.port, http_port)

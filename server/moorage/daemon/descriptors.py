@@ -7,7 +7,10 @@ while there are fewer than `SPARE`.
 
 import os
 import resource
+from dataclasses import dataclass
 from typing import Final
+
+from moorage.web.connections import CONNECTIONS_MAX
 
 RESERVED: Final = 128
 """Not for connections; where the system allows few, half of them all."""
@@ -21,15 +24,25 @@ def raise_limit() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def connections_max() -> int:
-    """Return the number that no descriptor of a connection may reach."""
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """How many connections each port may have open, so that `RESERVED` descriptors are left."""
+
+    web: int
+    gateway: int
+
+
+def connection_limits() -> ConnectionLimits:
+    """Return what this system allows: at most a quarter of it to HTTP."""
     limit = _limit()
-    return limit - min(RESERVED, limit // 2)
+    most = limit - min(RESERVED, limit // 2)
+    web = min(CONNECTIONS_MAX, most // 4)
+    return ConnectionLimits(web, most - web)
 
 
 def too_few(sessions_max: int) -> str:
     """Return what to say where fewer sessions fit than the settings allow."""
-    most = connections_max()
+    most = connection_limits().gateway
     reason = (
         f"sessions_max is {sessions_max}, and the system lets this process open {_limit()} files"
     )

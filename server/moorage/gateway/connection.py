@@ -38,7 +38,7 @@ class GatewayConnection(ServerConnection):
         registry: set["GatewayConnection"],
         opening: Peers["GatewayConnection"],
         opening_max: int,
-        descriptors_max: int | None,
+        connections_max: int,
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -46,7 +46,7 @@ class GatewayConnection(ServerConnection):
         self.opening = opening
         self.opening_max = opening_max
         self.address = ""
-        self.descriptors_max = descriptors_max
+        self.connections_max = connections_max
         self.session_id = SessionId("")
         self.tenant: Tenant | None = None
         self.bearer: str | None = None
@@ -87,15 +87,13 @@ class GatewayConnection(ServerConnection):
         """Enter the registry, and cut the oldest that has no session where there are too many."""
         super().connection_made(transport)
         self.recv_messages.resume = self._read_on
-        number = self.transport.get_extra_info("socket").fileno()
-        many = self.descriptors_max is not None and number >= self.descriptors_max
         self.address = (self.transport.get_extra_info("peername") or ("",))[0]
         self.registry.add(self)
         self.opening.add(self, self.address)
         surplus = None
         if self.opening.count(self.address) > most_of_one(self.opening_max):
             surplus = self.opening.oldest(self.address)
-        elif many or len(self.opening) > self.opening_max:
+        elif len(self.opening) > self.opening_max or len(self.registry) > self.connections_max:
             surplus = self.opening.oldest()
         if surplus is not None:
             self.opening.remove(surplus)

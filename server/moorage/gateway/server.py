@@ -130,7 +130,7 @@ class Gateway:
                 registry=self._connections,
                 opening=self._opening,
                 opening_max=settings.handshakes_max,
-                descriptors_max=settings.descriptors_max,
+                connections_max=settings.connections_max,
             ),
         )
         port_bound: int = self._server.sockets[0].getsockname()[1]

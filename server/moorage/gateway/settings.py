@@ -30,8 +30,8 @@ class GatewaySettings:
         sessions_max: Open sessions, three quarters of them of one address. Beyond it: HTTP 503.
         handshakes_max: Connections without a session yet, three quarters of them of one address,
             and as many again that the kernel keeps for us. Beyond it: the oldest is cut.
-        descriptors_max: Number of a connection's file descriptor from which on the oldest without
-            a session is cut: the rest of them are the server's own. None: no such number.
+        connections_max: Connections with and without a session. Beyond it: the oldest of the
+            latter is cut.
         inflight_max: Messages of a session whose replies are not yet written. Beyond it the
             socket is not read; nothing is dropped.
         parked_max: Messages of a session that wait in the queue and so do not count as in
@@ -55,7 +55,7 @@ class GatewaySettings:
     write_buffer_bytes_max: int = 32_768
     sessions_max: int = SESSIONS_MAX
     handshakes_max: int = HANDSHAKES_MAX
-    descriptors_max: int | None = None
+    connections_max: int = SESSIONS_MAX + HANDSHAKES_MAX
     inflight_max: int = INFLIGHT_MAX
     parked_max: int = PARKED_MAX
     events_max: int = EVENTS_MAX

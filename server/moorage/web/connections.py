@@ -20,15 +20,11 @@ from moorage.protocol.peers import Peers, most_of_one
 __all__ = ["HEALTH", "Connections", "HttpConnection"]
 
 CONNECTIONS_MAX: Final = 2_048
-"""Open connections; beyond it, one that is idle is closed."""
-CONNECTIONS_PER_ADDRESS_MAX: Final = most_of_one(CONNECTIONS_MAX)
-"""Those of one address; likewise."""
+"""Open connections; beyond it, or beyond three quarters of it for one address, one that is idle is
+closed. Less where the system lets this process open few files."""
 RESERVED_MAX: Final = 64
-"""Connections that are never busy with anything but health."""
-REQUESTS_MAX: Final = CONNECTIONS_MAX - RESERVED_MAX
-"""Requests under way; beyond it: 503, but for health."""
-REQUESTS_PER_ADDRESS_MAX: Final = CONNECTIONS_PER_ADDRESS_MAX - RESERVED_MAX
-"""Those of one address; likewise."""
+"""Connections that are never busy with anything but health; a quarter where there are few. Of the
+others, and of one address's, each may have a request under way; beyond that: 503."""
 HEAD_SECONDS_MAX: Final = 10.0
 """How long the head of a request may take, from its first byte, or from the connection's start; and
 what is left of a body after its answer. Then the connection is closed."""
@@ -44,22 +40,15 @@ class Connections:
     """All connections of a port.
 
     Args:
-        descriptors_max: Number of a connection's file descriptor from which on an idle one gives
-            way, the new one itself where there is no other; None: no such number.
+        most: How many there may be.
 
     """
 
-    def __init__(self, descriptors_max: int | None = None) -> None:
-        self._descriptors_max = descriptors_max
+    def __init__(self, most: int = CONNECTIONS_MAX) -> None:
+        self._most, self._most_of_one = most, most_of_one(most)
+        self._reserved = min(RESERVED_MAX, most // 4)
         self._idle: Peers[HttpConnection] = Peers()
         self._busy: Peers[HttpConnection] = Peers()
-
-    def note_new(self, connection: "HttpConnection") -> None:
-        """Note a connection, and close an idle one where there are too many."""
-        self.note(connection, busy=False)
-        number = connection.transport.get_extra_info("socket").fileno()
-        if self._descriptors_max is not None and number >= self._descriptors_max:
-            self._close(self._idle.oldest())
 
     def note(self, connection: "HttpConnection", *, busy: bool) -> None:
         """Note what a connection does, and close an idle one where there are too many."""
@@ -67,9 +56,9 @@ class Connections:
         now, before = (self._busy, self._idle) if busy else (self._idle, self._busy)
         before.remove(connection)
         now.add(connection, address)
-        if self._idle.count(address) + self._busy.count(address) > CONNECTIONS_PER_ADDRESS_MAX:
+        if self._idle.count(address) + self._busy.count(address) > self._most_of_one:
             self._close(self._idle.oldest(address))
-        elif len(self._idle) + len(self._busy) > CONNECTIONS_MAX:
+        elif len(self._idle) + len(self._busy) > self._most:
             self._close(self._idle.oldest())
 
     def _close(self, connection: "HttpConnection | None") -> None:
@@ -85,7 +74,8 @@ class Connections:
     def crowded(self, address: str) -> bool:
         """Tell whether a request of an address, which is counted already, is one too many."""
         ours = self._busy.count(address)
-        return len(self._busy) > REQUESTS_MAX or ours > REQUESTS_PER_ADDRESS_MAX
+        many, too_many = len(self._busy), self._most - self._reserved
+        return many > too_many or ours > self._most_of_one - self._reserved
 
 
 class HttpConnection(H11Protocol):
@@ -109,7 +99,6 @@ class HttpConnection(H11Protocol):
         """Enter, and wait for a request."""
         super().connection_made(transport)
         self.address = self.client[0] if self.client else ""
-        self._connections.note_new(self)
         self._changed()
 
     def connection_lost(self, exc: Exception | None) -> None:

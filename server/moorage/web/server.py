@@ -21,7 +21,7 @@ from moorage.protocol.origins import Origins
 from moorage.web.app import create_app
 from moorage.web.bodies import failure
 from moorage.web.checks import RequestChecks
-from moorage.web.connections import Connections, HttpConnection
+from moorage.web.connections import CONNECTIONS_MAX, Connections, HttpConnection
 from moorage.web.services import WebServices
 
 __all__ = ["WebServer"]
@@ -44,8 +44,7 @@ class WebServer:
         drain_seconds: How long requests may go on after `close`; then they are answered 503
             `shutting_down`.
         origins: Under which names, and for whose pages, requests are answered.
-        descriptors_max: Number of a connection's file descriptor from which on an idle one gives
-            way: the rest of them are the server's own. None: no such number.
+        connections_max: Open connections; beyond it, an idle one gives way.
 
     """
 
@@ -55,9 +54,9 @@ class WebServer:
         drain_seconds: int = DRAIN_SECONDS,
         origins: Origins = Origins(),  # noqa: B008  # It cannot be changed.
         *,
-        descriptors_max: int | None = None,
+        connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        connections = Connections(descriptors_max)
+        connections = Connections(connections_max)
         self._checks = RequestChecks(_Drained(create_app(services)), origins, connections)
         config = uvicorn.Config(
             self._checks,
