@@ -243,7 +243,7 @@ def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_p
     go = tmp_path / "go"
     script = 'test -e "$0.once" && exec sleep 1000; touch "$0.once"; '
     script += 'until test -e "$0"; do sleep 0.02; done; echo broken; exit 7'
-    with killed(tmp_path) as running:
+    with killed(tmp_path / "data") as running:
         server = Server(running)
         fill(server, gpus=1)
         lease = run(server, ["sh", "-c", script, str(go)], ttl=60)
@@ -262,8 +262,8 @@ def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_p
         os.kill(running.pid, signal.SIGKILL)
         dead(running.pid)
         server.close()
-    assert marked(tmp_path) == {}
-    with daemon(tmp_path) as running:
+    assert marked(tmp_path / "data") == {}
+    with daemon(tmp_path / "data") as running:
         server = Server(running)
         assert status(server, lease)["state"] == "queued"
         (row,) = server.say({"op": "queue"})[0]["data"]["waiting"]
@@ -273,7 +273,7 @@ def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_p
         again = in_state(server, lease, "active")
         assert again["workload"]["attempt"] == 2
         assert len(again["placement"]) == 1
-        assert marked(tmp_path).keys() == {lease["id"]}
+        assert marked(tmp_path / "data").keys() == {lease["id"]}
         release(server, lease)
         in_state(server, lease, "ended")
         server.close()
@@ -282,7 +282,7 @@ def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_p
 def test_what_failed_is_tried_again_after_a_pause_that_outlasts_kill_9(tmp_path, monkeypatch):
     """Its GPU is free, and stays so until then; a lease says until when it pauses."""
     monkeypatch.setenv(PAUSE, "1.5")
-    with killed(tmp_path) as running:
+    with killed(tmp_path / "data") as running:
         server = Server(running)
         fill(server, gpus=1)
         lease = run(server, ["sh", "-c", ONCE, str(tmp_path / "once")])
@@ -295,7 +295,7 @@ def test_what_failed_is_tried_again_after_a_pause_that_outlasts_kill_9(tmp_path,
         os.kill(running.pid, signal.SIGKILL)
         dead(running.pid)
         server.close()
-    with daemon(tmp_path) as running:
+    with daemon(tmp_path / "data") as running:
         server = Server(running)
         again = in_state(server, lease, "active")
         assert again["granted_at"] >= queued["retry_at"]
@@ -355,7 +355,7 @@ def test_random_kills_while_workloads_fail_start_nothing_twice(tmp_path):
     command = ["sh", "-c", script, str(starts)]
     held: dict[str, dict] = {}
     for number in range(25):
-        with killed(tmp_path) as running:
+        with killed(tmp_path / "data") as running:
             server = Server(running)
             if number == 0:
                 fill(server, gpus=4)
@@ -372,7 +372,7 @@ def test_random_kills_while_workloads_fail_start_nothing_twice(tmp_path):
             os.kill(running.pid, signal.SIGKILL)
             dead(running.pid)
             server.close()
-    with daemon(tmp_path) as running:
+    with daemon(tmp_path / "data") as running:
         server = Server(running)
         for lease in held.values():
             until(lambda lease=lease: status(server, lease)["workload"]["attempt"] == 3)
