@@ -16,7 +16,7 @@ PYTHONS := python3.13 python3.12 python3.11 python3 python
 
 .PHONY: help
 help: ## Show what there is to make.
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-21s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo
 	@echo "PYTHON=python3.12 chooses the interpreter of .venv; 'make clean' first if there is one."
 
@@ -43,9 +43,17 @@ test-fast: $(VENV)/dev ## Run the tests that take seconds.
 	$(BIN)/pytest -m "not heavy" -n auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: test-heavy
-test-heavy: $(VENV)/dev ## Run the tests that take minutes, those that measure last and one by one.
+test-heavy: $(VENV)/dev kubernetes-tools ## Run the tests that take minutes, those that measure last and one by one.
 	$(BIN)/pytest -m "heavy and not quiet" -n 2 --dist loadfile
 	$(BIN)/pytest -m quiet
+
+.PHONY: kubernetes-tools
+kubernetes-tools: $(VENV)/dev ## Build the Kubernetes that tests need, once; without Go they skip.
+	@$(BIN)/python tests/kubernetes/kubernetes_binaries.py
+
+.PHONY: kubernetes-playground
+kubernetes-playground: $(VENV)/dev ## Run a Kubernetes of fake GPU nodes, and a moored beside it.
+	@$(BIN)/python tests/kubernetes/playground.py
 
 .PHONY: format
 format: $(VENV)/dev ## Format the sources and mend what can be mended.

@@ -11,6 +11,7 @@ ACROSS = {
     "benchmarks",
     "house",
     "browser",
+    "kubernetes",  # The control plane that tests of several packages use.
 }
 OUTSIDE = {"clients": "clients/moorage_client", "policies": "policies/moorage_policies"}
 # Packages whose behaviour is tested there, as a whole, rather than file by file.

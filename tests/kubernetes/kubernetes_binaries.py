@@ -1,0 +1,134 @@
+"""The programs of a Kubernetes control plane, built once per machine from `tools/*/go.mod`.
+
+The fixtures ask for them, and `python tests/kubernetes/kubernetes_binaries.py` builds them ahead.
+A program in the folder that `KUBEBUILDER_ASSETS` names is taken as it is. All others are built
+with Go into `$XDG_CACHE_HOME/moorage-tests`: some six minutes and 0.3 GB of downloads on two
+cores, once; Go's own caches make the next build one of seconds.
+"""
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+TOOLS: Final = Path(__file__).parent / "tools"
+BUILD_SECONDS_MAX: Final = 2400
+"""For all of them, on a machine that is busy with other things, too."""
+
+KUBERNETES: Final = "1.34.4"
+_MAJOR, _MINOR, _ = KUBERNETES.split(".")
+_VERSION: Final = "-X k8s.io/component-base/version.git"
+_LINKING: Final = (
+    f"-s -w {_VERSION}Version=v{KUBERNETES} {_VERSION}Major={_MAJOR} {_VERSION}Minor={_MINOR}"
+)
+
+
+@dataclass(frozen=True)
+class Program:
+    """What to build: a package, and the folder of `tools` whose go.mod names its version."""
+
+    module: str
+    package: str
+
+
+PROGRAMS: Final = {
+    "etcd": Program("etcd", "go.etcd.io/etcd/server/v3"),
+    "kube-apiserver": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-apiserver"),
+    "kube-controller-manager": Program(
+        "kubernetes", "k8s.io/kubernetes/cmd/kube-controller-manager"
+    ),
+    "kube-scheduler": Program("kubernetes", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    "kwok": Program("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    "kubectl": Program("kubernetes", "k8s.io/kubernetes/cmd/kubectl"),
+}
+CONTROL_PLANE: Final = tuple(name for name in PROGRAMS if name != "kubectl")
+
+
+class BinariesError(Exception):
+    """A program is not here and cannot be built; the message says why and what to do."""
+
+
+def binaries(*names: str) -> dict[str, Path]:
+    """Return where the programs are; those that are missing are built first.
+
+    Raises:
+        BinariesError: One is missing, and Go is, too; or Go could not build it.
+
+    """
+    found = {name: _given(name) or _built(name) for name in names or CONTROL_PLANE}
+    missing = [name for name, path in found.items() if not path.exists()]
+    if missing:
+        _build(missing)
+    return found
+
+
+def _given(name: str) -> Path | None:
+    folder = os.environ.get("KUBEBUILDER_ASSETS")
+    path = Path(folder, name) if folder else None
+    return path if path and path.exists() else None
+
+
+def _built(name: str) -> Path:
+    """Return where a program lies that was built of what its go.mod says now."""
+    program = PROGRAMS[name]
+    files = [TOOLS / program.module / each for each in ("go.mod", "go.sum")]
+    content = b"\0".join([*(each.read_bytes() for each in files), _LINKING.encode()])
+    return _cache() / f"{name}-{hashlib.sha256(content).hexdigest()[:12]}" / name
+
+
+def _cache() -> Path:
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(home, "moorage-tests", "kubernetes")
+
+
+def _build(missing: list[str]) -> None:
+    go = shutil.which("go")
+    if go is None:
+        raise BinariesError(
+            f"no Go here to build {', '.join(missing)}: install Go 1.24 or newer (go.dev/dl), "
+            "or have KUBEBUILDER_ASSETS name a folder with these programs"
+        )
+    _cache().mkdir(parents=True, exist_ok=True)
+    with (_cache() / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Another run of the tests may be building them.
+        for name in missing:
+            if not _built(name).exists():
+                print(f"Building {name} for tests with Kubernetes, once.", file=sys.stderr)
+                _build_one(go, name)
+
+
+def _build_one(go: str, name: str) -> None:
+    program, target = PROGRAMS[name], _built(name)
+    target.parent.mkdir(exist_ok=True)
+    unfinished = target.with_suffix(".unfinished")
+    command = ["nice", "-n", "19", go, "build", "-buildvcs=false", "-ldflags", _LINKING]
+    try:
+        built = subprocess.run(
+            [*command, "-o", unfinished, program.package],
+            cwd=TOOLS / program.module,
+            env={**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"},
+            capture_output=True,
+            text=True,
+            timeout=BUILD_SECONDS_MAX,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BinariesError(f"building {name} took over {BUILD_SECONDS_MAX} s") from error
+    if built.returncode:
+        said = "\n".join(built.stderr.splitlines()[-10:])
+        raise BinariesError(f"Go could not build {name}:\n{said}")
+    unfinished.rename(target)
+
+
+if __name__ == "__main__":
+    try:
+        for _name, _path in binaries(*(sys.argv[1:] or PROGRAMS)).items():
+            print(f"{_name}: {_path}")
+    except BinariesError as error:
+        # Whoever has no Go runs all other tests: those of Kubernetes are skipped with this reason.
+        print(error, file=sys.stderr)

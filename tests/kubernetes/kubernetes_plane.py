@@ -1,0 +1,461 @@
+"""A real Kubernetes control plane on loopback, with KWOK in the place of nodes and kubelets.
+
+etcd, kube-apiserver, kube-controller-manager, kube-scheduler and KWOK run as children, each with
+free ports and certificates of its own, and end with the process that started them, however that
+ends. Nothing in it is simulated but what a machine would do: pods run by the stages of
+`kwok.yaml`, which `kubernetes_objects.pod` tells how long and how well.
+"""
+
+import contextlib
+import csv
+import faulthandler
+import random
+import signal
+import socket
+import ssl
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from string import Template
+from typing import Any, Final, Self, TypeVar
+
+import httpx
+import pytest
+import yaml
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from kubernetes_binaries import BinariesError, binaries
+from kubernetes_objects import device_class
+
+HERE: Final = Path(__file__).parent
+READY_SECONDS_MAX: Final = 120.0
+"""How long a program may take to be of use; three seconds where nothing else runs."""
+POLL_SECONDS: Final = 0.05
+USERS: Final = ("admin", "moorage", "nobody")
+"""Who may log in: an administrator, and two whom RBAC grants nothing unless a test does."""
+NODE_GRACE_SECONDS: Final = 20
+"""A node counts as lost when its kubelet has said nothing for so long."""
+KINDS: Final[Mapping[str, tuple[str, bool]]] = {
+    "ClusterRole": ("rbac.authorization.k8s.io/v1", False),
+    "ClusterRoleBinding": ("rbac.authorization.k8s.io/v1", False),
+    "DeviceClass": ("resource.k8s.io/v1", False),
+    "Event": ("v1", True),
+    "Job": ("batch/v1", True),
+    "Namespace": ("v1", False),
+    "Node": ("v1", False),
+    "Pod": ("v1", True),
+    "ResourceClaim": ("resource.k8s.io/v1", True),
+    "ResourceQuota": ("v1", True),
+    "ResourceSlice": ("resource.k8s.io/v1", False),
+    "Role": ("rbac.authorization.k8s.io/v1", True),
+    "RoleBinding": ("rbac.authorization.k8s.io/v1", True),
+    "Service": ("v1", True),
+}
+"""Kind → its API version, and whether its objects lie in namespaces."""
+
+_CONTROLLERS: Final = (
+    "garbage-collector-controller",
+    "job-controller",
+    "namespace-controller",
+    "node-lifecycle-controller",
+    "pod-garbage-collector-controller",
+    "resourceclaim-controller",
+    "resourcequota-controller",
+    "root-ca-certificate-publisher-controller",
+    "serviceaccount-controller",
+    "taint-eviction-controller",
+)
+_T = TypeVar("_T")
+
+
+class PlaneError(Exception):
+    """A program of the plane ended or did not get ready, or the API server refused a call."""
+
+
+class Plane:
+    """A control plane that runs until `close`.
+
+    Args:
+        folder: An empty one; everything that the plane keeps and logs lies in it.
+
+    Attributes:
+        url: Of the API server.
+        ca: File with the certificate that its own is checked against.
+        logs: Folder with one `NAME.log` for each program.
+        pod_log: What the log of every pod says; lines `RFC3339 stdout F text`.
+
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.programs = binaries()
+        self.folder = folder
+        self.logs = folder / "logs"
+        self.pod_log = folder / "pod.log"
+        self.ca = folder / "certs" / "apiserver.crt"
+        self._starter = ThreadPoolExecutor(1)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._clients: dict[str, httpx.Client] = {}
+        self._ports = dict(zip(("etcd", "peer", "api", "kwok"), _free_ports(4), strict=True))
+        self.url = f"https://127.0.0.1:{self._ports['api']}"
+        self._write_files()
+        self._commands = self._all_commands()
+
+    @classmethod
+    @contextlib.contextmanager
+    def run(cls, folder: Path) -> Iterator[Self]:
+        """Run a plane until the block ends."""
+        plane = cls(folder)
+        try:
+            plane._start_all()
+            yield plane
+        finally:
+            plane.close()
+
+    def close(self) -> None:
+        """End every program; what they kept is thrown away."""
+        for client in self._clients.values():
+            client.close()
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            child.wait()
+        self._starter.shutdown()
+
+    # Its programs -----------------------------------------------------------------------------
+
+    def start(self, name: str) -> None:
+        """Start a program that is not running; of the API server, wait until it answers."""
+        # Whatever ends the tests, kill -9 among it, ends the plane: Linux ends a child with the
+        # thread that started it, so all are started by one that lives as long as the plane.
+        self._children[name] = self._starter.submit(self._spawn, name).result()
+        if name == "kube-apiserver":
+            self.until(self._answers, f"{self.url}/readyz answers", READY_SECONDS_MAX)
+
+    def _spawn(self, name: str) -> "subprocess.Popen[bytes]":
+        with (self.logs / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                ["setpriv", "--pdeathsig", "KILL", "--", self.programs[name]]
+                + self._commands[name],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,  # Ctrl-C is for the tests; they end the plane then.
+            )
+
+    def kill(self, name: str) -> None:
+        """End a program at once; its data and its port stay for `start`."""
+        child = self._children[name]
+        child.kill()
+        child.wait()
+
+    def pause(self, name: str) -> None:
+        """Have a program hang: it keeps its connections and answers nothing."""
+        self._children[name].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Have a paused program go on."""
+        self._children[name].send_signal(signal.SIGCONT)
+
+    def pid(self, name: str) -> int:
+        """Return the process of a program."""
+        return self._children[name].pid
+
+    def mend(self) -> None:
+        """Start whatever was killed, and have go on what was paused."""
+        for name, child in self._children.items():
+            if child.poll() is None:
+                child.send_signal(signal.SIGCONT)
+            else:
+                self.start(name)
+
+    # Its objects ------------------------------------------------------------------------------
+
+    def token(self, user: str = "admin") -> str:
+        """Return the bearer token of one of `USERS`."""
+        assert user in USERS
+        return f"token-of-{user}"
+
+    def kubeconfig(self, user: str = "admin") -> Path:
+        """Return a kubeconfig file of one of `USERS`."""
+        return self.folder / f"kubeconfig-{user}"
+
+    def call(
+        self, method: str, path: str, body: Any = None, *, user: str = "admin", **parameters: Any
+    ) -> Any:
+        """Make a call of the API and return its JSON.
+
+        Raises:
+            PlaneError: It was refused; the message has the status and what the server said.
+
+        """
+        kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        answer = self._client(user).request(
+            method, path, json=body, params=parameters, headers={"Content-Type": kind}
+        )
+        if answer.is_error:
+            raise PlaneError(f"{method} {path}: {answer.status_code}: {answer.text}")
+        return answer.json()
+
+    def create(self, *objects: dict[str, Any], user: str = "admin") -> list[dict[str, Any]]:
+        """Create objects, as `kubernetes_objects` makes them, and return them as they are then."""
+        return [
+            self.call("POST", _path(each["kind"], _namespace(each)), each, user=user)
+            for each in objects
+        ]
+
+    def get(self, kind: str, name: str, namespace: str = "default") -> dict[str, Any] | None:
+        """Return an object, or None where there is none."""
+        try:
+            return self.call("GET", _path(kind, namespace, name))
+        except PlaneError as error:
+            if ": 404: " in str(error):
+                return None
+            raise
+
+    def all(self, kind: str, namespace: str = "", **parameters: Any) -> list[dict[str, Any]]:
+        """Return all objects of a kind, of one namespace or of all."""
+        return self.call("GET", _path(kind, namespace), **parameters)["items"]
+
+    def patch(
+        self, kind: str, name: str, change: dict[str, Any], namespace: str = "default", at: str = ""
+    ) -> dict[str, Any]:
+        """Merge a change into an object, or into what `at` names, such as `status`."""
+        path = _path(kind, namespace, name)
+        return self.call("PATCH", f"{path}/{at}" if at else path, change)
+
+    def delete(self, kind: str, name: str, namespace: str = "default") -> None:
+        """Delete an object; a pod is gone when KWOK has seen it."""
+        self.call("DELETE", _path(kind, namespace, name))
+
+    def log_of(self, name: str, namespace: str = "default") -> str:
+        """Return what a pod wrote, as its kubelet has it."""
+        answer = self._client("admin").get(f"{_path('Pod', namespace, name)}/log")
+        if answer.is_error:
+            raise PlaneError(f"the log of {name}: {answer.status_code}: {answer.text}")
+        return answer.text
+
+    def clear(self) -> None:
+        """Delete everything that tests make, for the next one; waits until it is gone."""
+        kinds = ("Job", "Pod", "ResourceClaim", "ResourceSlice", "DeviceClass", "Node")
+        for kind in kinds:
+            spaces = {_namespace(each) for each in self.all(kind)} if KINDS[kind][1] else {""}
+            for namespace in spaces:
+                policy = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
+                self.call("DELETE", _path(kind, namespace), policy)
+            self.until(lambda kind=kind: not self.all(kind), f"no {kind} is left")
+
+    # Its nodes --------------------------------------------------------------------------------
+
+    def lose_node(self, name: str) -> None:
+        """Have a node's kubelet say nothing more; it counts as lost some 20 s later."""
+        self.patch("Node", name, {"metadata": {"labels": {"kubelet": None}}})
+
+    def find_node(self, name: str) -> None:
+        """Have the kubelet of a lost node report again."""
+        self.patch("Node", name, {"metadata": {"labels": {"kubelet": "up"}}})
+
+    def until(
+        self, happened: Callable[[], _T], what: str, seconds: float = READY_SECONDS_MAX
+    ) -> _T:
+        """Return the first true answer of a question that is asked again and again.
+
+        Raises:
+            PlaneError: None came in time, or a program of the plane ended meanwhile.
+
+        """
+        deadline = time.monotonic() + seconds
+        while not (answer := happened()):
+            self._check()
+            if time.monotonic() > deadline:
+                raise PlaneError(f"not after {seconds:g} s: {what}; logs are in {self.logs}")
+            time.sleep(POLL_SECONDS)  # It is somebody else's state; a watch would be no shorter.
+        return answer
+
+    # How it starts ----------------------------------------------------------------------------
+
+    def _start_all(self) -> None:
+        self.start("etcd")
+        self.start("kube-apiserver")
+        for name in ("kube-controller-manager", "kube-scheduler", "kwok"):
+            self.start(name)
+        # Without it no pod is admitted.
+        path = "/api/v1/namespaces/default/serviceaccounts"
+        self.until(lambda: self.call("GET", path)["items"], "the default ServiceAccount is there")
+
+    def _answers(self) -> bool:
+        if not self.ca.exists() or not self.ca.stat().st_size:
+            return False
+        try:
+            self.call("GET", "/version")
+            return self._client("admin").get("/readyz").is_success
+        except (httpx.TransportError, PlaneError):
+            return False
+
+    def _check(self) -> None:
+        for name, child in self._children.items():
+            if child.poll() is not None and child.returncode != -signal.SIGKILL:
+                text = (self.logs / f"{name}.log").read_text(errors="replace")
+                last = "\n".join(text.splitlines()[-10:])
+                raise PlaneError(f"{name} ended with {child.returncode}:\n{last}")
+
+    def _client(self, user: str) -> httpx.Client:
+        if user not in self._clients:
+            self._clients[user] = httpx.Client(
+                base_url=self.url,
+                verify=ssl.create_default_context(cafile=self.ca),
+                headers={"Authorization": f"Bearer {self.token(user)}"},
+                timeout=30,
+                trust_env=False,
+            )
+        return self._clients[user]
+
+    def _write_files(self) -> None:
+        self.logs.mkdir()
+        (self.folder / "certs").mkdir()
+        self.pod_log.write_text("2026-01-01T00:00:00.000000000Z stdout F started\n")
+        key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        (self.folder / "sa.key").write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM,
+                serialization.PrivateFormat.TraditionalOpenSSL,
+                serialization.NoEncryption(),
+            )
+        )
+        (self.folder / "sa.pub").write_bytes(
+            key.public_key().public_bytes(
+                serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
+            )
+        )
+        with (self.folder / "tokens.csv").open("w", newline="") as file:
+            groups = {"admin": "system:masters"}
+            csv.writer(file).writerows(
+                [self.token(user), user, user, groups.get(user, "")] for user in USERS
+            )
+        for user in USERS:
+            self.kubeconfig(user).write_text(yaml.safe_dump(self._kubeconfig(user)))
+        values = {"pod_log": self.pod_log, "kwok_port": self._ports["kwok"]}
+        stages = Template((HERE / "kwok.yaml").read_text()).substitute(values)
+        (self.folder / "kwok.yaml").write_text(stages)
+        scheduler = {
+            "apiVersion": "kubescheduler.config.k8s.io/v1",
+            "kind": "KubeSchedulerConfiguration",
+            "leaderElection": {"leaderElect": False},
+            "clientConnection": {
+                "kubeconfig": str(self.kubeconfig()),
+                "qps": 10000,
+                "burst": 10000,
+                "contentType": "application/vnd.kubernetes.protobuf",
+            },
+        }
+        (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(scheduler))
+
+    def _kubeconfig(self, user: str) -> dict[str, Any]:
+        cluster = {"server": self.url, "certificate-authority": str(self.ca)}
+        return {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "test",
+            "clusters": [{"name": "test", "cluster": cluster}],
+            "users": [{"name": user, "user": {"token": self.token(user)}}],
+            "contexts": [{"name": "test", "context": {"cluster": "test", "user": user}}],
+        }
+
+    def _all_commands(self) -> dict[str, list[str]]:
+        etcd = f"http://127.0.0.1:{self._ports['etcd']}"
+        peer = f"http://127.0.0.1:{self._ports['peer']}"
+        kubeconfig = f"--kubeconfig={self.kubeconfig()}"
+        return {
+            "etcd": [
+                "--data-dir=etcd",
+                f"--listen-client-urls={etcd}",
+                f"--advertise-client-urls={etcd}",
+                f"--listen-peer-urls={peer}",
+                f"--initial-advertise-peer-urls={peer}",
+                f"--initial-cluster=default={peer}",
+                "--unsafe-no-fsync",
+            ],
+            "kube-apiserver": [
+                f"--etcd-servers={etcd}",
+                "--cert-dir=certs",
+                f"--secure-port={self._ports['api']}",
+                "--bind-address=127.0.0.1",
+                # An address that is nobody's: without it, the machine must have a route.
+                "--advertise-address=192.0.2.1",
+                "--endpoint-reconciler-type=none",
+                "--service-account-issuer=https://kubernetes.default.svc",
+                "--service-account-key-file=sa.pub",
+                "--service-account-signing-key-file=sa.key",
+                "--token-auth-file=tokens.csv",
+                "--authorization-mode=RBAC",
+                "--service-cluster-ip-range=10.96.0.0/16",
+            ],
+            "kube-controller-manager": [
+                kubeconfig,
+                "--leader-elect=false",
+                "--secure-port=0",
+                "--service-account-private-key-file=sa.key",
+                f"--root-ca-file={self.ca}",
+                f"--controllers={','.join(_CONTROLLERS)}",
+                "--node-monitor-period=2s",
+                f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
+                "--kube-api-qps=500",
+                "--kube-api-burst=1000",
+            ],
+            "kube-scheduler": ["--config=scheduler.yaml", "--secure-port=0"],
+            "kwok": [
+                kubeconfig,
+                "--config=kwok.yaml",
+                "--manage-all-nodes=false",
+                "--manage-nodes-with-label-selector=kubelet=up",
+            ],
+        }
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
+    """A control plane that all tests of a file share."""
+    faulthandler.cancel_dump_traceback_later()  # A build takes longer than any test may.
+    try:
+        binaries()
+    except BinariesError as error:
+        pytest.skip(str(error))
+    with Plane.run(tmp_path_factory.mktemp("plane")) as running:
+        yield running
+
+
+@pytest.fixture
+def fresh_plane(plane: Plane) -> Iterator[Plane]:
+    """The plane of the file, whole and with nothing in it but the device class of `DRIVER`."""
+    plane.create(device_class())
+    yield plane
+    plane.mend()
+    plane.clear()
+
+
+def _path(kind: str, namespace: str, name: str = "") -> str:
+    version, namespaced = KINDS[kind]
+    root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+    place = f"/namespaces/{namespace}" if namespaced and namespace else ""
+    plural = kind.lower() + ("es" if kind.endswith("ss") else "s")
+    return f"{root}{place}/{plural}" + (f"/{name}" if name else "")
+
+
+def _namespace(thing: dict[str, Any]) -> str:
+    return thing["metadata"].get("namespace", "default")
+
+
+def _free_ports(count: int) -> list[int]:
+    """Return ports that nobody listens on, below those that outgoing connections are given.
+
+    A killed program finds its port free again, then.
+    """
+    found: dict[int, None] = {}
+    while len(found) < count:
+        port = random.randint(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            found[port] = None
+    return list(found)

@@ -1,0 +1,32 @@
+"""Where the programs come from: those that somebody has are taken, and no Go is said plainly."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from kubernetes_binaries import PROGRAMS
+
+SCRIPT = Path(__file__).parent / "kubernetes_binaries.py"
+
+
+def run(cache: Path, *names: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Ask for programs where there is neither Go nor anything built."""
+    variables = {**os.environ, "PATH": "", "XDG_CACHE_HOME": str(cache), **environment}
+    return subprocess.run(
+        [sys.executable, SCRIPT, *names], env=variables, capture_output=True, text=True, check=False
+    )
+
+
+def test_without_go_it_is_said_what_is_missing_and_what_to_do(tmp_path: Path) -> None:
+    ran = run(tmp_path, KUBEBUILDER_ASSETS="")
+    assert ran.returncode == 0
+    assert "no Go here to build etcd, kube-apiserver, kube-controller-manager" in ran.stderr
+    assert "KUBEBUILDER_ASSETS" in ran.stderr
+
+
+def test_programs_that_somebody_has_are_taken(tmp_path: Path) -> None:
+    for name in PROGRAMS:
+        (tmp_path / name).touch()
+    ran = run(tmp_path, KUBEBUILDER_ASSETS=str(tmp_path))
+    assert ran.stdout.splitlines() == [f"{name}: {tmp_path / name}" for name in PROGRAMS]
