@@ -1,25 +1,36 @@
-"""The documents that all readers of inventory make, and how two of one cluster become one.
+"""What all readers of inventory give, and how two documents of one cluster become one.
 
-Numbers of memory are MiB in fields that are documented in MB, as everywhere in Moorage; what a
-source gives in another unit is converted once, by its reader.
+`moorage.protocol.cluster_documents` makes the documents; the server's backends do so, too.
 """
 
-import hmac
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from moorage.protocol.cluster_documents import (
+    MIB,
+    Document,
+    cluster_document,
+    device,
+    machine_key,
+    node_document,
+)
 from moorage_client.errors import MoorageError
 
-Document = dict[str, Any]
-"""A JSON object."""
+__all__ = [
+    "MIB",
+    "Document",
+    "Inventory",
+    "InventoryError",
+    "cluster_document",
+    "combined",
+    "device",
+    "machine_key",
+    "merged",
+    "node_document",
+    "nodes_of",
+]
 
-MIB: Final = 1 << 20
-"""Bytes."""
-
-_MACHINE_ID_BYTES: Final = 16
-_APPLICATION: Final = bytes.fromhex("6f1d4f0c8d5b4b0f9f0c2b7a3e5d8c41")
-"""Of Moorage, drawn once."""
 _TOTALS: Final = ("gpus", "vcpus", "memory", "swap", "storage", "network")
 """Sums over the nodes; the server adds up those that a document lacks."""
 
@@ -53,123 +64,6 @@ class Inventory:
 
     documents: tuple[Document, ...]
     notes: tuple[str, ...] = ()
-
-
-def device(
-    model: str,
-    memory_mib: int = 0,
-    *,
-    name: str = "",
-    exclusive: bool = False,
-    link_group: str = "",
-    numa: int = -1,
-    uuid: str = "",
-    parent_uuid: str = "",
-) -> Document:
-    """Return a device for `gpus.gpus`; arguments as those of `moorage.model.Gpu`.
-
-    `uuid` tells it from all other devices, `parent_uuid` says whose part it is.
-
-    What is unknown is left out: a device without a name is called by its index.
-    """
-    known: Document = {"modelName": model, "memory": memory_mib}
-    known |= {"id": name} if name else {}
-    known |= {"exclusive": True} if exclusive else {}
-    known |= {"linkGroup": link_group} if link_group else {}
-    known |= {"uuid": uuid} if uuid else {}
-    known |= {"parentUuid": parent_uuid} if parent_uuid else {}
-    return known | ({"numa": numa} if numa >= 0 else {})
-
-
-def node_document(
-    name: str,
-    *,
-    cpu_milli: int,
-    memory_mib: int,
-    devices: Sequence[Document] = (),
-    swap_mib: int = 0,
-    rack: str = "",
-    labels: Mapping[str, str] | None = None,
-    machine_id: str = "",
-    provider_id: str = "",
-) -> Document:
-    """Return a machine for `nodes.nodeData`; sizes are those of the machine when it is empty.
-
-    `machine_id`, as `machine_key` makes it, and `provider_id` say which machine it is, whatever it
-    is called: the server registers none twice.
-    """
-    models = dict.fromkeys(each["modelName"] for each in devices)
-    node: Document = {
-        "id": name,
-        "gpus": {
-            "count": len(devices),
-            "memory": sum(each["memory"] for each in devices),
-            "gpus": list(devices),
-            "modelNames": list(models),
-        },
-        "vcpus": {"count": cpu_milli / 1000},
-        "memory": memory_mib,
-        "swap": swap_mib,
-    }
-    node |= {"machineId": machine_id} if machine_id else {}
-    node |= {"providerId": provider_id} if provider_id else {}
-    node |= {"rack": rack} if rack else {}
-    return node | ({"labels": dict(labels)} if labels else {})
-
-
-def machine_key(machine_id: str) -> str:
-    """Return what tells a machine apart, without its machine id, which others are not to know.
-
-    As `sd_id128_get_machine_app_specific` does it: what holds one cannot find out the other.
-
-    Args:
-        machine_id: As `/etc/machine-id` has it; anything else gives nothing.
-
-    """
-    try:
-        key = bytes.fromhex(machine_id.replace("-", ""))
-    except ValueError:
-        return ""
-    if len(key) != _MACHINE_ID_BYTES or not any(key):
-        return ""
-    return hmac.digest(key, _APPLICATION, "sha256")[:_MACHINE_ID_BYTES].hex()
-
-
-def cluster_document(
-    cluster_id: str,
-    nodes: Sequence[Document],
-    *,
-    tag: str,
-    description: str,
-    region: str = "",
-) -> Document:
-    """Return the body of `POST /clusters` that describes the nodes as one cluster.
-
-    Args:
-        cluster_id: Its id; empty where the caller is yet to choose one.
-        nodes: Its machines, as `node_document` makes them.
-        tag: What kind of source they came from.
-        description: The same for a person.
-        region: Where it stands; empty: not known.
-
-    """
-    region_id = {"regionId": region} if region else {}
-    return {
-        "id": cluster_id,
-        "status": "live",
-        **region_id,
-        "nodes": {"count": len(nodes), "nodeData": list(nodes)},
-        "gpus": {
-            "count": sum(node["gpus"]["count"] for node in nodes),
-            "memory": sum(node["gpus"]["memory"] for node in nodes),
-        },
-        "vcpus": {"count": sum(round(node["vcpus"]["count"] * 1000) for node in nodes) / 1000},
-        "memory": sum(node["memory"] for node in nodes),
-        "swap": sum(node["swap"] for node in nodes),
-        "tags": [tag],
-        "clusterMetadata": {"name": cluster_id, "description": description},
-        "config": {"publicHostname": "localhost"},
-    }
 
 
 def nodes_of(document: Mapping[str, Any]) -> list[Document]:

@@ -1,0 +1,141 @@
+"""Cluster documents as readers of inventory make them: devices, nodes, and a cluster of nodes.
+
+The client's imports (`moorage_client.inventory`) and the backends that watch a cluster make the
+same documents with these functions. Numbers of memory are MiB in fields that are documented in MB,
+as everywhere in Moorage; what a source gives in another unit is converted once, by its reader.
+"""
+
+import hmac
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+Document = dict[str, Any]
+"""A JSON object."""
+
+MIB: Final = 1 << 20
+"""Bytes."""
+
+_MACHINE_ID_BYTES: Final = 16
+_APPLICATION: Final = bytes.fromhex("6f1d4f0c8d5b4b0f9f0c2b7a3e5d8c41")
+"""Of Moorage, drawn once."""
+
+
+def device(
+    model: str,
+    memory_mib: int = 0,
+    *,
+    name: str = "",
+    exclusive: bool = False,
+    link_group: str = "",
+    numa: int = -1,
+    uuid: str = "",
+    parent_uuid: str = "",
+) -> Document:
+    """Return a device for `gpus.gpus`; arguments as those of `moorage.model.Gpu`.
+
+    `uuid` tells it from all other devices, `parent_uuid` says whose part it is.
+
+    What is unknown is left out: a device without a name is called by its index.
+    """
+    known: Document = {"modelName": model, "memory": memory_mib}
+    known |= {"id": name} if name else {}
+    known |= {"exclusive": True} if exclusive else {}
+    known |= {"linkGroup": link_group} if link_group else {}
+    known |= {"uuid": uuid} if uuid else {}
+    known |= {"parentUuid": parent_uuid} if parent_uuid else {}
+    return known | ({"numa": numa} if numa >= 0 else {})
+
+
+def node_document(
+    name: str,
+    *,
+    cpu_milli: int,
+    memory_mib: int,
+    devices: Sequence[Document] = (),
+    swap_mib: int = 0,
+    rack: str = "",
+    labels: Mapping[str, str] | None = None,
+    machine_id: str = "",
+    provider_id: str = "",
+) -> Document:
+    """Return a machine for `nodes.nodeData`; sizes are those of the machine when it is empty.
+
+    `machine_id`, as `machine_key` makes it, and `provider_id` say which machine it is, whatever it
+    is called: the server registers none twice.
+    """
+    node: Document = {
+        "id": name,
+        "gpus": gpu_group(devices),
+        "vcpus": {"count": cpu_milli / 1000},
+        "memory": memory_mib,
+        "swap": swap_mib,
+    }
+    node |= {"machineId": machine_id} if machine_id else {}
+    node |= {"providerId": provider_id} if provider_id else {}
+    node |= {"rack": rack} if rack else {}
+    return node | ({"labels": dict(labels)} if labels else {})
+
+
+def gpu_group(devices: Sequence[Document]) -> Document:
+    """Return what a node's document says of its devices."""
+    return {
+        "count": len(devices),
+        "memory": sum(each["memory"] for each in devices),
+        "gpus": list(devices),
+        "modelNames": list(dict.fromkeys(each["modelName"] for each in devices)),
+    }
+
+
+def machine_key(machine_id: str) -> str:
+    """Return what tells a machine apart, without its machine id, which others are not to know.
+
+    As `sd_id128_get_machine_app_specific` does it: what holds one cannot find out the other.
+
+    Args:
+        machine_id: As `/etc/machine-id` has it; anything else gives nothing.
+
+    """
+    try:
+        key = bytes.fromhex(machine_id.replace("-", ""))
+    except ValueError:
+        return ""
+    if len(key) != _MACHINE_ID_BYTES or not any(key):
+        return ""
+    return hmac.digest(key, _APPLICATION, "sha256")[:_MACHINE_ID_BYTES].hex()
+
+
+def cluster_document(
+    cluster_id: str,
+    nodes: Sequence[Document],
+    *,
+    tag: str,
+    description: str,
+    region: str = "",
+) -> Document:
+    """Return the body of `POST /clusters` that describes the nodes as one cluster.
+
+    Args:
+        cluster_id: Its id; empty where the caller is yet to choose one.
+        nodes: Its machines, as `node_document` makes them.
+        tag: What kind of source they came from.
+        description: The same for a person.
+        region: Where it stands; empty: not known.
+
+    """
+    region_id = {"regionId": region} if region else {}
+    return {
+        "id": cluster_id,
+        "status": "live",
+        **region_id,
+        "nodes": {"count": len(nodes), "nodeData": list(nodes)},
+        "gpus": {
+            "count": sum(node["gpus"]["count"] for node in nodes),
+            "memory": sum(node["gpus"]["memory"] for node in nodes),
+        },
+        "vcpus": {"count": sum(round(node["vcpus"]["count"] * 1000) for node in nodes) / 1000},
+        "memory": sum(node["memory"] for node in nodes),
+        "swap": sum(node["swap"] for node in nodes),
+        "tags": [tag],
+        "clusterMetadata": {"name": cluster_id, "description": description},
+        "config": {"publicHostname": "localhost"},
+    }

@@ -1,0 +1,253 @@
+"""A Node of the Kubernetes API as the document of a machine.
+
+Called by the client's import of `kubectl get nodes -o json` and by the backend that watches a
+cluster: both give a machine the same ids, labels and sizes. Sizes are what pods can have
+(`status.allocatable`, else `status.capacity`). Devices are what a device plugin advertises:
+resources whose name ends in `/gpu`, and NVIDIA's MIG instances (`nvidia.com/mig-1g.10gb`). Their
+model and memory are in labels that GPU feature discovery, AMD's labeller, GKE or Karpenter put on
+the node.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage.protocol.cluster_documents import (
+    MIB,
+    Document,
+    device,
+    machine_key,
+    node_document,
+)
+
+MODEL_LABELS: Final = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+    "karpenter.k8s.aws/instance-gpu-name",
+)
+MEMORY_LABELS: Final = ("nvidia.com/gpu.memory", "karpenter.k8s.aws/instance-gpu-memory")
+"""Of each device, in MiB."""
+RACK_LABELS: Final = (
+    "rack",
+    "topology.kubernetes.io/rack",
+    "topology.rook.io/rack",
+    "cloud.provider.com/topology-rack",
+)
+"""Kubernetes has no standard name for racks; these are in use."""
+REGION_LABEL: Final = "topology.kubernetes.io/region"
+REPLICAS_LABEL: Final = "nvidia.com/gpu.replicas"
+"""How often the device plugin advertises each device, where it lets pods take turns."""
+WHOLE_DEVICES: Final = ("/gpu", "/gpu.shared")
+"""How the names of resources end that count whole devices."""
+
+_LABELS_LEFT_OUT: Final = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
+# Dozens of CPU flags on every node, and outdated twins: no policy places workloads by them.
+
+_MIG: Final = re.compile(r"nvidia\.com/(mig-(\d+c\.)?\d+g\.(\d+)gb\S*)")
+_QUANTITY: Final = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(?:([eE][+-]?\d{1,2})|([numkKMGTPE]?i?))")
+_FACTORS: Final[Mapping[str, float]] = {
+    "n": 1e-9,
+    "u": 1e-6,
+    "m": 1e-3,
+    "": 1,
+    **{unit: 1000**power for power, unit in enumerate("kMGTPE", start=1)},
+    **{f"{unit}i": 1024**power for power, unit in enumerate("KMGTPE", start=1)},
+}
+
+
+class WrongNodeError(ValueError):
+    """A field of a node is not what the API documents.
+
+    Args:
+        path: The field, e.g. `status.allocatable.cpu`.
+        expected: What was expected there.
+
+    """
+
+    def __init__(self, path: str, expected: str) -> None:
+        super().__init__(f"{path}: expected {expected}")
+        self.path = path
+        self.expected = expected
+
+
+def quantity(given: Any) -> float | None:
+    """Return a quantity of the API, e.g. `63920m` or `528222604Ki`; None where it is none."""
+    if isinstance(given, int) and not isinstance(given, bool) and given >= 0:
+        return given
+    found = _QUANTITY.fullmatch(given) if isinstance(given, str) else None
+    if not found or found[3] not in {*_FACTORS, None}:
+        return None
+    return float(found[1] + (found[2] or "")) * _FACTORS[found[3] or ""]
+
+
+def mig_profile(resource: str) -> str:
+    """Return the MIG profile that a resource counts instances of, e.g. `mig-1g.10gb`; or ``."""
+    found = _MIG.fullmatch(resource)
+    return found[1] if found else ""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReading:
+    """A Node as JSON, and what the document of its machine says.
+
+    Raises:
+        WrongNodeError: In any method: a field is not what the API documents.
+
+    """
+
+    item: Any
+
+    def at(self, path: str) -> Any:
+        """Return what lies at a path; None where nothing does."""
+        value = self.item
+        for key in path.split("."):
+            value = value.get(key) if isinstance(value, dict) else None
+        return value
+
+    def text(self, path: str) -> str:
+        """Return the text at a path; empty where there is none."""
+        value = self.at(path)
+        if value is not None and not isinstance(value, str):
+            raise WrongNodeError(path, "a text")
+        return value or ""
+
+    def check_kind(self) -> None:
+        """Refuse what says that it is something else; items of a typed list say nothing."""
+        if self.text("kind") not in {"Node", ""}:
+            raise WrongNodeError("kind", "a Node: give the output of `kubectl get nodes -o json`")
+
+    def name(self) -> str:
+        """Return its name."""
+        name = self.text("metadata.name")
+        if not name:
+            raise WrongNodeError("metadata.name", "the name of the node")
+        return name
+
+    def labels(self) -> dict[str, str]:
+        """Return its labels, less those that no placement depends on."""
+        return {
+            key: str(value)
+            for key, value in self._group("metadata.labels").items()
+            if not key.startswith(_LABELS_LEFT_OUT)
+        }
+
+    def why_not(self) -> str:
+        """Return why no pod can start on it now; empty where one can."""
+        if self.at("spec.unschedulable") is True:
+            return "cordoned"
+        conditions = self.at("status.conditions")
+        for condition in conditions if isinstance(conditions, list) else ():
+            if isinstance(condition, dict) and condition.get("type") == "Ready":
+                return "" if condition.get("status") == "True" else "not ready"
+        return ""  # Nodes that nobody reports on, such as those of a simulator, have none.
+
+    def document(self) -> Document:
+        """Return the document of the machine."""
+        labels = self.labels()
+        return node_document(
+            self.name(),
+            cpu_milli=round(self._quantity("cpu") * 1000),
+            memory_mib=int(self._quantity("memory") / MIB),
+            devices=[*self._whole_devices(), *self._mig_devices()],
+            rack=next((labels[name] for name in RACK_LABELS if labels.get(name)), ""),
+            labels=labels,
+            machine_id=machine_key(self.text("status.nodeInfo.machineID")),
+            provider_id=self.text("spec.providerID"),
+        )
+
+    def _group(self, path: str) -> Mapping[str, Any]:
+        value = self.at(path)
+        if value is None:
+            return {}
+        if not isinstance(value, dict):
+            raise WrongNodeError(path, "an object")
+        return value
+
+    def _sizes_path(self) -> str:
+        return "status.allocatable" if self.at("status.allocatable") else "status.capacity"
+
+    def _quantity(self, resource: str) -> float:
+        path = self._sizes_path()
+        given = self._group(path).get(resource, 0)
+        amount = 0 if given is None else quantity(given)
+        if amount is None:
+            raise WrongNodeError(
+                f"{path}.{resource}", f"a quantity such as 64, 500m or 16Gi, not {given!r}"
+            )
+        return amount
+
+    def _count(self, resource: str) -> int:
+        number = self._quantity(resource)
+        if number != int(number):
+            path = f"{self._sizes_path()}.{resource}"
+            raise WrongNodeError(path, f"a whole number, not {number:g}")
+        return int(number)
+
+    def _number_label(self, name: str) -> int:
+        text = self.labels().get(name, "0")
+        if not (text.isascii() and text.isdecimal()):
+            raise WrongNodeError(f"metadata.labels.{name}", f"a whole number, not {text!r}")
+        return int(text)
+
+    def replicas(self) -> int:
+        """Return how often each device is advertised, where pods take turns on it."""
+        return max(self._number_label(REPLICAS_LABEL), 1)
+
+    def _whole_devices(self) -> list[Document]:
+        labels = self.labels()
+        model = labels.get(_first(labels, MODEL_LABELS), "")
+        memory_label = _first(labels, MEMORY_LABELS)
+        memory = self._number_label(memory_label) if memory_label else 0
+        sizes = self._group(self._sizes_path())
+        count = sum(self._count(name) for name in sizes if name.endswith(WHOLE_DEVICES))
+        # The `single` strategy advertises MIG instances under the name of whole devices.
+        instance = "-MIG-" in model
+        return [
+            device(model.removesuffix("-SHARED"), memory, exclusive=instance)
+            # Time slicing advertises one device several times; Moorage shares devices by itself.
+            for _ in range(-(-count // self.replicas()))
+        ]
+
+    def _mig_devices(self) -> list[Document]:
+        model = self.labels().get("nvidia.com/gpu.product", "")
+        devices = []
+        for resource in sorted(self._group(self._sizes_path())):
+            found = _MIG.fullmatch(resource)
+            if not found:
+                continue
+            profile = found[1]
+            memory = self._number_label(f"nvidia.com/{profile}.memory") or int(found[3]) * 1024
+            devices += [
+                device(
+                    f"{model}-{profile.replace('mig-', 'MIG-')}".lstrip("-"),
+                    memory,
+                    name=f"{profile}-{number}",
+                    exclusive=True,
+                )
+                for number in range(self._count(resource))
+            ]
+        return devices
+
+
+def without_copies(nodes: Iterable[Document]) -> tuple[list[Document], int]:
+    """Return nodes without the machine ids that several have, as copies of one disk; and how many.
+
+    Such an id tells nothing, and the server registers no machine twice.
+    """
+    found = list(nodes)
+    known = Counter(node.get("machineId") for node in found)
+    copies = {each for each, number in known.items() if each and number > 1}
+    kept = [
+        {name: value for name, value in node.items() if name != "machineId"}
+        if node.get("machineId") in copies
+        else node
+        for node in found
+    ]
+    return kept, sum(known[each] for each in copies)
+
+
+def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:
+    return next((name for name in names if labels.get(name)), "")
