@@ -1,0 +1,187 @@
+"""Calls of one cluster's API server, as bytes and as plain JSON.
+
+The client library logs in (kubeconfig with certificates, tokens and plugins; the account of a pod)
+and keeps connections. Its models are not used: they cost ten times as much as JSON, and refuse
+objects that the API server accepts. Every call has a bound of time.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final, Self
+
+import aiohttp
+import msgspec
+from kubernetes.aio.client import ApiClient, Configuration
+from kubernetes.aio.config import load_incluster_config, load_kube_config
+from kubernetes.aio.config.config_exception import ConfigException
+
+from moorage.backends.kubernetes.errors import (
+    ConfigurationError,
+    NoAnswerError,
+    RefusedError,
+)
+from moorage.backends.kubernetes.objects import ApiStatus
+
+CONNECT_SECONDS_MAX: Final = 10.0
+CALL_SECONDS_MAX: Final = 30.0
+SILENCE_SECONDS_MAX: Final = 150.0
+"""How long a stream may say nothing: more than two of the bookmarks that come every minute."""
+CONNECTIONS_MAX: Final = 64
+"""At one API server; calls beyond it wait for a free one."""
+_UNAUTHORIZED: Final = 401
+
+_STATUS: Final = msgspec.json.Decoder(ApiStatus)
+_PATCH: Final = "application/merge-patch+json"
+
+
+class ClusterConnection:
+    """An open connection to a cluster.
+
+    Args:
+        configuration: Where its API server is, and how to log in.
+        kubeconfig: Where that was read from; it is read again when what it gave has expired.
+        context: Which of its contexts.
+
+    """
+
+    def __init__(self, configuration: Configuration, kubeconfig: Path | None, context: str) -> None:
+        self._configuration = configuration
+        self._kubeconfig, self._context = kubeconfig, context
+        self._api = ApiClient(configuration)
+
+    @classmethod
+    async def open(cls, kubeconfig: Path | None = None, context: str = "") -> Self:
+        """Log in to a cluster.
+
+        Args:
+            kubeconfig: The file that says how; None: the account of the pod that this runs in, or
+                else what `KUBECONFIG` names, or else `~/.kube/config`.
+            context: Which of its contexts; empty: its current one.
+
+        Raises:
+            ConfigurationError: It cannot be read.
+
+        """
+        configuration = Configuration()
+        configuration.connection_pool_maxsize = CONNECTIONS_MAX
+        await _log_in(configuration, kubeconfig, context)
+        return cls(configuration, kubeconfig, context)
+
+    async def close(self) -> None:
+        """Close it; calls under way are broken off."""
+        await self._api.close()  # type: ignore[no-untyped-call]  # The library's.
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        await self.close()
+
+    async def read(self, path: str, **query: Any) -> bytes:
+        """Return what a GET answers.
+
+        Raises:
+            RefusedError: The API server said no.
+            NoAnswerError: It did not answer in time.
+
+        """
+        return await self._send("GET", path, query, None)
+
+    async def call(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
+        """Make any call with JSON, and return the JSON that it answers; a PATCH is merged.
+
+        Raises:
+            RefusedError: The API server said no.
+            NoAnswerError: It did not answer in time.
+
+        """
+        return msgspec.json.decode(await self._send(method, path, query, body))
+
+    async def _send(self, method: str, path: str, query: dict[str, Any], body: Any) -> bytes:
+        bound = aiohttp.ClientTimeout(CALL_SECONDS_MAX, sock_connect=CONNECT_SECONDS_MAX)
+        async with self._answer(method, path, query, body, bound) as response:
+            return await response.read()
+
+    @contextlib.asynccontextmanager
+    async def stream(self, path: str, **query: Any) -> AsyncIterator[aiohttp.StreamReader]:
+        """Open a GET whose lines come as they happen; reading raises as `read` does."""
+        bound = aiohttp.ClientTimeout(
+            None, sock_connect=CONNECT_SECONDS_MAX, sock_read=SILENCE_SECONDS_MAX
+        )
+        async with self._answer("GET", path, query, None, bound) as response:
+            yield response.content
+
+    @contextlib.asynccontextmanager
+    async def _answer(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, Any],
+        body: Any,
+        bound: aiohttp.ClientTimeout,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        try:
+            response = await self._request(method, path, query, body, bound)
+            if response.status == _UNAUTHORIZED:
+                response.release()
+                await _log_in(self._configuration, self._kubeconfig, self._context)
+                response = await self._request(method, path, query, body, bound)
+            async with response:
+                if not response.ok:
+                    raise await _refusal(response)
+                yield response
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            said = str(error) or type(error).__name__
+            raise NoAnswerError(f"{self._configuration.host}: {said}") from error
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        query: dict[str, Any],
+        body: Any,
+        bound: aiohttp.ClientTimeout,
+    ) -> aiohttp.ClientResponse:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = _PATCH if method == "PATCH" else "application/json"
+        request = await self._api.param_serialize(
+            method,
+            path,
+            query_params=[(key, value) for key, value in query.items() if value not in {"", None}],
+            header_params=headers,
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._api.call_api(*request, _request_timeout=bound, _preload_content=False)
+        response: aiohttp.ClientResponse = answer.response
+        return response
+
+
+async def _refusal(response: aiohttp.ClientResponse) -> RefusedError:
+    text = await response.read()
+    try:
+        status = _STATUS.decode(text)
+    except msgspec.MsgspecError:  # A proxy in between says it in its own way.
+        status = ApiStatus(message=text[:500].decode(errors="replace"))
+    return RefusedError(response.status, status.reason or str(response.reason), status.message)
+
+
+async def _log_in(configuration: Configuration, kubeconfig: Path | None, context: str) -> None:
+    inside = kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ
+    try:
+        if inside:
+            load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # The library's.
+        else:
+            file = str(kubeconfig) if kubeconfig else None
+            # It may run a program that fetches a token.
+            async with asyncio.timeout(CALL_SECONDS_MAX):
+                await load_kube_config(  # type: ignore[no-untyped-call]  # The library's.
+                    file, context or None, configuration, persist_config=False
+                )
+    except (ConfigException, OSError, ValueError, TimeoutError) as error:
+        place = "the pod's account" if inside else kubeconfig or "the default kubeconfig"
+        raise ConfigurationError(f"{place}: {str(error) or type(error).__name__}") from error

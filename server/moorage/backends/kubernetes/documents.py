@@ -1,0 +1,136 @@
+"""The cluster document of what is known of a Kubernetes cluster: records in, document out. No I/O.
+
+A node's document is what the import of `kubectl get nodes -o json` makes of it, and more:
+
+    unavailable    why no pod can start there now: `cordoned`, `not ready`
+    taints         as in its spec
+    used           what pods and claims of others take: `cpuMilli`, `memoryMib`, `gpus` (ids)
+
+and of each device that a DRA driver publishes `driver`, `pool`, `device` (the names that a claim
+is made with), `uuid`, `index`, and of MIG instances `profile` and `parentUuid`.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from moorage.backends.kubernetes.records import (
+    ClaimRecord,
+    DeviceName,
+    NodeRecord,
+    PodRecord,
+    SliceRecord,
+)
+from moorage.protocol.cluster_documents import Document, cluster_document, gpu_group
+from moorage.protocol.kubernetes_nodes import REGION_LABEL, mig_profile, without_copies
+
+_NOTHING: Final[Document] = {"cpuMilli": 0, "memoryMib": 0, "gpus": []}
+
+
+def complete_devices(slices: Iterable[SliceRecord]) -> tuple[Document, ...] | None:
+    """Return the devices of one pool; None while its driver has not published all of them."""
+    newest = max((each.generation for each in slices), default=0)
+    parts = [each for each in slices if each.generation == newest]
+    if not parts or len(parts) < parts[0].slices:
+        return None
+    return tuple(device for each in parts for device in each.devices)
+
+
+def machine_document(
+    node: NodeRecord,
+    published: Iterable[Document],
+    pods: Iterable[PodRecord],
+    claims: Mapping[DeviceName, ClaimRecord],
+    server: str,
+) -> Document:
+    """Return the document of one node.
+
+    Args:
+        node: The node.
+        published: Devices of it that DRA drivers publish; where there are any, those that a device
+            plugin counts are the same ones, and are left out.
+        pods: Those on it.
+        claims: What holds which device of it.
+        server: Whose pods and claims are our own.
+
+    """
+    document = dict(node.document)
+    own, others = list[PodRecord](), list[PodRecord]()
+    for pod in pods:
+        (own if server and pod.server == server else others).append(pod)
+    devices = sorted(published, key=_order)
+    if devices:
+        document["gpus"] = gpu_group(devices)
+        held = [
+            each["id"]
+            for each in devices
+            if (claim := claims.get((each["driver"], each["pool"], each["device"])))
+            and not (server and claim.server == server)
+        ]
+    else:
+        ours = {name for pod in own for name in pod.gpus}
+        held = _counted(node, others, ours)
+    used = {
+        "cpuMilli": sum(pod.cpu_milli for pod in others),
+        "memoryMib": sum(pod.memory_mib for pod in others),
+        "gpus": held,
+    }
+    return document | ({"used": used} if used != _NOTHING else {})
+
+
+def _order(device: Document) -> tuple[str, str, int, str]:
+    index = device.get("index", 0)
+    return device["driver"], device["pool"], index, device["device"]
+
+
+def _counted(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str]) -> list[str]:
+    """Return ids that stand for what others were given of devices that are only counted.
+
+    Which devices those are, only their kubelet knows: the last ids that no lease of ours has.
+    """
+    counts: dict[str, int] = {}
+    for pod in others:
+        for resource, number in pod.counts:
+            profile = mig_profile(resource)
+            counts[profile] = counts.get(profile, 0) + number
+    held = list[str]()
+    ids = [each["id"] for each in node.document["gpus"]["gpus"]]
+    for profile, number in sorted(counts.items()):
+        if profile:
+            places, taken = [each for each in ids if each.startswith(f"{profile}-")], number
+        else:
+            places, taken = [each for each in ids if each.isdecimal()], -(-number // node.replicas)
+        free = [each for each in places if each not in ours]
+        held += free[len(free) - min(taken, len(free)) :]
+    return held
+
+
+def whole_document(cluster_id: str, machines: Iterable[Document]) -> Document:
+    """Return the document of a cluster, with its machines in the order of their names."""
+    nodes, _ = without_copies(sorted(machines, key=lambda node: str(node["id"])))
+    regions = {node.get("labels", {}).get(REGION_LABEL, "") for node in nodes}
+    return cluster_document(
+        cluster_id,
+        nodes,
+        tag="kubernetes",
+        description="Nodes of a Kubernetes cluster",
+        region=regions.pop() if len(regions) == 1 else "",
+    )
+
+
+def offered_document(document: Document) -> Document:
+    """Return the document with what can be had of it now, for a fleet to place workloads in.
+
+    Nodes that no pod can start on are left out; the others are as large as what others leave.
+    """
+    nodes = [_offered(node) for node in document["nodes"]["nodeData"] if "unavailable" not in node]
+    return whole_document(document["id"], nodes)
+
+
+def _offered(node: Document) -> Document:
+    used = node.get("used", _NOTHING)
+    cores = max(round(node["vcpus"]["count"] * 1000) - used["cpuMilli"], 0) / 1000
+    return node | {
+        "vcpus": {"count": cores},
+        "memory": max(node["memory"] - used["memoryMib"], 0),
+        "gpus": gpu_group([x for x in node["gpus"]["gpus"] if x["id"] not in used["gpus"]]),
+    }

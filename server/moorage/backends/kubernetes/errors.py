@@ -1,0 +1,30 @@
+"""What can go wrong between here and a cluster; the tree is drawn in the package's docstring."""
+
+
+class KubernetesError(Exception):
+    """The cluster cannot be asked; the message says why."""
+
+
+class ConfigurationError(KubernetesError):
+    """Its kubeconfig cannot be read, or names no such context."""
+
+
+class NoAnswerError(KubernetesError):
+    """Its API server did not answer in time, or broke off."""
+
+
+class RefusedError(KubernetesError):
+    """Its API server said no.
+
+    Args:
+        status: The code of HTTP; 410: what was asked for is no longer remembered.
+        reason: One word of the API, such as `Forbidden` or `AlreadyExists`.
+        message: A sentence of the API server.
+
+    """
+
+    def __init__(self, status: int, reason: str, message: str) -> None:
+        super().__init__(f"the API server refused with {status} {reason}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message

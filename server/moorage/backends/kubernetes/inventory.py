@@ -1,0 +1,233 @@
+"""A cluster's document, kept up to date while the cluster changes.
+
+    async with (
+        await ClusterConnection.open(kubeconfig) as connection,
+        ClusterInventory(connection, "west", server="moorage-1") as inventory,
+    ):
+        seen = await inventory.listed()
+        while True:
+            document = inventory.document()
+            seen = await inventory.changed(seen)
+
+Nodes, pods, ResourceSlices and ResourceClaims are watched; of each object only its record is kept
+(`records`). A change has the documents of the nodes that it touches made anew, and no others.
+"""
+
+import asyncio
+import time
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Final, NoReturn, Self
+
+import msgspec
+
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.documents import (
+    complete_devices,
+    machine_document,
+    whole_document,
+)
+from moorage.backends.kubernetes.errors import KubernetesError
+from moorage.backends.kubernetes.objects import ApiPod, ApiResourceClaim, ApiResourceSlice
+from moorage.backends.kubernetes.records import (
+    ClaimRecord,
+    DeviceName,
+    NodeRecord,
+    PodRecord,
+    SliceRecord,
+    claim_record,
+    node_record,
+    pod_record,
+    slice_record,
+)
+from moorage.backends.kubernetes.watching import Kind, ObjectWatcher
+from moorage.protocol.cluster_documents import Document
+
+RESOURCE_API: Final = "/apis/resource.k8s.io/v1"
+"""Since Kubernetes 1.34. Of older clusters only counted devices are known."""
+LIST_SECONDS_MAX: Final = 60.0
+
+_POD: Final = msgspec.json.Decoder(ApiPod)
+_SLICE: Final = msgspec.json.Decoder(ApiResourceSlice)
+_CLAIM: Final = msgspec.json.Decoder(ApiResourceClaim)
+
+_NODES: Final = Kind("nodes", "/api/v1/nodes", lambda raw: node_record(msgspec.json.decode(raw)))
+_PODS: Final = Kind(
+    "pods",
+    "/api/v1/pods",
+    lambda raw: pod_record(_POD.decode(raw)),
+    "status.phase!=Succeeded,status.phase!=Failed",
+)
+_SLICES: Final = Kind(
+    "resourceslices",
+    f"{RESOURCE_API}/resourceslices",
+    lambda raw: slice_record(_SLICE.decode(raw)),
+)
+_CLAIMS: Final = Kind(
+    "resourceclaims",
+    f"{RESOURCE_API}/resourceclaims",
+    lambda raw: claim_record(_CLAIM.decode(raw)),
+)
+
+_Pool = tuple[str, str]
+"""Driver, and name of the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatchHealth:
+    """How well one kind of object is known.
+
+    Args:
+        kind: Which, e.g. `pods`.
+        error: Why it cannot be read now; empty: it can.
+        silent_seconds: Since the API server last said something of it.
+        lists: How often it was listed as a whole.
+
+    """
+
+    kind: str
+    error: str
+    silent_seconds: float
+    lists: int
+
+
+class ClusterInventory:
+    """What a cluster has and what others use of it.
+
+    Args:
+        connection: To the cluster; it stays open when the inventory is closed.
+        cluster_id: The id that its document has.
+        server: The value of the label `records.SERVER_LABEL` of our own pods and claims; empty:
+            none is ours.
+
+    Attributes:
+        version: Grows with every change of the document.
+
+    """
+
+    def __init__(self, connection: ClusterConnection, cluster_id: str, server: str = "") -> None:
+        self.version = 0
+        self._cluster_id = cluster_id
+        self._server = server
+        self._nodes = ObjectWatcher(connection, _NODES, self._node_changed)
+        self._pods = ObjectWatcher(connection, _PODS, self._pod_changed)
+        self._slices = ObjectWatcher(connection, _SLICES, self._slice_changed)
+        self._claims = ObjectWatcher(connection, _CLAIMS, self._claim_changed)
+        self._watchers: tuple[ObjectWatcher[Any], ...] = (
+            self._nodes,
+            self._pods,
+            self._slices,
+            self._claims,
+        )
+        self._pods_on = defaultdict[str, dict[str, PodRecord]](dict)
+        self._slices_of = defaultdict[_Pool, dict[str, SliceRecord]](dict)
+        self._pools_on = defaultdict[str, dict[_Pool, tuple[Document, ...]]](dict)
+        self._claimed: dict[DeviceName, ClaimRecord] = {}
+        self._machines: dict[str, Document] = {}
+        self._stale: set[str] = set()
+        self._moved = asyncio.Event()
+        self._tasks: list[asyncio.Task[NoReturn]] = []
+
+    async def __aenter__(self) -> Self:
+        self._tasks = [asyncio.create_task(each.run()) for each in self._watchers]
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def listed(self, seconds: float = LIST_SECONDS_MAX) -> int:
+        """Wait until the cluster was read for the first time, and return the version.
+
+        Raises:
+            KubernetesError: It was not in time; the message says why.
+
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                for each in self._watchers:
+                    await each.listed.wait()
+        except TimeoutError:
+            missing = [each for each in self._watchers if not each.listed.is_set()]
+            said = "; ".join(f"{x.kind.name}: {x.error or 'no answer yet'}" for x in missing)
+            raise KubernetesError(f"not read after {seconds:g} s: {said}") from None
+        return self.version
+
+    async def changed(self, seen: int) -> int:
+        """Wait until the version is another than the one last seen, and return it."""
+        while self.version == seen:
+            self._moved.clear()
+            await self._moved.wait()
+        return self.version
+
+    def document(self) -> Document:
+        """Return the document of the cluster as it is known now; the caller may not write to it."""
+        for name in self._stale:
+            node = self._nodes.records.get(f"/{name}")
+            if node is None:
+                self._machines.pop(name, None)
+                continue
+            self._machines[name] = machine_document(
+                node,
+                [device for pool in self._pools_on[name].values() for device in pool],
+                self._pods_on[name].values(),
+                self._claimed,
+                self._server,
+            )
+        self._stale.clear()
+        return whole_document(self._cluster_id, self._machines.values())
+
+    def health(self) -> list[WatchHealth]:
+        """Return how well each kind of object is known."""
+        now = time.monotonic()
+        return [
+            WatchHealth(each.kind.name, str(each.error or ""), now - each.heard_at, each.lists)
+            for each in self._watchers
+        ]
+
+    # What changed ------------------------------------------------------------------------------
+
+    def _touch(self, *nodes: str) -> None:
+        self._stale.update(nodes)
+        self.version += 1
+        self._moved.set()
+
+    def _node_changed(self, key: str, *_: NodeRecord | None) -> None:
+        self._touch(key.removeprefix("/"))
+
+    def _pod_changed(self, key: str, old: PodRecord | None, new: PodRecord | None) -> None:
+        if old is not None:
+            del self._pods_on[old.node][key]
+            self._touch(old.node)
+        if new is not None:
+            self._pods_on[new.node][key] = new
+            self._touch(new.node)
+
+    def _slice_changed(self, key: str, old: SliceRecord | None, new: SliceRecord | None) -> None:
+        places = {(each.driver, each.pool): each.node for each in (old, new) if each is not None}
+        if old is not None:
+            del self._slices_of[old.driver, old.pool][key]
+        if new is not None:
+            self._slices_of[new.driver, new.pool][key] = new
+        for pool, node in places.items():
+            slices = self._slices_of[pool]
+            devices = complete_devices(slices.values())
+            if devices is not None:
+                self._pools_on[node][pool] = devices
+            elif not slices:
+                self._pools_on[node].pop(pool, None)
+            # Else its driver is about to publish the rest: what was complete counts until then.
+            self._touch(node)
+
+    def _claim_changed(self, _: str, old: ClaimRecord | None, new: ClaimRecord | None) -> None:
+        if old is not None:
+            for device in old.devices:
+                if self._claimed.get(device) is old:
+                    del self._claimed[device]
+        if new is not None:
+            self._claimed |= dict.fromkeys(new.devices, new)
+        for record in (old, new):
+            for driver, pool, _ in record.devices if record is not None else ():
+                slices = self._slices_of[driver, pool].values()
+                self._touch(*(each.node for each in slices))

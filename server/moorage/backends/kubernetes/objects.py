@@ -1,0 +1,188 @@
+"""What of the objects of a Kubernetes API is read; all else is dropped while it is decoded.
+
+`records` makes its records of them. Field names are those of the API.
+"""
+
+from typing import Any
+
+import msgspec
+
+Labels = dict[str, str]
+
+
+class _Read(msgspec.Struct, frozen=True):
+    """Fields that are absent have their default."""
+
+
+class ApiMeta(_Read, frozen=True, rename="camel"):
+    """`metadata` of any object."""
+
+    name: str = ""
+    namespace: str = ""
+    resource_version: str = ""
+    labels: Labels | None = None
+    annotations: Labels | None = None
+
+
+class ApiItem(_Read, frozen=True):
+    """Any object, by its name."""
+
+    metadata: ApiMeta = ApiMeta()
+
+
+class ApiListMeta(
+    _Read, frozen=True, rename={"resource_version": "resourceVersion", "token": "continue"}
+):
+    """`metadata` of a list: the state that it shows, and what the next page is asked for with."""
+
+    resource_version: str = ""
+    token: str = ""
+
+
+class ApiPage(_Read, frozen=True):
+    """One page of a list; its items are decoded one by one."""
+
+    metadata: ApiListMeta = ApiListMeta()
+    items: list[msgspec.Raw] | None = None
+
+
+class ApiEvent(_Read, frozen=True):
+    """One line of a watch."""
+
+    type: str = ""
+    object: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class ApiStatus(_Read, frozen=True):
+    """What an API server says when it refuses."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class ApiSizes(_Read, frozen=True):
+    """`resources` of a container or a pod."""
+
+    requests: dict[str, str | int] | None = None
+    limits: dict[str, str | int] | None = None
+
+
+class ApiContainer(_Read, frozen=True, rename="camel"):
+    """A container; one that starts first and then stays has the restart policy `Always`."""
+
+    resources: ApiSizes | None = None
+    restart_policy: str = ""
+
+
+class ApiPodSpec(_Read, frozen=True, rename="camel"):
+    """What a pod asks for, and where it is."""
+
+    node_name: str = ""
+    containers: list[ApiContainer] | None = None
+    init_containers: list[ApiContainer] | None = None
+    resources: ApiSizes | None = None
+    overhead: dict[str, str | int] | None = None
+
+
+class ApiPodStatus(_Read, frozen=True):
+    """How a pod is."""
+
+    phase: str = ""
+
+
+class ApiPod(_Read, frozen=True):
+    """A pod."""
+
+    metadata: ApiMeta = ApiMeta()
+    spec: ApiPodSpec = ApiPodSpec()
+    status: ApiPodStatus = ApiPodStatus()
+
+
+class ApiAttribute(_Read, frozen=True, rename={"text": "string", "number": "int", "flag": "bool"}):
+    """A value with its type."""
+
+    text: str | None = None
+    number: int | None = None
+    flag: bool | None = None
+    version: str | None = None
+
+
+class ApiCapacity(_Read, frozen=True):
+    """How much of something a device has."""
+
+    value: str | int = 0
+
+
+class ApiDeviceTaint(_Read, frozen=True):
+    """Why a device should not be used."""
+
+    effect: str = ""
+
+
+class ApiDevice(_Read, frozen=True, rename="camel"):
+    """A device that a DRA driver publishes."""
+
+    name: str
+    attributes: dict[str, ApiAttribute] | None = None
+    capacity: dict[str, ApiCapacity] | None = None
+    taints: list[ApiDeviceTaint] | None = None
+    consumes_counters: list[dict[str, Any]] | None = None
+
+
+class ApiPool(_Read, frozen=True, rename="camel"):
+    """The set of slices that a slice belongs to."""
+
+    name: str = ""
+    generation: int = 0
+    resource_slice_count: int = 1
+
+
+class ApiSliceSpec(_Read, frozen=True, rename="camel"):
+    """Devices of one driver; without a node's name they are reached from several nodes."""
+
+    driver: str = ""
+    node_name: str = ""
+    pool: ApiPool = ApiPool()
+    devices: list[ApiDevice] | None = None
+
+
+class ApiResourceSlice(_Read, frozen=True):
+    """A part of a pool."""
+
+    metadata: ApiMeta = ApiMeta()
+    spec: ApiSliceSpec = ApiSliceSpec()
+
+
+class ApiResult(_Read, frozen=True, rename="camel"):
+    """A device that a claim was given; with access for administrators it stays free for others."""
+
+    driver: str = ""
+    pool: str = ""
+    device: str = ""
+    admin_access: bool = False
+
+
+class ApiResults(_Read, frozen=True):
+    """The devices that a claim was given."""
+
+    results: list[ApiResult] | None = None
+
+
+class ApiAllocation(_Read, frozen=True):
+    """What a claim was given."""
+
+    devices: ApiResults | None = None
+
+
+class ApiClaimStatus(_Read, frozen=True):
+    """Whether a claim was given something."""
+
+    allocation: ApiAllocation | None = None
+
+
+class ApiResourceClaim(_Read, frozen=True):
+    """A claim on devices."""
+
+    metadata: ApiMeta = ApiMeta()
+    status: ApiClaimStatus | None = None

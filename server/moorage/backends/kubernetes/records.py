@@ -1,0 +1,238 @@
+"""What is kept of each object of a cluster: what pods and claims hold, what drivers publish.
+
+`inventory` has these made of the bytes that the API server sends, and keeps them; `documents`
+makes the cluster document of them. A function returns None where the object does not count. No I/O.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
+
+from moorage.backends.kubernetes.objects import (
+    ApiContainer,
+    ApiDevice,
+    ApiMeta,
+    ApiPod,
+    ApiResourceClaim,
+    ApiResourceSlice,
+    ApiSizes,
+)
+from moorage.protocol.cluster_documents import MIB, Document, device
+from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES, NodeReading, mig_profile, quantity
+
+SERVER_LABEL: Final = "moorage.dev/server"
+"""On pods and claims that a server made: its name. All others are somebody else's."""
+GPUS_ANNOTATION: Final = "moorage.dev/gpus"
+"""On such pods that count devices: ids of those that their lease holds, with commas."""
+
+MODEL_ATTRIBUTES: Final = ("productName", "model", "gpuModel")
+LINK_ATTRIBUTES: Final = ("linkGroup", "nvlinkGroup", "nvlinkDomain", "cliqueId")
+NUMA_ATTRIBUTES: Final = ("numaNode", "numa")
+"""Drivers name these attributes as they like; the first that a device has counts. A prefix with
+a slash, as in `resource.kubernetes.io/numaNode`, does not matter."""
+
+DeviceName = tuple[str, str, str]
+"""Driver, pool, and name of the device within it."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRecord:
+    """A node: the document of its machine, with all devices that are counted."""
+
+    document: Document
+    replicas: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PodRecord:
+    """What a pod takes of its node.
+
+    Args:
+        node: Where it is.
+        server: The Moorage server that made it; empty: somebody else did.
+        cpu_milli: What it asks for.
+        memory_mib: What it asks for.
+        counts: Pairs of an extended resource and how many of it.
+        gpus: Ids of the counted devices that its lease holds.
+
+    """
+
+    node: str
+    server: str = ""
+    cpu_milli: int = 0
+    memory_mib: int = 0
+    counts: tuple[tuple[str, int], ...] = ()
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SliceRecord:
+    """A part of a driver's pool of devices on one node."""
+
+    node: str
+    driver: str
+    pool: str
+    generation: int
+    slices: int
+    devices: tuple[Document, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimRecord:
+    """The devices that a claim was given."""
+
+    server: str
+    devices: tuple[DeviceName, ...]
+
+
+def node_record(item: Mapping[str, Any]) -> NodeRecord:
+    """Return the record of a Node.
+
+    Raises:
+        WrongNodeError: A field is not what the API documents.
+
+    """
+    reading = NodeReading(item)
+    document = reading.document()
+    for index, each in enumerate(document["gpus"]["gpus"]):
+        each.setdefault("id", str(index))
+    why_not = reading.why_not()
+    document |= {"unavailable": why_not} if why_not else {}
+    taints = reading.at("spec.taints")
+    document |= {"taints": taints} if taints else {}
+    return NodeRecord(document, reading.replicas())
+
+
+def pod_record(pod: ApiPod) -> PodRecord | None:
+    """Return the record of a pod that takes something of a node."""
+    spec = pod.spec
+    if not spec.node_name or pod.status.phase in {"Succeeded", "Failed"}:
+        return None
+    wanted = _wanted(pod)
+    annotations = pod.metadata.annotations or {}
+    return PodRecord(
+        node=spec.node_name,
+        server=_server(pod.metadata),
+        cpu_milli=round(wanted.pop("cpu", 0) * 1000),
+        memory_mib=int(wanted.pop("memory", 0) / MIB),
+        counts=tuple(
+            (name, int(amount))
+            for name, amount in sorted(wanted.items())
+            if amount and (name.endswith(WHOLE_DEVICES) or mig_profile(name))
+        ),
+        gpus=tuple(filter(None, annotations.get(GPUS_ANNOTATION, "").split(","))),
+    )
+
+
+def _wanted(pod: ApiPod) -> dict[str, float]:
+    """Return what the scheduler reserves for a pod, as it counts it."""
+    spec = pod.spec
+    running = [_requests(each.resources) for each in spec.containers or ()]
+    stays, starting = dict[str, float](), dict[str, float]()
+    for container in spec.init_containers or ():
+        own = _requests(container.resources)
+        if _stays(container):
+            stays = _sum([stays, own])
+            own = stays
+        else:
+            own = _sum([stays, own])
+        starting = _most(starting, own)
+    wanted = _most(_sum([stays, *running]), starting)
+    wanted |= _requests(spec.resources)  # What is said of the pod as a whole counts instead.
+    return _sum([wanted, _amounts(spec.overhead)])
+
+
+def _stays(container: ApiContainer) -> bool:
+    return container.restart_policy == "Always"
+
+
+def _requests(sizes: ApiSizes | None) -> dict[str, float]:
+    """Return what is requested; what has only a limit requests that much."""
+    return {} if sizes is None else _amounts(sizes.limits) | _amounts(sizes.requests)
+
+
+def _amounts(given: Mapping[str, str | int] | None) -> dict[str, float]:
+    return {name: quantity(text) or 0 for name, text in (given or {}).items()}
+
+
+def _sum(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for part in parts:
+        for name, amount in part.items():
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+def _most(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(one.get(name, 0), other.get(name, 0)) for name in {**one, **other}}
+
+
+def slice_record(found: ApiResourceSlice) -> SliceRecord | None:
+    """Return the record of a slice whose devices are those of one node."""
+    spec = found.spec
+    if not spec.node_name:
+        return None
+    devices = (_device(spec.driver, spec.pool.name, each) for each in spec.devices or ())
+    return SliceRecord(
+        node=spec.node_name,
+        driver=spec.driver,
+        pool=spec.pool.name,
+        generation=spec.pool.generation,
+        slices=spec.pool.resource_slice_count,
+        devices=tuple(each for each in devices if each is not None),
+    )
+
+
+def _device(driver: str, pool: str, found: ApiDevice) -> Document | None:
+    """Return a device for `gpus.gpus`; None for one that is no GPU to be given away."""
+    values = {
+        name.rpartition("/")[2]: next(
+            (x for x in (each.text, each.number, each.flag, each.version) if x is not None), None
+        )
+        for name, each in (found.attributes or {}).items()
+    }
+    instance = values.get("type") == "mig"
+    if any(taint.effect in {"NoSchedule", "NoExecute"} for taint in found.taints or ()):
+        return None
+    if instance and found.consumes_counters:
+        return None  # It is cut from a device that is published, too: only one can be given away.
+    memory = (found.capacity or {}).get("memory")
+    model = _first_of(values, MODEL_ATTRIBUTES, str, "")
+    if not memory and not model:
+        return None  # A network card, say.
+    profile = f"-MIG-{values['profile']}" if instance and "profile" in values else ""
+    made = device(
+        f"{model}{profile}",
+        int((quantity(memory.value) or 0) / MIB) if memory else 0,
+        name=str(values.get("uuid") or f"{pool}/{found.name}"),
+        exclusive=instance,
+        link_group=str(_first_of(values, LINK_ATTRIBUTES, (str, int), "")),
+        numa=_first_of(values, NUMA_ATTRIBUTES, int, -1),
+        uuid=str(values.get("uuid", "")),
+        parent_uuid=str(values.get("parentUUID", "")),
+    )
+    made |= {"driver": driver, "pool": pool, "device": found.name}
+    return made | {name: values[name] for name in ("index", "profile") if name in values}
+
+
+def _first_of(
+    values: Mapping[str, Any], names: tuple[str, ...], kind: Any, otherwise: _T
+) -> _T | Any:
+    return next((values[name] for name in names if isinstance(values.get(name), kind)), otherwise)
+
+
+def claim_record(claim: ApiResourceClaim) -> ClaimRecord | None:
+    """Return the record of a claim that was given devices."""
+    status = claim.status
+    if status is None or status.allocation is None or status.allocation.devices is None:
+        return None
+    results = status.allocation.devices.results or ()
+    held = (each for each in results if not each.admin_access)
+    return ClaimRecord(
+        _server(claim.metadata), tuple((each.driver, each.pool, each.device) for each in held)
+    )
+
+
+def _server(meta: ApiMeta) -> str:
+    return (meta.labels or {}).get(SERVER_LABEL, "")

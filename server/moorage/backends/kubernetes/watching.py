@@ -1,0 +1,193 @@
+"""All objects of one kind, as the API server has them: listed once, then watched.
+
+A watch that ends, breaks or hangs goes on where it was. Where the API server no longer remembers
+what came after that (410), everything is listed anew, and what vanished meanwhile is told as gone.
+The library's own `Watch` is not used: it asks again with the version that was refused with 410,
+hides when a connection broke, and decodes each object twice.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Generic, NoReturn, TypeVar
+
+import msgspec
+
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.errors import KubernetesError, NoAnswerError, RefusedError
+from moorage.backends.kubernetes.objects import ApiEvent, ApiItem, ApiMeta, ApiPage, ApiStatus
+
+PAGE_OBJECTS: Final = 500
+WATCH_SECONDS: Final = 300
+"""After so long, and up to half as long again, the API server ends a watch and it is resumed."""
+STEADY_SECONDS: Final = 5.0
+"""A watch that was longer than this did not fail."""
+PAUSE_SECONDS: Final = 0.1
+"""Doubled with each failure in a row."""
+PAUSE_SECONDS_MAX: Final = 10.0
+_GONE: Final = 410
+_NOT_FOUND: Final = 404
+
+_ITEM: Final = msgspec.json.Decoder(ApiItem)
+_PAGE: Final = msgspec.json.Decoder(ApiPage)
+_EVENT: Final = msgspec.json.Decoder(ApiEvent)
+_STATUS: Final = msgspec.json.Decoder(ApiStatus)
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Kind(Generic[R]):
+    """What to watch, and what to keep of it.
+
+    Args:
+        name: What it is called in errors and reports, e.g. `pods`.
+        path: Where the API server lists it.
+        read: Makes an object's record of its JSON; None where it does not count.
+        fields: A field selector; the API server tells what no longer meets it as deleted.
+
+    """
+
+    name: str
+    path: str
+    read: Callable[[msgspec.Raw], R | None]
+    fields: str = ""
+
+
+class ObjectWatcher(Generic[R]):
+    """The records of one kind.
+
+    Args:
+        connection: To the cluster.
+        kind: What is watched.
+        changed: Called with the key of each record that changed, and the record as it was and as it
+            is; None: not there.
+
+    Attributes:
+        records: By `namespace/name`.
+        listed: Set when they have been read for the first time.
+        lists: How often they were listed as a whole.
+        error: Why they cannot be read now; None: they can.
+        heard_at: When the API server last said something, by `time.monotonic`.
+
+    """
+
+    def __init__(
+        self,
+        connection: ClusterConnection,
+        kind: Kind[R],
+        changed: Callable[[str, R | None, R | None], None],
+    ) -> None:
+        self.kind = kind
+        self.records: dict[str, R] = {}
+        self.listed = asyncio.Event()
+        self.lists = 0
+        self.error: KubernetesError | None = None
+        self.heard_at = 0.0
+        self._connection = connection
+        self._changed = changed
+        self._version = ""
+
+    async def run(self) -> NoReturn:
+        """Keep the records up to date until it is cancelled; failures are tried again."""
+        failures = 0
+        while True:
+            began, resumed = time.monotonic(), bool(self._version)
+            try:
+                if not self._version:
+                    await self._list()
+                await self._watch()
+            except (KubernetesError, msgspec.MsgspecError, ValueError) as error:
+                self._note(error)
+                if resumed and not self._version:
+                    failures = min(failures, 1)  # To be listed anew is no failure to get through.
+            # What lasted is taken up at once; what ends again and again waits ever longer.
+            failures = 0 if time.monotonic() - began > STEADY_SECONDS else failures + 1
+            if failures > 1:
+                pause = min(PAUSE_SECONDS * 2.0 ** min(failures, 10), PAUSE_SECONDS_MAX)
+                await asyncio.sleep(pause * random.uniform(0.5, 1))  # noqa: S311  # Spreads load.
+
+    def _note(self, error: Exception) -> None:
+        if isinstance(error, RefusedError) and error.status == _GONE:
+            self._version = ""
+        if isinstance(error, RefusedError) and error.status == _NOT_FOUND:
+            self._version = ""
+            self._replace({})  # This cluster has no such kind.
+            self.listed.set()
+        if not isinstance(error, KubernetesError):  # An object that is not what the API documents.
+            self._version = ""
+            error = NoAnswerError(f"{self.kind.name} cannot be read: {error}")
+        self.error = error
+
+    async def _list(self) -> None:
+        found: dict[str, R] = {}
+        token = ""
+        while True:
+            page = _PAGE.decode(
+                await self._connection.read(
+                    self.kind.path,
+                    **{"limit": PAGE_OBJECTS, "continue": token, "fieldSelector": self.kind.fields},
+                )
+            )
+            for raw in page.items or ():
+                record = self.kind.read(raw)
+                if record is not None:
+                    found[_key(_ITEM.decode(raw).metadata)] = record
+            token = page.metadata.token
+            if not token:
+                break
+        self._replace(found)
+        self._version = page.metadata.resource_version
+        self.lists += 1
+        self._heard()
+        self.listed.set()
+
+    def _replace(self, found: dict[str, R]) -> None:
+        for key in self.records.keys() | found.keys():
+            self._put(key, found.get(key))
+
+    async def _watch(self) -> None:
+        async with self._connection.stream(
+            self.kind.path,
+            watch="true",
+            allowWatchBookmarks="true",
+            resourceVersion=self._version,
+            timeoutSeconds=round(WATCH_SECONDS * random.uniform(1, 1.5)),  # noqa: S311  # As above.
+            fieldSelector=self.kind.fields,
+        ) as lines:
+            self._heard()
+            while line := await lines.readline():
+                if not line.endswith(b"\n"):
+                    raise NoAnswerError(f"{self.kind.name}: the connection was cut")
+                self._take(_EVENT.decode(line))
+
+    def _take(self, event: ApiEvent) -> None:
+        if event.type == "ERROR":
+            status = _STATUS.decode(event.object)
+            raise RefusedError(status.code, status.reason, status.message)
+        meta = _ITEM.decode(event.object).metadata
+        if event.type != "BOOKMARK":
+            gone = event.type == "DELETED"
+            self._put(_key(meta), None if gone else self.kind.read(event.object))
+        self._version = meta.resource_version
+        self._heard()
+
+    def _heard(self) -> None:
+        self.error = None
+        self.heard_at = time.monotonic()
+
+    def _put(self, key: str, record: R | None) -> None:
+        old = self.records.get(key)
+        if record == old:
+            return
+        if record is None:
+            del self.records[key]
+        else:
+            self.records[key] = record
+        self._changed(key, old, record)
+
+
+def _key(meta: ApiMeta) -> str:
+    return f"{meta.namespace}/{meta.name}"

@@ -1,0 +1,210 @@
+"""What objects of a cluster say, as its document: no cluster is needed to see that."""
+
+from typing import Any
+
+import msgspec
+import pytest
+from kubernetes_objects import claim, gpu, mig, node, pod, resource_slice
+
+from moorage.backends.kubernetes.documents import (
+    complete_devices,
+    machine_document,
+    offered_document,
+    whole_document,
+)
+from moorage.backends.kubernetes.objects import ApiPod, ApiResourceClaim, ApiResourceSlice
+from moorage.backends.kubernetes.records import (
+    GPUS_ANNOTATION,
+    SERVER_LABEL,
+    claim_record,
+    node_record,
+    pod_record,
+    slice_record,
+)
+from moorage.catalog.documents.clusters import read_cluster_document
+
+GIB = 1 << 10
+OURS = {SERVER_LABEL: "ours"}
+
+
+def bound(made: dict[str, Any], node_name: str = "n1", phase: str = "Running") -> Any:
+    """Return the record of a pod on a node."""
+    made["spec"]["nodeName"] = node_name
+    made["status"] = {"phase": phase}
+    return pod_record(msgspec.convert(made, ApiPod))
+
+
+def published(*slices: dict[str, Any]) -> Any:
+    """Return the devices of a pool."""
+    records = [slice_record(msgspec.convert(each, ApiResourceSlice)) for each in slices]
+    return complete_devices(records)
+
+
+def allocated(made: dict[str, Any], *devices: str, **more: Any) -> Any:
+    """Return what holds which device, by one claim."""
+    results = [
+        {"request": "gpus", "driver": "gpu.nvidia.com", "pool": "n1", "device": each, **more}
+        for each in devices
+    ]
+    made["status"] = {"allocation": {"devices": {"results": results}}}
+    record = claim_record(msgspec.convert(made, ApiResourceClaim))
+    return dict.fromkeys(record.devices, record)
+
+
+def machine(made: dict[str, Any], devices: Any = (), pods: Any = (), claims: Any = None) -> Any:
+    return machine_document(node_record(made), devices, pods, claims or {}, "ours")
+
+
+def test_counted_devices_have_the_ids_that_an_import_gives_them() -> None:
+    found = machine(node("n1", gpus=2, cpu=64, memory="512Gi", labels={"rack": "r1"}))
+    assert [each["id"] for each in found["gpus"]["gpus"]] == ["0", "1"]
+    assert found["gpus"]["modelNames"] == ["NVIDIA-A100-SXM4-80GB"]
+    assert (found["vcpus"]["count"], found["memory"], found["rack"]) == (64, 512 * GIB, "r1")
+    assert {"used", "unavailable", "taints"} & found.keys() == set()
+
+
+def test_published_devices_have_an_identity_and_replace_those_that_are_counted() -> None:
+    slices = [
+        gpu(1, "GPU-b", nvlinkGroup="g0", numaNode=1),
+        gpu(0, "GPU-a", **{"resource.kubernetes.io/numaNode": 0}),
+    ]
+    found = machine(node("n1", gpus=2), published(resource_slice("n1", slices)))
+    assert found["gpus"]["gpus"] == [
+        {
+            "modelName": "NVIDIA-A100-SXM4-80GB",
+            "memory": 80 * GIB,
+            "id": "GPU-a",
+            "numa": 0,
+            "driver": "gpu.nvidia.com",
+            "pool": "n1",
+            "device": "gpu-0",
+            "uuid": "GPU-a",
+            "index": 0,
+        },
+        {
+            "modelName": "NVIDIA-A100-SXM4-80GB",
+            "memory": 80 * GIB,
+            "id": "GPU-b",
+            "linkGroup": "g0",
+            "numa": 1,
+            "driver": "gpu.nvidia.com",
+            "pool": "n1",
+            "device": "gpu-1",
+            "uuid": "GPU-b",
+            "index": 1,
+        },
+    ]
+
+
+def test_mig_instances_are_taken_whole_and_name_their_parent() -> None:
+    (found,) = published(resource_slice("n1", [mig(0, 0, "MIG-1")]))
+    assert found["exclusive"]
+    assert found["modelName"] == "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
+    assert found["memory"] == 9728
+    assert (found["profile"], found["parentUuid"]) == ("1g.10gb", "GPU-parent-0")
+
+
+def test_devices_that_nobody_can_be_given_are_left_out() -> None:
+    cut = mig(0, 0, "MIG-1") | {"consumesCounters": [{"counterSet": "gpu-0"}]}
+    sick = gpu(1, "GPU-sick") | {"taints": [{"key": "ecc", "effect": "NoExecute"}]}
+    card = {"name": "nic-0", "attributes": {"rdma": {"bool": True}}}
+    found = published(resource_slice("n1", [gpu(0, "GPU-0"), cut, sick, card]))
+    assert [each["id"] for each in found] == ["GPU-0"]
+
+
+def test_a_pool_counts_when_all_of_its_newest_slices_are_there() -> None:
+    old = resource_slice("n1", [gpu(0, "GPU-0")])
+    one = resource_slice("n1", [gpu(1, "GPU-1")], name="a", generation=2, slices=2)
+    two = resource_slice("n1", [gpu(2, "GPU-2")], name="b", generation=2, slices=2)
+    assert published(old, one) is None
+    assert [each["id"] for each in published(old, one, two)] == ["GPU-1", "GPU-2"]
+
+
+def test_what_others_hold_is_used_and_what_is_ours_is_not() -> None:
+    devices = published(resource_slice("n1", [gpu(n, f"GPU-{n}") for n in range(4)]))
+    claims = allocated(claim("theirs"), "gpu-0") | allocated(claim("c", labels=OURS), "gpu-1")
+    claims |= allocated(claim("monitor"), "gpu-2", adminAccess=True)
+    pods = [
+        bound(pod("theirs", cpu="1500m", memory="3Gi")),
+        bound(pod("own", cpu="2", labels=OURS)),
+    ]
+    found = machine(node("n1", cpu=8, memory="16Gi"), devices, pods, claims)
+    assert found["used"] == {"cpuMilli": 1500, "memoryMib": 3 * GIB, "gpus": ["GPU-0"]}
+    assert found["vcpus"]["count"] == 8
+    (offered,) = offered_document(whole_document("c1", [found]))["nodes"]["nodeData"]
+    assert [each["id"] for each in offered["gpus"]["gpus"]] == ["GPU-1", "GPU-2", "GPU-3"]
+    assert (offered["vcpus"]["count"], offered["memory"]) == (6.5, 13 * GIB)
+
+
+def test_counts_of_others_stand_for_devices_that_no_lease_of_ours_has() -> None:
+    own = pod("own", gpus=1, labels=OURS)
+    own["metadata"]["annotations"] = {GPUS_ANNOTATION: "3"}
+    pods = [bound(own), bound(pod("theirs", gpus=2))]
+    assert machine(node("n1", gpus=4), pods=pods)["used"]["gpus"] == ["1", "2"]
+
+
+def test_counts_of_mig_instances_and_of_turns_are_told_apart() -> None:
+    sliced = node("n1", gpus=8, labels={"nvidia.com/gpu.replicas": "4"})
+    assert machine(sliced, pods=[bound(pod("theirs", gpus=5))])["used"]["gpus"] == ["0", "1"]
+    parts = node("n1", gpus=1, resources={"nvidia.com/mig-1g.10gb": 2})
+    theirs = pod("theirs", gpus=1)
+    sizes = theirs["spec"]["containers"][0]["resources"]
+    sizes["limits"] = {"nvidia.com/mig-1g.10gb": "1"}
+    sizes["requests"] = {}
+    assert machine(parts, pods=[bound(theirs)])["used"]["gpus"] == ["mig-1g.10gb-1"]
+
+
+@pytest.mark.parametrize(("node_name", "phase"), [("", "Pending"), ("n1", "Failed")])
+def test_a_pod_that_takes_nothing_has_no_record(node_name: str, phase: str) -> None:
+    assert bound(pod("p1"), node_name, phase) is None
+
+
+def test_a_pod_takes_what_its_hungriest_phase_needs() -> None:
+    made = pod("p1", cpu="1", memory="1Gi")
+
+    def starting(cpu: str, **more: str) -> dict[str, Any]:
+        return {"name": "x", "resources": {"requests": {"cpu": cpu}}, **more}
+
+    made["spec"]["initContainers"] = [starting("500m", restartPolicy="Always"), starting("2")]
+    made["spec"]["overhead"] = {"cpu": "250m"}
+    assert bound(made).cpu_milli == 2750
+    made["spec"]["resources"] = {"requests": {"cpu": "4"}}
+    assert bound(made).cpu_milli == 4250
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"spec": {"unschedulable": True}}, "cordoned"),
+        ({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, "not ready"),
+    ],
+)
+def test_a_node_that_takes_no_pods_stays_in_the_document_and_is_not_offered(
+    change: dict[str, Any], why: str
+) -> None:
+    made = node("n1", gpus=1)
+    for part, value in change.items():
+        made[part] |= value
+    found = machine(made)
+    assert found["unavailable"] == why
+    assert offered_document(whole_document("c1", [found]))["nodes"]["count"] == 0
+
+
+def test_the_catalog_takes_the_document() -> None:
+    taint = {"key": "gpu", "value": "only", "effect": "NoSchedule"}
+    labels = {"topology.kubernetes.io/region": "eu-west-1"}
+    nodes = [
+        machine(node("n2", gpus=1, labels=labels)),
+        machine(
+            node("n1", labels=labels, taints=[taint]),
+            published(resource_slice("n1", [gpu(0, "GPU-0")])),
+            [bound(pod("p1"))],
+        ),
+    ]
+    read = read_cluster_document(whole_document("c1", nodes))
+    assert read.live
+    assert read.document["regionId"] == "eu-west-1"
+    assert [(each.id, [gpu.id for gpu in each.gpus]) for each in read.cluster.nodes] == [
+        ("n1", ["GPU-0"]),
+        ("n2", ["0"]),
+    ]

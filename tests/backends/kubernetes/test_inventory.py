@@ -1,0 +1,290 @@
+"""The inventory of a real cluster: it follows every change, and outlives cuts and restarts."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_objects import claim, dra_node, gpu, node, pod, resource_slice
+from kubernetes_plane import Plane
+
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.errors import (
+    ConfigurationError,
+    KubernetesError,
+    NoAnswerError,
+    RefusedError,
+)
+from moorage.backends.kubernetes.inventory import ClusterInventory
+from moorage.backends.kubernetes.records import SERVER_LABEL
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
+
+SEEN_SECONDS_MAX = 90
+
+
+class Wire:
+    """A proxy between an inventory and its API server, to cut and to mend."""
+
+    def __init__(self, plane: Plane, folder: Path) -> None:
+        self.kubeconfig = folder / "kubeconfig"
+        self._plane = plane
+        self._open: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self._port = 0
+
+    async def mend(self) -> None:
+        self._server = await asyncio.start_server(self._join, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
+        config = yaml.safe_load(self._plane.kubeconfig().read_text())
+        config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{self._port}"
+        self.kubeconfig.write_text(yaml.safe_dump(config))
+
+    async def cut(self) -> None:
+        self._server.close()
+        for each in self._open:
+            each.transport.abort()
+        await self._server.wait_closed()
+
+    async def _join(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        port = int(self._plane.url.rpartition(":")[2])
+        with contextlib.suppress(OSError):
+            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
+            self._open |= {writer, to_writer}
+            await asyncio.gather(self._pass(reader, to_writer), self._pass(to_reader, writer))
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+        self._open.discard(writer)
+
+
+@contextlib.asynccontextmanager
+async def following(kubeconfig: Path) -> AsyncIterator[ClusterInventory]:
+    async with (
+        await ClusterConnection.open(kubeconfig) as connection,
+        ClusterInventory(connection, "c1", server="ours") as inventory,
+    ):
+        await inventory.listed()
+        yield inventory
+
+
+async def seen(inventory: ClusterInventory, happened: Callable[[dict[str, Any]], Any]) -> Any:
+    """Wait until the nodes of the document, by name, are so, and return what that says."""
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while True:
+            version = inventory.version
+            nodes = {each["id"]: each for each in inventory.document()["nodes"]["nodeData"]}
+            if answer := happened(nodes):
+                return answer
+            await inventory.changed(version)
+
+
+def used(nodes: dict[str, Any], name: str) -> dict[str, Any]:
+    return nodes[name].get("used", {})
+
+
+async def test_what_was_there_is_listed(fresh_plane: Plane) -> None:
+    plane = fresh_plane
+    plane.create(*dra_node("n1", 2), node("n2", gpus=4), node("n3"))
+    plane.create(pod("theirs", gpus=3, node_name="n2", cpu="2"))
+    await asyncio.to_thread(
+        plane.until, lambda: plane.get("Pod", "theirs")["spec"].get("nodeName"), "it is bound"
+    )
+    async with following(plane.kubeconfig()) as inventory:
+        document = inventory.document()
+        nodes = {each["id"]: each for each in document["nodes"]["nodeData"]}
+        assert list(nodes) == ["n1", "n2", "n3"]
+        assert [each["id"] for each in nodes["n1"]["gpus"]["gpus"]] == ["GPU-n1-0", "GPU-n1-1"]
+        assert used(nodes, "n2") == {"cpuMilli": 2000, "memoryMib": 1024, "gpus": ["1", "2", "3"]}
+        assert document["gpus"]["count"] == 6
+        assert [(each.error, each.lists) for each in inventory.health()] == [("", 1)] * 4
+
+
+async def test_every_change_is_followed(fresh_plane: Plane) -> None:
+    plane = fresh_plane
+    async with following(plane.kubeconfig()) as inventory:
+        assert inventory.document()["nodes"]["count"] == 0
+        plane.create(node("n1", gpus=2, labels={"pool": "a"}))
+        await seen(inventory, lambda nodes: "n1" in nodes and "unavailable" not in nodes["n1"])
+        plane.patch("Node", "n1", {"metadata": {"labels": {"pool": "b"}}})
+        await seen(inventory, lambda nodes: nodes["n1"]["labels"]["pool"] == "b")
+        plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
+        await seen(inventory, lambda nodes: nodes["n1"].get("unavailable") == "cordoned")
+        await seen(inventory, lambda nodes: nodes["n1"].get("taints"))
+        plane.patch("Node", "n1", {"spec": {"unschedulable": False}})
+        await seen(inventory, lambda nodes: "unavailable" not in nodes["n1"])
+        sick = {"allocatable": {"nvidia.com/gpu": "1"}}
+        plane.patch("Node", "n1", {"status": sick}, at="status")
+        await seen(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 1)
+        plane.delete("Node", "n1")
+        await seen(inventory, lambda nodes: not nodes)
+
+
+async def test_what_others_take_is_followed_and_what_is_ours_is_not(fresh_plane: Plane) -> None:
+    plane = fresh_plane
+    plane.create(*dra_node("n1", 3))
+    ours = {SERVER_LABEL: "ours"}
+    async with following(plane.kubeconfig()) as inventory:
+        plane.create(claim("own", ["GPU-n1-0"], labels=ours))
+        plane.create(pod("own", claim_name="own", labels=ours))
+        plane.create(claim("theirs", ["GPU-n1-2"]), pod("theirs", claim_name="theirs", run="1s"))
+        await seen(inventory, lambda nodes: used(nodes, "n1").get("gpus") == ["GPU-n1-2"])
+        await seen(inventory, lambda nodes: not used(nodes, "n1"))  # Its pod has ended.
+        assert plane.get("ResourceClaim", "own")["status"]["allocation"]
+
+
+async def test_a_device_that_vanishes_vanishes(fresh_plane: Plane) -> None:
+    plane = fresh_plane
+    plane.create(*dra_node("n1", 2))
+    async with following(plane.kubeconfig()) as inventory:
+        (name,) = [each["metadata"]["name"] for each in plane.all("ResourceSlice")]
+        devices = [gpu(0, "GPU-n1-0")]
+        plane.patch("ResourceSlice", name, {"spec": {"devices": devices}})
+        await seen(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 1)
+        plane.delete("ResourceSlice", name)
+        await seen(inventory, lambda nodes: nodes["n1"]["gpus"]["count"] == 0)
+
+
+async def test_a_cut_watch_goes_on_where_it_was(fresh_plane: Plane, tmp_path: Path) -> None:
+    plane, wire = fresh_plane, Wire(fresh_plane, tmp_path)
+    await wire.mend()
+    plane.create(node("n1"), node("n2"))
+    async with following(wire.kubeconfig) as inventory:
+        await wire.cut()
+        plane.delete("Node", "n1")
+        plane.create(node("n3"), resource_slice("n3", [gpu(0, "GPU-1")]))
+        await wire.mend()
+        await seen(inventory, lambda nodes: sorted(nodes) == ["n2", "n3"])
+        await seen(inventory, lambda nodes: nodes["n3"]["gpus"]["count"] == 1)
+        assert [each.lists for each in inventory.health()] == [1] * 4
+    await wire.cut()
+
+
+async def test_what_the_api_server_no_longer_remembers_is_listed_anew(
+    fresh_plane: Plane, tmp_path: Path
+) -> None:
+    plane, wire = fresh_plane, Wire(fresh_plane, tmp_path)
+    await wire.mend()
+    plane.create(node("n1"), *dra_node("n2", 1))
+    async with following(wire.kubeconfig) as inventory:
+        await wire.cut()
+        plane.delete("Node", "n1")
+        plane.create(pod("theirs", gpus=0, cpu="3"))
+        plane.kill("kube-apiserver")
+        await asyncio.to_thread(plane.start, "kube-apiserver")
+        await wire.mend()
+        await seen(inventory, lambda nodes: sorted(nodes) == ["n2"])
+        await seen(inventory, lambda nodes: used(nodes, "n2").get("cpuMilli") == 3000)
+        assert max(each.lists for each in inventory.health()) > 1
+        plane.create(node("n3"))
+        await seen(inventory, lambda nodes: "n3" in nodes)
+    await wire.cut()
+
+
+async def test_while_the_api_server_is_away_its_health_says_so(fresh_plane: Plane) -> None:
+    plane = fresh_plane
+    plane.create(node("n1"))
+    async with following(plane.kubeconfig()) as inventory:
+        plane.kill("kube-apiserver")
+        async with asyncio.timeout(SEEN_SECONDS_MAX):
+            while not all(each.error for each in inventory.health()):  # noqa: ASYNC110  # Unheard.
+                await asyncio.sleep(0.05)  # Health is asked for, never told.
+        assert inventory.document()["nodes"]["count"] == 1
+        await asyncio.to_thread(plane.start, "kube-apiserver")
+        plane.create(node("n2"))
+        await seen(inventory, lambda nodes: "n2" in nodes)
+
+
+async def test_a_burst_of_pods_ends_in_the_truth(fresh_plane: Plane) -> None:
+    plane = fresh_plane
+    plane.create(node("n1", cpu=1000, memory="2Ti"), node("n2", cpu=1000, memory="2Ti"))
+    async with following(plane.kubeconfig()) as inventory:
+
+        def burst() -> None:
+            for number in range(150):
+                plane.create(pod(f"p{number}", run="50ms" if number % 3 else ""))
+
+        await asyncio.to_thread(burst)
+        await seen(
+            inventory,
+            lambda nodes: sum(used(nodes, each).get("cpuMilli", 0) for each in nodes) == 50_000,
+        )
+
+
+def role(*resources: str) -> list[dict[str, Any]]:
+    """Return what lets the user `moorage` read these."""
+    api = "rbac.authorization.k8s.io"
+    groups = ["", "resource.k8s.io"]
+    rules = [{"apiGroups": groups, "resources": list(resources), "verbs": ["list", "watch"]}]
+    subject = {"kind": "User", "name": "moorage", "apiGroup": api}
+    reference = {"kind": "ClusterRole", "name": "reads", "apiGroup": api}
+    meta = {"name": "reads"}
+    return [
+        {"apiVersion": f"{api}/v1", "kind": "ClusterRole", "metadata": meta, "rules": rules},
+        {
+            "apiVersion": f"{api}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": meta,
+            "roleRef": reference,
+            "subjects": [subject],
+        },
+    ]
+
+
+async def test_an_account_that_may_not_read_is_told_what_it_lacks(fresh_plane: Plane) -> None:
+    plane = fresh_plane
+    async with await ClusterConnection.open(plane.kubeconfig("moorage")) as connection:
+        with pytest.raises(RefusedError, match='cannot list resource "pods"') as refused:
+            await connection.read("/api/v1/pods")
+        assert (refused.value.status, refused.value.reason) == (403, "Forbidden")
+        plane.create(*role("nodes", "pods", "resourceclaims"))
+        async with ClusterInventory(connection, "c1") as inventory:
+            with pytest.raises(KubernetesError, match=r"resourceslices\S* is forbidden"):
+                await inventory.listed(5)
+            change = {
+                "rules": role("nodes", "pods", "resourceslices", "resourceclaims")[0]["rules"]
+            }
+            plane.patch("ClusterRole", "reads", change)
+            await inventory.listed()
+    plane.delete("ClusterRoleBinding", "reads")
+    plane.delete("ClusterRole", "reads")
+
+
+async def test_an_expired_token_is_read_again(fresh_plane: Plane, tmp_path: Path) -> None:
+    config = yaml.safe_load(fresh_plane.kubeconfig().read_text())
+    good = config["users"][0]["user"]["token"]
+    file = tmp_path / "kubeconfig"
+    config["users"][0]["user"]["token"] = "expired"  # noqa: S105  # Of a test.
+    file.write_text(yaml.safe_dump(config))
+    async with await ClusterConnection.open(file) as connection:
+        config["users"][0]["user"]["token"] = good
+        file.write_text(yaml.safe_dump(config))
+        assert await connection.call("GET", "/api/v1/nodes")
+
+
+async def test_what_cannot_be_read_or_reached_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nowhere"):
+        await ClusterConnection.open(tmp_path / "nowhere")
+    file = tmp_path / "kubeconfig"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "current-context": "c",
+                "contexts": [{"name": "c", "context": {"cluster": "c", "user": "u"}}],
+                "clusters": [{"name": "c", "cluster": {"server": "http://127.0.0.1:9"}}],
+                "users": [{"name": "u", "user": {}}],
+            }
+        )
+    )
+    with pytest.raises(ConfigurationError, match="other"):
+        await ClusterConnection.open(file, "other")
+    async with await ClusterConnection.open(file) as connection:
+        with pytest.raises(NoAnswerError, match=r"127\.0\.0\.1:9"):
+            await connection.read("/version")
