@@ -1,0 +1,128 @@
+"""A Kubernetes cluster with fake GPU nodes, and a `moored` beside it, to try things on a laptop.
+
+`make kubernetes-playground` starts it; Ctrl-C ends everything. What follows on the command line is
+for `moored serve`, e.g. `--port 0`. What the cluster has is kept in the daemon's registry while it
+changes: cordon a node with kubectl, and no lease goes there.
+"""
+
+import asyncio
+import contextlib
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from kubernetes_binaries import CONTROL_PLANE, BinariesError, binaries
+from kubernetes_objects import device_class, gpu, node, resource_slice
+from kubernetes_plane import Plane
+
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.documents import offered_document
+from moorage.backends.kubernetes.inventory import ClusterInventory
+from moorage_client.services import Services
+from moorage_policies import catalog
+
+CLUSTER_ID: Final = "playground"
+SHOWN: Final = """
+A Kubernetes cluster is up: two nodes whose GPUs a DRA driver publishes, two where a device plugin
+counts them, and one without any. Its pods are fake and its API is real.
+
+    export KUBECONFIG={kubeconfig}
+    alias kubectl={kubectl}
+    kubectl get nodes,resourceslices
+    kubectl cordon dra-1
+
+Moorage is beside it and follows what changes:
+
+    export MOORAGE_URL={ws} MOORAGE_HTTP_URL={http}
+    moorage ask first_fit:1.0-stable --gpus 2 --ttl 600
+    moorage leases
+    moorage fleet
+
+Logs are in {logs}. Ctrl-C ends all of it.
+"""
+
+
+def populate(plane: Plane) -> None:
+    """Make the nodes."""
+    plane.create(device_class())
+    rack = "topology.kubernetes.io/rack"
+    for number in (1, 2):
+        name, labels = f"dra-{number}", {rack: f"rack-{number}"}
+        devices = [
+            gpu(index, f"GPU-{name}-{index}", nvlinkGroup=f"pair-{index // 2}", numaNode=index // 2)
+            for index in range(4)
+        ]
+        plane.create(node(name, labels=labels), resource_slice(name, devices))
+        plane.create(node(f"plugin-{number}", gpus=8, labels=labels))
+    plane.create(node("cpu-1"))
+
+
+@contextlib.contextmanager
+def moored(data: Path, *options: str) -> Iterator[dict[str, Any]]:
+    """Run a daemon until the block ends; gives what it says when it is ready."""
+    tied = ["setpriv", "--pdeathsig", "TERM", "--"]  # Whatever ends this program ends it.
+    command = [sys.executable, "-P", "-m", "moorage", "serve", "--data", str(data), *options]
+    with (data.parent / "moored.log").open("w") as log:
+        daemon = subprocess.Popen(
+            [*tied, *command],
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+            start_new_session=True,  # Ctrl-C is for this program, which ends it then.
+        )
+    try:
+        line = daemon.stdout.readline()
+        if not line:
+            sys.exit("moored did not start:\n" + (data.parent / "moored.log").read_text())
+        yield json.loads(line)
+    finally:
+        daemon.terminate()
+        daemon.wait()
+        daemon.stdout.close()
+
+
+async def follow(plane: Plane, services: Services, shown: str) -> None:
+    """Have the registry show what the cluster has, for ever; once it does, show a text."""
+    async with (
+        await ClusterConnection.open(plane.kubeconfig()) as connection,
+        ClusterInventory(connection, CLUSTER_ID) as inventory,
+    ):
+        seen = await inventory.listed()
+        services.put_cluster(offered_document(inventory.document()))
+        print(shown, flush=True)
+        while True:
+            seen = await inventory.changed(seen)
+            await asyncio.to_thread(services.put_cluster, offered_document(inventory.document()))
+
+
+async def main(*options: str) -> None:
+    """Start everything, and go on until Ctrl-C."""
+    programs = binaries(*CONTROL_PLANE, "kubectl")
+    task = asyncio.current_task()
+    for each in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(each, task.cancel)
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-")))
+        (folder / "plane").mkdir()
+        plane = stack.enter_context(Plane.run(folder / "plane"))
+        populate(plane)
+        ready = stack.enter_context(moored(folder / "data", *options))
+        services = stack.enter_context(Services(ready["http"]))
+        services.publish_policy(catalog.document("first_fit"))
+        kubeconfig, kubectl = plane.kubeconfig(), programs["kubectl"]
+        shown = SHOWN.format(kubeconfig=kubeconfig, kubectl=kubectl, logs=plane.logs, **ready)
+        with contextlib.suppress(asyncio.CancelledError):
+            await follow(plane, services, shown)
+        print("Ending all of it.", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        asyncio.run(main(*sys.argv[1:]))
+    except BinariesError as error:
+        sys.exit(str(error))
