@@ -118,7 +118,7 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
             },
             "weights": {
                 "type": "object",
-                "description": "Weight by dotted path; empty takes the rule's own",
+                "description": "Weight by dotted path; empty takes the policy's own",
             },
             "refresh_seconds": {
                 "type": "number",
@@ -157,7 +157,7 @@ def document(
 
     """
     if name not in _RULES:
-        raise KeyError(f"no shipped rule {name!r}; there are {', '.join(_RULES)}")
+        raise KeyError(f"no shipped policy {name!r}; there are {', '.join(_RULES)}")
     description, schema, defaults = _RULES[name]
     return {
         "policy_rule_uri": f"{name}:{version}-{release_tag}",

@@ -1,6 +1,6 @@
 """FGD, fragmentation gradient descent: keep the free GPUs useful to the requests that will come.
 
-The rule of "Beware of Fragmentation" (USENIX ATC'23). The free GPU capacity of a node is
+The policy of "Beware of Fragmentation" (USENIX ATC'23). The free GPU capacity of a node is
 *fragmented* as far as a typical request cannot use it: because the node lacks CPU, or GPUs of an
 accepted model, or because what is left on a GPU is too small. With F(node) = the fragmented GPU
 milli, averaged over the typical requests, the score of a placement is

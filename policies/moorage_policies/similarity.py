@@ -1,7 +1,7 @@
 """Similarity: the clusters most like a given one.
 
 As the `policyRuleURI` of a search it gets the cluster documents and returns them all, the most
-alike first. As the rule of a request it proposes the first node with room in the most similar
+alike first. As the policy of a request it proposes the first node with room in the most similar
 cluster that has any: for work that ran well somewhere and shall run on the like.
 
 The distance is Gower's (Biometrics 27, 1971): per path a distance from 0 to 1, then their

@@ -30,7 +30,8 @@ app = typer.Typer(
 
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document, nothing else.")]
 SandboxOption = Annotated[
-    str | None, typer.Option(help="`jail`, or `unsafe` for rules you trust as the daemon itself.")
+    str | None,
+    typer.Option(help="`jail`, or `unsafe` for policies you trust as the daemon itself."),
 ]
 
 
@@ -42,7 +43,7 @@ def serve(
     data: Annotated[Path | None, typer.Option(help="Folder of ledger and catalog.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     sandbox: Annotated[
-        str | None, typer.Option(help="`jail`, or `unsafe` for trusted rules.")
+        str | None, typer.Option(help="`jail`, or `unsafe` for trusted policies.")
     ] = None,
 ) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
@@ -82,7 +83,7 @@ def replay(
     pods: Annotated[
         Path, typer.Option(help="CSV: name,cpu_milli,memory_mib,num_gpu,gpu_milli[,gpu_spec]")
     ],
-    policy: Annotated[str, typer.Option(help="Shipped rule that decides.")] = "expected_fill",
+    policy: Annotated[str, typer.Option(help="Shipped policy that decides.")] = "expected_fill",
     arrive: Annotated[float, typer.Option(min=0.01, max=100, help="GPU demand / capacity.")] = 1.3,
     seed: Annotated[int, typer.Option(help="Of the order of nodes and requests.")] = 42,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds, from --seed on; reports means.")] = 1,

@@ -37,7 +37,7 @@ def moorage(*words, expect=0, cwd=None):
 def test_a_policy_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_path):
     assert "best_fit:1.0-stable: passed" in moorage("policy", "test", "best_fit").stdout
     done = moorage("policy", "test", "best_fitt", expect=2)
-    assert "no shipped rule 'best_fitt'; there are first_fit, best_fit" in done.stderr
+    assert "no shipped policy 'best_fitt'; there are first_fit, best_fit" in done.stderr
     (tmp_path / "best_fit").mkdir()
     (tmp_path / "best_fit" / "function.py").write_text(POLICY)
     assert "best_fit:0-test: passed" in moorage("policy", "test", "best_fit", cwd=tmp_path).stdout
@@ -115,6 +115,6 @@ def test_policies_are_played_side_by_side(tmp_path):
         "no no/rule.py" in moorage("policy", "backtest", "no/rule.py", *words[4:], expect=2).stderr
     )
     missing = moorage("policy", "backtest", "mine", *words[4:], expect=2).stderr
-    assert "no shipped rule 'mine'" in missing
+    assert "no shipped policy 'mine'" in missing
     assert "mine:stable" in missing
     assert "plots are" in moorage(*words, "--plot", "x.pdf", expect=2).stderr

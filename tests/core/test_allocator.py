@@ -89,7 +89,7 @@ def test_a_conflict_does_not_put_a_waiter_to_sleep_while_it_fits() -> None:
         hand.grant(ask(f"fast{number}", ONE), place("n000", gpu))
         turn = hand.propose(turn, place("n000", gpu))
     assert list(hand.allocator.state.waiting) == ["slow"]
-    assert consults(turn) == ["slow"], "it fits, so its rule is asked again"
+    assert consults(turn) == ["slow"], "it fits, so its policy is asked again"
     assert isinstance(answers(hand.propose(turn, place("n001", "0")))[0], LeaseNews)
 
 

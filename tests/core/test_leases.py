@@ -106,7 +106,7 @@ def test_a_lease_without_resources_is_tried_elsewhere_first() -> None:
     hand.grant(ask("r", None, provision=AGAIN), place("n000", "0"))
     turn = fail(hand, "r")
     turn = hand.propose(turn, {"declined": "it must be n000"})
-    assert consults(turn) == ["r"], "the rule wants none of the others"
+    assert consults(turn) == ["r"], "the policy wants none of the others"
     hand.propose(turn, place("n000", "0"))
     assert hand.allocator.state.leases[RequestId("r")].attempt == 2
 
@@ -283,7 +283,7 @@ def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restar
         hand.allocator.replay(facts)
         hand.now = hand.allocator.next_deadline() or 0.0
         turn = hand.step(Tick())
-    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a rule that rests is asked again after it"
+    assert hand.now - began > 2 * OPEN_SECONDS_MAX, "a policy that rests is asked again after it"
     unanswered(hand, turn)
     ended = hand.allocator.state.ended[RequestId("r")]
     assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"

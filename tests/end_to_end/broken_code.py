@@ -184,7 +184,7 @@ ARCHIVES: Broken = {
 REQUIREMENTS: Broken = {
     "a library there is not": (
         files(requirements_txt="numpy\nrequests>=2\n"),
-        "requirements.txt line 2: 'requests>=2' is not available to rules",
+        "requirements.txt line 2: 'requests>=2' is not available to policies",
     ),
     "a requirement from elsewhere": (
         files(requirements_txt="git+https://example.org/x.git"),
@@ -223,7 +223,7 @@ POLICIES: Broken = {
     ),
     "a network library": (
         coded("import requests\n" + GOOD),
-        "'requests' cannot be imported by a rule",
+        "'requests' cannot be imported by a policy",
     ),
     "a part of a library": (
         coded("from json import nothing\n" + GOOD),

@@ -55,7 +55,7 @@ DOCUMENTS: Broken = {
     "metadata in a list": (document(metadata=[]), "metadata: expected an object"),
     "tags as a number": (document(tags=7), "tags: expected a text with commas, or a list"),
     "a code_type that is none": (document(code_type=7), "code_type: expected a text"),
-    "a type that is none": (document(type=7), "type: expected `python_class_v1`: rules"),
+    "a type that is none": (document(type=7), "type: expected `python_class_v1`: policies"),
     "a description in a list": (document(description=[]), "description: expected a text"),
     "settings in a list": (document(policy_settings=[]), "policy_settings: expected an object"),
     "parameters as a text": (

@@ -363,7 +363,7 @@ def test_provisioning_on_the_memory_backend_starts_and_stops(server):
     while state(failing) == "starting":
         pass
     why = server.say({"op": "why", "lease": failing["id"]})[0]["data"]
-    assert (why["state"], why["reason"]) == ("ended", "engine failed: no image")
+    assert (why["state"], why["reason"]) == ("ended", "backend failed: no image")
     server.say({"op": "release", "lease": lease["id"], "token": lease["token"]})
     while state(lease) == "ending":
         pass

@@ -116,7 +116,7 @@ def test_what_a_policy_does_wrong_there_is_said_here(pair, policy, code, says):
     for _ in range(8):
         error = decides.ask(policy)["error"]
         assert (error["code"], says in error["reason"]) == (code, True), error
-    assert decides.ask("shows:1-x")["success"], "a failing rule is no failing service"
+    assert decides.ask("shows:1-x")["success"], "a failing policy is no failing service"
 
 
 def test_management_is_refused_where_policies_run_elsewhere(pair):

@@ -81,7 +81,7 @@ def test_every_form_is_registered(push, server, tmp_path, form, uri):
         assert document["tags"] == "a,b"
     assert server.ask(registered, resources={"gpus": 1}, clusters=["east"])["error"]["code"] == (
         "policy_unsound"
-    ), "the rule itself was registered: it names a cluster that is not here"
+    ), "the policy itself was registered: it names a cluster that is not here"
 
 
 def test_options_go_before_the_document(push, server, tmp_path):

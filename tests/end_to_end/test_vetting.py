@@ -135,11 +135,11 @@ def test_what_examples_leave_in_the_context_is_gone(server):
         ),
         (
             {"request": {"inputs": {"answer": {"cluster_id": "east"}}}},
-            "The rule's proposal is not sound: cluster_id: expected a live cluster",
+            "The policy's proposal is not sound: cluster_id: expected a live cluster",
         ),
         (
             {"request": {**ASK_MESSAGE["request"], "resources": {"gpus": 2}}},
-            "The rule's proposal is not sound: gpus: expected 2 GPUs; 1 proposed.",
+            "The policy's proposal is not sound: gpus: expected 2 GPUs; 1 proposed.",
         ),
         (
             {"request": {**ASK_MESSAGE["request"], "resources": {"gpus": 5}}},
@@ -147,7 +147,7 @@ def test_what_examples_leave_in_the_context_is_gone(server):
         ),
         (
             {"request": {}},
-            "fails: the rule raised KeyError: 'answer' (function.py, line 5)\n",
+            "fails: the policy raised KeyError: 'answer' (function.py, line 5)\n",
         ),
         (
             {"request": {"inputs": {"answer": 1}}, "fleet": [{"id": "x", "status": "off"}]},

@@ -181,7 +181,7 @@ async def test_a_pruned_ledger_is_replayed_from_where_it_begins(trace, tmp_path)
 
 
 async def test_what_cannot_be_replayed_is_said(trace, tmp_path):
-    with pytest.raises(CommandError, match="no shipped rule 'nope'; there are first_fit"):
+    with pytest.raises(CommandError, match="no shipped policy 'nope'; there are first_fit"):
         await backtest(BacktestJob(shipped("nope"), **trace))
     with pytest.raises(CommandError, match="there is no ledger"):
         await backtest(BacktestJob(shipped("first_fit"), ledger=str(tmp_path)))

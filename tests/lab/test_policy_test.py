@@ -50,7 +50,7 @@ async def test_the_example_site_is_one_that_a_server_takes():
             "there is no class AIOSv1PolicyRule",
         ),
         (policy("return fleet.placement(0, [0])"), "request 0: policy_unsound: "),
-        (policy("return 1 / 0"), "request 0: policy_error: the rule raised ZeroDivisionError"),
+        (policy("return 1 / 0"), "request 0: policy_error: the policy raised ZeroDivisionError"),
         (policy("return {'x': {1, 2}}"), "request 0: policy_bad_output: "),
         (policy("return 'x' * (1 << 40)"), "request 0: policy_memory: "),
         (
@@ -99,7 +99,9 @@ async def test_what_does_well_only_where_there_are_metrics_is_found(body, says):
     assert says in report.findings[0]
     if "beta" in body:
         (finding,) = report.findings
-        assert finding.startswith("request 0, where no cluster has metrics: policy_error: the rule")
+        assert finding.startswith(
+            "request 0, where no cluster has metrics: policy_error: the policy"
+        )
         assert finding.endswith("There `cluster_metrics` is None, and `get_cluster` raises")
 
 

@@ -82,5 +82,5 @@ def test_a_publication_may_have_its_own_defaults_under_its_own_version():
 
 
 def test_an_unknown_policy_is_named_with_the_known_ones():
-    with pytest.raises(KeyError, match=r"no shipped rule 'worst_fit'.*best_fit"):
+    with pytest.raises(KeyError, match=r"no shipped policy 'worst_fit'.*best_fit"):
         catalog.document("worst_fit")

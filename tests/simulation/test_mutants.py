@@ -159,7 +159,7 @@ MUTANTS = [
         "nobody sleeps who could be served",
     ),
     Mutant(
-        "lets capacity come back unnoticed while a rule thinks",
+        "lets capacity come back unnoticed while a policy thinks",
         "core/requests.py",
         "self._queue.refused(ask, (gains, reserved),",
         "self._queue.refused(ask, (self._state.gains, reserved),",
@@ -194,11 +194,11 @@ MUTANTS = [
         "the head's nodes are left alone",
     ),
     Mutant(
-        "calls a rule a liar when the inventory changed",
+        "calls a policy a liar when the inventory changed",
         "core/requests.py",
         "isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout",
         "isinstance(verdict, Unsound)",
-        "an honest rule is not called a liar",
+        "an honest policy is not called a liar",
     ),
     Mutant(
         "grants outside the candidates",
@@ -377,7 +377,7 @@ MUTANTS = [
         "stands in line, and nobody else",
     ),
     Mutant(
-        "ends a lease because its rule did not get to answer",
+        "ends a lease because its policy did not get to answer",
         "core/requests.py",
         "elif not self._comes_back(pending, news.refusal):",
         "else:",

@@ -163,7 +163,7 @@ class Story:
                 told = int(number or self.consulted[name])
                 return Proposed(RequestId(name), told, _value(rest))
             case ["policy-failed", name, code]:
-                refusal = Refusal(Code(code), f"The rule failed: {code}.")
+                refusal = Refusal(Code(code), f"The policy failed: {code}.")
                 return ConsultFailed(RequestId(name), self.consulted[name], refusal)
             case ["release", lease, session, *token]:
                 secret = token[0] if token else f"token-{lease}"

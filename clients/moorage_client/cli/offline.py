@@ -37,7 +37,7 @@ class Mode(StrEnum):
 
 
 Sandbox = Annotated[
-    Mode, typer.Option(help="`unsafe` only for rules that you trust as yourself, without a jail")
+    Mode, typer.Option(help="`unsafe` only for policies that you trust as yourself, without a jail")
 ]
 
 
@@ -62,7 +62,7 @@ def try_policy(
         str | None, typer.Option(help="Default settings: JSON, @file or @-")
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, max=SEED_MAX, help="Of what the rule draws at random")
+        int, typer.Option(min=0, max=SEED_MAX, help="Of what the policy draws at random")
     ] = 1,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show what its lines take, even if it is quick")
@@ -172,7 +172,7 @@ def backtest(
     rules: Annotated[
         list[str],
         typer.Argument(
-            help="Rules: files as for `policy test`, names of rules that ship, or URIs on a server"
+            help="Policies: files as for `policy test`, names of shipped ones, or URIs on a server"
         ),
     ],
     trace: Annotated[
@@ -255,7 +255,7 @@ def _show_backtest(outcome: dict[str, Any]) -> None:
             )
             for run in outcome["rules"]
         ),
-        empty="No rules.",
+        empty="No policies.",
     )
     for played in outcome["rules"]:
         refused = ", ".join(f"{count} {code}" for code, count in played["refusals"].items())

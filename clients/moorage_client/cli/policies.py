@@ -35,7 +35,7 @@ def push(
         Path,
         typer.Argument(
             help=f"{ENTRY}, a directory with code/{ENTRY}, an archive of one,"
-            " a PolicyRule document (.json), or the name of a rule that ships"
+            " a PolicyRule document (.json), or the name of a policy that ships"
         ),
     ],
     uri: Annotated[str | None, typer.Option(help="Register it as name:version-tag")] = None,

@@ -114,7 +114,7 @@ def shadow(
 def manage(
     session: CommandSession,
     policy: Annotated[str, typer.Argument(help="A version, an alias, or a bare name")],
-    action: Annotated[str, typer.Argument(help="The action, as the rule knows it")],
+    action: Annotated[str, typer.Argument(help="The action, as the policy knows it")],
     data: Annotated[str | None, typer.Option(help="For it: JSON, @file or @-")] = None,
 ) -> None:
     """Call the `management` of a policy and print what it returned, as JSON."""

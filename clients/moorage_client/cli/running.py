@@ -53,7 +53,7 @@ def run(
     cpu_milli: Annotated[int | None, typer.Option(min=0, help="Thousandths of a core")] = None,
     memory_mib: Annotated[int | None, typer.Option(min=0, help="Memory in MiB")] = None,
     policy: Annotated[
-        str, typer.Option("--policy", "-p", envvar="MOORAGE_POLICY", help="The rule that decides")
+        str, typer.Option("--policy", "-p", envvar="MOORAGE_POLICY", help="The policy that decides")
     ] = DEFAULT_POLICY,
     cluster: Annotated[list[str] | None, typer.Option(help="Cluster to choose from")] = None,
     wait: Annotated[float, typer.Option(min=0, help="Seconds to wait in the queue")] = 0.0,

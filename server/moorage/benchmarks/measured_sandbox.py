@@ -58,14 +58,14 @@ class _Registry:
         self._packed = {n: msgspec.msgpack.encode(each) for n, each in self._documents.items()}
 
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
-        raise CommandError(f"a rule called {client}.{method}{arguments}")
+        raise CommandError(f"a policy called {client}.{method}{arguments}")
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
         del client, method
         return {name: self._packed[name] for name in ids if name in self._packed}
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
-        raise CommandError(f"a rule read the documents of {list(cluster_ids)}")
+        raise CommandError(f"a policy read the documents of {list(cluster_ids)}")
 
     def read_cluster(self, cluster_id: str) -> tuple[bool, Any]:
         return True, self._documents[cluster_id]
@@ -145,7 +145,7 @@ class MeasuredSandbox:
         async with asyncio.timeout(ANSWER_SECONDS_MAX):
             event, taken = await self.begin(inputs)
         if not isinstance(event, Proposed):
-            raise CommandError(f"the rule of the benchmark failed: {event.refusal.reason}")
+            raise CommandError(f"the policy of the benchmark failed: {event.refusal.reason}")
         return taken
 
     def in_process(self, inputs: Mapping[str, Any]) -> float:

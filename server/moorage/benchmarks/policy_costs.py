@@ -134,7 +134,7 @@ class _Nobody:
     """The services of a sandbox whose policies call no client and read no documents."""
 
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
-        raise CommandError(f"a rule called {client}.{method}{arguments}")
+        raise CommandError(f"a policy called {client}.{method}{arguments}")
 
     def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
         """Leave it to `call`."""
@@ -142,7 +142,7 @@ class _Nobody:
         return {}
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
-        raise CommandError(f"a rule read the documents of {list(cluster_ids)}")
+        raise CommandError(f"a policy read the documents of {list(cluster_ids)}")
 
 
 class JailedSite:

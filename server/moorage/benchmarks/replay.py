@@ -151,7 +151,9 @@ def prepare(
     """Register the cluster and publish the policy; return the policy's URI."""
     parameters = typical_of(policy, pods)
     if policy not in catalog.shipped():
-        raise CommandError(f"no shipped rule {policy!r}; there are {', '.join(catalog.shipped())}")
+        raise CommandError(
+            f"no shipped policy {policy!r}; there are {', '.join(catalog.shipped())}"
+        )
     with httpx.Client(base_url=running.http, timeout=60) as client:
         for path, body in (
             ("/clusters", document),

@@ -208,7 +208,7 @@ async def _stuck() -> Figures:
             await stuck
             answered, _ = await behind
             if not isinstance(answered, Proposed):
-                raise CommandError(f"the evaluation behind a stuck rule failed: {answered}")
+                raise CommandError(f"the evaluation behind a stuck policy failed: {answered}")
             late.append(time.perf_counter() - started - STUCK_SECONDS)
     return {
         "stuck_to_answer_p50_milliseconds": 1e3 * statistics.median(late),

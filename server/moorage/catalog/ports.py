@@ -203,7 +203,7 @@ class Catalog(Protocol):
 
         Raises:
             ServiceError: `unknown_policy`; `already_exists` where the change would make another
-                rule of it (code, defaults, schemas): that needs a new version.
+                policy of it (code, defaults, schemas): that needs a new version.
 
         """
 

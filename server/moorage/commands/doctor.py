@@ -98,7 +98,7 @@ async def _sandbox(mode: str) -> list[DoctorFinding]:
         report = await sandbox.start()
     except JailError as error:
         if mode == "unsafe":
-            reason = f"{error.reason}; rules run without it, as the setting `sandbox` says"
+            reason = f"{error.reason}; policies run without it, as the setting `sandbox` says"
             return [DoctorFinding(f"sandbox: {error.layer}", "missing", reason)]
         reason = f"{error.reason}; `moored serve` refuses to start here without --sandbox unsafe"
         return [DoctorFinding(f"sandbox: {error.layer}", "broken", reason)]

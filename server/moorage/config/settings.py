@@ -145,8 +145,8 @@ class Config:
         Sandbox,
         Setting(
             choice(*get_args(Sandbox)),
-            "`jail` refuses to start where rules cannot be locked in; `unsafe` runs them as plain "
-            "processes: only for rules that you trust as much as the daemon itself.",
+            "`jail` refuses to start where policies cannot be locked in; `unsafe` runs them as "
+            "plain processes: only for policies that you trust as much as the daemon itself.",
             flag="--sandbox",
         ),
     ] = "jail"
@@ -154,18 +154,18 @@ class Config:
         Isolation,
         Setting(
             choice(*get_args(Isolation)),
-            "Who shares a rule's process: all tenants, one tenant, or nobody at all.",
+            "Who shares a policy's process: all tenants, one tenant, or nobody at all.",
         ),
     ] = "per_policy_version"
     policy_deadline_seconds: Annotated[
         float,
         Setting(
-            seconds(0.01, 300), "Time of one evaluation of a rule; then its process is killed."
+            seconds(0.01, 300), "Time of one evaluation of a policy; then its process is killed."
         ),
     ] = 1.0
     policy_memory_mib: Annotated[
         int,
-        Setting(whole(16, 65536), "What a rule's process may use beyond its start, in MiB."),
+        Setting(whole(16, 65536), "What a policy's process may use beyond its start, in MiB."),
     ] = 256
     policy_fallback_failures: Annotated[
         int,
@@ -198,8 +198,8 @@ class Config:
         Path | None,
         Setting(
             FOLDER,
-            "Rules registered with a local path as their `code` must lie in this folder; without "
-            "it local paths are refused.",
+            "Policies registered with a local path as their `code` must lie in this folder; "
+            "without it local paths are refused.",
             default="none",
         ),
     ] = None
@@ -207,8 +207,8 @@ class Config:
         tuple[str, ...],
         Setting(
             HOSTS,
-            "Rules registered with a URL as their `code` must have it on one of these hosts, whose "
-            "addresses may be private.",
+            "Policies registered with a URL as their `code` must have it on one of these hosts, "
+            "whose addresses may be private.",
             default="all with public addresses only",
         ),
     ] = ()
@@ -304,7 +304,7 @@ class Config:
         str,
         Setting(
             URL,
-            "Policy store to take rules from instead of keeping them here. Also read from "
+            "Policy store to take policies from instead of keeping them here. Also read from "
             "`POLICY_DB_URL`.",
             default="none",
         ),
@@ -313,7 +313,7 @@ class Config:
         str,
         Setting(
             NAME,
-            "Where rules decide about requests: `local` is the sandbox here, anything else the "
+            "Where policies decide about requests: `local` is the sandbox here, anything else the "
             "executor below. Also read from `POLICY_EXECUTION_MODE`.",
         ),
     ] = "local"
@@ -321,7 +321,7 @@ class Config:
         str,
         Setting(
             URL,
-            "Server that executes rules where the mode is not `local`. Also read from "
+            "Server that executes policies where the mode is not `local`. Also read from "
             "`POLICY_EXECUTOR_HOST_URL`.",
             default="none",
         ),
@@ -350,13 +350,13 @@ class Config:
     ] = 5.0
     policy_fresh_seconds: Annotated[
         float,
-        Setting(seconds(0, 3600), "Rules of an external store that are older are read anew."),
+        Setting(seconds(0, 3600), "Policies of an external store that are older are read again."),
     ] = 30.0
     external_stale_seconds_max: Annotated[
         float,
         Setting(
             seconds(0, 86_400),
-            "How long known clusters and rules are served, with a warning, while the external "
+            "How long known clusters and policies are served, with a warning, while the external "
             "service that has them does not answer.",
         ),
     ] = 300.0
@@ -488,7 +488,7 @@ def _check_together(config: Config, sources: Mapping[str, str]) -> None:
     if config.policy_execution_mode != "local" and not config.policy_executor_host_url:
         refuse(
             "policy_execution_mode",
-            "expected `local`, or `policy_executor_host_url` to say which server executes rules",
+            "expected `local`, or `policy_executor_host_url` to say which server executes policies",
         )
     if config.prometheus_url and config.global_cluster_metrics_url:
         refuse("prometheus_url", "expected one place for metrics: leave out the metrics service")

@@ -64,7 +64,7 @@ class Respond:
 
 @dataclass(frozen=True, slots=True)
 class Consult:
-    """Ask the rule of `ask` for a proposal.
+    """Ask the policy of `ask` for a proposal.
 
     It may leave before the facts of its turn are durable: a cell can tell nobody what it was
     asked, and its answer comes back as an event.

@@ -178,7 +178,7 @@ class LeaseLifecycle:
             return
         if lease.state in {"starting", "active"}:
             lease = self._finished(lease, "failed", news)
-        self._let_go(lease, _failure(lease) or f"engine failed: {news.reason}")
+        self._let_go(lease, _failure(lease) or f"backend failed: {news.reason}")
 
     def over(self, news: WorkloadEnded) -> None:
         """Note that the workload of a lease ended by itself, and have the rest of it put away."""
@@ -204,7 +204,7 @@ class LeaseLifecycle:
             )
             self._turn.wakes = True
         elif lease is not None:
-            self._let_go(lease, "engine stopped")
+            self._let_go(lease, "backend stopped")
 
     def _let_go(self, lease: Lease, reason: str) -> None:
         """End a lease, or queue it: nothing of its workload is left."""

@@ -58,25 +58,25 @@ def no_capacity(why: str, details: Mapping[str, Any]) -> Refusal:
 
 def malformed(error: ProposalError) -> Refusal:
     """The policy's answer cannot be read."""
-    reason = f"The rule's answer is malformed: {error}."
+    reason = f"The policy's answer is malformed: {error}."
     return Refusal(Code.POLICY_BAD_OUTPUT, reason, error.field, error.expected)
 
 
 def unsound(field: str, expected: str, found: str) -> Refusal:
     """The proposal breaks what was asked, or names what does not exist."""
-    reason = f"The rule's proposal is not sound: {field or 'it'}: expected {expected}; {found}."
+    reason = f"The policy's proposal is not sound: {field or 'it'}: expected {expected}; {found}."
     return Refusal(Code.POLICY_UNSOUND, reason, field, expected)
 
 
 def taken_and_seen(stale: Refusal) -> Refusal:
     """The policy proposed what it could see is taken."""
-    reason = f"The rule's proposal is not sound: {stale.reason}"
+    reason = f"The policy's proposal is not sound: {stale.reason}"
     return Refusal(Code.POLICY_UNSOUND, reason, "gpus", "free ones", stale.details)
 
 
 def not_free(node: str, details: Mapping[str, Any]) -> Refusal:
     """What the proposal names was taken meanwhile."""
-    reason = f"{node} cannot take it: what the rule named is not free."
+    reason = f"{node} cannot take it: what the policy named is not free."
     return Refusal(Code.CONFLICT, reason, details=details)
 
 
@@ -99,7 +99,7 @@ def others_were_faster(times: int, details: Mapping[str, Any]) -> Refusal:
 
 def declined(value: Any) -> Refusal:
     """The policy found no placement."""
-    reason = "The rule proposed no placement."
+    reason = "The policy proposed no placement."
     return Refusal(Code.POLICY_DECLINED, reason, details={"data": value})
 
 

@@ -138,7 +138,7 @@ class Requests:
         return True
 
     def consult(self, pending: Pending, reserved: Nodes) -> None:
-        """Ask the rule of a request, less the nodes that are kept for another one."""
+        """Ask the policy of a request, less the nodes that are kept for another one."""
         self._number += 1
         pending.consultation = self._number
         pending.consultations += 1

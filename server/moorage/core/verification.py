@@ -51,7 +51,7 @@ def verify(
 
     """
     if ask.demand is not None and len(wishes) != ask.demand.nodes:
-        return _unsound("", f"{ask.demand.nodes} nodes", f"the rule proposed {len(wishes)} nodes")
+        return _unsound("", f"{ask.demand.nodes} nodes", f"the policy proposed {len(wishes)} nodes")
     shares: list[Share] = []
     for number, proposed in enumerate(wishes):
         path = f"[{number}]." if len(wishes) > 1 else ""
@@ -117,7 +117,7 @@ def _on_node(
     ask: Ask, proposed: ProposedShare, fleet: Fleet, row: int, path: str
 ) -> Share | Unsound | Stale:
     if ask.demand is not None and (short := _short(proposed, ask.demand)):
-        return _unsound(f"{path}{short}", "what `resources` asks for", "the rule proposed less")
+        return _unsound(f"{path}{short}", "what `resources` asks for", "the policy proposed less")
     need = _need(proposed, ask.demand or _NOTHING)
     ids = fleet.gpu_ids[row]
     if proposed.gpus is None:

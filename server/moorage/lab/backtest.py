@@ -104,7 +104,7 @@ async def backtest(job: BacktestJob) -> dict[str, Any]:
     paths = [Path(each) for each in job.plots]
     plots.check(paths)  # Before minutes of work.
     if not job.rules:
-        raise CommandError("a backtest needs at least one rule")
+        raise CommandError("a backtest needs at least one policy")
     line = await _line(job)
     runs: list[BacktestRun] = []
     decided: list[dict[str, tuple[str, Placement]]] = []
@@ -198,8 +198,8 @@ def _document(policy: Document, line: timeline.Timeline) -> Document:
         return policy
     if name not in shipped.shipped():
         raise CommandError(
-            f"there is no file and no shipped rule {name!r}; there are "
-            f"{', '.join(shipped.shipped())}. A rule on a server is named by its URI, or by an "
+            f"there is no file and no shipped policy {name!r}; there are "
+            f"{', '.join(shipped.shipped())}. A policy on a server is named by its URI, or by an "
             f"alias with its word, as {name}:stable"
         )
     return shipped.document(name, typical_of(name, line.pods))
@@ -207,7 +207,7 @@ def _document(policy: Document, line: timeline.Timeline) -> Document:
 
 def _name(policy: Mapping[str, Any]) -> str:
     return str(
-        policy.get("shipped") or policy.get("policy_rule_uri") or policy.get("name") or "a rule"
+        policy.get("shipped") or policy.get("policy_rule_uri") or policy.get("name") or "a policy"
     )
 
 

@@ -35,7 +35,7 @@ def _shipped(text: bytes) -> Any:
     name = msgspec.json.decode(text)["name"]
     if name not in shipped.shipped():
         known = ", ".join(shipped.shipped())
-        raise CommandError(f"there is no file and no shipped rule {name!r}; there are {known}")
+        raise CommandError(f"there is no file and no shipped policy {name!r}; there are {known}")
     return shipped.document(name)
 
 

@@ -144,7 +144,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
     """
     wanted = job.requests or examples.requests()
     report = PolicyTestReport(
-        str(job.policy.get("policy_rule_uri") or job.policy.get("name") or "the rule")
+        str(job.policy.get("policy_rule_uri") or job.policy.get("name") or "the policy")
     )
     async with Rehearsal(job.mode, hash_seed=HASH_SEEDS[0]) as rehearsal:
         try:
@@ -372,7 +372,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried]) -> None:
     if report.p50_seconds > SLOW_SECONDS:
         report.notes.append(
             f"it is slow: half of its evaluations take longer than {1e3 * SLOW_SECONDS:g} ms, and "
-            "a server lets such rules run only when nobody else wants to"
+            "a server lets such policies run only when nobody else wants to"
         )
 
 

@@ -1,7 +1,7 @@
 """The policy door: all that a policy may see, and the one thing it may answer.
 
 A policy is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `FleetView` is the
-columnar view that it finds in `input_data["fleet"]`; `place` makes a whole rule of a score, and
+columnar view that it finds in `input_data["fleet"]`; `place` makes a whole policy of a score, and
 `read_demand`, `fitting_scores`, `best_rows`, `spread_rows`, `close_gpus`, `propose`, `decline` and
 `decline_because` are the steps from scores to an answer; `MixLearner` and `read_typical` say what
 requests look like; `NodeLabels` reads the labels of nodes; `parse_proposal` reads what the policy

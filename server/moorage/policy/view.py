@@ -79,7 +79,7 @@ class FleetView:
         if name.startswith("_"):
             raise AttributeError(name)
         if name in _CHANGING:
-            raise AttributeError(f"{name}: a rule reads the fleet and cannot change it")
+            raise AttributeError(f"{name}: a policy reads the fleet and cannot change it")
         value = getattr(self._fleet, name)
         if isinstance(value, np.ndarray):
             value = value.view()

@@ -107,7 +107,7 @@ def _changing(router: APIRouter, services: WebServices, bodies: BodyReader) -> N
     @router.post(
         "/policy/{uri}/manage",
         summary="Manage a policy",
-        openapi_extra=described("`action`, a text, and `data`, an object, both for the rule."),
+        openapi_extra=described("`action`, a text, and `data`, an object, both for the policy."),
     )
     async def manage(uri: str, request: Request) -> Response:
         """Call the policy's `management(action, data)` and answer what it returned."""

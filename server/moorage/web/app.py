@@ -28,7 +28,7 @@ __all__ = ["create_app"]
 
 _WRONG_METHOD: Final = 405
 _DESCRIPTION: Final = """\
-Moorage decides which cluster, node and GPUs run a workload, by rules its users write in Python.
+Moorage decides which cluster, node and GPUs run a workload, by policies its users write in Python.
 
 Failures are `{"success": false, "message", "error": {"code", "reason", "field", "expected"}}`;
 under `/clusters` the text stands in `error` and the rest in `details`, as its clients expect.

@@ -28,7 +28,7 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
         ),
     )
     async def execute(executor: str, request: Request) -> Response:
-        """Evaluate a rule of this server on the input given; answer what it returned."""
+        """Evaluate a policy of this server on the input given; answer what it returned."""
         body = await read_document(request, bodies)
         return succeeded(await services.execute_policy(executor, body, who_of(request)))
 

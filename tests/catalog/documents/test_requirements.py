@@ -41,13 +41,13 @@ def test_what_is_installed_and_what_is_not_meant_for_this_python_is_met(line):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("numpy>=99", f"is not what rules get: that is numpy {np.__version__}"),
-        ("numpy==0.1", f"is not what rules get: that is numpy {np.__version__}"),
+        ("numpy>=99", f"is not what policies get: that is numpy {np.__version__}"),
+        ("numpy==0.1", f"is not what policies get: that is numpy {np.__version__}"),
         ("numpy>=", "is no requirement that pip would take"),
         ("numpy --hash=sha256:00", "is no requirement that pip would take"),
         ("numpy, msgspec", "is no requirement that pip would take"),
-        ("numpy" * 300 + ">=1", "is not available to rules, and nothing is installed for them"),
-        ("-r more.txt", "is not available to rules, and nothing is installed for them"),
+        ("numpy" * 300 + ">=1", "is not available to policies, and nothing is installed for them"),
+        ("-r more.txt", "is not available to policies, and nothing is installed for them"),
     ],
 )
 def test_what_is_wrong_with_a_line_is_told_apart(line, why):

@@ -325,7 +325,7 @@ async def test_nothing_is_said_of_what_was_fetched_and_is_no_policy(host, path):
     fetcher = CodeSources(hosts=HERE)
     code = host.replace("://", "://user:word@") + path
     fault = refused(fetcher.files, code, await fetcher.fetch(code))
-    assert fault.reason.startswith(f"code: {host}{path} serves no rule; expected ")
+    assert fault.reason.startswith(f"code: {host}{path} serves no policy; expected ")
     assert "wJalr" not in repr((fault.reason, fault.expected, fault.details))
 
 

@@ -489,7 +489,7 @@ async def test_the_examples_of_a_policy_that_is_new_here_are_run_and_doubts_told
     assert await have(catalog, ()) == warnings, "read again, and as before"
     site.behave = hang_up
     (old, doubt) = await have(catalog, ())
-    assert ("The rule is as of" in old, doubt) == (True, warnings[0])
+    assert ("The policy is as of" in old, doubt) == (True, warnings[0])
     assert [each.ref.uri for each in opened.examined] == [URI], "once"
     site.behave, opened.says = site.answer_policy, ""
     site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# mended\n"}
@@ -512,7 +512,7 @@ async def test_a_known_policy_outlives_its_store_for_a_while(site, opened):
     site.behave = hang_up
     (warning,) = await have(catalog, ())
     assert warning.startswith(f"The policy store at {site.url} could not be asked")
-    assert re.search(r"The rule is as of \d+ seconds ago", warning)
+    assert re.search(r"The policy is as of \d+ seconds ago", warning)
     async with refused(Code.UNAVAILABLE):
         await have(catalog, (), "other:1.0-beta")
     strict = await opened.open(site, "policies", policy_fresh_seconds=0.0, stale_seconds_max=0.0)

@@ -12,7 +12,7 @@ from moorage.daemon.publishing.version_statistics import (
 )
 from moorage.model import Code, Tenant
 
-FAULT = Refusal(Code.POLICY_ERROR, "the rule raised")
+FAULT = Refusal(Code.POLICY_ERROR, "the policy raised")
 GOOD = Advice({})
 
 
@@ -44,7 +44,7 @@ def test_where_one_tenant_alone_uses_it_its_failures_speak_for_all(statistics, f
 
 
 def test_it_tells_of_the_faults_in_a_row_and_of_no_others(statistics):
-    note(statistics, Refusal(Code.POLICY_TIMEOUT, "the rule hung"), *["a"] * 3)
+    note(statistics, Refusal(Code.POLICY_TIMEOUT, "the policy hung"), *["a"] * 3)
     note(statistics, GOOD, "a")
     note(statistics, FAULT, "a", "a")
     assert statistics.failure.startswith(

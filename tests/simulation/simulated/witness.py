@@ -268,7 +268,7 @@ class Witness:
             faulty = answer.code is Code.POLICY_UNSOUND
             law(
                 not (faulty and self.world.honest),
-                "an honest rule is not called a liar",
+                "an honest policy is not called a liar",
                 ask,
                 answer,
             )

@@ -170,7 +170,7 @@ class World:
                 again = ask.id in self.witness.model.requeued
                 if again and self.sandbox.random() < self.fault_rate:
                     code = self.sandbox.choice(sorted(PASSING))
-                    value = Refusal(code, "The rule did not get to answer.")
+                    value = Refusal(code, "The policy did not get to answer.")
                 if isinstance(value, Refusal):
                     self.post(ConsultFailed(ask.id, number, value))
                 elif value is not SILENCE:
@@ -409,7 +409,7 @@ class World:
                 self.hear()
             elif self.consulting:
                 request, consult = next(iter(self.consulting.items()))
-                gone = Refusal(Code.POLICY_TIMEOUT, "The rule took longer than it may.")
+                gone = Refusal(Code.POLICY_TIMEOUT, "The policy took longer than it may.")
                 del self.consulting[request]
                 self.step(ConsultFailed(request, consult.consultation, gone))
             elif self.turns or self.writing:

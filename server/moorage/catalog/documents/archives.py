@@ -140,14 +140,14 @@ def _kind_of(content: bytes) -> str:
 def _too_many() -> ServiceError:
     return bad_code(
         f"the archive has more than {FILES_MAX} files",
-        f"at most {FILES_MAX}: leave out what the rule does not import",
+        f"at most {FILES_MAX}: leave out what the policy does not import",
     )
 
 
 def _too_large() -> ServiceError:
     return bad_code(
         f"its files have more than {FILES_BYTES_MAX} bytes together",
-        f"at most {FILES_BYTES_MAX}: leave out what the rule does not import",
+        f"at most {FILES_BYTES_MAX}: leave out what the policy does not import",
     )
 
 

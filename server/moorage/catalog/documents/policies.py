@@ -43,7 +43,7 @@ _URI: Final = re.compile(
 )
 _URI_EXPECTED: Final = "`<name>:<version>-<release tag>`, e.g. `ip_allowlist:1.0-beta`"
 
-_TYPE_EXPECTED: Final = "`python_class_v1`: rules are written in Python"
+_TYPE_EXPECTED: Final = "`python_class_v1`: policies are written in Python"
 
 _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "name": (str, "a text"),
@@ -219,7 +219,7 @@ def differing_fields(old: Document, new: Document, *, policy_only: bool) -> list
     Args:
         old: Registered.
         new: Offered.
-        policy_only: Only the fields that make another rule of it. The text of `code` is not
+        policy_only: Only the fields that make another policy of it. The text of `code` is not
             compared but its digest is: an archive packed again is the same policy.
 
     """

@@ -23,7 +23,7 @@ LINE_CHARS_MAX: Final = 1000
 """Of one requirement, continued lines included; a longer one is none."""
 
 _NAMES: Final = frozenset(canonicalize_name(each.partition(".")[0]) for each in IMPORTABLE)
-_MISSING: Final = "is not available to rules, and nothing is installed for them"
+_MISSING: Final = "is not available to policies, and nothing is installed for them"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +95,4 @@ def _why_not(text: str, own: Collection[str]) -> str:
         return ""  # Of the standard library, which has no versions of its own.
     if wanted.specifier.contains(version, prereleases=True):
         return ""
-    return f"is not what rules get: that is {wanted.name} {version}"
+    return f"is not what policies get: that is {wanted.name} {version}"

@@ -245,7 +245,7 @@ def _fetched(content: bytes, shown: str) -> Files:
         files = {}
     if _CLASS not in files.get(ENTRY, b""):
         raise bad_code(
-            f"{shown} serves no rule",
+            f"{shown} serves no policy",
             f"a text or an archive that defines {_CLASS.decode()}; put into the document itself,"
             " in base64, it is told what is wrong",
         )
@@ -295,7 +295,7 @@ def _from_base64(text: str) -> bytes:
 def _too_large() -> ServiceError:
     return ServiceError(
         Code.TOO_LARGE,
-        f"code: it has more than {CODE_BYTES_MAX} bytes; leave out what the rule does not import",
+        f"code: it has more than {CODE_BYTES_MAX} bytes; leave out what the policy does not import",
         field="code",
         expected=f"at most {CODE_BYTES_MAX} bytes",
     )

@@ -310,7 +310,7 @@ class MixedCatalog(EmbeddedCatalog):
         if self._external_search is None:
             return None
         spent = allowance.spend()
-        assert spent, "a search comes after a rule at most"
+        assert spent, "a search comes after a policy at most"
         return await self._external_search.find(action, body)
 
     # Reading what is mirrored ---------------------------------------------------------------

@@ -269,4 +269,4 @@ def _warnings(kept: _Remembered, why: str = "") -> list[str]:
     if not why:
         return doubts
     age = _now() - kept.read_at
-    return [f"{why} The rule is as of {age:.0f} seconds ago.", *doubts]
+    return [f"{why} The policy is as of {age:.0f} seconds ago.", *doubts]

@@ -19,7 +19,7 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
     yield gauge("moorage_leases", "Leases that hold something", len(state.leases))
     yield gauge("moorage_leases_warm", "Of these kept warm, nobody's", len(state.warm))
     yield gauge("moorage_waiting", "Asks in the queue", len(state.waiting))
-    yield gauge("moorage_undecided", "Asks with a rule", allocator.undecided)
+    yield gauge("moorage_undecided", "Requests whose policy has not answered", allocator.undecided)
     yield gauge("moorage_nodes", "Nodes of live clusters", len(fleet))
     yield gauge("moorage_gpu_milli_total", "GPU milli there is", int(fleet.gpu_total.sum()))
     yield gauge("moorage_gpu_milli_free", "GPU milli free", int(fleet.gpu_free.sum()))

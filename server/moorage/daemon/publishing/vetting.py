@@ -149,7 +149,7 @@ def _unloadable(record: PolicyRecord, result: CheckResult) -> ServiceError:
         Code.BAD_POLICY,
         f"code: {where}{first.message}{text}",
         field="code",
-        expected="a rule that loads: a class AIOSv1PolicyRule with eval",
+        expected="a policy that loads: a class AIOSv1PolicyRule with eval",
         details={"findings": [msgspec.to_builtins(each) for each in findings]},
     )
 
@@ -160,7 +160,7 @@ def _failed(rehearsal: ExampleRehearsal, refusal: Refusal, line: str = "") -> Se
         Code.BAD_POLICY,
         f"{example.title} fails: {refusal.reason}{line}",
         field=example.place,
-        expected="an example that the rule passes; mend one of the two",
+        expected="an example that the policy passes; mend one of the two",
         details={"example": example.place, "failure": refusal.code.value, **refusal.details},
     )
 

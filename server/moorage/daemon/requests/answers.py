@@ -115,6 +115,6 @@ def lease_object(lease: Lease, workload: WorkloadReport | None = None) -> dict[s
 
 
 def placement(lease: Lease) -> Any:
-    """Return the placement of a lease as a rule would have proposed it."""
+    """Return the placement of a lease as a policy would have proposed it."""
     shares = [explain.share_row(share) for share in lease.placement]
     return shares[0] if len(shares) == 1 else shares

@@ -50,7 +50,7 @@ class Consultations:
         self._codes: dict[str, tuple[PolicyRecord, PolicyCode]] = {}
 
     def consult(self, effect: Consult) -> None:
-        """Ask the rule of an ask; one event about it is posted later."""
+        """Ask the policy of an ask; one event about it is posted later."""
         ask = effect.ask
         record = self._catalog.policy(ask.policy.uri)
         if record is None or record.ref != ask.policy:

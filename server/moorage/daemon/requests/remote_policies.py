@@ -156,7 +156,7 @@ def _body(
         reason = f"the request cannot be sent to an executor: {error}"
         raise ServiceError(Code.BAD_MESSAGE, reason, field="inputs") from error
     if len(body) > BODY_BYTES_MAX:
-        reason = f"the rule's input has {len(body)} bytes; name fewer clusters"
+        reason = f"the policy's input has {len(body)} bytes; name fewer clusters"
         expected = f"at most {BODY_BYTES_MAX} bytes"
         raise ServiceError(Code.TOO_LARGE, reason, field="clusters", expected=expected)
     return body
@@ -191,7 +191,7 @@ def _read(reply: ServiceReply) -> Any:
         try:
             msgspec.msgpack.encode(answer.data)  # What no cell could answer is no answer here.
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            reason = f"the executor's rule returned what cannot be sent: {error}"
+            reason = f"the executor's policy returned what cannot be sent: {error}"
             raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
         return answer.data
     details = answer.error if isinstance(answer.error, dict) else {}

@@ -69,7 +69,7 @@ class _Siblings(MetaPathFinder, InspectLoader):
         if any(name.startswith(f"{base}/") for name in self._files):
             return self._spec(fullname, None, package=True)
         raise ModuleNotFoundError(
-            f"{fullname!r} cannot be imported by a rule: there is no network and no file system "
+            f"{fullname!r} cannot be imported by a policy: there is no network and no file system "
             f"in a cell. Available are the archive's own files and: {', '.join(IMPORTABLE)}",
             name=fullname,
         )

@@ -243,7 +243,7 @@ class Worker:
     def _management_of(self, policy: Any) -> Callable[[str, Any], Any]:
         if not self._policy.management:
             raise _Unanswerable(
-                "unsupported", "the rule has no management(self, action, data) method"
+                "unsupported", "the policy has no management(self, action, data) method"
             )
         management: Callable[[str, Any], Any] = policy.management
         return management
@@ -401,7 +401,7 @@ def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
 
 
 def _resources(demand: Demand | None) -> dict[str, Any] | None:
-    """Return the `resources` of a request as a rule gets them, every field filled in."""
+    """Return the `resources` of a request as a policy gets them, every field filled in."""
     if demand is None:
         return None
     fields = {name: getattr(demand, name) for name in Demand.__slots__}

@@ -166,11 +166,11 @@ def refusal_of(frame: frames.Failed, ref: PolicyRef) -> Refusal:
         details |= {"file": file, "line": frame.line}
     where = f" ({file}, line {frame.line})" if file else ""
     if frame.kind == "output":
-        reason = f"the rule's answer cannot be sent: {message}"
+        reason = f"the policy's answer cannot be sent: {message}"
     elif frame.kind in {"context", "unsupported"}:
         reason = message
     else:
-        reason = f"the rule raised {exception}: {message}{where}"
+        reason = f"the policy raised {exception}: {message}{where}"
     return Refusal(
         _CODES[frame.kind], reason, expected=_EXPECTED.get(frame.kind, ""), details=details
     )
@@ -192,7 +192,7 @@ def crashed(reason: str, ref: PolicyRef) -> Refusal:
     """Return the refusal for a cell that died under an evaluation."""
     return Refusal(
         Code.POLICY_CRASHED,
-        f"the rule's process ended: {reason}",
+        f"the policy's process ended: {reason}",
         details={"policy_rule_uri": ref.uri, "cause": reason},
     )
 
@@ -216,14 +216,14 @@ def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
     if work.hungry >= KILLS_MAX:
         return Refusal(
             Code.POLICY_MEMORY,
-            f"the rule's process was {death.cause} {work.kills} times while it held"
+            f"the policy's process was {death.cause} {work.kills} times while it held"
             f" {death.held_mib} MiB, of the {limits.memory_mib} that it may: this machine has less",
-            expected="a rule that needs less memory, or a machine with more",
+            expected="a policy that needs less memory, or a machine with more",
             details=details,
         )
     return Refusal(
         Code.UNAVAILABLE,
-        f"the rule's process ended through no fault of its own: {death.cause}; try again",
+        f"the policy's process ended through no fault of its own: {death.cause}; try again",
         expected="the same request, in a second; and memory for all that runs here",
         details={**details, "retry_after_seconds": RETRY_SECONDS},
     )
@@ -233,7 +233,7 @@ def overran(seconds: float, ref: PolicyRef, doing: str) -> Refusal:
     """Return the refusal for an evaluation that was killed at its deadline."""
     return Refusal(
         Code.POLICY_TIMEOUT,
-        f"the rule did not {doing} within {seconds:g} s and was stopped",
+        f"the policy did not {doing} within {seconds:g} s and was stopped",
         details={"policy_rule_uri": ref.uri, "seconds": seconds},
     )
 

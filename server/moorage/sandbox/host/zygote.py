@@ -295,7 +295,7 @@ def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
         return Death(f"it exited with status {os.WEXITSTATUS(status)}")
     number = os.WTERMSIG(status)
     if number == signal.SIGSYS:
-        return Death("SIGSYS: it made a system call that no rule has a use for")
+        return Death("SIGSYS: it made a system call that no policy has a use for")
     names = {int(member): member.name for member in signal.Signals}
     cause = f"killed by {names.get(number, f'signal {number}')}"
     if number == signal.SIGKILL and spent:
