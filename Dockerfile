@@ -6,7 +6,7 @@ COPY pyproject.toml README.md LICENSE ./
 COPY server server
 COPY policies policies
 COPY clients clients
-RUN python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir .
+RUN python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir '.[server]'
 
 FROM python:3.13-slim
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin moorage \

@@ -85,7 +85,7 @@ $(VENV)/product: pyproject.toml
 	    "$$chosen" -m venv --clear $(VENV); \
 	fi
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-	@$(BIN)/python -m pip install --quiet --editable .
+	@$(BIN)/python -m pip install --quiet --editable '.[server]'
 	@touch $@
 
 # What the checks need on top of it.

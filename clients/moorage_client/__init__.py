@@ -23,7 +23,7 @@ What can go wrong is one tree:
 `APIError` of the documented `GlobalClusterMetricsClient` stands apart, as documented.
 """
 
-from typing import TYPE_CHECKING, Any
+TYPE_CHECKING = False  # As `typing` has it, whose import takes longer than all else here.
 
 if TYPE_CHECKING:
     from moorage_client.answers import Answer, Lease, Workload
@@ -90,7 +90,7 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     """Import a public name when it is first used: the command line must start quickly."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

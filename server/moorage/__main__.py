@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from moorage.config.settings import Config, ConfigError, settings_file, settings_help
+from moorage_client import server_extra
 
 EXIT_USAGE = 2
 STDERR = 2
@@ -309,6 +310,9 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # Whatever the terminal can show.
+    if server_extra.missing():
+        typer.echo(f"moored: the server is not installed here: {server_extra.INSTALL}", err=True)
+        raise SystemExit(EXIT_USAGE)
     app()
 
 

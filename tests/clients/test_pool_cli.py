@@ -132,7 +132,8 @@ def test_nobody_serves_a_pool(shell, tmp_path):
         (["--ttl", "0"], "--ttl"),
     ],
 )
-def test_a_server_that_cannot_be_says_why(shell, options, said):
-    done = shell("pool", "serve", *options)
+def test_a_server_that_cannot_be_says_why(options, said):
+    command = [MOORAGE, "pool", "serve", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=SECONDS_MAX)
     assert done.returncode == 2
     assert said in done.stderr

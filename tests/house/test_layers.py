@@ -48,6 +48,7 @@ MUTANTS = [
     ("server/moorage/sandbox/wire/frames.py", "import moorage.sandbox.host.work", CELL),
     ("clients/moorage_client/__init__.py", "import moorage.core.facts", CLIENTS),
     ("clients/moorage_client/__init__.py", "import moorage_policies", CLIENTS),
+    ("clients/moorage_client/__init__.py", "import moorage.pool_server", CLIENTS),
     ("policies/moorage_policies/__init__.py", "import moorage.protocol", POLICIES),
     ("policies/moorage_policies/__init__.py", "import moorage_client", POLICIES),
     ("policies/moorage_policies/__init__.py", "import moorage.slots", POLICIES),

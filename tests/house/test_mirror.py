@@ -20,6 +20,7 @@ AS_A_WHOLE = {
     "daemon": "end_to_end",
     "backends": "conformance",
     "commands": "end_to_end",
+    "pool_server": "clients",  # With the client that asks it.
     "policy": "policies",  # What a policy sees is tested with the policies that see it.
 }
 # Packages with several kinds behind one Protocol, and the file that it is in.

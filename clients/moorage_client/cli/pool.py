@@ -1,10 +1,7 @@
 """The commands about a slot pool that processes of one machine share: `moorage pool`."""
 
-import asyncio
-import json
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +12,7 @@ import typer
 from moorage.model import Code
 from moorage_client.answers import read_as
 from moorage_client.cli.output import local_time, note, print_json, say, table
+from moorage_client.cli.server_program import become_server, check_installed
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import PoolState, ShownHolding, Slot
 from moorage_client.errors import refusal
@@ -66,13 +64,6 @@ def serve(
     It prints one line of JSON when it answers. What it knows is in memory: before it is started
     again, let those who hold something of it end.
     """
-    from moorage.slots import make_resource_pool, read_specification  # noqa: PLC0415  # Slow to import.
-    from moorage_client.pool.holdings import TTL_SECONDS_MAX  # noqa: PLC0415  # Slow to import.
-    from moorage_client.pool.serving import serve as served  # noqa: PLC0415  # Slow to import.
-
-    del session
-    if not 0 < ttl <= TTL_SECONDS_MAX:
-        raise typer.BadParameter(f"--ttl: expected seconds up to {TTL_SECONDS_MAX:.0f}")
     counts = _amounts(resource, "--resource")
     slots = {  # Also written `-r slots_per_TYPE=N`, which existing scripts have.
         kind.removeprefix(_SLOTS_PER): counts.pop(kind)
@@ -84,20 +75,17 @@ def serve(
         "slots_per": slots | _amounts(slots_per, "--slots-per"),
         "oversubscribe": _amounts(oversubscribe, "--oversubscribe"),
     }
-    try:
-        if resource_pool_file:
-            text = resource_pool_file.read_text(encoding="utf-8")
-            config["resource_pool"] = read_specification(text)
-        else:
-            config["gpu_ids"] = _gpu_ids()
-        pool = make_resource_pool(config)
-        where = _address(address)
-        asyncio.run(served(pool, where, _ready, note, ttl))
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    except OSError as error:
-        named = f"{error.filename}: " if error.filename else ""
-        raise typer.BadParameter(f"{named}{error.strerror or error}") from error
+    check_installed()
+    become_server(
+        "moorage.pool_server",
+        {
+            "config": config if resource_pool_file else config | {"gpu_ids": _gpu_ids()},
+            "file": resource_pool_file and str(resource_pool_file),
+            "address": address,
+            "ttl": ttl,
+            "json": session.json,
+        },
+    )
 
 
 def show(session: CommandSession, address: AddressOption = None) -> None:
@@ -175,17 +163,6 @@ def checkin(
         say(f"{transaction} is given back.")
 
 
-def _ready(address: Any) -> None:
-    sys.stdout.write(json.dumps({"event": "ready", "address": str(address)}) + "\n")
-    sys.stdout.flush()
-
-
-def _address(text: str | None) -> Any:
-    from moorage_client.pool.addresses import address_here, parse_address  # noqa: PLC0415  # Slow to import.
-
-    return parse_address(text) if text else address_here(os.environ)
-
-
 def _adapter(session: CommandSession, address: str | None) -> Any:
     from moorage_client.pool.adapter import SECONDS_MAX, ResourcePoolAdapter  # noqa: PLC0415  # Slow to import.
 
@@ -219,7 +196,7 @@ def _gpu_ids() -> list[str]:
     try:
         devices, _, why = devices_here("this machine")
     except InventoryError as error:
-        raise ValueError(str(error)) from error
+        raise typer.BadParameter(str(error)) from error
     if why:
         note(why)
     return [str(each["id"]) for each in devices]

@@ -2,7 +2,6 @@
 
 import traceback
 from collections.abc import Sequence
-from importlib.metadata import version as installed_version
 from typing import Any
 
 import typer
@@ -92,6 +91,8 @@ command(shared, "checkin")(pool.checkin)
 
 def version(session: CommandSession) -> None:
     """Print the version of this program."""
+    from importlib.metadata import version as installed_version  # noqa: PLC0415  # Slow to import.
+
     known = installed_version("moorage")
     if session.json:
         print_json({"version": known})

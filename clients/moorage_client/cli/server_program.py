@@ -5,14 +5,30 @@ interpreter, told the job as JSON, and answers JSON.
 """
 
 import json
+import os
 import subprocess
 import sys
-from importlib.util import find_spec
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import typer
 
+from moorage_client import server_extra
+
 PROGRAM: Final = "moorage.lab.offline"
+
+
+def check_installed() -> None:
+    """Raise `typer.BadParameter` where the server is not installed."""
+    if server_extra.missing():
+        raise typer.BadParameter(f"this needs the server here: {server_extra.INSTALL}")
+
+
+def become_server(program: str, job: dict[str, Any]) -> NoReturn:
+    """Let a server of the server package take the place of this process: signals reach it."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    command = [sys.executable, "-P", "-m", program, json.dumps(job)]  # -P as below.
+    os.execv(sys.executable, command)  # noqa: S606  # Our own program, and no shell is wanted.
 
 
 def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
@@ -20,11 +36,10 @@ def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
 
     Raises:
         typer.BadParameter: The job cannot be done: a file is not what it should be, or there is no
-            jail here.
+            jail or no server here.
 
     """
-    if find_spec("moorage.lab") is None:
-        raise typer.BadParameter("this needs the server package here: pip install moorage")
+    check_installed()
     try:
         told = json.dumps(job, allow_nan=False).encode()
     except ValueError as error:

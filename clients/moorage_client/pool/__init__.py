@@ -1,9 +1,7 @@
-"""The slot pool of a machine, shared by its processes.
+"""The client of a machine's slot pool, which `moorage pool serve` shares among its processes.
 
-`serving.serve` serves a `moorage.slots.ResourcePool` over a Unix socket or loopback HTTP, at the
-documented endpoints; `ResourcePoolAdapter` is its client, with the methods of the pool. What a
-process holds comes back when it dies, or when its time is up: `holdings`. `moorage pool` is all of
-this on the command line.
+`ResourcePoolAdapter` has the methods of a `moorage.slots.ResourcePool`; `moorage pool` is the same
+on the command line. What a process holds comes back when it dies, or when its time is up.
 
 The errors are those of `moorage.slots`, and `ConnectionFailed` and `Timeout` of `moorage_client`.
 """

@@ -23,9 +23,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from moorage.pool_server.holdings import TTL_SECONDS_MAX, Busy, Holdings
 from moorage.protocol.origins import Origins
 from moorage.slots import EmptyResourcePoolError, InvalidRequest, ResourceUnavailable, SlotsError
-from moorage_client.pool.holdings import TTL_SECONDS_MAX, Busy, Holdings
 
 __all__ = ["BODY_BYTES_MAX", "create_app"]
 

@@ -18,10 +18,10 @@ from typing import Final
 
 import uvicorn
 
+from moorage.pool_server.app import create_app
+from moorage.pool_server.holdings import Holdings, Note
 from moorage.slots import ResourcePool
 from moorage_client.pool.addresses import Tcp, Uds
-from moorage_client.pool.app import create_app
-from moorage_client.pool.holdings import Holdings, Note
 
 __all__ = ["TTL_SECONDS", "serve"]
 

@@ -1,0 +1,25 @@
+"""Whether the server can run here: `moored` and `moorage` ask before they start any of it."""
+
+from importlib.util import find_spec
+from typing import Final
+
+__all__ = ["INSTALL", "MODULES", "missing"]
+
+MODULES: Final = (
+    "fastapi",
+    "httpx",
+    "packaging",
+    "prometheus_client",
+    "pydantic",
+    "starlette",
+    "structlog",
+    "uvicorn",
+    "uvloop",
+)
+"""What the extra `server` brings."""
+INSTALL: Final = "pip install 'moorage[server]'"
+
+
+def missing() -> bool:
+    """Tell whether the extra `server` is not installed."""
+    return any(find_spec(name) is None for name in MODULES)

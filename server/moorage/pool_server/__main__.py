@@ -1,0 +1,59 @@
+"""The program that `moorage pool serve` becomes; its only argument is its job, as JSON.
+
+It prints one line of JSON when it answers, and ends with 2 where it cannot serve.
+"""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.pool_server.holdings import TTL_SECONDS_MAX
+from moorage.pool_server.serving import serve
+from moorage.slots import make_resource_pool, read_specification
+from moorage_client.cli.output import failure, note, print_json
+from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
+
+EXIT_USAGE: Final = 2
+
+
+def main() -> None:
+    """Serve the pool that the argument describes, or say why that cannot be."""
+    job = json.loads(sys.argv[1])
+    try:
+        _serve(job)
+    except ValueError as error:
+        _refuse(job, str(error))
+    except OSError as error:
+        named = f"{error.filename}: " if error.filename else ""
+        _refuse(job, f"{named}{error.strerror or error}")
+
+
+def _serve(job: dict[str, Any]) -> None:
+    if not 0 < job["ttl"] <= TTL_SECONDS_MAX:
+        raise ValueError(f"--ttl: expected seconds up to {TTL_SECONDS_MAX:.0f}")
+    config = job["config"]
+    if job["file"]:
+        config["resource_pool"] = read_specification(Path(job["file"]).read_text(encoding="utf-8"))
+    address = parse_address(job["address"]) if job["address"] else address_here(os.environ)
+    asyncio.run(serve(make_resource_pool(config), address, _ready, note, job["ttl"]))
+
+
+def _ready(address: Uds | Tcp) -> None:
+    sys.stdout.write(json.dumps({"event": "ready", "address": str(address)}) + "\n")
+    sys.stdout.flush()
+
+
+def _refuse(job: dict[str, Any], message: str) -> None:
+    message = f"{message} (try --help)"
+    if job["json"]:
+        print_json(failure("usage", message))
+    else:
+        note(f"moorage: {message}")
+    raise SystemExit(EXIT_USAGE)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,169 @@
+"""What `pip install moorage` brings: a client that works without the server, and says so."""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+import venv
+import zipfile
+from collections.abc import Callable, Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from moorage_client.server_extra import MODULES
+
+DIRECT_MAX = 7
+SERVER_ONLY = {"fastapi", "uvicorn", "uvloop", "prometheus-client"}
+SECONDS_MAX = 60
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def name_of(requirement: str) -> str:
+    found = re.match(r"[\w.-]+", requirement)
+    assert found
+    return found[0].lower().replace("_", "-")
+
+
+@pytest.fixture(scope="module")
+def project(root: Path) -> Any:
+    return tomllib.loads((root / "pyproject.toml").read_text())["project"]
+
+
+def needed(names: list[str]) -> Iterator[str]:
+    """Yield the distributions that these need, themselves first; extras are nobody's here."""
+    seen: set[str] = set()
+    while names:
+        name = names.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        yield name
+        for each in distribution(name).requires or ():
+            requirement, _, marker = each.partition(";")
+            if "extra ==" not in marker and installed(name_of(requirement)):
+                names.append(name_of(requirement))
+
+
+def installed(name: str) -> bool:
+    """Tell whether it is here; what is for other systems and versions of Python is not."""
+    try:
+        distribution(name)
+    except ModuleNotFoundError:
+        return False
+    return True
+
+
+@pytest.fixture(scope="module")
+def client(root: Path, project: Any, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Install the wheel where only the direct dependencies and theirs are; return what runs it."""
+    folder = tmp_path_factory.mktemp("light")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", folder]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)
+    venv.create(folder / "venv", with_pip=False)
+    (packages,) = (folder / "venv").glob("lib/python3*/site-packages")
+    (built,) = folder.glob("moorage-*.whl")
+    with zipfile.ZipFile(built) as archive:
+        archive.extractall(packages)
+    for name in needed([name_of(each) for each in project["dependencies"]]):
+        files = distribution(name).files or ()
+        for top in {each.parts[0] for each in files} - {"..", "__pycache__"}:
+            if not (packages / top).exists():
+                (packages / top).symlink_to(distribution(name).locate_file(top))
+    environment = {
+        key: value for key, value in os.environ.items() if not key.startswith("MOORAGE_")
+    } | {"MOORAGE_URL": "ws://127.0.0.1:9", "MOORAGE_POOL_ADDRESS": f"uds:{folder}/none"}
+
+    def run(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        where, _, function = project["scripts"].get(program, "").partition(":")
+        code = f"from {where} import {function}; {function}()" if where else program
+        return subprocess.run(
+            [folder / "venv/bin/python", "-c", code, *arguments],
+            env=environment,
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=SECONDS_MAX,
+        )
+
+    return run
+
+
+def test_few_direct_dependencies(project: Any) -> None:
+    direct = {name_of(each) for each in project["dependencies"]}
+    assert len(direct) <= DIRECT_MAX
+    assert not direct & SERVER_ONLY
+
+
+def test_the_extra_is_what_is_looked_for(project: Any) -> None:
+    extra = {name_of(each) for each in project["optional-dependencies"]["server"]}
+    assert extra == {name.replace("_", "-") for name in MODULES}
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import moorage_client; [getattr(moorage_client, n) for n in moorage_client.__all__]",
+        "import moorage_client.workflow, moorage_client.inventory, moorage_client.pool",
+        "import moorage.slots, moorage.query, moorage.policy",
+        "from moorage_policies.catalog import document; document('first_fit')",
+    ],
+)
+def test_the_libraries_need_no_server(client: Run, code: str) -> None:
+    ran = client(code)
+    assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code"),
+    [
+        (["--help"], 0),
+        (["policy", "test", "--help"], 0),
+        (["version"], 0),
+        (["leases"], 4),
+        (["fleet", "import", "--help"], 0),
+        (["pool", "show"], 4),
+    ],
+)
+def test_the_command_needs_no_server_either(
+    client: Run, arguments: list[str], exit_code: int
+) -> None:
+    ran = client("moorage", *arguments)
+    assert ran.returncode == exit_code, ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["moored", "serve"],
+        ["moored", "demo"],
+        ["moored", "--help"],
+        ["moorage", "pool", "serve"],
+        ["moorage", "policy", "push", "first_fit"],
+    ],
+)
+def test_what_needs_the_server_names_the_extra(client: Run, command: list[str]) -> None:
+    ran = client(*command)
+    assert ran.returncode == 2
+    assert ran.stderr.count("\n") == 1
+    assert "pip install 'moorage[server]'" in ran.stderr
+
+
+def test_trying_a_policy_names_the_extra(client: Run, tmp_path: Path) -> None:
+    (tmp_path / "policy.py").write_text("class AIOSv1PolicyRule: ...\n")
+    ran = client("moorage", "policy", "test", str(tmp_path / "policy.py"))
+    assert (ran.returncode, ran.stderr.count("\n")) == (2, 1)
+    assert "pip install 'moorage[server]'" in ran.stderr
+
+
+def test_importing_the_client_imports_nothing_heavy(client: Run) -> None:
+    """Not even `typing`, which takes longer than all the rest of it."""
+    heavy = "{'typing', 'asyncio', 're', 'requests', 'rich', 'numpy', 'msgspec', 'yaml'}"
+    ran = client(f"import sys; b = set(sys.modules); import moorage_client; "
+                 f"print(sorted({heavy} & (set(sys.modules) - b)))")  # fmt: skip
+    assert ran.stdout == "[]\n", ran.stderr
