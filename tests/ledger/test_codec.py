@@ -256,38 +256,12 @@ def test_newer_versions_are_refused():
     assert (caught.value.kind, caught.value.version) == ("moored", 4)
 
 
-def test_what_was_stored_before_workloads_could_fail_twice_is_read():
-    terms = {"ttl_seconds": 60.0, "wait_seconds": 0.0, "priority": 0, "idempotency_key": ""}
-    old = {
-        "id": "r-1",
-        "tenant": "t",
-        "token": "secret",
-        "policy": {"uri": "p", "digest": "0"},
-        "placement": [{"cluster_id": "c", "node_id": "n", "gpus": ["0"], "gpu_milli": 1000}],
-        "fencing": 1,
-        "granted_at": 1.0,
-        "expires_at": 61.0,
-        "terms": terms,
-        "provision": {"backend": "local", "spec": {}},
-        "state": "active",
-        "reason": "",
-    }
-    for kind in ("granted", "carried"):
-        body = json.dumps({"lease": old}).encode()
-        lease = FACTS.decode(kind, 1, body, "here", "fact 1").lease
-        assert (lease.state, lease.attempt, lease.outcome, lease.ask) == ("active", 1, None, None)
-        assert lease.token_digest == hashlib.sha256(b"secret").hexdigest()
-        assert lease.provision == Provision("local", {}, "end", 3)
-        assert not lease.may_start_again
-    ask = {"id": "r-1", "tenant": "t", "policy": {"uri": "p", "digest": "0"}, "size": 7}
-    body = json.dumps({"ask": ask, "at": 1.0, "deadline": 2.0}).encode()
-    assert FACTS.decode("queued", 1, body, "here", "fact 1").ask.avoid == ()
-
-
 def test_no_version_is_left_without_its_upgrade():
     with pytest.raises(ValueError, match="moored has version 3 but no upgrade from 1"):
         Codec([FactKind("moored", 3, Moored)], {("moored", 2): MOORED_UPGRADES["moored", 2]})
-    assert all(UPGRADES.get((kind.name, v)) for kind in KINDS for v in range(1, kind.version))
+    # The codec of the ledgers is made at import, so it has every step that its kinds need.
+    known = {(kind.name, v) for kind in KINDS for v in range(1, kind.version)}
+    assert set(UPGRADES) == known, "a step for a shape that no release wrote"
 
 
 def shape(record: type[Any]) -> str:

@@ -166,7 +166,7 @@ async def test_a_foreign_database_is_left_alone(path: Path):
 async def test_a_newer_format_is_refused(path: Path):
     await filled(path, 1)
     run(path, "UPDATE meta SET value = 99")
-    with pytest.raises(LedgerError, match="has format 99, this release reads format 2 only"):
+    with pytest.raises(LedgerError, match="has format 99, this release reads format 1 only"):
         await SqliteLedger(path).open()
 
 

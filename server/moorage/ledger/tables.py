@@ -22,7 +22,7 @@ from moorage.ledger.base import (
 )
 from moorage.ledger.codec import FactRow
 
-FORMAT: Final = 2
+FORMAT: Final = 1
 """Version of the tables. The shapes of facts have their own versions. None but this one is read."""
 
 ROWS_PER_STATEMENT: Final = 4_000

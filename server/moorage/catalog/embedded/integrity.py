@@ -17,7 +17,7 @@ from moorage.protocol.faults import ServiceError
 
 __all__ = ["LABEL", "SCHEMA_VERSION", "check_tallies", "checksum", "is_intact", "look", "mark_path"]
 
-SCHEMA_VERSION: Final = 2
+SCHEMA_VERSION: Final = 1
 LABEL: Final = "catalog"
 """Of the mark."""
 _TALLIES: Final = """
