@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from moorage.model import LeaseTerms
+from moorage.protocol.fields import TTL_SECONDS
 from moorage_client.answers import Answer, Lease
 from moorage_client.asking import Document, Request, request_message
 from moorage_client.client import RECONNECT_SECONDS, TIMEOUT_SECONDS, Client
@@ -29,7 +30,7 @@ class BlockingClient:
     """A client of one server, for any number of threads.
 
         with BlockingClient() as client:
-            answer = client.ask("first-fit:1-stable", resources={"gpus": 1})
+            answer = client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
     Methods and errors are those of `Client`, where they are documented; lists are complete. A
     client does not survive `fork`: make it in the process that uses it.
@@ -109,7 +110,7 @@ class BlockingClient:
         self,
         policy_rule_uri: str,
         *,
-        ttl_seconds: float = 60.0,
+        ttl_seconds: float = TTL_SECONDS,
         wait_seconds: float = 0.0,
         priority: int = 0,
         preemptible: bool = False,

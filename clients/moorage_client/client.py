@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar, Unpack
 
 from moorage.model import Code, Demand, LeaseTerms, Provision
+from moorage.protocol.fields import TTL_SECONDS
 from moorage.protocol.replies import Event, Reply
 from moorage_client.answers import (
     Answer,
@@ -90,7 +91,7 @@ class Client:
     Use it as a context manager, in one event loop:
 
         async with Client() as client:
-            answer = await client.ask("first-fit:1-stable", resources={"gpus": 1})
+            answer = await client.ask("first_fit:1.0-stable", resources={"gpus": 1})
 
     A broken socket is replaced, and what was asked is repeated where that is safe: everything
     but `manage`. An ask for a lease carries an idempotency key, so its repetition returns the
@@ -203,7 +204,7 @@ class Client:
         self,
         policy_rule_uri: str,
         *,
-        ttl_seconds: float = 60.0,
+        ttl_seconds: float = TTL_SECONDS,
         wait_seconds: float = 0.0,
         priority: int = 0,
         preemptible: bool = False,

@@ -8,14 +8,12 @@ from typing import Annotated, Any, Final
 import typer
 
 from moorage.model import LeaseTerms
-from moorage.protocol.fields import TTL_SECONDS_MAX, WAIT_SECONDS_MAX
+from moorage.protocol.fields import TTL_SECONDS, TTL_SECONDS_MAX, WAIT_SECONDS_MAX
 from moorage_client.answers import Answer, Lease
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.output import ends_in, fields, note, print_json, say, to_line, where
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.tokens import StateUnusable, TokenFile, state_path
-
-TTL_SECONDS: Final = 300.0
 
 _RESOURCES: Final = "What must fit"
 _LEASE: Final = "Lease"
@@ -24,7 +22,10 @@ _POLICY: Final = "For the policy"
 _HoldSeconds = Annotated[
     float | None,
     typer.Option(
-        min=1, max=TTL_SECONDS_MAX, help="Hold it for seconds (else 300)", rich_help_panel=_LEASE
+        min=1,
+        max=TTL_SECONDS_MAX,
+        help=f"Hold it for seconds (else {TTL_SECONDS:g})",
+        rich_help_panel=_LEASE,
     ),
 ]
 _WaitSeconds = Annotated[

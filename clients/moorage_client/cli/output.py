@@ -30,6 +30,9 @@ from moorage_client.errors import (
 _TIMES: Final = frozenset({"granted_at", "expires_at", "since", "deadline", "at", "retry_at"})
 """Fields that are seconds since the epoch, shown as local time."""
 
+_LEVELS: Final = 8
+"""How deep times are looked for in what a server says, which may nest without end."""
+
 _FAR_SECONDS: Final = 1e12
 """Times after this, some thirty thousand years from now, do not come."""
 
@@ -152,9 +155,19 @@ def fields(document: Mapping[str, Any]) -> None:
 
 
 def _value(name: str, value: Any) -> str:
+    shown = _with_local_times(name, value, _LEVELS)
+    return shown if isinstance(shown, str) else _json(shown, ensure_ascii=False)
+
+
+def _with_local_times(name: str, value: Any, levels: int) -> Any:
+    """Return a value of the server with its times as a person reads them."""
     if name in _TIMES and isinstance(value, int | float):
         return local_time(value)
-    return value if isinstance(value, str) else _json(value, ensure_ascii=False)
+    if levels and isinstance(value, list):
+        return [_with_local_times(name, each, levels - 1) for each in value]
+    if levels and isinstance(value, dict):
+        return {key: _with_local_times(key, each, levels - 1) for key, each in value.items()}
+    return value
 
 
 def where(placement: Placement) -> str:
@@ -181,28 +194,13 @@ def ends_in(expires_at: float) -> str:
     return f"{minutes} min {seconds:02} s" if minutes else f"{seconds} s"
 
 
-def moment(at: float) -> str:
-    """Return a time, in seconds since the epoch, for people."""
-    when = _when(at)
-    return f"{at:g}" if when is None else when.strftime("%Y-%m-%d %H:%M:%SZ")
-
-
 def local_time(at: float) -> str:
-    """Return a time, in seconds since the epoch, as clocks here show it."""
-    when = _when(at)
-    if when is None:
-        return f"{at:g}"
-    return when.astimezone().isoformat(sep=" ", timespec="seconds")
-
-
-def _when(at: float) -> datetime | None:
-    """Return a time; None where no calendar has it."""
+    """Return a time, in seconds since the epoch, as clocks here show it, with their zone."""
     try:
-        when = datetime.fromtimestamp(at, UTC)
-        when.astimezone()
+        when = datetime.fromtimestamp(at, UTC).astimezone()
     except (ValueError, OverflowError, OSError):
-        return None
-    return when
+        return f"{at:g}"  # No calendar has it.
+    return when.isoformat(sep=" ", timespec="seconds")
 
 
 def failure_document(error: MoorageError) -> dict[str, Any]:
@@ -244,7 +242,7 @@ def explain_failure(error: MoorageError) -> None:
                     note(f"  {name}: {_json(value, ensure_ascii=False)}")
             if error.request:
                 note(f"More: moorage why {error.request}")
-        case _:
+        case _:  # Errors are an open tree: of the others there is no more to say.
             pass
 
 
@@ -268,5 +266,5 @@ def _code(error: MoorageError) -> str:
             return "lease_lost"
         case TokenMissing():
             return "token_missing"
-        case _:
+        case _:  # Errors are an open tree: one that nobody has placed here is a defect.
             return "internal"

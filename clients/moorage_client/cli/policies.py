@@ -12,7 +12,7 @@ import typer
 
 from moorage_client.answers import read_as
 from moorage_client.cli.asking import json_object
-from moorage_client.cli.output import moment, print_json, say, table
+from moorage_client.cli.output import local_time, print_json, say, table
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import PolicyRow, ShownPolicyChange
@@ -114,7 +114,7 @@ def show(
         ("when", "who", "what", "fields", "digest"),
         (
             (
-                moment(each.at),
+                local_time(each.at),
                 each.who,
                 each.what,
                 " ".join(each.fields),

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from moorage.protocol.fields import ATTEMPTS_MAX
+from moorage.protocol.fields import ATTEMPTS_MAX, TTL_SECONDS
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import keep, token_of
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
@@ -22,8 +22,6 @@ from moorage_client.cli.tokens import TokenFile, state_path
 from moorage_client.errors import LeaseLost, MoorageError, NotFound
 
 DEFAULT_POLICY: Final = "best_fit:1.0-stable"
-TTL_SECONDS: Final = 60.0
-"""Of the lease of `run`: its GPUs are free this long after this command died."""
 FOLLOW_SECONDS: Final = 10.0
 """How long one question for more output waits at the server."""
 END_SECONDS_MAX: Final = 30.0

@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, Final, Self, Unpack
 
 from moorage.model import Code, Demand, LeaseTerms
+from moorage.protocol.fields import TTL_SECONDS
 from moorage_client.asking import Request, request_message
 from moorage_client.client import Client
 from moorage_client.errors import LeaseLost, MoorageError, RequestRefused
@@ -33,8 +34,6 @@ from moorage_client.workflow.timeline import ResourceTimeline
 
 CLAIMS_MAX: Final = 64
 """Nodes of one run that wait in the server's queue at a time."""
-TTL_SECONDS: Final = 60.0
-"""How long GPUs stay held after this program died."""
 WAIT_SECONDS: Final = 3600.0
 """How long a node waits in the server's queue before it fails."""
 LEASES_LOST_MAX: Final = 3

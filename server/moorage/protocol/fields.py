@@ -28,6 +28,8 @@ CPU_MILLI_MAX: Final = 1_000_000_000
 MEMORY_MIB_MAX: Final = 1_000_000_000_000
 PRIORITY_MAX: Final = 1_000_000
 """Priorities run from minus this to this."""
+TTL_SECONDS: Final = 300.0
+"""How long a lease lasts where nobody says so: on the wire, in the library, on the command line."""
 TTL_SECONDS_MAX: Final = 604_800
 """A lease lasts at most seven days from its grant or last renewal."""
 WAIT_SECONDS_MAX: Final = 604_800

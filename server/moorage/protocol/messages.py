@@ -41,7 +41,7 @@ class Resources(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=T
 class LeaseRequest(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """`lease` of a request: for how long, how patiently. Units as in `model.LeaseTerms`."""
 
-    ttl_seconds: f.TtlSeconds = 300.0
+    ttl_seconds: f.TtlSeconds = f.TTL_SECONDS
     wait_seconds: f.WaitSeconds = 0.0
     priority: f.Priority = 0
     preemptible: f.Flag = False

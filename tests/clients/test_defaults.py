@@ -1,0 +1,54 @@
+"""What a user who says nothing gets, and how times are told to people and to programs."""
+
+import inspect
+import json
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from moorage.protocol.fields import TTL_SECONDS
+from moorage.protocol.messages import LeaseRequest
+from moorage_client import BlockingClient, Client
+from moorage_client.cli.output import fields
+from moorage_client.cli.publishing import _show
+from moorage_client.workflow import LeasedPool
+
+
+def test_a_lease_lasts_as_long_whoever_asks_for_it(shell, harbour):
+    assert LeaseRequest().ttl_seconds == TTL_SECONDS == 300
+    for holds in (Client.lease, BlockingClient.lease, LeasedPool.__init__):
+        assert inspect.signature(holds).parameters["ttl_seconds"].default == TTL_SECONDS
+    assert shell("ask", "first:1-x", "--lease").returncode == 0
+    assert harbour.heard[-1]["lease"]["ttl_seconds"] == TTL_SECONDS
+
+
+@pytest.fixture
+def in_tokyo(monkeypatch):
+    monkeypatch.setenv("TZ", "JST-9")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def test_people_read_their_own_time_with_its_zone(in_tokyo, capsys):
+    fields({"granted_at": 0.0, "history": [{"at": 60, "seq": 60}], "seconds": 5})
+    said = capsys.readouterr().out
+    assert "1970-01-01 09:00:00+09:00" in said
+    assert '"at": "1970-01-01 09:01:00+09:00", "seq": 60' in said
+    assert "seconds     5" in said
+
+
+def test_programs_read_seconds_since_the_epoch(in_tokyo, capsys):
+    alias = {"alias": "first:stable", "policy_rule_uri": "first:1-x", "since": 5.0}
+    _show(SimpleNamespace(json=True), alias)
+    assert json.loads(capsys.readouterr().out)["since"] == 5.0
+
+
+def test_no_depth_is_too_deep_to_show(capsys):
+    nested = 7
+    for _ in range(500):
+        nested = [nested]
+    fields({"at": nested})
+    assert "7" in capsys.readouterr().out
