@@ -165,3 +165,42 @@ def _checks_nothing(node: ast.AST) -> bool:
 )
 def test_what_counts_as_checking_nothing(mutant, body: str, nothing: bool) -> None:
     assert _checks_nothing(mutant(f"def test_x():\n    {body}\n").tree) == nothing
+
+
+def open_ends(files: list) -> list[str]:
+    """Return the `case _` that neither close a union nor say why the values are open."""
+    return [
+        f"{each.name}:{node.cases[-1].pattern.lineno}"
+        for each in files
+        if "case _" in each.text
+        for node in ast.walk(each.tree)
+        if isinstance(node, ast.Match) and not _closed_or_explained(node.cases[-1], each.lines)
+    ]
+
+
+def _closed_or_explained(case: ast.match_case, lines: list[str]) -> bool:
+    if case.guard or not (isinstance(case.pattern, ast.MatchAs) and case.pattern.pattern is None):
+        return True
+    closed = ast.unparse(case.body[0]).startswith("assert_never(")
+    return closed or re.search(r"  # .*\w{3}", lines[case.pattern.lineno - 1]) is not None
+
+
+def test_a_match_closes_its_union_or_says_why_it_is_open(sources) -> None:
+    others = [each for each in sources if not each.name.startswith("server/moorage/daemon/")]
+    assert open_ends(others) == []
+
+
+@pytest.mark.parametrize(
+    ("end", "is_open"),
+    [
+        ("case _:\n            pass", True),
+        ("case _:\n            return 0", True),
+        ("case _:\n            assert_never(x)", False),
+        ("case _:  # Users add kinds of their own.\n            pass", False),
+        ("case _ if x > 2:\n            pass", False),
+        ("case 2:\n            pass", False),
+    ],
+)
+def test_what_counts_as_an_open_end(mutant, end: str, is_open: bool) -> None:
+    source = f"def f(x):\n    match x:\n        case 1:\n            pass\n        {end}\n"
+    assert bool(open_ends([mutant(source)])) == is_open

@@ -71,5 +71,5 @@ def exit_of(error: MoorageError) -> Exit:
         case RequestRefused(code=code):
             later = code in WORTH_RETRYING or code in {Code.CANCELLED, Code.ENGINE_FAILED}
             return Exit.NOT_NOW if later else Exit.NEVER
-        case _:
+        case _:  # Errors are an open tree: one that nobody has placed here is a defect.
             return Exit.INTERNAL

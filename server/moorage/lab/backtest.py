@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from moorage.catalog.values import PolicyRecord
-from moorage.core.effects import LeaseNews, Response
+from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.facts import Refusal
 from moorage.daemon.requests.answers import refusal_of
 from moorage.lab import plots, timeline, trace
@@ -267,8 +267,10 @@ def _sum_up(run: BacktestRun, decisions: Sequence[tuple[float, Decision]]) -> No
                 waits.append(lease.granted_at - at)
             case Refusal(code=code):
                 refusals[code.value] += 1
-            case _:
+            case Advice() | Information() | None:
                 refusals["no_lease"] += 1
+            case _:
+                assert_never(decision.answer)
     run.granted = len(waits)
     run.waited = sum(wait > 0 for wait in waits)
     run.waited_seconds_mean = round(sum(waits) / len(waits), DIGITS) if waits else 0.0
@@ -286,8 +288,10 @@ def _outcome(answer: Response | None) -> tuple[str, Placement]:
             return "granted", lease.placement
         case Refusal(code=code):
             return code.value, ()
-        case _:
+        case Advice() | Information() | None:
             return "no_lease", ()
+        case _:
+            assert_never(answer)
 
 
 def _differing(

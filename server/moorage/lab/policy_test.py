@@ -13,12 +13,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import msgspec
 
 from moorage.catalog.values import PolicyRecord
-from moorage.core.effects import Advice, LeaseNews, Response
+from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.facts import Refusal
 from moorage.daemon.requests.finder import code_of
 from moorage.lab import examples
@@ -326,8 +326,10 @@ def _outcome(answer: Response | None) -> tuple[str, str]:
         case Refusal(code=code, reason=reason, details=details):
             said = _short(details["data"]) if "data" in details else reason
             return code.value, said
-        case _:
+        case Information() | None:
             return "waiting", ""
+        case _:
+            assert_never(answer)
 
 
 def _differing(report: PolicyTestReport, again: Sequence[Tried]) -> list[tuple[int, Tried, Tried]]:

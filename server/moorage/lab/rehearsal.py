@@ -14,13 +14,24 @@ import time
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Any, Final, Self, assert_never
 
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.catalog.embedded.catalog import EmbeddedCatalog
 from moorage.catalog.values import PolicyRecord
 from moorage.core.allocator import Allocator
-from moorage.core.effects import Address, Consult, Forget, Respond, Response
+from moorage.core.effects import (
+    Address,
+    Consult,
+    Forget,
+    KeepWarm,
+    Look,
+    Recall,
+    Respond,
+    Response,
+    Start,
+    Stop,
+)
 from moorage.core.events import (
     Asked,
     ClusterSeen,
@@ -215,8 +226,10 @@ class Rehearsal:
                     self._sandbox.forget(request, number)
                 case Respond(to, answer) if to.number in self._numbers:
                     self.decisions[self._numbers.pop(to.number)].answer = answer
-                case _:
+                case Respond() | Look() | Start() | Stop() | KeepWarm() | Recall():
                     pass  # Nothing runs on what is granted here.
+                case _:
+                    assert_never(effect)
 
     def _deliver(self, event: Proposed | ConsultFailed) -> None:
         decision = self.decisions[event.request]

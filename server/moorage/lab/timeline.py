@@ -16,11 +16,28 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.core.events import ClusterGone, ClusterSeen, Event
-from moorage.core.facts import ClusterRemoved, ClusterSet, Ended, Granted, Queued
+from moorage.core.facts import (
+    Carried,
+    ClusterRemoved,
+    ClusterSet,
+    Counted,
+    Dequeued,
+    Ended,
+    Ending,
+    Finished,
+    Granted,
+    Paused,
+    Queued,
+    Renewed,
+    Requeued,
+    Resumed,
+    Started,
+    Warmed,
+)
 from moorage.lab import trace
 from moorage.lab.errors import CommandError
 from moorage.ledger.base import LedgerEntry, LedgerError
@@ -219,8 +236,24 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
             case Granted(lease) if lease.id not in queued and lease.attempt == 1:
                 seconds = held.get(lease.id, FOR_EVER_SECONDS)
                 asks.append((lease.granted_at, _ask_behind(lease, seconds, (seed << 32) + number)))
-            case _:
+            case (
+                Dequeued()
+                | Granted()
+                | Renewed()
+                | Started()
+                | Finished()
+                | Requeued()
+                | Paused()
+                | Resumed()
+                | Ending()
+                | Warmed()
+                | Ended()
+                | Carried()
+                | Counted()
+            ):
                 pass  # What followed from these, the replay decides anew.
+            case _:
+                assert_never(entry.fact)
     digest = hashlib.sha256(repr([(e.seq, e.at, e.fact) for e in history]).encode()).hexdigest()
     return Timeline(
         source={"ledger": {"facts": len(history), "sha256": digest}, "seed": seed, "limit": limit},
@@ -234,13 +267,11 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
 def _held(history: Sequence[LedgerEntry]) -> Iterator[tuple[RequestId, float]]:
     granted: dict[RequestId, float] = {}
     for entry in history:
-        match entry.fact:
-            case Granted(lease):
-                granted[lease.id] = lease.granted_at
-            case Ended(request, at) if request in granted:
-                yield request, max(at - granted[request], 0.001)
-            case _:
-                pass  # Renewals show in how long it was held.
+        # Renewals show in how long it was held.
+        if isinstance(entry.fact, Granted):
+            granted[entry.fact.lease.id] = entry.fact.lease.granted_at
+        elif isinstance(entry.fact, Ended) and entry.fact.lease in granted:
+            yield entry.fact.lease, max(entry.fact.at - granted[entry.fact.lease], 0.001)
 
 
 def _again(ask: Ask, seconds: float | None, wait_seconds: float) -> Ask:

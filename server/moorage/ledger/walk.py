@@ -9,9 +9,27 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, assert_never
 
-from moorage.core.facts import Carried, Counted, Fact, Granted
+from moorage.core.facts import (
+    Carried,
+    ClusterRemoved,
+    ClusterSet,
+    Counted,
+    Dequeued,
+    Ended,
+    Ending,
+    Fact,
+    Finished,
+    Granted,
+    Paused,
+    Queued,
+    Renewed,
+    Requeued,
+    Resumed,
+    Started,
+    Warmed,
+)
 from moorage.durability import Found, log_damage, read_mark
 from moorage.ledger import tables
 from moorage.ledger.base import FactUnknown, LedgerCorrupt, LedgerError, place_of
@@ -207,5 +225,21 @@ def fencing_of(fact: Fact) -> int:
             return lease.fencing
         case Counted(fencing):
             return fencing
-        case _:
+        case (
+            ClusterSet()
+            | ClusterRemoved()
+            | Queued()
+            | Dequeued()
+            | Renewed()
+            | Started()
+            | Finished()
+            | Requeued()
+            | Paused()
+            | Resumed()
+            | Ending()
+            | Warmed()
+            | Ended()
+        ):
             return 0
+        case _:
+            assert_never(fact)

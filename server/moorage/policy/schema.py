@@ -307,5 +307,5 @@ def shown(value: Any) -> str:
             return "an object" if value else "an empty object"
         case Sequence():
             return f"a list of {len(value)}" if value else "an empty list"
-        case _:
+        case _:  # A policy may answer with anything.
             return f"a {type(value).__name__}"

@@ -190,7 +190,7 @@ def _status(error: SlotsError) -> int:
             return 404  # As documented.
         case EmptyResourcePoolError():
             return 409
-        case _:
+        case _:  # Errors are an open tree: the others are about the request.
             return 400
 
 

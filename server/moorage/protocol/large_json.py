@@ -55,7 +55,7 @@ def _value(encoded: memoryview, levels: int) -> Any:
                 return {name: _value(memoryview(each), levels - 1) for name, each in members}
             case b"[":
                 return [_value(memoryview(each), levels - 1) for each in _elements.decode(encoded)]
-            case _:
+            case _:  # A text or number, or no JSON: the decoder below says which.
                 pass
     return msgspec.json.decode(encoded)
 

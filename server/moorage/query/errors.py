@@ -63,7 +63,7 @@ def _shown(value: Any) -> str:
             return "an object" if value else "an empty object"
         case _ if number_in(value) is not None:
             return f"{value:.6g}"
-        case _:
+        case _:  # NaN, infinity, or a number beyond them.
             return "not a finite number"
 
 

@@ -285,8 +285,10 @@ def _needles(tree: _Tree) -> tuple[str, ...]:
                 runs.append("")
             case _Edge():
                 pass
-            case _:
+            case _OneOf() | _Sequence() | _Choice() | _Repeat():
                 runs.append("")
+            case _:
+                assert_never(part)
     return tuple(run for run in runs if run)
 
 

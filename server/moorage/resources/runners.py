@@ -247,7 +247,7 @@ class LocalRunner(BackendRunner):
                 made: BaseResource = ModelResource(name, spec)
             case LocalEnvResourceSpec():
                 made = LocalEnvResource(name, _environment(spec))
-            case _:
+            case _:  # Users write kinds of specs of their own, which a backend may know.
                 return await super().start_resource(spec, resource_id, timeout)
         async with asyncio.timeout(min(limits) if limits else None):
             await made.start()

@@ -166,7 +166,7 @@ def _fault_of(error: Exception) -> ServiceError:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"])
             return ServiceError.wrong_field(field, first["msg"])
-        case _:
+        case _:  # Any exception may come.
             # Starlette raises the error again once this is sent, so the operator sees all of it.
             return ServiceError(
                 Code.INTERNAL, "the server failed on this request; its log says where"
