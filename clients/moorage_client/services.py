@@ -1,8 +1,9 @@
 """HTTP clients: the two that policies know, and the one that the command line uses.
 
 `ClusterClient` and `GlobalClusterMetricsClient` are the documented ones
-(`allocation-server.txt`), name by name and message by message, for running a policy outside the
-server. `Services` reaches the policy and cluster registries of a Moorage server.
+(docs/reference/allocation-server.md, "Policies"), name by name and message by message, for running
+a policy outside the server. `Services` reaches the policy and cluster registries of a Moorage
+server.
 """
 
 import json

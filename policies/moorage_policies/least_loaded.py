@@ -98,7 +98,7 @@ class AIOSv1PolicyRule:
                     self._measure(fleet, row, tree)
 
     def _measure(self, fleet: Any, row: int, tree: dict[str, Any]) -> None:
-        """Note what one node reports (metrics documents, allocation-server document)."""
+        """Note what one node reports (docs/reference/allocation-server.md, "Nodes")."""
         cores = max(1, fleet.cpu_total[row]) / 1000
         self._cpu[row] = _part((tree.get("vcpu") or {}).get("load1m"), cores)
         self._gpu[row] = _part((tree.get("gpu") or {}).get("avgCudaUtilization"), 100)

@@ -1,4 +1,7 @@
-"""The front door under attack: classes 91 to 96 of the sandbox reference, and their kin."""
+"""The front door under attack: classes 91 to 96, and their kin.
+
+Source of the numbers: docs/reference/sandbox.md, "Attack classes".
+"""
 
 import asyncio
 import json

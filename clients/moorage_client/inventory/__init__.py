@@ -1,7 +1,7 @@
 """What machines there are, read from where a site already keeps it, as cluster documents.
 
 `moorage fleet import` calls `collect`; the trials share the reader of node tables (`openb`). The
-documents are those of allocation-server.md, section 6.
+documents are those of docs/reference/allocation-server.md, "Cluster documents".
 
 A source is one of:
 

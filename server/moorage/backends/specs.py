@@ -6,7 +6,7 @@ places.
 
     SpecError    (a ValueError) a spec cannot be read: which field, and what was expected there
 
-Source: the documents of the resource engine, whose four specs keep their fields and defaults here.
+Source: docs/reference/resource-engine.md, "Specs": the four keep their fields and defaults here.
 """
 
 import functools

@@ -1,6 +1,7 @@
 """Every limit of the front door, with the answer that a client gets when it is reached.
 
-`config` fills it in; `Gateway` obeys it. Sources of the defaults: sandbox reference §8.5.
+`config` fills it in; `Gateway` obeys it. Source of the defaults:
+docs/reference/sandbox.md, "WebSocket settings".
 """
 
 from dataclasses import dataclass

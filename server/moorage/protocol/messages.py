@@ -1,8 +1,9 @@
 """Every message that a client may send.
 
 The gateway reads them with `decode`, `POST /allocate` with `decode_allocation`; the client
-package makes them and writes them with `encode`. The shapes are those of `allocation-server`
-§1 (existing clients) and of the `op` messages beside them.
+package makes them and writes them with `encode`. The shapes are those of
+docs/reference/allocation-server.md, "Requests and replies" (existing clients), and of the `op`
+messages beside them.
 
 Reading has one fast path, typed decoding in C. Only where that says no does `diagnosis` read the
 message again, to name the field and what was expected there.

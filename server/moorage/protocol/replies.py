@@ -1,8 +1,9 @@
 """What the server says: writing it, and reading it on the other side.
 
 The daemon and the web room write with `success`, `failure`, `raw` and `event`; the client package
-reads with `decode_reply`. Shapes: allocation-server §1 and §13, with `lease`, `warnings`,
-`reasons`, `request` and `error` beside what existing clients look for.
+reads with `decode_reply`. Shapes: docs/reference/allocation-server.md, "Requests and
+replies" and "Decisions", with `lease`, `warnings`, `reasons`, `request` and `error` beside what
+existing clients look for.
 """
 
 import math

@@ -1,8 +1,8 @@
 """From a query in any of its spellings to a `Condition`; `bodies` and the catalog call it.
 
-The documented conditions, the aggregate conditions (5.2) and Mongo
-filters say the same things, so one `Parser` makes one tree of them, counts what they cost, and
-names the place where they are wrong.
+The documented conditions, the aggregate conditions (docs/reference/allocation-server.md,
+"Aggregate conditions") and Mongo filters say the same things, so one `Parser` makes one tree of
+them, counts what they cost, and names the place where they are wrong.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,6 +1,6 @@
 """`Context`: the resources of one rollout, and what becomes of them when it ends.
 
-Source: the documents of the resource engine, section 4. What is shared by rollouts (scope
+Source: docs/reference/resource-engine.md, "Contexts". What is shared by rollouts (scope
 `global`) goes back to the store at the end; what is a rollout's own is ended.
 """
 

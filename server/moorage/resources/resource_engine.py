@@ -2,8 +2,8 @@
 
 A library that stands on its own. Every method is there twice: on the class, for the engine that all
 of a process share, and on instances, for those who want several. All of them may be called from any
-event loop and any thread. Source: the documents of the resource engine; where they and the original
-differ, the documents hold.
+event loop and any thread. Source:
+docs/reference/resource-engine.md, "Methods" and "Decisions".
 
 `store` does the work and `pools` keeps its books.
 """

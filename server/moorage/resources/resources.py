@@ -48,7 +48,7 @@ _STATUS: Final[Mapping[Phase, ResourceStatus]] = {
 
 
 class BaseResource(abc.ABC):
-    """One thing that runs. Source: the documents of the resource engine, section 1.3."""
+    """One thing that runs. Source: docs/reference/resource-engine.md, "Resources"."""
 
     @property
     @abc.abstractmethod

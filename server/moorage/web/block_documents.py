@@ -1,7 +1,8 @@
 """The endpoints of block documents and of block metrics, which `matchType` `block` searches.
 
-`web.routes` mounts them. The metrics' paths are those of allocation-server.md, section 8.4, with
-`block` in the place of `cluster`; blocks themselves have the paths of the cluster database.
+`web.routes` mounts them. The metrics' paths are those of
+docs/reference/allocation-server.md, "Services", with `block` in the place of `cluster`; blocks
+themselves have the paths of the cluster database.
 """
 
 from fastapi import APIRouter

@@ -1,7 +1,7 @@
 """The documented service endpoints: cluster database, cluster metrics, policies, allocator twin.
 
 `web.app` mounts them behind authentication. Paths, statuses and envelopes are those of
-allocation-server.md, sections 8 and 13.
+docs/reference/allocation-server.md, "Services" and "Decisions".
 """
 
 from typing import Final, Literal

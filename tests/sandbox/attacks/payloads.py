@@ -1,4 +1,4 @@
-"""Hostile policies by attack class (numbers as in the sandbox reference).
+"""Hostile policies by attack class (docs/reference/sandbox.md, "Attack classes").
 
 Each payload is the body of `attack(rule, data, context, note)` in a real policy; it calls
 `note("…")` for everything that succeeded and must not. `ends` lists the outcomes that are no

@@ -1,10 +1,10 @@
 """Cluster documents: what is checked, what is filled in, and what placement reads of them.
 
 The embedded catalog calls `read_cluster_document` for every document that it stores. The format is
-that of allocation-server.md, section 6, with a few optional fields that placement can use and the
-documents do not have (GPU `linkGroup`, `numa`, `exclusive`; node `rack`, `labels`), or that say
-which machine a node is, whatever it is called (GPU `uuid`, and `parentUuid` of a MIG instance; node
-`machineId`, `providerId`).
+that of docs/reference/allocation-server.md, "Cluster documents", with a few optional fields
+that placement can use and the documents do not have (GPU `linkGroup`, `numa`, `exclusive`; node
+`rack`, `labels`), or that say which machine a node is, whatever it is called (GPU `uuid`, and
+`parentUuid` of a MIG instance; node `machineId`, `providerId`).
 """
 
 import math

@@ -1,8 +1,8 @@
 """Metrics documents: both spellings of their fields, and totals over the nodes.
 
 The embedded catalog calls `read_metrics_document` for every document that it stores. The format is
-that of allocation-server.md, section 7; the policies of aggregation are those of 7.2, without the
-defects of the implementation (D15: summed GPU averages, flattened keys).
+that of docs/reference/allocation-server.md, "Metrics documents"; totals are made as its
+"Aggregation" says.
 """
 
 import re

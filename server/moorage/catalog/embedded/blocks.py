@@ -1,7 +1,8 @@
 """Blocks and their metrics: the documents that filters of `matchType` `block` search.
 
 The embedded catalog owns one, over its own store. Blocks are what a cluster runs; nothing here
-starts or stops any. Filters: allocation-server.md, section 5.4; metrics: sections 7.2 and 8.4.
+starts or stops any. Source: docs/reference/allocation-server.md,
+"Filters", "Aggregation" and "Services".
 """
 
 from collections.abc import Callable, Mapping, Sequence

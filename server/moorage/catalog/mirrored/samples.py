@@ -1,8 +1,8 @@
 """From the samples of a Prometheus server to metrics documents; `prometheus` calls it.
 
 Metrics are named as NVIDIA's DCGM exporter and Prometheus's node exporter name them; documents are
-those of allocation-server.md, section 7. Bytes become MiB, which stand where the documents say MB;
-DCGM's numbers stand as they are. No I/O.
+those of docs/reference/allocation-server.md, "Metrics documents". Bytes become MiB, which stand
+where the documents say MB; DCGM's numbers stand as they are. No I/O.
 """
 
 import re

@@ -1,8 +1,9 @@
-"""The four external services, as allocation-server.md describes them: what is asked, what it means.
+"""The four external services as they are documented: what is asked, and what it means.
 
 `catalog.mirrored.clusters` keeps what they say. Nothing that they say is believed unchecked:
 envelopes, ids, documents and depth are validated as those of a client are, and one bad document
-never costs the others. Sections 5.6 and 8, with the client's half of section 13.
+never costs the others. Source: docs/reference/allocation-server.md,
+"Envelope", "Services" and "Decisions".
 """
 
 import hashlib

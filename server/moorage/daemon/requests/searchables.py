@@ -1,7 +1,8 @@
 """What can be searched: clusters, blocks and policies, each as one kind behind one interface.
 
 `daemon.requests.finder.Finder` asks for the kind that a body's `matchType` names. Which kinds there
-are is that of allocation-server.md, section 5.3; of the others this server keeps no documents.
+are is said in docs/reference/allocation-server.md, "Kinds of documents"; of the others this server
+keeps no documents.
 """
 
 import asyncio

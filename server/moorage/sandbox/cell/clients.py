@@ -1,6 +1,7 @@
 """What a policy finds in `settings`: the two documented clients, and one for its context.
 
-Each method asks the host and answers as the class of the allocation-server document would:
+Each method asks the host and answers as the documented class would
+(docs/reference/allocation-server.md, "Policies"):
 `cluster_client` returns `(True, data)` or `(False, message)` and never raises, the metrics client
 returns data or raises.
 """

@@ -1,0 +1,76 @@
+"""What sources cite is in the repository: the page, and the section of it that they name."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+CITED = re.compile(r'docs/reference/([\w-]+\.md)((?:,?(?: and)?\s+"[^"]+")*)')
+# A number leads nowhere but into a standard, or into the paper that the line names.
+NUMBERED = re.compile(r"§ ?\d|\bsections? \d", re.IGNORECASE)
+STANDARD = re.compile(r"RFC ?\d|fileformat2\.html")
+ELSEWHERE = re.compile(
+    r"(?<!docs/reference/)\b(allocation-server|resource-engine|slot-pool)\.(md|txt)"
+)
+
+
+def lost(files: list, folder: Path) -> list[str]:
+    """Return citations of pages or sections that are not there."""
+    pages = {
+        page.name: set(re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE))
+        for page in folder.glob("*.md")
+    }
+    return [
+        f"{each.name}: {name} {title}".rstrip()
+        for each in files
+        for name, titles in CITED.findall(each.text)
+        for title in ["", *re.findall(r'"([^"]+)"', titles)]
+        if name not in pages or (title and " ".join(title.split()) not in pages[name])
+    ]
+
+
+def leading_nowhere(files: list) -> list[str]:
+    """Return the lines that cite by number, or a page without its place."""
+    return [
+        f"{each.name}:{number}: {line.strip()}"
+        for each in files
+        for number, line in enumerate(each.lines, 1)
+        if (NUMBERED.search(line) and not STANDARD.search(line)) or ELSEWHERE.search(line)
+    ]
+
+
+def test_every_cited_page_and_section_is_there(sources, tests, root) -> None:
+    files = [each for each in [*sources, *tests] if each.name != "tests/house/test_citations.py"]
+    assert lost(files, root / "docs/reference") == []
+    assert sum("docs/reference/" in each.text for each in files) > 10
+
+
+def test_nothing_is_cited_by_number(sources) -> None:
+    assert leading_nowhere(sources) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ('See docs/reference/sandbox.md, "Design".', 0),
+        ('See docs/reference/sandbox.md, "Attack\nclasses" and "Design".', 0),
+        ('See docs/reference/sandbox.md, "Design", "Nothing".', 1),
+        ("See docs/reference/nothing.md.", 1),
+    ],
+)
+def test_what_counts_as_lost(mutant, root, text: str, count: int) -> None:
+    assert len(lost([mutant(text)], root / "docs/reference")) == count
+
+
+@pytest.mark.parametrize(
+    ("line", "nowhere"),
+    [
+        ("Source: allocation-server.md, the end.", True),
+        ("See section 5.3.", True),
+        ("As §8.5 has it.", True),
+        ("Why a socket was closed (RFC 6455 §7.4).", False),
+        ('docs/reference/allocation-server.md, "Services".', False),
+    ],
+)
+def test_what_counts_as_leading_nowhere(mutant, line: str, nowhere: bool) -> None:
+    assert bool(leading_nowhere([mutant(line)])) == nowhere
