@@ -114,6 +114,13 @@ async def test_what_follows_a_damaged_fact_of_now_is_lost_and_named(path: Path):
     assert fencing >= COMMITS
 
 
+async def test_where_the_checkpoint_has_lost_its_own_fact_the_chain_goes_on(path: Path):
+    facts = await written(path)
+    change(path, "DELETE FROM fact WHERE seq >= 100")
+    repaired(path)
+    assert (await read_back(path))[0] == facts[:1]
+
+
 async def test_a_link_alone_that_is_damaged_loses_nothing(path: Path):
     facts = await written(path)
     change(path, "UPDATE fact SET chain = 7 WHERE seq = 150")

@@ -79,7 +79,8 @@ def salvage(found: LedgerWalk) -> Salvage:
     said = _said(found, stays, base, last)
     filler = None
     if base and (not stays or stays[-1].seq < base):
-        filler = seal(base, time.time(), Counted(found.fencing_seen), 0)
+        before = stays[-1].chain if stays and stays[-1].seq == base - 1 else 0
+        filler = seal(base, time.time(), Counted(found.fencing_seen), before)
     return Salvage(stays, filler, _gaps(stays, found.pruned, filler), base, said)
 
 
