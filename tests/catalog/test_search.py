@@ -95,7 +95,7 @@ async def test_more_changes_than_are_noted_are_seen_all_the_same(catalog):
     assert await catalog.matching(wanted(clusterQuery=gpus(8))) == ["c8"]
     await catalog.delete_cluster("c8")
     for number in range(CHANGED_MAX + 1):  # As if so many had come and gone.
-        catalog._search.changed(f"gone-{number}")
+        catalog.memory.index.changed(f"gone-{number}")
     await catalog.create_cluster(cluster("c9", 9))
     assert await catalog.matching(wanted(clusterQuery=gpus(4))) == ["c4", "c9"]
 

@@ -1,64 +1,40 @@
-"""What the daemon needs of a catalog: one Protocol for all of it, and one for blocks.
+"""What the daemon needs of a catalog: one small Protocol for each part, and the parts side by side.
 
-The daemon builds an implementation (`embedded.catalog.EmbeddedCatalog`), hands it to the web
-services and the sandbox host, and listens to its changes. Methods that may have to ask somebody
-are `async`, so that an implementation over remote services fits; the few that the hot path calls
-for every request are plain functions that only read memory.
+`catalog.opening` builds them. Methods that may have to ask somebody are `async`, so that a mirrored
+part fits; what the hot path calls for every request are plain functions of `Memory`.
 
 Every refusal is a `protocol.faults.ServiceError`.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.embedded.aliases import Aliases
 from moorage.catalog.embedded.contexts import KeptContexts
-from moorage.catalog.values import (
-    BlockKind,
-    Document,
-    DocumentKind,
-    PolicyRecord,
-    PreparedPolicy,
-    SearchAction,
-)
-from moorage.model import Cluster, ClusterId
+from moorage.catalog.embedded.executors import Executors
+from moorage.catalog.embedded.memory import Memory
+from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy, SearchAction
+from moorage.model import ClusterId
+from moorage.protocol.registry import BlockDocuments, Clusters, Metrics
 from moorage.query import Filter
 
-if TYPE_CHECKING:
-    from moorage.catalog.embedded.executors import Executors
+__all__ = [
+    "Blocks",
+    "Catalog",
+    "ClusterSearch",
+    "Clusters",
+    "Freshness",
+    "Metrics",
+    "Parts",
+    "Policies",
+]
 
 
-class BlockCatalog(Protocol):
-    """The documents of blocks and of their metrics."""
-
-    async def create(self, document: Document) -> Document:
-        """Store a new block document.
-
-        Raises:
-            ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
-
-        """
-
-    async def put_metrics(self, document: Document) -> tuple[Document, bool]:
-        """Store the metrics of the block `document["blockId"]`, whether it is known or not.
-
-        Returns:
-            The document, and whether it is the first one.
-
-        """
-
-    async def get(self, kind: BlockKind, block_id: str) -> Document:
-        """Return a document, or raise `not_found`."""
-
-    async def update(self, kind: BlockKind, block_id: str, change: Document) -> Document:
-        """Change a document, as cluster documents are changed; raise `not_found`."""
-
-    async def delete(self, kind: BlockKind, block_id: str) -> Document:
-        """Delete a document and return it, or raise `not_found`."""
-
-    async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
-        """Return the documents that match a filter, by id; None: all."""
+class Blocks(BlockDocuments, Protocol):
+    """Documents of blocks and of their metrics, and finding them."""
 
     async def fetch(self, allowance: Allowance) -> list[str]:
         """Read the metrics anew where an external service keeps them; return warnings.
@@ -86,95 +62,10 @@ class BlockCatalog(Protocol):
         """
 
 
-class Catalog(Protocol):
-    """What is known of the world outside the core."""
+class Policies(Protocol):
+    """Policies, in all their versions."""
 
-    @property
-    def aliases(self) -> Aliases:
-        """Names that mean a version of a policy; wherever a URI is asked for, they may stand."""
-
-    @property
-    def executors(self) -> "Executors":
-        """Names under which other servers have policies executed here."""
-
-    @property
-    def contexts(self) -> KeptContexts:
-        """What policies remember, on the disk."""
-
-    async def close(self) -> None:
-        """Finish what was begun and let go of everything. Later calls are refused."""
-
-    # Clusters ------------------------------------
-
-    async def create_cluster(self, document: Document) -> Document:
-        """Store a new cluster document.
-
-        Returns:
-            The document as stored: every field given, plus the aggregates it omitted.
-
-        Raises:
-            ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
-
-        """
-
-    async def get_cluster(self, cluster_id: str) -> Document:
-        """Return a cluster document, or raise `not_found`."""
-
-    async def update_cluster(self, cluster_id: str, change: Document) -> Document:
-        """Change a cluster document and return the new one.
-
-        Args:
-            cluster_id: Which one.
-            change: A whole new document, or a Mongo update document with `$set` and `$unset`
-                on dotted paths.
-
-        Raises:
-            ServiceError: `not_found`, `bad_message` naming the field, `too_large`.
-
-        """
-
-    async def delete_cluster(self, cluster_id: str) -> Document:
-        """Delete a cluster document and return it, or raise `not_found`."""
-
-    async def query_clusters(self, query: Document) -> list[Document]:
-        """Return the cluster documents that match a filter, by id (see `catalog.filters`)."""
-
-    # Metrics -------------------------------------------------------------
-
-    async def put_metrics(self, document: Document) -> tuple[Document, bool]:
-        """Store the metrics of the cluster `document["clusterId"]`, whether it is known or not.
-
-        Returns:
-            The document with all spellings of its fields, and whether it is the first one.
-
-        """
-
-    async def get_metrics(self, cluster_id: str) -> Document:
-        """Return the metrics of a cluster, or raise `not_found`."""
-
-    async def update_metrics(self, cluster_id: str, change: Document) -> Document:
-        """Change the metrics of a cluster, as `update_cluster` does; raise `not_found`."""
-
-    async def delete_metrics(self, cluster_id: str) -> Document:
-        """Delete the metrics of a cluster and return them, or raise `not_found`."""
-
-    async def query_metrics(self, query: Document | None = None) -> list[Document]:
-        """Return the metrics documents that match a filter, by cluster id; None: all."""
-
-    async def aggregate_metrics(self, stages: Any) -> list[Document]:
-        """Return what an aggregation pipeline makes of all metrics documents.
-
-        Args:
-            stages: As `query.parse_pipeline` reads them.
-
-        Raises:
-            ServiceError: `bad_message` or `unsupported` naming the place; `too_large`; `busy`.
-
-        """
-
-    # Policies ------------------------------------------------------------
-
-    async def prepare_policy(self, document: Document) -> PreparedPolicy:
+    async def prepare(self, document: Document) -> PreparedPolicy:
         """Read a PolicyRule document and fetch its code; store, compile and run nothing.
 
         Raises:
@@ -183,11 +74,11 @@ class Catalog(Protocol):
 
         """
 
-    async def register_policy(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
+    async def register(self, prepared: PreparedPolicy, who: str = "") -> PolicyRecord:
         """Store a policy. The same one again is answered the same.
 
         Args:
-            prepared: By `prepare_policy`.
+            prepared: By `prepare`.
             who: The tenant, for the policy's history.
 
         Raises:
@@ -195,11 +86,11 @@ class Catalog(Protocol):
 
         """
 
-    async def get_policy(self, uri: str) -> Document:
+    async def get(self, uri: str) -> Document:
         """Return a PolicyRule document, or raise `unknown_policy`."""
 
-    async def update_policy(self, uri: str, change: Document, who: str = "") -> Document:
-        """Change descriptive fields of a policy, as `update_cluster` does.
+    async def update(self, uri: str, change: Document, who: str = "") -> Document:
+        """Change descriptive fields of a policy, as `Clusters.update` does.
 
         Raises:
             ServiceError: `unknown_policy`; `already_exists` where the change would make another
@@ -207,10 +98,10 @@ class Catalog(Protocol):
 
         """
 
-    async def delete_policy(self, uri: str, who: str = "") -> Document:
+    async def delete(self, uri: str, who: str = "") -> Document:
         """Delete a policy and return its document, or raise `unknown_policy`."""
 
-    async def policy_history(self, uri: str) -> list[Document]:
+    async def history(self, uri: str) -> list[Document]:
         """Return who changed a policy and when, the first change first; also of a removed one.
 
         Returns:
@@ -222,24 +113,58 @@ class Catalog(Protocol):
 
         """
 
-    async def query_policies(self, query: Document | None = None) -> list[Document]:
+    async def query(self, query: Document | None = None) -> list[Document]:
         """Return the PolicyRule documents that match a filter, by URI; None: all."""
 
-    @property
-    def blocks(self) -> BlockCatalog:
-        """The documents of blocks and of their metrics; always kept here."""
 
-    # What an ask needs: from memory where that is fresh, else from whoever knows ---------------
+class ClusterSearch(Protocol):
+    """Finding clusters, live or not: `Freshness.fetch` first where memory may be old."""
+
+    async def matching(self, asked: Filter) -> list[ClusterId]:
+        """Return the clusters that a filter of `matchType` `cluster` finds, live or not, by id.
+
+        Where it also asks for metrics, those are asked first, and a cluster has to meet both.
+
+        Raises:
+            ServiceError: `too_large` where a `$regex` would read too much; `busy`.
+
+        """
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> list[ClusterId]:
+        """Return all clusters, live or not, the most alike first; see `query.nearest`.
+
+        Args:
+            like: The id of a known cluster, or a part of a cluster document.
+            weights: By path; None: those of `query.DEFAULT_WEIGHTS`.
+
+        """
+
+    async def ask(
+        self, action: SearchAction, body: Document, allowance: Allowance
+    ) -> list[ClusterId] | None:
+        """Let an external search service find clusters; None where there is no such service.
+
+        Args:
+            action: What the body is.
+            body: As the client sent it, bare or in its envelope.
+            allowance: What the ask may cause; a search takes one.
+
+        Raises:
+            ServiceError: `unavailable`, or `bad_message` with what the service said.
+
+        """
+
+
+class Freshness(Protocol):
+    """What an ask needs: from memory where that is fresh, else from whoever knows."""
 
     async def keep_fresh(self) -> None:
         """Follow the services that the catalog mirrors; runs until cancelled, or has nothing to do.
 
         Changes are reported from here on.
         """
-
-    @property
-    def warnings(self) -> Sequence[str]:
-        """What was damaged on the disk and is done without, each a sentence for the log."""
 
     @property
     def registry_known(self) -> bool:
@@ -279,91 +204,102 @@ class Catalog(Protocol):
 
         """
 
-    async def search(
-        self, action: SearchAction, body: Document, allowance: Allowance
-    ) -> list[ClusterId] | None:
-        """Let an external search service find clusters; None where there is no such service.
 
-        Args:
-            action: What the body is.
-            body: As the client sent it, bare or in its envelope.
-            allowance: What the ask may cause; a search takes one.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What is known of the world outside the core, part by part.
 
-        Raises:
-            ServiceError: `unavailable`, or `bad_message` with what the service said.
+    Args:
+        clusters: Their documents.
+        metrics: Theirs.
+        blocks: Their documents and metrics.
+        policies: Their documents and code.
+        search: Finds clusters.
+        freshness: Sees to it that memory has what an ask needs.
+        memory: All that the hot path reads, on the event loop.
+        aliases: Names that mean a version of a policy; where a URI is asked for, they may stand.
+        executors: Names under which other servers have policies executed here.
+        contexts: What policies remember, on the disk.
+        warnings: What was damaged on the disk and is done without, each a sentence for the log.
+        closing: Ends all of them.
 
-        """
+    """
 
-    # What the embedded search service does, over memory: `fetch` first where that may be old ----
+    clusters: Clusters
+    metrics: Metrics
+    blocks: Blocks
+    policies: Policies
+    search: ClusterSearch
+    freshness: Freshness
+    memory: Memory
+    aliases: Aliases
+    executors: Executors
+    contexts: KeptContexts
+    warnings: Sequence[str]
+    closing: AsyncExitStack
 
-    async def matching(self, asked: Filter) -> list[ClusterId]:
-        """Return the clusters that a filter of `matchType` `cluster` finds, live or not, by id.
+    async def close(self) -> None:
+        """Finish what was begun and let go of everything. Later calls are refused."""
+        await self.closing.aclose()
 
-        Where it also asks for metrics, those are asked first, and a cluster has to meet both.
 
-        Raises:
-            ServiceError: `too_large` where a `$regex` would read too much; `busy`.
+class Catalog:
+    """The parts under the names that callers had before there were parts.
 
-        """
+    Args:
+        parts: Of an open catalog.
 
-    async def alike(
-        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
-    ) -> list[ClusterId]:
-        """Return all clusters, live or not, the most alike first; see `query.nearest`.
+    """
 
-        Args:
-            like: The id of a known cluster, or a part of a cluster document.
-            weights: By path; None: those of `query.DEFAULT_WEIGHTS`.
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.aliases = parts.aliases
+        self.executors = parts.executors
+        self.contexts = parts.contexts
+        self.warnings = parts.warnings
+        self.blocks = parts.blocks
+        self.close = parts.close
+        self.memory = parts.memory
+        self.create_cluster = parts.clusters.create
+        self.get_cluster = parts.clusters.get
+        self.update_cluster = parts.clusters.update
+        self.delete_cluster = parts.clusters.delete
+        self.query_clusters = parts.clusters.query
+        self.put_metrics = parts.metrics.put
+        self.get_metrics = parts.metrics.get
+        self.update_metrics = parts.metrics.update
+        self.delete_metrics = parts.metrics.delete
+        self.query_metrics = parts.metrics.query
+        self.aggregate_metrics = parts.metrics.aggregate
+        self.prepare_policy = parts.policies.prepare
+        self.register_policy = parts.policies.register
+        self.get_policy = parts.policies.get
+        self.update_policy = parts.policies.update
+        self.delete_policy = parts.policies.delete
+        self.policy_history = parts.policies.history
+        self.query_policies = parts.policies.query
+        self.matching = parts.search.matching
+        self.alike = parts.search.alike
+        self.search = parts.search.ask
+        self.keep_fresh = parts.freshness.keep_fresh
+        self.at_hand = parts.freshness.at_hand
+        self.fetch = parts.freshness.fetch
+        self.live_ids = parts.memory.live_ids
+        self.is_live = parts.memory.is_live
+        self.known = parts.memory.known
+        self.cluster_documents = parts.memory.documents
+        self.clusters = parts.memory.models
+        self.packed = parts.memory.packed
+        self.document_blobs = parts.memory.blobs
+        self.policy = parts.memory.policy
+        self.policy_uris = parts.memory.policy_uris
 
-        """
-
-    def cluster_documents(self, cluster_ids: Sequence[str]) -> list[Document]:
-        """Return cluster documents as stored, in the order asked for, without unknown ones.
-
-        Raises:
-            ServiceError: `too_large`.
-
-        """
-
-    # The hot path: memory only, on the event loop ---------------------------------------------
+    @property
+    def registry_known(self) -> bool:
+        """See `Freshness.registry_known`."""
+        return self.parts.freshness.registry_known
 
     @property
     def documents_version(self) -> int:
-        """Grows with every change of a cluster document or of metrics."""
-
-    def live_ids(self) -> tuple[ClusterId, ...]:
-        """Return the ids of the clusters that may be candidates, sorted."""
-
-    def is_live(self, cluster_id: str) -> bool:
-        """Return whether there is such a cluster and it may be a candidate."""
-
-    def known(self, cluster_id: str) -> bool:
-        """Return whether there is such a cluster, live or not."""
-
-    def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
-        """Return what `get_cluster` or `get_metrics` would answer, as msgpack, if it is in memory.
-
-        What is left out may not exist, or it is not known whether it is current.
-        """
-
-    def document_blobs(self, cluster_ids: Iterable[str]) -> list[tuple[ClusterId, int, bytes]]:
-        """Return what policies read of clusters, packed.
-
-        Args:
-            cluster_ids: Which ones; unknown ids are left out.
-
-        Returns:
-            `(id, version, blob)`, in the order asked for. The blob is msgpack of
-            `{"data": document, "cluster_metrics": metrics or None}`; the version grows when
-            either changes, and no other content ever has the same version.
-
-        """
-
-    def clusters(self) -> Sequence[Cluster]:
-        """Return the placement part of every live cluster, by id."""
-
-    def policy(self, uri: str) -> PolicyRecord | None:
-        """Return a registered policy, or None."""
-
-    def policy_uris(self) -> Sequence[str]:
-        """Return the URIs of all registered policies, sorted."""
+        """See `Memory.version`."""
+        return self.parts.memory.version

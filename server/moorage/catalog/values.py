@@ -6,12 +6,16 @@ from typing import Any, Literal
 
 from moorage.catalog.documents.schemas import PolicySchemas
 from moorage.model import PolicyRef
+from moorage.protocol.registry import BlockKind, Document
 
-Document = dict[str, Any]
-"""A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
-
-BlockKind = Literal["block", "block_metrics"]
-"""Documents of blocks, and documents of their metrics."""
+__all__ = [
+    "BlockKind",
+    "Document",
+    "DocumentKind",
+    "PolicyRecord",
+    "PreparedPolicy",
+    "SearchAction",
+]
 
 SearchAction = Literal["filter", "search"]
 DocumentKind = Literal["cluster", "metrics"]

@@ -1,7 +1,7 @@
 """Aliases of policies: a name that stays, such as `name:stable`, for a version that may change.
 
 An alias is one record of the catalog's file, so that a change of it is durable as a whole or not
-at all. `EmbeddedCatalog` resolves with it, `daemon.publishing.aliases` changes it.
+at all. `catalog.embedded.memory` resolves with it, `daemon.publishing.aliases` changes it.
 """
 
 import re

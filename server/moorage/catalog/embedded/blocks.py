@@ -1,6 +1,6 @@
 """Blocks and their metrics: the documents that filters of `matchType` `block` search.
 
-The embedded catalog owns one, over its own store. Blocks are what a cluster runs; nothing here
+Every catalog has one, over its own store. Blocks are what a cluster runs; nothing here
 starts or stops any. Source: docs/reference/allocation-server.md,
 "Filters", "Aggregation" and "Services".
 """
@@ -15,26 +15,24 @@ from moorage.catalog.embedded.records import (
     answered,
     changed,
     entry_of,
-    not_found,
+    remove,
     write,
 )
 from moorage.catalog.embedded.store import Database, DocumentStore
 from moorage.catalog.filters import parse_filter
-from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
-from moorage.catalog.mirrored.http import Service
 from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import BlockKind, Document
 from moorage.model import ClusterId, Code
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter
 
-__all__ = ["BlockDocuments"]
+__all__ = ["EmbeddedBlocks", "checked_block"]
 
 ID_FIELDS: Final[Mapping[BlockKind, str]] = {"block": "id", "block_metrics": "blockId"}
 """Where a document of each kind says which block it is about."""
 
 
-class BlockDocuments:
+class EmbeddedBlocks:
     """All block documents, and all block metrics documents.
 
     Args:
@@ -47,38 +45,35 @@ class BlockDocuments:
         self._kept: dict[BlockKind, dict[str, DocumentEntry]] = {"block": {}, "block_metrics": {}}
         blocks, metrics = self._kept.values()
         self._search = DocumentSearch(blocks, metrics, "blockMetrics", "blockId")
-        self._mirror: BlockMetricsMirror | None = None
 
     def take_over(self, kind: BlockKind, entries: Sequence[DocumentEntry]) -> None:
         """Keep what the store held when it was opened."""
         self._kept[kind].update((entry.id, entry) for entry in entries)
 
-    def connect(self, service: Service, fresh_seconds: float) -> None:
-        """Read metrics from a service from now on, instead of keeping them here."""
-        self._keep_metrics({})
-        self._mirror = BlockMetricsMirror(
-            service,
-            lambda document: _checked("block_metrics", document),
-            self._keep_metrics,
-            fresh_seconds=fresh_seconds,
-        )
+    def keep_metrics(self, found: dict[str, DocumentEntry]) -> None:
+        """Put the metrics of all blocks in, in the place of those before."""
+        kept = self._kept["block_metrics"]
+        changed = kept.keys() | found.keys()
+        kept.clear()
+        kept.update(found)
+        for block_id in changed:
+            self._search.changed(block_id)
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Finish what was begun."""
-        if self._mirror is not None:
-            await self._mirror.close()
         self._search.close()
 
     async def fetch(self, allowance: Allowance) -> list[str]:
-        """See `BlockCatalog.fetch`."""
-        return [] if self._mirror is None else await self._mirror.fetch(allowance)
+        """See `Blocks.fetch`."""
+        del allowance
+        return []
 
     async def create(self, document: Document) -> Document:
-        """See `BlockCatalog.create`."""
+        """See `Blocks.create`."""
 
         def work(database: Database) -> DocumentEntry:
             encoded, given = snapshot(document)
-            block_id = _checked("block", given)
+            block_id = checked_block("block", given)
             if database.has("block", block_id):
                 raise ServiceError(
                     Code.ALREADY_EXISTS,
@@ -91,14 +86,13 @@ class BlockDocuments:
         return (await self._store.run(work, self._publisher("block"))).document
 
     async def put_metrics(self, document: Document) -> tuple[Document, bool]:
-        """See `BlockCatalog.put_metrics`."""
-        self._refuse_mirrored("block_metrics")
+        """See `Blocks.put_metrics`."""
         created = False
 
         def work(database: Database) -> DocumentEntry:
             nonlocal created
             encoded, given = snapshot(document)
-            block_id = _checked("block_metrics", given)
+            block_id = checked_block("block_metrics", given)
             created = not database.has("block_metrics", block_id)
             return write(database, "block_metrics", block_id, encoded, given)
 
@@ -108,61 +102,50 @@ class BlockDocuments:
         return entry.document, created
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:
-        """See `BlockCatalog.get`."""
-        await self._require(kind)
+        """See `Blocks.get`."""
         return entry_of(self._kept[kind], block_id, kind).document
 
     async def update(self, kind: BlockKind, block_id: str, change: Document) -> Document:
-        """See `BlockCatalog.update`."""
-        self._refuse_mirrored(kind)
+        """See `Blocks.update`."""
 
         def work(database: Database) -> DocumentEntry:
             encoded, given = changed(database, kind, block_id, change, ID_FIELDS[kind])
-            return write(database, kind, _checked(kind, given), encoded, given)
+            return write(database, kind, checked_block(kind, given), encoded, given)
 
         return (await self._store.run(work, self._publisher(kind))).document
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
-        """See `BlockCatalog.delete`."""
-        self._refuse_mirrored(kind)
-        entry_of(self._kept[kind], block_id, kind)
-        gone: list[DocumentEntry] = []
+        """See `Blocks.delete`."""
 
-        def work(database: Database) -> None:
-            if not database.remove(kind, block_id):
-                raise not_found(kind, block_id)
+        def drop(gone: str) -> None:
+            del self._kept[kind][gone]
+            self._search.changed(gone)
 
-        def publish(_: None) -> None:
-            gone.append(self._kept[kind].pop(block_id))
-            self._search.changed(block_id)
-
-        await self._store.run(work, publish)
-        return gone[0].document
+        return await remove(self._store, kind, block_id, self._kept[kind], drop)
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
-        """See `BlockCatalog.query`."""
+        """See `Blocks.query`."""
         condition = parse_filter(query)
-        await self._require(kind)
         search = self._search.clusters if kind == "block" else self._search.metrics
         kept = self._kept[kind]
         return answered([kept[name] for name in await search(condition) if name in kept])
 
     async def matching(self, asked: Filter) -> list[str]:
-        """See `BlockCatalog.matching`."""
+        """See `Blocks.matching`."""
         return [str(name) for name in await self._search.matching(asked)]
 
     async def alike(
         self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
     ) -> list[str]:
-        """See `BlockCatalog.alike`."""
+        """See `Blocks.alike`."""
         return [str(name) for name in await self._search.alike(like, weights)]
 
     def known(self, block_id: str) -> bool:
-        """See `BlockCatalog.known`."""
+        """See `Blocks.known`."""
         return block_id in self._kept["block"]
 
     def documents(self, block_ids: Sequence[str]) -> list[Document]:
-        """See `BlockCatalog.documents`."""
+        """See `Blocks.documents`."""
         blocks, metrics = self._kept["block"], self._kept["block_metrics"]
         found = [blocks[name] for name in block_ids if name in blocks]
         answered([*found, *(metrics[entry.id] for entry in found if entry.id in metrics)])
@@ -174,22 +157,6 @@ class BlockDocuments:
             for entry in found
         ]
 
-    async def _require(self, kind: BlockKind) -> None:
-        if self._mirror is not None and kind == "block_metrics":
-            await self._mirror.require()
-
-    def _refuse_mirrored(self, kind: BlockKind) -> None:
-        if self._mirror is not None and kind == "block_metrics":
-            self._mirror.refuse()
-
-    def _keep_metrics(self, found: dict[str, DocumentEntry]) -> None:
-        kept = self._kept["block_metrics"]
-        changed = kept.keys() | found.keys()
-        kept.clear()
-        kept.update(found)
-        for block_id in changed:
-            self._search.changed(block_id)
-
     def _publisher(self, kind: BlockKind) -> Callable[[DocumentEntry], None]:
         def publish(entry: DocumentEntry) -> None:
             self._kept[kind][entry.id] = entry
@@ -198,8 +165,8 @@ class BlockDocuments:
         return publish
 
 
-def _checked(kind: BlockKind, given: Document) -> ClusterId:
-    """Return the id of a document, or refuse it."""
+def checked_block(kind: BlockKind, given: Document) -> ClusterId:
+    """Return the id of the block that a document is about, or refuse it."""
     block_id = cluster_id_of(given.get(ID_FIELDS[kind]), ID_FIELDS[kind])
     if kind == "block":
         cluster = given.get("cluster")

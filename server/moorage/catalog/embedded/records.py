@@ -1,7 +1,7 @@
 """What the embedded catalog keeps in memory, and the work on it that its thread does.
 
-`catalog.embedded.catalog` calls everything here: entries are its memory, the functions run in the
-store's thread within a transaction and raise to undo it.
+The embedded parts call everything here: entries lie in `catalog.embedded.memory`, the functions run
+in the store's thread within a transaction and raise to undo it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ from moorage.catalog.documents.encoding import apply_change, decode, encode, pac
 from moorage.catalog.documents.metrics import read_metrics_document
 from moorage.catalog.documents.policies import digest_of, pack_files, record_from, unpack_files
 from moorage.catalog.embedded.aliases import Alias, read_alias
-from moorage.catalog.embedded.store import Database, Kind, StoredRow
+from moorage.catalog.embedded.store import Database, DocumentStore, Kind, StoredRow
 from moorage.catalog.limits import (
     BLOCKS_MAX,
     CLUSTERS_MAX,
@@ -41,6 +41,7 @@ __all__ = [
     "load",
     "not_found",
     "refuse_differences",
+    "remove",
     "stored_files",
     "write",
     "write_policy",
@@ -87,7 +88,7 @@ class DocumentEntry:
 
 
 def blob_of(entry: DocumentEntry, metrics: Mapping[str, DocumentEntry]) -> bytes:
-    """Return what policies read of a cluster, packed; see `Catalog.document_blobs`."""
+    """Return what policies read of a cluster, packed; see `Memory.blobs`."""
     observed = metrics.get(entry.id)
     return msgspec.msgpack.encode(
         {
@@ -228,6 +229,41 @@ def changed(
     if changed.setdefault(id_field, record_id) != record_id:
         raise ServiceError.wrong_field(id_field, f"{record_id}; the id of a document stays")
     return snapshot(changed)
+
+
+async def remove(
+    store: DocumentStore,
+    kind: Kind,
+    record_id: str,
+    entries: Mapping[str, T],
+    drop: Callable[[str], None],
+    also: Callable[[Database], None] = lambda _: None,
+) -> Document:
+    """Delete a record and return its document, or refuse an id that nothing has.
+
+    Args:
+        store: Has it.
+        kind: Of the record.
+        record_id: Its id.
+        entries: All of the kind that are in memory.
+        drop: Takes it out of them.
+        also: Done within the transaction.
+
+    """
+    gone: list[T] = []
+
+    def work(database: Database) -> None:
+        if not database.remove(kind, record_id):
+            raise not_found(kind, record_id)
+        also(database)
+
+    def publish(_: None) -> None:
+        gone.append(entries[record_id])
+        drop(record_id)
+
+    entry_of(entries, record_id, kind)
+    await store.run(work, publish)
+    return gone[0].document
 
 
 def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:

@@ -1,6 +1,6 @@
 """Block metrics of an external service: `GLOBAL_BLOCK_METRICS_URL`.
 
-`catalog.embedded.blocks` owns a mirror where the configuration names such a service. All metrics
+`catalog.opening` makes a mirror where the configuration names such a service. All metrics
 are read at once, whenever somebody looks at blocks and what is known has become too old: blocks are
 few compared with what they run on, and one question serves every search that waits for it.
 """
@@ -20,7 +20,6 @@ from moorage.catalog.mirrored.http import (
     ServiceReply,
     ServiceRequest,
     WrongAnswer,
-    without_credentials,
 )
 from moorage.catalog.values import Document
 from moorage.model import ClusterId, Code
@@ -51,7 +50,7 @@ class BlockMetricsMirror:
         *,
         fresh_seconds: float,
     ) -> None:
-        self._service = service
+        self.service = service
         self._checked = checked
         self._keep = keep
         self._fresh_seconds = fresh_seconds
@@ -62,7 +61,7 @@ class BlockMetricsMirror:
     async def close(self) -> None:
         """Give up what is under way and close the connections."""
         await self._reading.close()
-        await self._service.close()
+        await self.service.close()
 
     async def fetch(self, allowance: Allowance) -> list[str]:
         """Make sure that the metrics are fresh; where they cannot be, there are none.
@@ -91,15 +90,6 @@ class BlockMetricsMirror:
         if not self._fresh():
             await self._reading.join(())
 
-    def refuse(self) -> None:
-        """Refuse to write what is kept elsewhere."""
-        url = without_credentials(self._service.url)
-        raise ServiceError(
-            Code.UNSUPPORTED,
-            f"This server reads its block metrics from {url}; change them there.",
-            expected=f"a request to {url}",
-        )
-
     def _fresh(self) -> bool:
         return asyncio.get_running_loop().time() - self._read_at <= self._fresh_seconds
 
@@ -111,15 +101,15 @@ class BlockMetricsMirror:
     async def _read(self, keys: frozenset[str]) -> None:
         del keys  # A list is a list of all.
         began = asyncio.get_running_loop().time()
-        found = await self._service.ask(ServiceRequest("POST", "/block/query", b"{}"), self._found)
+        found = await self.service.ask(ServiceRequest("POST", "/block/query", b"{}"), self._found)
         if found is None:
-            found = await self._service.ask(ServiceRequest("GET", "/block/query"), self._found)
+            found = await self.service.ask(ServiceRequest("GET", "/block/query"), self._found)
         if found is None:
             raise ServiceError(
                 Code.UNAVAILABLE,
-                f"The {self._service.name} at {self._service.url} takes neither POST nor GET at"
+                f"The {self.service.name} at {self.service.url} takes neither POST nor GET at"
                 " /block/query.",
-                details={"service": self._service.name, "url": self._service.url},
+                details={"service": self.service.name, "url": self.service.url},
             )
         entries, self._left_out = found
         self._read_at = began

@@ -1,6 +1,6 @@
-"""What is remembered of external services, and how old it may be: the halves of a mixed catalog.
+"""What is remembered of external services, and how old it may be: clusters and metrics.
 
-`catalog.mirrored.catalog.MixedCatalog` owns one of each kind that is configured. A mirror knows
+`catalog.opening` makes one of each kind that is configured. A mirror knows
 when it last asked and what is missing; the documents themselves lie in the catalog's memory, where
 everything else reads them, and get there by `keep` and `drop`.
 
@@ -19,13 +19,12 @@ from moorage.catalog.embedded.records import DocumentEntry
 from moorage.catalog.limits import CLUSTERS_MAX
 from moorage.catalog.mirrored.batches import Batches
 from moorage.catalog.mirrored.services import (
-    ClusterFound,
     ClusterRegistry,
     ClustersRead,
     Digest,
     MetricsService,
 )
-from moorage.model import ClusterId, Code
+from moorage.model import Cluster, ClusterId, Code
 from moorage.protocol.faults import ServiceError
 
 __all__ = ["ClusterMemory", "ClusterMirror", "MetricsMemory", "MetricsMirror"]
@@ -57,7 +56,7 @@ def listed(names: Sequence[str]) -> str:
 class ClusterMemory(Protocol):
     """Where the documents lie."""
 
-    def keep_found(self, found: ClusterFound) -> None:
+    def keep_cluster(self, entry: DocumentEntry, cluster: Cluster, *, live: bool) -> None:
         """Put a document in, in the place of the one before."""
 
     def drop_cluster(self, cluster_id: ClusterId) -> None:
@@ -92,6 +91,7 @@ class ClusterMirror:
         stale_seconds_max: float,
         first_read: Callable[[], None],
     ) -> None:
+        self.service = registry.service
         self._registry = registry
         self._memory = memory
         self._refresh_seconds = refresh_seconds
@@ -235,7 +235,7 @@ class ClusterMirror:
             self._forget(cluster_id)
             self._digests[found.digest] = cluster_id
             self._digest_of[cluster_id] = found.digest
-            self._memory.keep_found(found)
+            self._memory.keep_cluster(found.entry, found.cluster, live=found.live)
 
     def _drop(self, cluster_id: ClusterId) -> None:
         self._forget(cluster_id)

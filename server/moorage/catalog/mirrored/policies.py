@@ -1,8 +1,7 @@
 """Policies of an external policy store: which are known, how old they may be, which are let go.
 
-`catalog.mirrored.catalog.MixedCatalog` owns one where `POLICY_DB_URL` names such a store. A policy
-that comes
-from there is prepared as an upload is: read on paper here, compiled and run in a jail only.
+`catalog.opening` makes one where `POLICY_DB_URL` names such a store. A policy that comes from there
+is prepared as an upload is: read on paper here, compiled and run in a jail only.
 
 Its own examples run here too, but no request waits for them, and where they fail the policy is used
 all the same: it was published at its store, by whoever may do that, and other servers rely on it.

@@ -1,0 +1,89 @@
+"""Cluster documents in the catalog's file: what `catalog.opening` takes where no registry is named.
+
+Documents are checked, completed and written in the store's thread. The file holds them as they were
+given; what the server fills in is worked out again when they are loaded, so it never goes stale.
+"""
+
+from moorage.catalog.documents.clusters import ClusterDocument
+from moorage.catalog.documents.encoding import snapshot
+from moorage.catalog.embedded.memory import Memory
+from moorage.catalog.embedded.records import (
+    DocumentEntry,
+    answered,
+    changed,
+    entry_of,
+    remove,
+    write,
+)
+from moorage.catalog.embedded.store import Database, DocumentStore
+from moorage.catalog.filters import parse_filter
+from moorage.catalog.machines import Machines
+from moorage.catalog.values import Document
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["EmbeddedClusters"]
+
+
+class EmbeddedClusters:
+    """`protocol.registry.Clusters` over the catalog's file.
+
+    Args:
+        store: The open file.
+        memory: Is given what is durable, and read.
+        machines: Those of the clusters that the file holds.
+
+    """
+
+    def __init__(self, store: DocumentStore, memory: Memory, machines: Machines) -> None:
+        self._store = store
+        self._memory = memory
+        self._machines = machines
+
+    async def create(self, document: Document) -> Document:
+        """See `Clusters.create`."""
+
+        def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
+            encoded, given = snapshot(document)
+            read = self._machines.read(database, given)
+            if database.has("cluster", read.id):
+                raise ServiceError(
+                    Code.ALREADY_EXISTS,
+                    f"id: the cluster {read.id} exists; change it with PUT /clusters/{read.id}",
+                    field="id",
+                    expected="an id that no cluster has",
+                )
+            return write(database, "cluster", read.id, encoded, read.document), read
+
+        return (await self._store.run(work, self._publish))[0].document
+
+    async def get(self, cluster_id: str) -> Document:
+        """See `Clusters.get`."""
+        return entry_of(self._memory.clusters, cluster_id, "cluster").document
+
+    async def update(self, cluster_id: str, change: Document) -> Document:
+        """See `Clusters.update`."""
+
+        def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
+            encoded, given = changed(database, "cluster", cluster_id, change, "id")
+            read = self._machines.read(database, given)
+            return write(database, "cluster", read.id, encoded, read.document), read
+
+        return (await self._store.run(work, self._publish))[0].document
+
+    async def delete(self, cluster_id: str) -> Document:
+        """See `Clusters.delete`."""
+        memory = self._memory
+        return await remove(
+            self._store, "cluster", cluster_id, memory.clusters, memory.drop_cluster
+        )
+
+    async def query(self, query: Document) -> list[Document]:
+        """See `Clusters.query`."""
+        kept = self._memory.clusters
+        found = await self._memory.index.clusters(parse_filter(query))
+        return answered([kept[name] for name in found if name in kept])
+
+    def _publish(self, result: tuple[DocumentEntry, ClusterDocument]) -> None:
+        entry, read = result
+        self._memory.keep_cluster(entry, read.cluster, live=read.live)

@@ -1,0 +1,209 @@
+"""What a catalog has in memory, whoever put it there: all that the event loop reads.
+
+The embedded parts put in what is durable, the mirrored ones what a service said. The hot path reads
+it with plain functions, so that no request waits for a disk or a service. Every change is told to
+the listeners, here and nowhere else.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from moorage.catalog.changes import (
+    CatalogChange,
+    ClusterDeleted,
+    ClusterPut,
+    MetricsDeleted,
+    MetricsPut,
+    PolicyDeleted,
+    PolicyPut,
+)
+from moorage.catalog.documents.clusters import cluster_model
+from moorage.catalog.embedded.aliases import Aliases
+from moorage.catalog.embedded.records import (
+    DocumentEntry,
+    PolicyEntry,
+    StoredRecords,
+    answered,
+    blob_of,
+)
+from moorage.catalog.search import DocumentSearch
+from moorage.catalog.values import Document, DocumentKind, PolicyRecord
+from moorage.model import Cluster, ClusterId
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """Clusters, metrics and policies as readers find them.
+
+    Args:
+        aliases: Names that mean a version of a policy.
+        elsewhere: Parts that mirror a service: they start empty, and may be older than an answer
+            may be.
+
+    """
+
+    def __init__(self, aliases: Aliases, elsewhere: frozenset[str] = frozenset()) -> None:
+        self.clusters: dict[str, DocumentEntry] = {}
+        self.metrics: dict[str, DocumentEntry] = {}
+        self.policies: dict[str, PolicyEntry] = {}
+        self.index = DocumentSearch(self.clusters, self.metrics)
+        self.listeners: list[Callable[[CatalogChange], None]] = []
+        self.version = 0
+        """Grows with every change of a cluster document or of metrics."""
+        self._aliases = aliases
+        self._elsewhere = elsewhere
+        self._live: set[ClusterId] = set()
+        self._live_ids: tuple[ClusterId, ...] | None = None
+        self._loaded: dict[str, Cluster] = {}
+        self._versions: dict[str, int] = {}
+        self._blobs: dict[str, tuple[int, bytes]] = {}
+
+    def take_over(self, loaded: StoredRecords) -> None:
+        """Keep what the store held when it was opened, of the parts that are kept there."""
+        if "clusters" not in self._elsewhere:
+            for entry, live, cluster in loaded.clusters:
+                self._put_cluster(entry, live=live)
+                self._loaded[entry.id] = cluster
+        if "metrics" not in self._elsewhere:
+            self.metrics.update((entry.id, entry) for entry in loaded.metrics)
+        if "policies" not in self._elsewhere:
+            self.policies.update((entry.id, entry) for entry in loaded.policies)
+
+    # Changes -------------------------------------------------------------------------------
+
+    def report(self, change: CatalogChange) -> None:
+        """Tell the listeners."""
+        for listener in self.listeners:
+            listener(change)
+
+    def keep_cluster(self, entry: DocumentEntry, cluster: Cluster, *, live: bool) -> None:
+        """Put a cluster document in, in the place of the one before."""
+        self._put_cluster(entry, live=live)
+        self.report(ClusterPut(cluster, live))
+
+    def drop_cluster(self, cluster_id: str) -> None:
+        """Take a cluster document out, if it is there."""
+        entry = self.clusters.pop(cluster_id, None)
+        if entry is not None:
+            self._live.discard(entry.id)
+            self._live_ids = None
+            self._touch(cluster_id)
+            self._versions.pop(cluster_id, None)
+            self.report(ClusterDeleted(entry.id))
+
+    def keep_metrics(self, entry: DocumentEntry) -> None:
+        """Put the metrics of a cluster in, in the place of those before."""
+        self.metrics[entry.id] = entry
+        self._touch(entry.id)
+        self.report(MetricsPut(entry.id))
+
+    def drop_metrics(self, cluster_id: str) -> None:
+        """Take the metrics of a cluster out, if they are there."""
+        entry = self.metrics.pop(cluster_id, None)
+        if entry is not None:
+            self._touch(cluster_id)
+            self.report(MetricsDeleted(entry.id))
+
+    def keep_policy(self, entry: PolicyEntry) -> None:
+        """Put a policy in, in the place of the one before."""
+        self.policies[entry.id] = entry
+        self.report(PolicyPut(entry.id))
+
+    def drop_policy(self, uri: str) -> None:
+        """Take a policy out, if it is there."""
+        if self.policies.pop(uri, None) is not None:
+            self.report(PolicyDeleted(uri))
+
+    def _put_cluster(self, entry: DocumentEntry, *, live: bool) -> None:
+        self.clusters[entry.id] = entry
+        if live is not (entry.id in self._live):
+            (self._live.add if live else self._live.discard)(entry.id)
+            self._live_ids = None
+        self._touch(entry.id)
+
+    def _touch(self, cluster_id: str) -> None:
+        self.version += 1
+        self.index.changed(cluster_id)
+        self._loaded.pop(cluster_id, None)
+        self._blobs.pop(cluster_id, None)
+        if cluster_id in self.clusters:  # Metrics may be those of a cluster nobody knows.
+            self._versions[cluster_id] = self.version
+
+    # The hot path --------------------------------------------------------------------------
+
+    def live_ids(self) -> tuple[ClusterId, ...]:
+        """Return the ids of the clusters that may be candidates, sorted."""
+        if self._live_ids is None:
+            self._live_ids = tuple(sorted(self._live))
+        return self._live_ids
+
+    def is_live(self, cluster_id: str) -> bool:
+        """Return whether there is such a cluster and it may be a candidate."""
+        return cluster_id in self._live
+
+    def known(self, cluster_id: str) -> bool:
+        """Return whether there is such a cluster, live or not."""
+        return cluster_id in self.clusters
+
+    def cluster_ids(self) -> frozenset[ClusterId]:
+        """Return the ids of all clusters, live or not."""
+        return frozenset(entry.id for entry in self.clusters.values())
+
+    def documents(self, cluster_ids: Sequence[str]) -> list[Document]:
+        """Return cluster documents as stored, in the order asked for, without unknown ones.
+
+        Raises:
+            ServiceError: `too_large`.
+
+        """
+        return answered([self.clusters[name] for name in cluster_ids if name in self.clusters])
+
+    def models(self) -> Sequence[Cluster]:
+        """Return the placement part of every live cluster, by id."""
+        loaded, self._loaded = self._loaded, {}  # What the start read is not read again.
+        return [loaded.get(n) or cluster_model(self.clusters[n].document) for n in self.live_ids()]
+
+    def packed(self, kind: DocumentKind, cluster_ids: Iterable[str]) -> dict[str, bytes]:
+        """Return what `get` of a part would answer, as msgpack, if it is in memory.
+
+        What is left out may not exist, or it is not known whether it is current.
+        """
+        part, entries = (
+            ("clusters", self.clusters) if kind == "cluster" else ("metrics", self.metrics)
+        )
+        if part in self._elsewhere:
+            return {}
+        return {name: entries[name].packed for name in cluster_ids if name in entries}
+
+    def blobs(self, cluster_ids: Iterable[str]) -> list[tuple[ClusterId, int, bytes]]:
+        """Return what policies read of clusters, packed.
+
+        Args:
+            cluster_ids: Which ones; unknown ids are left out.
+
+        Returns:
+            `(id, version, blob)`, in the order asked for. The blob is msgpack of
+            `{"data": document, "cluster_metrics": metrics or None}`; the version grows when
+            either changes, and no other content ever has the same version.
+
+        """
+        found: list[tuple[ClusterId, int, bytes]] = []
+        for cluster_id in cluster_ids:
+            entry = self.clusters.get(cluster_id)
+            if entry is None:
+                continue
+            version = self._versions[cluster_id]
+            cached = self._blobs.get(cluster_id)
+            if cached is None:
+                cached = self._blobs[cluster_id] = (version, blob_of(entry, self.metrics))
+            found.append((entry.id, *cached))
+        return found
+
+    def policy(self, uri: str) -> PolicyRecord | None:
+        """Return a registered policy, by URI or by alias, or None."""
+        entry = self.policies.get(self._aliases.meaning(uri))
+        return entry.record if entry else None
+
+    def policy_uris(self) -> Sequence[str]:
+        """Return the URIs of all registered policies, sorted."""
+        return sorted(self.policies)

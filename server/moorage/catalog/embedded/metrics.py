@@ -1,0 +1,84 @@
+"""Metrics documents in the catalog's file: what `catalog.opening` takes where no service is named.
+
+They are observations: the next ones replace them, so they need not outlive a power cut.
+"""
+
+from typing import Any
+
+from moorage.catalog.documents.encoding import snapshot
+from moorage.catalog.documents.metrics import read_metrics_document
+from moorage.catalog.embedded.memory import Memory
+from moorage.catalog.embedded.records import (
+    DocumentEntry,
+    aggregated,
+    answered,
+    changed,
+    entry_of,
+    remove,
+    write,
+)
+from moorage.catalog.embedded.store import Database, DocumentStore
+from moorage.catalog.filters import parse_filter
+from moorage.catalog.values import Document
+
+__all__ = ["EmbeddedMetrics"]
+
+
+class EmbeddedMetrics:
+    """`protocol.registry.Metrics` over the catalog's file.
+
+    Args:
+        store: The open file.
+        memory: Is given what is written, and read.
+
+    """
+
+    def __init__(self, store: DocumentStore, memory: Memory) -> None:
+        self._store = store
+        self._memory = memory
+
+    async def put(self, document: Document) -> tuple[Document, bool]:
+        """See `Metrics.put`."""
+
+        def work(database: Database) -> tuple[DocumentEntry, bool]:
+            encoded, given = snapshot(document)
+            cluster_id, read = read_metrics_document(given)
+            created = not database.has("metrics", cluster_id)
+            return write(database, "metrics", cluster_id, encoded, read), created
+
+        entry, created = await self._store.run(
+            work, lambda result: self._memory.keep_metrics(result[0]), durable=False
+        )
+        return entry.document, created
+
+    async def get(self, cluster_id: str) -> Document:
+        """See `Metrics.get`."""
+        return entry_of(self._memory.metrics, cluster_id, "metrics").document
+
+    async def update(self, cluster_id: str, change: Document) -> Document:
+        """See `Metrics.update`."""
+
+        def work(database: Database) -> DocumentEntry:
+            encoded, given = changed(database, "metrics", cluster_id, change, "clusterId")
+            known_id, read = read_metrics_document(given)
+            return write(database, "metrics", known_id, encoded, read)
+
+        entry = await self._store.run(work, self._memory.keep_metrics, durable=False)
+        return entry.document
+
+    async def delete(self, cluster_id: str) -> Document:
+        """See `Metrics.delete`."""
+        memory = self._memory
+        return await remove(self._store, "metrics", cluster_id, memory.metrics, memory.drop_metrics)
+
+    async def query(self, query: Document | None = None) -> list[Document]:
+        """See `Metrics.query`."""
+        kept = self._memory.metrics
+        found = await self._memory.index.metrics(parse_filter(query))
+        return answered([kept[name] for name in found if name in kept])
+
+    async def aggregate(self, stages: Any) -> list[Document]:
+        """See `Metrics.aggregate`."""
+        kept = self._memory.metrics
+        taken = [kept[name].document for name in sorted(kept)]
+        return await self._memory.index.run(lambda: aggregated(stages, taken))

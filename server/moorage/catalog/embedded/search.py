@@ -1,0 +1,67 @@
+"""Search and freshness of a catalog that has everything itself."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.search import DocumentSearch
+from moorage.catalog.values import Document, SearchAction
+from moorage.model import ClusterId
+from moorage.query import Filter
+
+__all__ = ["AlwaysFresh", "EmbeddedSearch"]
+
+
+class EmbeddedSearch:
+    """`catalog.ports.ClusterSearch` over the documents in memory, and no external service.
+
+    Args:
+        index: Over them.
+
+    """
+
+    def __init__(self, index: DocumentSearch) -> None:
+        self._index = index
+
+    async def matching(self, asked: Filter) -> list[ClusterId]:
+        """See `ClusterSearch.matching`."""
+        return await self._index.matching(asked)
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> list[ClusterId]:
+        """See `ClusterSearch.alike`."""
+        return await self._index.alike(like, weights)
+
+    async def ask(
+        self, action: SearchAction, body: Document, allowance: Allowance
+    ) -> list[ClusterId] | None:
+        """See `ClusterSearch.ask`."""
+        del action, body, allowance
+        return None
+
+
+class AlwaysFresh:
+    """`catalog.ports.Freshness` where nothing is mirrored."""
+
+    registry_known = True
+
+    async def keep_fresh(self) -> None:
+        """See `Freshness.keep_fresh`."""
+
+    def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
+        """See `Freshness.at_hand`."""
+        del uri, cluster_ids
+        return []
+
+    async def fetch(
+        self,
+        uri: str,
+        cluster_ids: Sequence[str] | None,
+        allowance: Allowance,
+        *,
+        searching: bool = False,
+    ) -> list[str]:
+        """See `Freshness.fetch`."""
+        del uri, cluster_ids, allowance, searching
+        return []

@@ -1,0 +1,59 @@
+"""Blocks of a site with a block metrics service of its own: `catalog.opening` makes them.
+
+The block documents are kept here all the same; only their metrics are read from the service.
+"""
+
+from moorage.catalog.embedded.blocks import EmbeddedBlocks
+from moorage.catalog.filters import parse_filter
+from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
+from moorage.catalog.mirrored.refusals import Refused, changed_at
+from moorage.catalog.values import BlockKind, Document
+
+__all__ = ["MirroredBlocks"]
+
+
+class MirroredBlocks:
+    """`catalog.ports.Blocks` with metrics of an external service.
+
+    Args:
+        kept: Holds the blocks, and what the mirror read.
+        mirror: Reads the service.
+
+    """
+
+    def __init__(self, kept: EmbeddedBlocks, mirror: BlockMetricsMirror) -> None:
+        self._kept = kept
+        self._mirror = mirror
+        self._refuse: Refused = changed_at(mirror.service, "block metrics")
+        self.put_metrics = self._refuse
+        self.fetch = mirror.fetch
+        self.create = kept.create
+        self.matching = kept.matching
+        self.alike = kept.alike
+        self.known = kept.known
+        self.documents = kept.documents
+
+    async def get(self, kind: BlockKind, block_id: str) -> Document:
+        """See `Blocks.get`."""
+        if kind == "block_metrics":
+            await self._mirror.require()
+        return await self._kept.get(kind, block_id)
+
+    async def update(self, kind: BlockKind, block_id: str, change: Document) -> Document:
+        """See `Blocks.update`."""
+        if kind == "block_metrics":
+            await self._refuse()
+        return await self._kept.update(kind, block_id, change)
+
+    async def delete(self, kind: BlockKind, block_id: str) -> Document:
+        """See `Blocks.delete`."""
+        if kind == "block_metrics":
+            await self._refuse()
+        return await self._kept.delete(kind, block_id)
+
+    async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
+        """See `Blocks.query`."""
+        parse_filter(query)  # What it refuses asks nobody.
+        if kind == "block_metrics":
+            await self._mirror.require()
+        return await self._kept.query(kind, query)

@@ -1,0 +1,60 @@
+"""Which services are external: `catalog.opening` mirrors those, and embeds the others."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from moorage.catalog.mirrored.http import Service
+
+__all__ = ["External"]
+
+EXTERNAL_NAMES: Final = {
+    "clusters": "cluster registry",
+    "metrics": "cluster metrics service",
+    "block_metrics": "block metrics service",
+    "search": "search service",
+    "policies": "policy store",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class External:
+    """Which services are external, and how old what they said may be.
+
+    Args:
+        clusters: Base URL of the cluster registry; empty: the embedded one.
+        metrics: Of the cluster metrics service.
+        block_metrics: Of the block metrics service.
+        search: Of the search service.
+        policies: Of the policy store.
+        timeout_seconds: The whole of one question, repetitions included.
+        cluster_refresh_seconds: The registry is read this often.
+        metrics_fresh_seconds: Metrics older than this are asked for again.
+        policy_fresh_seconds: Policies older than this are asked for again.
+        stale_seconds_max: How long clusters and policies are served, with a warning, while their
+            service does not answer.
+
+    """
+
+    clusters: str = ""
+    metrics: str = ""
+    block_metrics: str = ""
+    search: str = ""
+    policies: str = ""
+    timeout_seconds: float = 5.0
+    cluster_refresh_seconds: float = 30.0
+    metrics_fresh_seconds: float = 5.0
+    policy_fresh_seconds: float = 30.0
+    stale_seconds_max: float = 300.0
+
+    def __bool__(self) -> bool:
+        """Return whether any service is external."""
+        return bool(self.parts())
+
+    def parts(self) -> frozenset[str]:
+        """Return what is external."""
+        return frozenset(part for part in EXTERNAL_NAMES if getattr(self, part))
+
+    def service(self, part: str) -> Service | None:
+        """Return the external service for a part, or None where it is embedded."""
+        url: str = getattr(self, part)
+        return Service(EXTERNAL_NAMES[part], url, self.timeout_seconds) if url else None

@@ -1,0 +1,111 @@
+"""What an ask needs of a catalog with mirrored parts: whether memory has it, else who is asked."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.changes import CatalogChange
+from moorage.catalog.documents.policies import is_policy_uri
+from moorage.catalog.embedded.aliases import Aliases
+from moorage.catalog.embedded.memory import Memory
+from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
+from moorage.catalog.mirrored.policies import PolicyMirror
+
+__all__ = ["MirroredFreshness"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MirroredFreshness:
+    """`catalog.ports.Freshness` over the mirrors that there are.
+
+    Args:
+        memory: Holds what they read.
+        aliases: Names that may stand for a policy's URI.
+        on_change: Told every change, from `keep_fresh` on.
+        clusters: Of the registry; None: it is embedded.
+        metrics: Likewise.
+        policies: Likewise.
+        searches: Whether an external service searches.
+
+    """
+
+    memory: Memory
+    aliases: Aliases
+    on_change: Callable[[CatalogChange], None]
+    clusters: ClusterMirror | None
+    metrics: MetricsMirror | None
+    policies: PolicyMirror | None
+    searches: bool
+
+    async def keep_fresh(self) -> None:
+        """See `Freshness.keep_fresh`."""
+        # Before it is followed, nobody has been told what there is, so nothing has changed.
+        self.memory.listeners.insert(0, self.on_change)
+        async with asyncio.TaskGroup() as group:
+            if self.clusters is not None:
+                group.create_task(self.clusters.run())
+            if self.policies is not None:
+                group.create_task(self.policies.run())
+                group.create_task(self.policies.examine())
+
+    @property
+    def registry_known(self) -> bool:
+        """See `Freshness.registry_known`."""
+        return self.clusters is None or self.clusters.read_at is not None
+
+    def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
+        """See `Freshness.at_hand`."""
+        uri, warnings = self.aliases.meaning(uri), list[str]()
+        wanted = cluster_ids is None or len(cluster_ids) > 0
+        if self.policies is not None and is_policy_uri(uri):
+            found = self.policies.at_hand(uri)
+            if found is None:
+                return None
+            warnings += found
+        if self.clusters is not None and wanted:
+            found = self.clusters.at_hand(cluster_ids)
+            if found is None:
+                return None
+            warnings += found
+        if self.metrics is not None and wanted:
+            found = self.metrics.at_hand(self._measured(cluster_ids))
+            if found is None:
+                return None
+            warnings += found
+        return warnings
+
+    async def fetch(
+        self,
+        uri: str,
+        cluster_ids: Sequence[str] | None,
+        allowance: Allowance,
+        *,
+        searching: bool = False,
+    ) -> list[str]:
+        """See `Freshness.fetch`."""
+        uri, warnings = self.aliases.meaning(uri), list[str]()
+        clusters, metrics = self.clusters, self.metrics
+        wanted = cluster_ids is None or len(cluster_ids) > 0
+        # One after the other: what the first refuses, the others need not be asked for.
+        if self.policies is not None and is_policy_uri(uri):
+            reserved = 0
+            if searching:
+                reserved = self.searches + (metrics is not None)
+            elif wanted:
+                reserved += clusters is not None and clusters.at_hand(cluster_ids) is None
+                reserved += metrics is not None and (
+                    metrics.at_hand(self._measured(cluster_ids)) is None
+                )
+            warnings += await self.policies.fetch(uri, allowance, reserved)
+        if clusters is not None and wanted:
+            warnings += await clusters.fetch(cluster_ids, allowance)
+        if metrics is not None and wanted:
+            warnings += await metrics.fetch(self._measured(cluster_ids), allowance)
+        return warnings
+
+    def _measured(self, cluster_ids: Sequence[str] | None) -> Sequence[str]:
+        """Return the clusters whose metrics an ask needs: those that can be its candidates."""
+        if cluster_ids is None:
+            return self.memory.live_ids()
+        return [name for name in cluster_ids if self.memory.is_live(name)]

@@ -1,0 +1,168 @@
+"""Clusters, metrics, policies and search of a site that has services of its own for them.
+
+`catalog.opening` puts one in the place of each embedded part whose service is named. Mirrored
+documents lie in the same memory as embedded ones, and everything that reads them is the same code;
+what differs is how they get there (`catalog.mirrored.clusters`, `catalog.mirrored.policies`), and
+that they are changed where they are kept, not here.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.documents.encoding import cluster_id_of
+from moorage.catalog.documents.policies import is_policy_uri
+from moorage.catalog.documents.sources import CodeSources
+from moorage.catalog.embedded.aliases import Aliases
+from moorage.catalog.embedded.memory import Memory
+from moorage.catalog.embedded.policies import prepare_policy
+from moorage.catalog.embedded.records import aggregated, answered, entry_of, not_found
+from moorage.catalog.filters import compile_filter, parse_filter
+from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
+from moorage.catalog.mirrored.policies import PolicyMirror
+from moorage.catalog.mirrored.refusals import Refused, changed_at
+from moorage.catalog.mirrored.services import SearchService
+from moorage.catalog.search import DocumentSearch
+from moorage.catalog.values import Document, PreparedPolicy, SearchAction
+from moorage.model import ClusterId
+from moorage.query import Filter
+
+__all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredSearch"]
+
+
+class MirroredClusters:
+    """`protocol.registry.Clusters` of an external registry.
+
+    Args:
+        memory: Holds what the mirror read.
+        mirror: Reads the registry.
+
+    """
+
+    def __init__(self, memory: Memory, mirror: ClusterMirror) -> None:
+        self._memory = memory
+        self._mirror = mirror
+        self.create: Refused
+        self.create = self.update = self.delete = changed_at(mirror.service, "clusters")
+
+    async def get(self, cluster_id: str) -> Document:
+        """See `Clusters.get`."""
+        await self._mirror.fetch([cluster_id_of(cluster_id, "id")], Allowance())
+        return entry_of(self._memory.clusters, cluster_id, "cluster").document
+
+    async def query(self, query: Document) -> list[Document]:
+        """See `Clusters.query`."""
+        await self._mirror.fetch(None, Allowance())
+        kept = self._memory.clusters
+        found = await self._memory.index.clusters(parse_filter(query))
+        return answered([kept[name] for name in found if name in kept])
+
+
+class MirroredMetrics:
+    """`protocol.registry.Metrics` of an external service.
+
+    Args:
+        memory: Holds what the mirror read.
+        mirror: Reads the service.
+
+    """
+
+    def __init__(self, memory: Memory, mirror: MetricsMirror) -> None:
+        self._memory = memory
+        self._mirror = mirror
+        self.put: Refused
+        self.put = self.update = self.delete = changed_at(mirror.service.service, "metrics")
+
+    async def get(self, cluster_id: str) -> Document:
+        """See `Metrics.get`."""
+        name = cluster_id_of(cluster_id, "id")
+        if self._memory.known(name):
+            await self._mirror.require(name)
+            return entry_of(self._memory.metrics, name, "metrics").document
+        # Nothing is remembered of clusters that nobody knows: there is no end of their ids.
+        read = await self._mirror.service.named([name], {})
+        if name not in read.found:
+            raise not_found("metrics", name)
+        return read.found[name][0].document
+
+    async def query(self, query: Document | None = None) -> list[Document]:
+        """See `Metrics.query`."""
+        compile_filter(query or {})  # Nothing that it refuses is passed on.
+        return await self._mirror.service.matching(query or {})
+
+    async def aggregate(self, stages: Any) -> list[Document]:
+        """See `Metrics.aggregate`."""
+        documents = await self._mirror.service.matching({})
+        return await self._memory.index.run(lambda: aggregated(stages, documents))
+
+
+class MirroredPolicies:
+    """`catalog.ports.Policies` of an external policy store.
+
+    Args:
+        memory: Holds what the mirror read.
+        mirror: Reads the store.
+        aliases: Names that may stand for a URI.
+        sources: Where the code of policies may come from.
+
+    """
+
+    def __init__(
+        self, memory: Memory, mirror: PolicyMirror, aliases: Aliases, sources: CodeSources
+    ) -> None:
+        self._memory = memory
+        self._mirror = mirror
+        self._aliases = aliases
+        self._sources = sources
+        self.register: Refused
+        self.register = self.update = self.delete = self.history = changed_at(
+            mirror.store.service, "policies"
+        )
+
+    async def prepare(self, document: Document) -> PreparedPolicy:
+        """See `Policies.prepare`."""
+        return await prepare_policy(self._sources, document)
+
+    async def get(self, uri: str) -> Document:
+        """See `Policies.get`."""
+        uri = self._aliases.meaning(uri)
+        if is_policy_uri(uri):
+            await self._mirror.fetch(uri, Allowance(), 0)
+        return entry_of(self._memory.policies, uri, "policy").document
+
+    async def query(self, query: Document | None = None) -> list[Document]:
+        """See `Policies.query`."""
+        compile_filter(query or {})
+        return await self._mirror.store.matching(query or {})
+
+
+class MirroredSearch:
+    """`catalog.ports.ClusterSearch` whose requests an external service answers.
+
+    Args:
+        index: Over the documents in memory.
+        service: Is asked.
+
+    """
+
+    def __init__(self, index: DocumentSearch, service: SearchService) -> None:
+        self._index = index
+        self._service = service
+
+    async def matching(self, asked: Filter) -> list[ClusterId]:
+        """See `ClusterSearch.matching`."""
+        return await self._index.matching(asked)
+
+    async def alike(
+        self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
+    ) -> list[ClusterId]:
+        """See `ClusterSearch.alike`."""
+        return await self._index.alike(like, weights)
+
+    async def ask(
+        self, action: SearchAction, body: Document, allowance: Allowance
+    ) -> list[ClusterId] | None:
+        """See `ClusterSearch.ask`."""
+        spent = allowance.spend()
+        assert spent, "a search comes after a policy at most"
+        return await self._service.find(action, body)

@@ -1,0 +1,235 @@
+"""Opening a catalog: each part is embedded, or mirrors the service that is named in its place.
+
+`daemon` opens the one that the configuration describes; rehearsals and tests open one that has
+everything itself.
+"""
+
+import contextlib
+from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from moorage.catalog.changes import CatalogChange, ClusterDeleted, ClustersListed
+from moorage.catalog.documents.sources import CodeSources
+from moorage.catalog.embedded.aliases import Aliases
+from moorage.catalog.embedded.blocks import EmbeddedBlocks, checked_block
+from moorage.catalog.embedded.clusters import EmbeddedClusters
+from moorage.catalog.embedded.contexts import KeptContexts
+from moorage.catalog.embedded.executors import Executors
+from moorage.catalog.embedded.memory import Memory
+from moorage.catalog.embedded.metrics import EmbeddedMetrics
+from moorage.catalog.embedded.policies import EmbeddedPolicies, prepare_policy
+from moorage.catalog.embedded.records import PolicyEntry, load
+from moorage.catalog.embedded.search import AlwaysFresh, EmbeddedSearch
+from moorage.catalog.embedded.store import DocumentStore
+from moorage.catalog.machines import Machines
+from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
+from moorage.catalog.mirrored.blocks import MirroredBlocks
+from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
+from moorage.catalog.mirrored.external import External
+from moorage.catalog.mirrored.freshness import MirroredFreshness
+from moorage.catalog.mirrored.parts import (
+    MirroredClusters,
+    MirroredMetrics,
+    MirroredPolicies,
+    MirroredSearch,
+)
+from moorage.catalog.mirrored.policies import PolicyMirror
+from moorage.catalog.mirrored.services import (
+    ClusterRegistry,
+    MetricsService,
+    PolicyStore,
+    SearchService,
+)
+from moorage.catalog.ports import Parts
+from moorage.catalog.values import Document, PolicyRecord
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["External", "open_catalog"]
+
+Examine = Callable[[PolicyRecord], Awaitable[str]]
+
+
+async def _passed(_: PolicyRecord) -> str:
+    return ""
+
+
+async def open_catalog(
+    path: Path,
+    on_change: Callable[[CatalogChange], None],
+    sources: CodeSources | None = None,
+    external: External | None = None,
+    examine: Examine = _passed,
+) -> Parts:
+    """Open or create the file, load what it holds, and read an external registry a first time.
+
+    Where the registry does not answer, the catalog opens all the same: asks are refused with
+    `unavailable` until it does.
+
+    Args:
+        path: The file; its folder must exist.
+        on_change: Called on the event loop with every change, once it is durable; where a service
+            is mirrored, from `Freshness.keep_fresh` on.
+        sources: Where the code of policies may come from; None: no files, and all public hosts.
+        external: Which services are mirrored; None: none.
+        examine: Runs the examples of mirrored policies, as `PolicyMirror` takes it.
+
+    Raises:
+        ServiceError: `unavailable`: the file is no catalog, is damaged, or is newer.
+
+    """
+    external, sources = external or External(), sources or CodeSources()
+    async with AsyncExitStack() as stack:
+        store = await DocumentStore.open(path)
+        stack.push_async_callback(store.close)
+        loaded = await store.run(load)
+        aliases, machines = Aliases(store), Machines()
+        aliases.take_over(loaded.aliases)
+        for _, _, cluster in loaded.clusters:
+            machines.keep(cluster)
+        memory = Memory(aliases, external.parts())
+        stack.callback(memory.index.close)
+        memory.take_over(loaded)
+        blocks = EmbeddedBlocks(store)
+        stack.callback(blocks.close)
+        for kind, entries in loaded.blocks.items():
+            blocks.take_over(kind, entries)
+        catalog = Parts(
+            clusters=EmbeddedClusters(store, memory, machines),
+            metrics=EmbeddedMetrics(store, memory),
+            blocks=blocks,
+            policies=EmbeddedPolicies(store, memory, aliases, sources),
+            search=EmbeddedSearch(memory.index),
+            freshness=AlwaysFresh(),
+            memory=memory,
+            aliases=aliases,
+            executors=Executors(store),
+            contexts=KeptContexts(store),
+            warnings=store.warnings,
+            closing=stack,
+        )
+        if external:
+            mirrors = _Mirrors(catalog, external, stack)
+            catalog = replace(
+                catalog,
+                clusters=mirrors.clusters() or catalog.clusters,
+                metrics=mirrors.metrics() or catalog.metrics,
+                blocks=mirrors.blocks(blocks) or blocks,
+                policies=mirrors.policies(sources, examine) or catalog.policies,
+                search=mirrors.search() or catalog.search,
+                freshness=mirrors.freshness(on_change),
+            )
+            await mirrors.first_read()
+        else:
+            memory.listeners.append(on_change)
+        return replace(catalog, closing=stack.pop_all())
+
+
+class _Mirrors:
+    """The mirrors of the services that are named; each is closed with the catalog."""
+
+    def __init__(self, catalog: Parts, external: External, stack: AsyncExitStack) -> None:
+        self._catalog = catalog
+        self._memory = catalog.memory
+        self._external = external
+        self._stack = stack
+        self._clusters: ClusterMirror | None = None
+        self._metrics: MetricsMirror | None = None
+        self._policies: PolicyMirror | None = None
+        self._searches = False
+
+    def clusters(self) -> MirroredClusters | None:
+        service, memory = self._external.service("clusters"), self._memory
+        if service is None:
+            return None
+        mirror = self._clusters = ClusterMirror(
+            ClusterRegistry(service),
+            memory,
+            refresh_seconds=self._external.cluster_refresh_seconds,
+            stale_seconds_max=self._external.stale_seconds_max,
+            first_read=lambda: memory.report(ClustersListed(memory.cluster_ids())),
+        )
+        self._stack.push_async_callback(mirror.close)
+        return MirroredClusters(memory, mirror)
+
+    def metrics(self) -> MirroredMetrics | None:
+        service = self._external.service("metrics")
+        if service is None:
+            return None
+        mirror = self._metrics = MetricsMirror(
+            MetricsService(service),
+            self._memory,
+            fresh_seconds=self._external.metrics_fresh_seconds,
+        )
+        self._stack.push_async_callback(mirror.close)
+
+        def forget(change: CatalogChange) -> None:
+            if isinstance(change, ClusterDeleted):
+                mirror.forget(change.cluster_id)
+
+        self._memory.listeners.append(forget)
+        return MirroredMetrics(self._memory, mirror)
+
+    def blocks(self, kept: EmbeddedBlocks) -> MirroredBlocks | None:
+        service = self._external.service("block_metrics")
+        if service is None:
+            return None
+        kept.keep_metrics({})
+        mirror = BlockMetricsMirror(
+            service,
+            lambda document: checked_block("block_metrics", document),
+            kept.keep_metrics,
+            fresh_seconds=self._external.metrics_fresh_seconds,
+        )
+        self._stack.push_async_callback(mirror.close)
+        return MirroredBlocks(kept, mirror)
+
+    def policies(self, sources: CodeSources, examine: Examine) -> MirroredPolicies | None:
+        service, memory = self._external.service("policies"), self._memory
+        if service is None:
+            return None
+
+        async def prepare(document: Document) -> PolicyRecord:
+            return (await prepare_policy(sources, document)).record
+
+        def keep(record: PolicyRecord) -> None:
+            memory.keep_policy(PolicyEntry(record, len(msgspec.json.encode(record.document))))
+
+        mirror = self._policies = PolicyMirror(
+            PolicyStore(service),
+            prepare=prepare,
+            keep=keep,
+            drop=memory.drop_policy,
+            examine=examine,
+            fresh_seconds=self._external.policy_fresh_seconds,
+            stale_seconds_max=self._external.stale_seconds_max,
+        )
+        self._stack.push_async_callback(mirror.close)
+        return MirroredPolicies(memory, mirror, self._catalog.aliases, sources)
+
+    def search(self) -> MirroredSearch | None:
+        service = self._external.service("search")
+        if service is None:
+            return None
+        self._searches = True
+        self._stack.push_async_callback(service.close)
+        return MirroredSearch(self._memory.index, SearchService(service))
+
+    def freshness(self, on_change: Callable[[CatalogChange], None]) -> MirroredFreshness:
+        return MirroredFreshness(
+            memory=self._memory,
+            aliases=self._catalog.aliases,
+            on_change=on_change,
+            clusters=self._clusters,
+            metrics=self._metrics,
+            policies=self._policies,
+            searches=self._searches,
+        )
+
+    async def first_read(self) -> None:
+        if self._clusters is not None:
+            with contextlib.suppress(ServiceError):  # Every ask is told so until it answers.
+                await self._clusters.read_soon()
