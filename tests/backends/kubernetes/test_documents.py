@@ -37,7 +37,8 @@ def bound(made: dict[str, Any], node_name: str = "n1", phase: str = "Running") -
 def published(*slices: dict[str, Any]) -> Any:
     """Return the devices of a pool."""
     records = [slice_record(msgspec.convert(each, ApiResourceSlice)) for each in slices]
-    return complete_devices(records)
+    found = complete_devices(records)
+    return found and found["n1"]
 
 
 def allocated(made: dict[str, Any], *devices: str, **more: Any) -> Any:
@@ -118,6 +119,20 @@ def test_a_pool_counts_when_all_of_its_newest_slices_are_there() -> None:
     two = resource_slice("n1", [gpu(2, "GPU-2")], name="b", generation=2, slices=2)
     assert published(old, one) is None
     assert [each["id"] for each in published(old, one, two)] == ["GPU-1", "GPU-2"]
+
+
+def test_a_pool_may_have_devices_of_several_nodes() -> None:
+    made = [
+        resource_slice("n1", [gpu(0, "GPU-0")], name="a", slices=2),
+        resource_slice("n2", [gpu(1, "GPU-1")], name="b", slices=2),
+    ]
+    made[1]["spec"]["pool"]["name"] = "n1"
+    records = [slice_record(msgspec.convert(each, ApiResourceSlice)) for each in made]
+    found = complete_devices(records)
+    assert {name: [each["id"] for each in part] for name, part in found.items()} == {
+        "n1": ["GPU-0"],
+        "n2": ["GPU-1"],
+    }
 
 
 def test_what_others_hold_is_used_and_what_is_ours_is_not() -> None:

@@ -26,13 +26,17 @@ from moorage.protocol.kubernetes_nodes import REGION_LABEL, mig_profile, without
 _NOTHING: Final[Document] = {"cpuMilli": 0, "memoryMib": 0, "gpus": []}
 
 
-def complete_devices(slices: Iterable[SliceRecord]) -> tuple[Document, ...] | None:
-    """Return the devices of one pool; None while its driver has not published all of them."""
-    newest = max((each.generation for each in slices), default=0)
-    parts = [each for each in slices if each.generation == newest]
+def complete_devices(slices: Iterable[SliceRecord]) -> dict[str, tuple[Document, ...]] | None:
+    """Return the devices of one pool, by node; None while its driver has not published all."""
+    known = list(slices)
+    newest = max((each.generation for each in known), default=0)
+    parts = [each for each in known if each.generation == newest]
     if not parts or len(parts) < parts[0].slices:
         return None
-    return tuple(device for each in parts for device in each.devices)
+    found: dict[str, tuple[Document, ...]] = {}
+    for part in parts:
+        found[part.node] = (*found.get(part.node, ()), *part.devices)
+    return found
 
 
 def machine_document(

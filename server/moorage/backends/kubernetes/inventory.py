@@ -121,6 +121,7 @@ class ClusterInventory:
         )
         self._pods_on = defaultdict[str, dict[str, PodRecord]](dict)
         self._slices_of = defaultdict[_Pool, dict[str, SliceRecord]](dict)
+        self._nodes_of = defaultdict[_Pool, set[str]](set)
         self._pools_on = defaultdict[str, dict[_Pool, tuple[Document, ...]]](dict)
         self._claimed: dict[DeviceName, ClaimRecord] = {}
         self._machines: dict[str, Document] = {}
@@ -189,6 +190,8 @@ class ClusterInventory:
     # What changed ------------------------------------------------------------------------------
 
     def _touch(self, *nodes: str) -> None:
+        if not nodes:
+            return
         self._stale.update(nodes)
         self.version += 1
         self._moved.set()
@@ -205,20 +208,22 @@ class ClusterInventory:
             self._touch(new.node)
 
     def _slice_changed(self, key: str, old: SliceRecord | None, new: SliceRecord | None) -> None:
-        places = {(each.driver, each.pool): each.node for each in (old, new) if each is not None}
         if old is not None:
             del self._slices_of[old.driver, old.pool][key]
         if new is not None:
             self._slices_of[new.driver, new.pool][key] = new
-        for pool, node in places.items():
+        for pool in {(each.driver, each.pool) for each in (old, new) if each is not None}:
             slices = self._slices_of[pool]
             devices = complete_devices(slices.values())
-            if devices is not None:
-                self._pools_on[node][pool] = devices
-            elif not slices:
+            if devices is None and slices:
+                continue  # Its driver is about to publish the rest: what was complete counts.
+            for node in self._nodes_of.pop(pool, set()):
                 self._pools_on[node].pop(pool, None)
-            # Else its driver is about to publish the rest: what was complete counts until then.
-            self._touch(node)
+                self._touch(node)
+            for node, published in (devices or {}).items():
+                self._nodes_of[pool].add(node)
+                self._pools_on[node][pool] = published
+                self._touch(node)
 
     def _claim_changed(self, _: str, old: ClaimRecord | None, new: ClaimRecord | None) -> None:
         if old is not None:
@@ -229,5 +234,4 @@ class ClusterInventory:
             self._claimed |= dict.fromkeys(new.devices, new)
         for record in (old, new):
             for driver, pool, _ in record.devices if record is not None else ():
-                slices = self._slices_of[driver, pool].values()
-                self._touch(*(each.node for each in slices))
+                self._touch(*self._nodes_of.get((driver, pool), ()))
