@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from moorage.benchmarks import replay as replaying
-from moorage.commands.demo import DemoOutcome
+from moorage.commands.demonstration import DemoOutcome
 from moorage.commands.findings import DoctorFinding
 from moorage.lab.errors import CommandError
 
@@ -188,26 +188,32 @@ def _figures(report: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _placement(figures: Mapping[str, Any]) -> Table:
-    """Return published and own figures side by side, a row per trace and policy."""
+    """Return a row per trace and policy, with published figures where there are any."""
+    known = bool(figures["of"])
     table = Table(
         title=f"GPUs in use at 130 % arrived, percent of the cluster; {figures['seeds']} seeds",
-        caption=f"{figures['agree']} of {figures['of']} means agree with the published ones",
+        caption=f"{figures['agree']} of {figures['of']} means agree with the published ones"
+        if known
+        else None,
     )
-    for heading in ("trace", "rule"):
+    for heading in ("trace", "policy"):
         table.add_column(heading, overflow="fold")
-    for heading in ("published", "here", "apart", "allowed"):
+    for heading in ("published", "here", "apart", "allowed") if known else ("here",):
         table.add_column(heading, justify="right")
     streams = any(row["by_stream_seed"] for row in figures["table"])
     if streams:
         table.add_column("by stream seed")
     for row in figures["table"]:
-        table.add_row(
-            row["trace"],
-            row["rule"],
-            f"{row['published']:.2f} ± {row['published_deviation']:.2f}",
-            f"{row['reached']:.2f} ± {row['deviation']:.2f}",
-            f"{row['difference']:+.2f}{'' if row['agrees'] else ' !'}",
-            f"{row['allowed']:.2f}",
-            *([" ".join(f"{mean:.2f}" for mean in row["by_stream_seed"].values())] * streams),
-        )
+        here = f"{row['reached']:.2f} ± {row['deviation']:.2f}"
+        if row["published"] is not None:
+            cells = [
+                f"{row['published']:.2f} ± {row['published_deviation']:.2f}",
+                here,
+                f"{row['difference']:+.2f}{'' if row['agrees'] else ' !'}",
+                f"{row['allowed']:.2f}",
+            ]
+        else:
+            cells = ["", here, "", ""] if known else [here]
+        by_stream = " ".join(f"{mean:.2f}" for mean in row["by_stream_seed"].values())
+        table.add_row(row["trace"], row["rule"], *cells, *([by_stream] * streams))
     return table

@@ -1,0 +1,168 @@
+"""`moored doctor`: what works here, and why not.
+
+Looks at the sandbox layers by building them, at the data directory by writing a fact, and at the
+ports by listening on them.
+"""
+
+import asyncio
+import contextlib
+import os
+import platform
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.backends.base import BackendError
+from moorage.backends.local import confinement, control_groups
+from moorage.backends.local.container_api import ContainerApi
+from moorage.backends.local.container_sockets import find_socket
+from moorage.commands.findings import DoctorFinding
+from moorage.config.settings import Config
+from moorage.core.facts import ClusterRemoved
+from moorage.ledger.base import LedgerError
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.model import ClusterId
+from moorage.policy import Fleet
+from moorage.sandbox.host.sandbox import JailError, Sandbox
+from moorage.sandbox.wire.limits import Limits
+
+PARTS: Final = {
+    "backend: local": "runs commands on this machine",
+    "backend: memory": "starts nothing, and keeps account of what it would run",
+    "services": "cluster registry, metrics store and policy store are built in",
+}
+"""What every installation has."""
+NOT_YET: Final = {"backends: ray, kubernetes": "this release does not have them"}
+"""What this release does not do, whatever is installed beside it."""
+
+
+def examine(config: Config) -> list[DoctorFinding]:
+    """Look at everything; never raises for what is merely broken."""
+    findings = [
+        DoctorFinding("python", "ok", f"{platform.python_version()} on {platform.machine()}"),
+        DoctorFinding("kernel", "ok" if sys.platform == "linux" else "broken", platform.release()),
+        *asyncio.run(_sandbox(config.sandbox)),
+        asyncio.run(_ledger(config.data_dir)),
+        _port("websocket port", config.host, config.port),
+        _port("http port", config.http_host, config.http_port),
+        _containers(),
+        _groups(),
+        _confinement(config.data_dir),
+    ]
+    findings += [DoctorFinding(name, "ok", detail) for name, detail in PARTS.items()]
+    findings.append(_aws("aws" in config.backends))
+    return findings + [DoctorFinding(name, "missing", detail) for name, detail in NOT_YET.items()]
+
+
+def _aws(wanted: bool) -> DoctorFinding:
+    try:
+        import boto3  # noqa: PLC0415  # An extra.
+    except ModuleNotFoundError:
+        detail = "pip install 'moorage[aws]', then list it in the setting backends"
+        return DoctorFinding("backend: aws", "broken" if wanted else "missing", detail)
+    detail = f"boto3 {boto3.__version__}"
+    if not wanted:
+        return DoctorFinding(
+            "backend: aws", "missing", f"{detail}; the setting backends has it not"
+        )
+    return DoctorFinding("backend: aws", "ok", detail)
+
+
+class _NoServices:
+    """Nothing is asked during the self-test."""
+
+    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Refuse."""
+        raise AssertionError((client, method, arguments))
+
+    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
+        """Leave it to `call`."""
+        del client, method, ids
+        return {}
+
+    def documents(self, cluster_ids: Any) -> list[Any]:
+        """Return none."""
+        del cluster_ids
+        return []
+
+
+async def _sandbox(mode: str) -> list[DoctorFinding]:
+    nobody: Callable[[object], None] = lambda _: None  # noqa: E731  # Nothing is consulted.
+    sandbox = Sandbox(
+        fleet=Fleet(), services=_NoServices(), deliver=nobody, limits=Limits(), mode="jail"
+    )
+    try:
+        report = await sandbox.start()
+    except JailError as error:
+        if mode == "unsafe":
+            reason = f"{error.reason}; policies run without it, as the setting `sandbox` says"
+            return [DoctorFinding(f"sandbox: {error.layer}", "missing", reason)]
+        reason = f"{error.reason}; `moored serve` refuses to start here without --sandbox unsafe"
+        return [DoctorFinding(f"sandbox: {error.layer}", "broken", reason)]
+    finally:
+        await sandbox.close()
+    layers = [DoctorFinding(f"sandbox: {name}", "ok", how) for name, how in report.layers.items()]
+    held = ", ".join(report.probes)
+    return [
+        *layers,
+        DoctorFinding("sandbox: self-test", "ok", f"{len(report.probes)} attacks: {held}"),
+    ]
+
+
+async def _ledger(folder: Path) -> DoctorFinding:
+    parent = next(each for each in (folder, *folder.parents) if os.path.lexists(each))  # noqa: ASYNC240  # Nothing else runs on this loop.
+    try:
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".moorage-doctor-") as trial:
+            ledger = SqliteLedger(Path(trial) / "ledger.db")
+            await ledger.open()
+            await ledger.append([ClusterRemoved(ClusterId("doctor"))], 0.0)
+            await ledger.close()
+    except (OSError, LedgerError) as error:
+        return DoctorFinding("ledger", "broken", f"{folder}: {error}")
+    return DoctorFinding("ledger", "ok", f"a fact was made durable beside {folder}")
+
+
+def _containers() -> DoctorFinding:
+    try:
+        api = ContainerApi(find_socket())
+    except BackendError as error:
+        return DoctorFinding("containers", "missing", str(error))
+    with contextlib.closing(api):
+        return DoctorFinding("containers", "ok", f"the backend local starts them at {api}")
+
+
+def _groups() -> DoctorFinding:
+    found = control_groups.find()
+    if found.memory:
+        return DoctorFinding("control groups", "ok", found.detail)
+    instead = "a workload's supervisor adds up its memory twice a second instead"
+    if found.base is not None:
+        return DoctorFinding("control groups", "ok", f"{found.detail}; {instead}")
+    instead += ", and finds what belongs to it by parent and environment"
+    return DoctorFinding("control groups", "missing", f"{found.detail}; {instead}")
+
+
+def _confinement(folder: Path) -> DoctorFinding:
+    parent = next(each for each in (folder, *folder.parents) if os.path.lexists(each))
+    try:
+        with tempfile.TemporaryDirectory(dir=parent, prefix=".moorage-doctor-") as trial:
+            found = confinement.find(trial)
+            detail = found.detail.replace(os.path.realpath(trial), str(folder))
+    except OSError as error:
+        return DoctorFinding("workloads and data", "missing", f"{folder}: {error}")
+    return DoctorFinding("workloads and data", "ok" if found.way else "missing", detail)
+
+
+def _port(name: str, host: str, port: int) -> DoctorFinding:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            detail = f"{host}:{port}: {error.strerror}; is a daemon running there already?"
+            return DoctorFinding(name, "broken", detail)
+    return DoctorFinding(name, "ok", f"{host}:{port} is free")

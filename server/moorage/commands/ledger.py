@@ -1,0 +1,76 @@
+"""`moored ledger`: one function for each command of it."""
+
+import contextlib
+import json
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from moorage.commands.errors import load_config
+from moorage.commands.options import DataOption, FileOption, JsonFlag
+
+ledger = typer.Typer(help="Look after what a daemon keeps on the disk.", no_args_is_help=True)
+
+
+@ledger.command("verify", short_help="Say what of ledger and catalog is damaged, and where.")
+def ledger_verify(
+    data: DataOption = None, config: FileOption = None, as_json: JsonFlag = False
+) -> None:
+    """Look at every fact and record; exit 1 if one is damaged. The daemon may be running."""
+    folder = load_config({"data_dir": data}, config).data_dir
+    from moorage.commands.ledger_care import verify  # noqa: PLC0415  # As in serve.
+
+    with _ledger_errors():
+        found = verify(folder)
+    report = found.report()
+    if as_json:
+        typer.echo(json.dumps(report))
+    else:
+        for finding in found.findings:
+            typer.echo(finding)
+        if not found.findings:
+            held = f"{report['facts']} facts and {report['records']} records"
+            typer.echo(f"{folder}: {held}, all as they were written")
+    raise typer.Exit(bool(found.findings))
+
+
+@ledger.command("repair", short_help="Go on without what is damaged, once the loss is accepted.")
+def ledger_repair(
+    data: DataOption = None,
+    config: FileOption = None,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Do it; else only say what would be lost.")
+    ] = False,
+) -> None:
+    """Rebuild ledger and catalog from what is not damaged, with the daemon stopped.
+
+    The damaged files are kept in a folder beside them. Prefer a backup, where there is one.
+    """
+    folder = load_config({"data_dir": data}, config).data_dir
+    from moorage.commands.ledger_care import repair  # noqa: PLC0415  # As in serve.
+
+    with _ledger_errors():
+        lost, copy = repair(folder, accept_loss=accept_loss)
+    if not lost:
+        typer.echo(f"{folder}: nothing is damaged")
+        return
+    typer.echo("Lost:" if accept_loss else "Would be lost:")
+    for each in lost:
+        typer.echo(f"  {each}")
+    if not accept_loss:
+        typer.echo("Nothing was changed. --accept-loss goes on without it.")
+        raise typer.Exit(1)
+    typer.echo(f"The damaged files are kept in {copy}. Workloads of lost leases are stopped, and")
+    typer.echo("clusters are registered again, when the daemon starts.")
+
+
+@contextlib.contextmanager
+def _ledger_errors() -> Iterator[None]:
+    from moorage.ledger.base import LedgerError  # noqa: PLC0415  # As in serve.
+
+    try:
+        yield
+    except (LedgerError, OSError) as error:
+        typer.echo(f"moored: {error}", err=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,39 @@
+"""`moored serve`."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from moorage.commands.errors import load_config
+from moorage.config.settings import Config, settings_file
+
+
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address of the WebSocket.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the WebSocket; 0: a free one.")] = None,
+    http_port: Annotated[int | None, typer.Option(help="Port of HTTP; 0: a free one.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of ledger and catalog.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    sandbox: Annotated[
+        str | None, typer.Option(help="`jail`, or `unsafe` for trusted policies.")
+    ] = None,
+) -> None:
+    """Run the daemon until SIGTERM or Ctrl-C.
+
+    Prints one JSON line with its addresses when it accepts requests. Every other setting comes
+    from the environment or the file:
+    """
+    flags = {
+        "host": host,
+        "port": port,
+        "http_port": http_port,
+        "data_dir": data,
+        "sandbox": sandbox,
+    }
+    settings = load_config(flags, config)
+    from moorage.daemon.main import serve as run  # noqa: PLC0415  # `--help` stays quick.
+
+    file = settings_file(os.environ, config)
+    raise typer.Exit(run(settings, lambda: Config.load(flags, os.environ, file), file))
