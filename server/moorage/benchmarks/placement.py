@@ -5,7 +5,8 @@ protocol and in its orders: requests up to 1.3 times the capacity, none ends, te
 goes through the production allocator (see `packing`). Takes about six seconds per run and seed.
 
 `expected_fill`, where it is named, is held against its offline prototype, with several seeds of the
-streams that it values nodes by: its one parameter that should not matter.
+streams that it values nodes by: its one parameter that should not matter. On a trace without
+published figures, ours stand alone.
 """
 
 import csv
@@ -25,7 +26,7 @@ from moorage.lab.typical import typical_of
 from moorage.policy import Rule
 
 PUBLISHED: Final = "published_allocation.csv"
-"""Beside the node file: trace, policy, runs, mean and deviation at 130 %, mean at 100 %."""
+"""May lie beside the node file: trace, policy, runs, mean and deviation at 130 %, mean at 100 %."""
 PUBLISHED_AS: Final = {
     "random": "Random",
     "dot_product": "DotProd",
@@ -59,7 +60,7 @@ class Comparison(msgspec.Struct, frozen=True):
         trace: The trace.
         rule: The policy, by the name it ships under.
         published: The published mean, when 130 % of the capacity have arrived; of
-            `expected_fill` the prototype's.
+            `expected_fill` the prototype's. None, as all that follows from it, where there is none.
         published_deviation: Its standard deviation, over `published_runs` runs.
         published_at_100: The published mean when 100 % have arrived.
         reached: Our mean at 130 %.
@@ -72,25 +73,27 @@ class Comparison(msgspec.Struct, frozen=True):
 
     trace: str
     rule: str
-    published: float
-    published_deviation: float
-    published_at_100: float
-    published_runs: int
+    published: float | None
+    published_deviation: float | None
+    published_at_100: float | None
+    published_runs: int | None
     reached: float
     deviation: float
     reached_at_100: float
     runs: int
-    allowed: float
+    allowed: float | None
     by_stream_seed: dict[str, float]
 
     @property
-    def difference(self) -> float:
+    def difference(self) -> float | None:
         """Our mean less the published one, in points."""
-        return self.reached - self.published
+        return None if self.published is None else self.reached - self.published
 
     @property
-    def agrees(self) -> bool:
+    def agrees(self) -> bool | None:
         """Whether the means are as near to each other as they must be."""
+        if self.difference is None or self.allowed is None:
+            return None
         return abs(self.difference) <= self.allowed
 
 
@@ -102,25 +105,25 @@ def compare(
     stream_seeds: Sequence[int] = (1,),
     progress: Callable[[str], None] = lambda _: None,
 ) -> list[Comparison]:
-    """Run policies over traces and compare each mean with the published one.
+    """Run policies over traces and compare each mean with the published one, where there is one.
 
     Args:
-        nodes: The node file; `PUBLISHED` lies beside it.
+        nodes: The node file; `PUBLISHED` may lie beside it.
         pods: Request files, `pods_<trace>.csv`.
-        rules: Names of shipped policies that have been published, or `expected_fill`.
+        rules: Names of published policies that ship, or `expected_fill`.
         seeds: Of the order of nodes and requests; one run each.
         stream_seeds: Of what `expected_fill` draws; each with all of `seeds`.
         progress: Called with what is being run.
 
     Raises:
         TraceError: A file cannot be read as a trace.
-        CommandError: A policy, or a trace, has no figures to be compared with.
+        CommandError: A policy is none of these.
 
     """
     unknown = [rule for rule in rules if rule not in (*PUBLISHED_AS, EXPECTED_FILL)]
     if unknown:
         listed = ", ".join((*PUBLISHED_AS, EXPECTED_FILL))
-        raise CommandError(f"no figures to compare {', '.join(unknown)} with; there are {listed}")
+        raise CommandError(f"placement knows no policy {', '.join(unknown)}; there are {listed}")
     machines, known = trace.read_nodes(nodes), _published(nodes.with_name(PUBLISHED))
     comparisons: list[Comparison] = []
     for path in pods:
@@ -183,7 +186,7 @@ def placement(
 
     """
     if nodes is None:
-        raise CommandError(f"placement needs --nodes, a node file with {PUBLISHED} beside it")
+        raise CommandError("placement needs --nodes, the node file of a trace")
     traces = [pods] if pods else sorted(nodes.parent.glob("pods_*.csv"))
     if not traces:
         raise CommandError(f"there is no pods_*.csv beside {nodes}")
@@ -198,8 +201,8 @@ def placement(
     return {
         "seeds": seeds,
         "stream_seeds": stream_seeds,
-        "agree": sum(each.agrees for each in table),
-        "of": len(table),
+        "agree": sum(bool(each.agrees) for each in table),
+        "of": sum(each.published is not None for each in table),
         "table": [
             {**msgspec.to_builtins(each), "difference": each.difference, "agrees": each.agrees}
             for each in table
@@ -219,6 +222,8 @@ class _Reference(NamedTuple):
 
 
 def _published(path: Path) -> dict[tuple[str, str], _Reference]:
+    if not path.exists():
+        return {}
     with path.open(encoding="utf-8", newline="") as file:
         return {
             (row["trace"], row["policy"]): _Reference(
@@ -231,41 +236,47 @@ def _published(path: Path) -> dict[tuple[str, str], _Reference]:
         }
 
 
-def _reference(known: Mapping[tuple[str, str], _Reference], name: str, rule: str) -> _Reference:
+def _reference(
+    known: Mapping[tuple[str, str], _Reference], name: str, rule: str
+) -> _Reference | None:
     if rule != EXPECTED_FILL:
-        found = known.get((name, PUBLISHED_AS[rule]))
-        if found is None:
-            raise CommandError(f"{PUBLISHED} has no {PUBLISHED_AS[rule]} on the trace {name!r}")
-        return found
+        return known.get((name, PUBLISHED_AS[rule]))
     if name not in PROTOTYPE:
-        raise CommandError(f"{rule} is known on {', '.join(PROTOTYPE)}, not on {name!r}")
+        return None
     mean, deviation, at_100 = PROTOTYPE[name]
     return _Reference(
         PROTOTYPE_RUNS, mean, deviation, at_100, PROTOTYPE_POINTS_ALLOWED, strict=True
     )
 
 
+def _allowed(reference: _Reference, runs: int, deviation: float) -> float:
+    # The deviation of a single run says nothing; the published one is the better guess.
+    own = (deviation if runs > 1 else reference.deviation) ** 2 / runs
+    error = 0.0 if reference.strict else sqrt(reference.deviation**2 / reference.runs + own)
+    return max(reference.points, 2 * error)
+
+
 def _comparison(
-    name: str, rule: str, reference: _Reference, by_stream: Mapping[str, Sequence[packing.Packing]]
+    name: str,
+    rule: str,
+    reference: _Reference | None,
+    by_stream: Mapping[str, Sequence[packing.Packing]],
 ) -> Comparison:
     runs = [each for several in by_stream.values() for each in several]
     percents = [each.allocated_percent for each in runs]
     deviation = statistics.stdev(percents) if len(percents) > 1 else 0.0
-    # The deviation of a single run says nothing; the published one is the better guess.
-    own = (deviation if len(runs) > 1 else reference.deviation) ** 2 / len(runs)
-    error = 0.0 if reference.strict else sqrt(reference.deviation**2 / reference.runs + own)
     return Comparison(
         trace=name,
         rule=rule,
-        published=reference.mean,
-        published_deviation=reference.deviation,
-        published_at_100=reference.mean_at_100,
-        published_runs=reference.runs,
+        published=reference and reference.mean,
+        published_deviation=reference and reference.deviation,
+        published_at_100=reference and reference.mean_at_100,
+        published_runs=reference and reference.runs,
         reached=statistics.fmean(percents),
         deviation=deviation,
         reached_at_100=statistics.fmean(each.allocated_percent_at_100 for each in runs),
         runs=len(runs),
-        allowed=max(reference.points, 2 * error),
+        allowed=reference and _allowed(reference, len(runs), deviation),
         by_stream_seed={
             stream: statistics.fmean(each.allocated_percent for each in several)
             for stream, several in by_stream.items()
