@@ -371,7 +371,7 @@ class Client:
         A socket of its own carries them. What a slow reader missed is told by an event `missed`.
 
         Args:
-            topics: `policies` (what aliases mean, what rests, or fails its own examples), `leases`
+            topics: `policies` (what aliases mean, open circuits, failing examples), `leases`
                 (one's own) and `fleet`.
 
         Raises:

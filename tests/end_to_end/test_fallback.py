@@ -261,15 +261,15 @@ def test_what_overruns_again_and_again_rests_until_it_is_activated(harbour):
         while errors[-1]["code"] != "busy" and len(errors) < ASKED_MAX:
             errors.append(harbour.ask(uri)["error"])
         error = errors[-1]
-        assert f"{uri} rests for another" in error["reason"]
+        assert f"{uri} is not asked for another" in error["reason"]
         assert error["retry_after_seconds"] > 0
         news = json.loads(socket.recv(30))
         assert (news["topic"], news["event"]) == ("policies", "rests")
         assert news["data"]["policy_rule_uri"] == uri
         assert set(news["data"]) == {"policy_rule_uri", "overruns", "seconds"}
     text = harbour.http.get("/metrics").text
-    assert 'moorage_sandbox{what="rests"}' in text
-    assert "moorage_policies_resting" in text
+    assert 'moorage_sandbox{what="circuits_opened"}' in text
+    assert "moorage_policies_circuit_open" in text
     activate(harbour, uri, "rests")
     assert harbour.http.get(f"/policy/{uri}/logs").json()["data"]["rests"] is None
     assert harbour.ask(uri)["error"]["code"] == "policy_timeout"

@@ -135,7 +135,7 @@ def logs(
     shown = read_as(shapes.PolicyLogs, found)
     if rest := shown.rests:
         note(
-            f"{shown.policy_rule_uri} rests for another {rest.retry_after_seconds:g} s:"
+            f"{shown.policy_rule_uri} is not asked for another {rest.retry_after_seconds:g} s:"
             f" {rest.overruns} of its latest evaluations for you were stopped at their deadline."
         )
     if not shown.printed:

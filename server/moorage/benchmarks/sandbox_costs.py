@@ -196,7 +196,7 @@ async def _two_cores() -> Figures:
 
 async def _stuck() -> Figures:
     """Measure from the deadline of a policy that never returns to the next answer of its policy."""
-    # The same policy is stuck so often here that it would rest.
+    # The same policy is stuck so often here that its circuit would open.
     limits = replace(Limits(), evaluation_seconds=STUCK_SECONDS, circuit_overruns=0)
     late: list[float] = []
     async with MeasuredSandbox(FLEETS[0], limits=limits) as played:

@@ -23,7 +23,7 @@ ROUNDS: Final = 3
 WATCHED_SECONDS: Final = 2.0
 """How long the bystander is watched in each turn, with hogs and without."""
 KNOWN_SECONDS_MAX: Final = 30.0
-"""Until each of the hogs has been stopped at its deadline so often that it rests for a while."""
+"""Until each of the hogs has been stopped at its deadline so often that its circuit opens."""
 PACE_SECONDS: Final = 0.001
 """Between two evaluations of the bystander."""
 _BURNER: Final = """
@@ -56,9 +56,9 @@ async def hogs() -> Figures:
 
 
 async def _known(played: MeasuredSandbox) -> None:
-    """Wait until all hogs rest, which takes as long as the machine makes it take."""
+    """Wait until all hogs' circuits are open, which takes as long as the machine makes it take."""
     end = time.perf_counter() + KNOWN_SECONDS_MAX
-    while played.report().resting < HOGS:
+    while played.report().circuits_open < HOGS:
         if time.perf_counter() > end:
             raise CommandError(f"the hogs did not come to rest within {KNOWN_SECONDS_MAX:g} s")
         await asyncio.sleep(PACE_SECONDS)  # Nothing in the sandbox says so to who waits for it.

@@ -154,7 +154,7 @@ class Config:
         Isolation,
         Setting(
             choice(*get_args(Isolation)),
-            "Who shares a policy's process: all tenants, one tenant, or nobody at all.",
+            "Who shares a policy's process: all tenants, one tenant, or none.",
         ),
     ] = "per_policy_version"
     policy_deadline_seconds: Annotated[
@@ -346,7 +346,7 @@ class Config:
     ] = 30.0
     metrics_fresh_seconds: Annotated[
         float,
-        Setting(seconds(0, 3600), "Metrics of an external service that are older are read anew."),
+        Setting(seconds(0, 3600), "Metrics of an external service that are older are read again."),
     ] = 5.0
     policy_fresh_seconds: Annotated[
         float,

@@ -1,4 +1,4 @@
-"""Rests: what overruns again and again for one tenant is not asked by that tenant for a while."""
+"""Circuit breaker: what keeps overrunning for one tenant is not asked by it for a while."""
 
 from collections import Counter
 
@@ -53,12 +53,12 @@ def test_it_rests_after_so_many_overruns_in_a_row_and_longer_each_time(circuits,
         assert circuits.refusal(work(), now) is not None
         now += 0.02
         assert circuits.refusal(work(), now) is None
-        assert circuits.resting(now) == 0
+        assert circuits.open_now(now) == 0
     assert lengths[:4] == [OPEN_SECONDS_MIN * 2**times for times in range(4)]
     assert lengths == sorted(lengths)
     assert lengths[-1] == OPEN_SECONDS_MAX
     assert [rest.seconds for rest in begun] == pytest.approx(lengths)
-    assert (counters["rests"], counters["rested"]) == (8, 16)
+    assert (counters["circuits_opened"], counters["circuit_refusals"]) == (8, 16)
 
 
 def test_the_refusal_says_what_happened_and_when_to_come_back(circuits):
@@ -66,7 +66,7 @@ def test_the_refusal_says_what_happened_and_when_to_come_back(circuits):
         circuits.overran(work(), 5.0)
     refusal = circuits.refusal(work(), 5.25)
     assert refusal.code is Code.BUSY
-    assert "loop:1-x rests for another 0.8 s: 3 of its latest evaluations" in refusal.reason
+    assert "loop:1-x is not asked for another 0.8 s: 3 of its latest evaluations" in refusal.reason
     assert refusal.details == {
         "policy_rule_uri": "loop:1-x",
         "overruns": LIMIT,
@@ -79,7 +79,7 @@ def test_other_tenants_policies_and_versions_are_asked_as_before(circuits):
         circuits.overran(work(), 5.0)
     others = (work("b"), work(uri="loop:2-x"), work(digest="other"))
     assert [circuits.refusal(each, 5.0) for each in others] == [None] * 3
-    assert circuits.resting(5.0) == 1
+    assert circuits.open_now(5.0) == 1
 
 
 def test_who_stands_for_many_is_served_whatever_some_of_them_ask(circuits):
@@ -164,7 +164,7 @@ def test_what_is_remembered_is_bounded(circuits):
         for _ in range(LIMIT):
             circuits.overran(work(f"t{number}"), 5.0)
     assert circuits.refusal(work("t0"), 5.0) is None
-    assert circuits.resting(5.0) == RUNS_MAX
+    assert circuits.open_now(5.0) == RUNS_MAX
 
 
 def test_it_never_rests_where_that_is_switched_off(begun, counters):

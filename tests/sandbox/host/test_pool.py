@@ -93,7 +93,9 @@ async def test_what_always_overruns_rests_for_its_tenant_and_serves_the_others(m
     codes = [(await each).refusal.code for each in stuck]
     # What waits is refused when the rest begins, and does not overrun one by one.
     assert codes == [Code.POLICY_TIMEOUT] * 2 + [Code.BUSY] * 4
-    async with asyncio.timeout(60):  # It may get no time, as above; it never rests all the same.
+    async with asyncio.timeout(
+        60
+    ):  # It may get no time, as above; its circuit never opens all the same.
         while isinstance(answer := await honest, ConsultFailed):
             assert answer.refusal.code is Code.POLICY_TIMEOUT
             bench.sandbox.close_circuits(code.ref.uri)
@@ -101,7 +103,7 @@ async def test_what_always_overruns_rests_for_its_tenant_and_serves_the_others(m
     assert answer.value == 1
     assert [(rest.ref, rest.tenant) for rest in begun] == [(code.ref, "a")]
     report = bench.sandbox.report().counters
-    assert (report["rests"], report["rested"]) == (1, 4)
+    assert (report["circuits_opened"], report["circuit_refusals"]) == (1, 4)
     bench.sandbox.close_circuits(code.ref.uri)
     assert bench.sandbox.rest(code.ref, Tenant("a")) is None
     refusal = await bench.refusal(code, {"stuck": True}, tenant=Tenant("a"))
@@ -130,7 +132,7 @@ async def test_it_rests_with_any_isolation(make_bench, isolation):
     async with asyncio.timeout(120):
         while (await bench.refusal(code)).code is not Code.BUSY:
             pass
-    assert bench.sandbox.report().counters["rests"] >= 1
+    assert bench.sandbox.report().counters["circuits_opened"] >= 1
     assert isolation == "per_tenant" or not bench.sandbox._pool._groups
 
 

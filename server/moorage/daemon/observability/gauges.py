@@ -31,8 +31,8 @@ def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
     layers = ((name, 1.0) for name in report.layers)
     yield gauges("moorage_sandbox_layer", "Active layers of the jail", "layer", layers)
     counts = ((name, float(count)) for name, count in report.counters.items())
-    resting = "Policies that are not asked for a while, by tenant at whose requests they overran"
-    yield gauge("moorage_policies_resting", resting, report.resting)
+    circuits = "Policies that are not asked for a while, by tenant at whose requests they overran"
+    yield gauge("moorage_policies_circuit_open", circuits, report.circuits_open)
     yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)
 
 

@@ -1,14 +1,14 @@
 """Which policies are not asked for a while, and for whom. Used by `pool`.
 
-To stop a policy that never returns costs its neighbours a kill, a fork and a jail, every time anew.
+To stop a policy that never returns costs its neighbours a kill, a fork and a jail, each time.
 So a policy whose evaluations are stopped at their deadline again and again, at the requests of one
-tenant, rests: what that tenant asks of it is refused at once, for longer each time. Another tenant
+tenant, is refused to that tenant at once while its circuit is open, longer each time. Another one
 is served as before, since it may be the first one's input at which the policy hangs; and so is one
 that stands for many.
 
 What counts is a leaky bucket for each version and tenant. An overrun adds one; answers and time
-take from it, so that a policy that hangs at every other request rests nearly as soon as one that
-always does, and one that hangs at one in a hundred, or once a minute, never.
+take from it, so that a policy that hangs at every other request is refused nearly as soon as one
+that always does, and one that hangs at one in a hundred, or once a minute, never.
 """
 
 import math
@@ -24,11 +24,11 @@ from moorage.sandbox.host.work import Work
 from moorage.sandbox.wire.limits import Limits
 
 OPEN_SECONDS_MIN: Final = 1.0
-"""The first rest; each further one takes twice as long as the one before it."""
+"""How long a circuit is open at first; each further time takes twice as long as the one before."""
 OPEN_SECONDS_MAX: Final = 30.0
-"""No rest takes longer: then the policy is asked again, once it is asked for."""
+"""No circuit is open longer: then the policy is asked again, at the next request for it."""
 FORGIVEN_SECONDS: Final = 300.0
-"""As many overruns as lead to a rest are forgiven in this time, evenly; rests do not count."""
+"""As many overruns as open a circuit are forgiven in this time, open time not counted."""
 ANSWERS_PER_OVERRUN: Final = 100
 """So many answers make up for one overrun, however fast they come."""
 RUNS_MAX: Final = 4096
@@ -56,22 +56,22 @@ class CircuitBreaker:
 
     Args:
         limits: Has `circuit_overruns`, and how long one evaluation takes that is stopped.
-        counters: Counted here: `circuit_breaker` that began, `rested`: what was refused meanwhile.
-        began: Told when a policy begins to rest.
+        counters: Counted here: `circuits_opened`; `circuit_refusals`: what was refused meanwhile.
+        opened: Called when a circuit opens.
 
     """
 
     def __init__(
-        self, limits: Limits, counters: Counter[str], began: Callable[[OpenCircuit], None]
+        self, limits: Limits, counters: Counter[str], opened: Callable[[OpenCircuit], None]
     ) -> None:
         self._overruns_min = limits.circuit_overruns
         self._evaluation_seconds = limits.evaluation_seconds
         self._counters = counters
-        self._began = began
+        self._opened = opened
         self._runs: OrderedDict[Key, _Run] = OrderedDict()
 
     def overran(self, work: Work, now: float) -> bool:
-        """Count an evaluation that was stopped at its deadline; return whether a rest begins."""
+        """Count an evaluation that was stopped at its deadline; return whether a circuit opens."""
         if not self._overruns_min or work.proxied:
             return False
         key = _key(work)
@@ -91,8 +91,8 @@ class CircuitBreaker:
             return False
         seconds = OPEN_SECONDS_MIN * 2.0 ** min(math.floor(beyond), _DOUBLINGS_MAX)
         run.at = run.until = now + seconds
-        self._counters["rests"] += 1
-        self._began(OpenCircuit(work.code.ref, Tenant(work.tenant), run.overruns, seconds))
+        self._counters["circuits_opened"] += 1
+        self._opened(OpenCircuit(work.code.ref, Tenant(work.tenant), run.overruns, seconds))
         return True
 
     def answered(self, work: Work) -> None:
@@ -113,34 +113,34 @@ class CircuitBreaker:
         return run.level
 
     def refusal(self, work: Work, now: float) -> Refusal | None:
-        """Return why this is not asked now, if the policy rests."""
+        """Return why this is not asked now, if the circuit is open."""
         if not self._runs or work.proxied:
             return None
-        rest = self.current(work.code.ref, work.tenant, now)
-        if rest is None:
+        circuit = self.current(work.code.ref, work.tenant, now)
+        if circuit is None:
             return None
-        self._counters["rested"] += 1
+        self._counters["circuit_refusals"] += 1
         return Refusal(
             Code.BUSY,
-            f"{rest.ref.uri} rests for another {rest.seconds:.1f} s: {rest.overruns} of its latest"
-            " evaluations for you were stopped at their deadline",
-            expected="requests that it answers in time, after that; activating it ends its rest",
+            f"{circuit.ref.uri} is not asked for another {circuit.seconds:.1f} s:"
+            f" {circuit.overruns} of its latest evaluations for you were stopped at their deadline",
+            expected="requests that it answers in time, after that; to activate it ends the wait",
             details={
-                "policy_rule_uri": rest.ref.uri,
-                "overruns": rest.overruns,
-                "retry_after_seconds": math.ceil(rest.seconds * 10) / 10,
+                "policy_rule_uri": circuit.ref.uri,
+                "overruns": circuit.overruns,
+                "retry_after_seconds": math.ceil(circuit.seconds * 10) / 10,
             },
         )
 
     def current(self, ref: PolicyRef, tenant: str, now: float) -> OpenCircuit | None:
-        """Return the rest of a policy at a tenant's requests, if it rests."""
+        """Return the circuit of a policy for a tenant, if it is open."""
         run = self._runs.get((ref.uri, ref.digest, tenant))
         if run is None or run.until <= now:
             return None
         return OpenCircuit(ref, Tenant(tenant), run.overruns, run.until - now)
 
-    def resting(self, now: float) -> int:
-        """Return for how many policies and tenants there is a rest."""
+    def open_now(self, now: float) -> int:
+        """Return how many circuits are open."""
         return sum(run.until > now for run in self._runs.values())
 
     def end(self, uri: str) -> None:

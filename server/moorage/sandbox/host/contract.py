@@ -242,7 +242,7 @@ class OpenCircuit:
         ref: The policy version.
         tenant: Whose requests are refused meanwhile.
         overruns: Its latest evaluations for that tenant that were stopped at their deadline.
-        seconds: How long it still rests.
+        seconds: How long it stays open.
 
     """
 
@@ -265,9 +265,9 @@ class SandboxReport:
         counters: `evaluations`, `failures`, `calls` (that reached the host), `timeouts`, `crashes`,
             `kills`, `protocol_breaches`, `spawns`, `respawns`, `resent`, `demotions`, `recycled`,
             `evicted`, `busy`, `zygote_restarts`, `granted`, `not_granted`; absent while 0.
-            `context_conflicts`: changes of a context that were void. `circuit_breaker`: rests
-            begun; `rested`: what was refused since a policy rested.
-        resting: Policies, counted for each tenant at whose requests they rest now.
+            `context_conflicts`: changes of a context that were void. `circuits_opened`,
+            `circuit_refusals`: of the circuit breaker.
+        circuits_open: Policies that are not asked now, counted once for each tenant.
         warning: Not empty when the wall does not stand (unsafe mode).
 
     """
@@ -277,5 +277,5 @@ class SandboxReport:
     probes: Mapping[str, str]
     cells: Mapping[str, int]
     counters: Mapping[str, int]
-    resting: int = 0
+    circuits_open: int = 0
     warning: str = ""

@@ -45,7 +45,7 @@ class CellPool:
         finish: Told the outcome of every piece of work: a value, or a refusal; and the cell
             that answered, if one did.
         printed: Told what a policy printed, and at what work.
-        circuits: Told when a policy begins to rest.
+        circuits: Called when a policy's circuit opens.
 
     """
 
@@ -112,9 +112,9 @@ class CellPool:
 
         """
         now = time.monotonic()
-        resting = self.circuits.refusal(work, now)
-        if resting is not None:
-            return resting
+        refusal = self.circuits.refusal(work, now)
+        if refusal is not None:
+            return refusal
         ref = work.code.ref
         key = (ref.uri, ref.digest, isolation)
         group = self._groups.get(key)
@@ -338,10 +338,10 @@ class CellPool:
             return
         group.overruns += 1
         if self.circuits.overran(head, now):
-            self._refuse_resting(head.code.ref, now)
+            self._refuse_open(head.code.ref, now)
 
-    def _refuse_resting(self, ref: PolicyRef, now: float) -> None:
-        """Refuse what waits for a policy that rests: it would overrun as what was stopped did."""
+    def _refuse_open(self, ref: PolicyRef, now: float) -> None:
+        """Refuse what waits for a policy whose circuit is open: it would overrun, too."""
         for group in [g for g in self._groups.values() if g.key[:2] == (ref.uri, ref.digest)]:
             for work in group.backlog.clear():
                 refusal = self.circuits.refusal(work, now)

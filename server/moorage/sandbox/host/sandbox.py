@@ -97,7 +97,7 @@ class Sandbox:
         mode: `jail`, or `unsafe` for a separate process without the wall.
         isolation: Who shares a cell: everybody who uses a policy version, the requests of one
             tenant, or nobody (a fresh cell per evaluation).
-        circuits: Told when a policy begins to rest; None where nobody is to know.
+        circuits: Called when a policy's circuit opens.
 
     Attributes:
         uploads: Turns to have new policies read and checked; `rechecks`: known ones.
@@ -378,7 +378,7 @@ class Sandbox:
             ids_only: Answer the `id` of an object in its place, with what the policy added to it: a
                 policy that returns the documents it was given need not send them back.
             fleet: What the policy shall find in the columns of `input_data["fleet"]`.
-            proxied: The tenant stands for many, as another server does; the policy never rests.
+            proxied: The tenant stands for many, as another server does; its circuits never open.
 
         Raises:
             PolicyFault: The policy failed as a consultation can, or the input cannot be sent; or
@@ -438,7 +438,7 @@ class Sandbox:
         return self._pool.circuits.current(ref, tenant, time.monotonic())
 
     def close_circuits(self, uri: str) -> None:
-        """Ask a policy again that rests: somebody says that it may be asked."""
+        """Close the circuits of a policy, so that it is asked again."""
         self._pool.circuits.end(uri)
 
     @property
@@ -457,7 +457,7 @@ class Sandbox:
                 **self._pool.counters,
                 "context_conflicts": self._pool.contexts.conflicts,
             },
-            resting=self._pool.circuits.resting(time.monotonic()),
+            circuits_open=self._pool.circuits.open_now(time.monotonic()),
             warning="" if self._mode == "jail" else _UNSAFE_WARNING,
         )
 
