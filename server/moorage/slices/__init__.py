@@ -1,0 +1,91 @@
+"""Pools of TPU and GPU slices on Ray, and jobs that run on all of their hosts.
+
+`SlicePoolManager` holds slices, `RayExecutor` runs jobs on them. README.md shows both, by example.
+The package can be imported without Ray; what needs it says so. What can go wrong is one tree:
+
+    SlicesError (a RuntimeError)
+    ├── InsufficientSlicesError     none of the requested numbers of slices can be had
+    ├── SliceTimeoutError           a wait ended at its bound (also a TimeoutError)
+    ├── HostUnhealthyError          a host failed or is being preempted
+    ├── HostTaskError               a task failed on one host; it has slice, host and cause
+    ├── RetriesExhaustedError       a resumable job was preempted, or failed, too often
+    └── RayMissingError             Ray is not installed (also an ImportError)
+"""
+
+from moorage.slices.actors.host import DeviceHostActor
+from moorage.slices.actors.pool import ResourcePoolManager
+from moorage.slices.actors.slice import SliceActor
+from moorage.slices.errors import (
+    HostTaskError,
+    HostUnhealthyError,
+    InsufficientSlicesError,
+    RayMissingError,
+    RetriesExhaustedError,
+    SlicesError,
+    SliceTimeoutError,
+)
+from moorage.slices.jobs.configs import (
+    AcceleratorConfigType,
+    CpuAcceleratorConfig,
+    GpuAcceleratorConfig,
+    TpuAcceleratorConfig,
+)
+from moorage.slices.jobs.executor import (
+    RayExecutor,
+    execute,
+    execute_multislice,
+    execute_multislice_resumable,
+    execute_resumable,
+)
+from moorage.slices.jobs.statuses import (
+    JobError,
+    JobFailed,
+    JobInfo,
+    JobPreempted,
+    JobStatus,
+    JobSucceeded,
+    JobUnsuccessful,
+    handle_ray_error,
+)
+from moorage.slices.manager import SlicePoolManager
+from moorage.slices.records import ActorPoolMember, HostInfo, MultisliceInfo, SliceInfo
+from moorage.slices.settings import SliceSettings
+from moorage.slices.shapes import GpuSlices, TpuSlices
+
+__all__ = [
+    "AcceleratorConfigType",
+    "ActorPoolMember",
+    "CpuAcceleratorConfig",
+    "DeviceHostActor",
+    "GpuAcceleratorConfig",
+    "GpuSlices",
+    "HostInfo",
+    "HostTaskError",
+    "HostUnhealthyError",
+    "InsufficientSlicesError",
+    "JobError",
+    "JobFailed",
+    "JobInfo",
+    "JobPreempted",
+    "JobStatus",
+    "JobSucceeded",
+    "JobUnsuccessful",
+    "MultisliceInfo",
+    "RayExecutor",
+    "RayMissingError",
+    "ResourcePoolManager",
+    "RetriesExhaustedError",
+    "SliceActor",
+    "SliceInfo",
+    "SlicePoolManager",
+    "SliceSettings",
+    "SliceTimeoutError",
+    "SlicesError",
+    "TpuAcceleratorConfig",
+    "TpuSlices",
+    "execute",
+    "execute_multislice",
+    "execute_multislice_resumable",
+    "execute_resumable",
+    "handle_ray_error",
+]

@@ -1,0 +1,251 @@
+"""The actor of one host: it runs one task at a time there, and tells how the host is."""
+
+import asyncio
+import contextlib
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage.slices.cluster import draining
+from moorage.slices.devices import METADATA_SECONDS_MAX, release_devices, taken_back
+from moorage.slices.errors import HostUnhealthyError, SliceTimeoutError
+from moorage.slices.library import RemoteClass, ray
+from moorage.slices.records import HostInfo
+from moorage.slices.settings import SliceSettings
+
+__all__ = ["CALLS_MAX", "DeviceHost", "DeviceHostActor", "HostPlacement"]
+
+CALLS_MAX: Final = 100
+"""How many calls of a host may wait at once."""
+MEMORY_BYTES: Final = 20e9
+"""What a task takes where its host is not part of a slice's placement group."""
+
+logger: Final = logging.getLogger("ray")
+
+
+@dataclass(frozen=True)
+class HostPlacement:
+    """Where the tasks of a host run, and what they have there: a bundle of a placement group."""
+
+    group: Any
+    bundle: int
+    resources: Mapping[str, float]
+
+
+class DeviceHost:
+    """A host of a slice; `DeviceHostActor` is the actor.
+
+    Args:
+        host_id: Its place in the slice, counted from 0.
+        slice_name: The slice.
+        num_devices: TPU chips or GPUs that its tasks get.
+        placement: What the slice reserved here; without, tasks take `TPU` of the node.
+        settings: Bounds of its waits; without, the environment has them.
+
+    """
+
+    def __init__(
+        self,
+        host_id: int,
+        slice_name: str,
+        num_devices: int | None = None,
+        *,
+        placement: HostPlacement | None = None,
+        settings: SliceSettings | None = None,
+    ) -> None:
+        self.host_id = host_id
+        self.slice_name = slice_name
+        self.num_devices = num_devices or 0
+        self._placement = placement
+        self._settings = settings or SliceSettings.from_environment()
+        self._failed = False
+        self._task: Any = None
+        self._starting = asyncio.Lock()
+        self._metadata: asyncio.Task[bool] | None = None
+        self._node_id = ray.get_runtime_context().get_node_id()
+
+    async def healthy(self) -> bool:
+        """Return whether the host neither failed nor is being preempted."""
+        return not self._failed and not await self.is_being_preempted()
+
+    async def is_being_preempted(self) -> bool:
+        """Return whether the cloud, or Ray, takes this host back; no answer in a second is no."""
+        if self._metadata is None or self._metadata.done():
+            self._metadata = asyncio.create_task(asyncio.to_thread(self._taken_back))
+        done, _ = await asyncio.wait([self._metadata], timeout=2 * METADATA_SECONDS_MAX)
+        return bool(done) and self._metadata.result()
+
+    async def get_info(self) -> HostInfo:
+        """Return what this host is, and how."""
+        return HostInfo(
+            host_id=self.host_id,
+            slice_name=self.slice_name,
+            num_devices=self.num_devices,
+            healthy=await self.healthy(),
+            failed=self._failed,
+            node_id=self._node_id,
+        )
+
+    async def cancel_current(self) -> None:
+        """Cancel the running task, if there is one, and wait for its end.
+
+        Raises:
+            SliceTimeoutError: It has not ended within `task_cancel_seconds_max`.
+
+        """
+        task = self._task
+        if task is None:
+            return
+        ray.cancel(task, force=True, recursive=True)
+        ended = asyncio.wrap_future(task.future())
+        seconds = self._settings.task_cancel_seconds_max
+        done, _ = await asyncio.wait([ended], timeout=seconds)
+        if not done:
+            raise SliceTimeoutError(
+                f"{self}: its task has not ended {seconds:g} s after it was cancelled"
+                " (EFORMER_TASK_CANCEL_TIMEOUT_S)"
+            )
+        ended.exception()  # Whoever called for the task is told, too.
+        if self._task is task:
+            self._task = None
+
+    async def shutdown(self) -> None:
+        """Cancel the running task, and take no other."""
+        self._failed = True
+        await self.cancel_current()
+
+    async def run_remote_fn(
+        self,
+        remote_fn: Callable[..., Any],
+        *,
+        f_args: tuple[Any, ...] = (),
+        f_kwargs: Mapping[str, Any] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        env: Mapping[str, Any] | None = None,
+        num_cpus: float = 0.0,
+        memory_bytes: float | None = None,
+        extra_resources: Mapping[str, float] | None = None,
+        timeout: float | None = None,  # noqa: ASYNC109  # It bounds a task of Ray, not this call.
+    ) -> Any:
+        """Run a function here in a process of its own, and return what it returns.
+
+        What ran here before is cancelled first: a host has one task. Cancelling this call cancels
+        the task.
+
+        Args:
+            remote_fn: A function, or Ray's remote function.
+            f_args: Its positional arguments.
+            f_kwargs: Its keyword arguments.
+            runtime_env: Ray's runtime environment.
+            env: Environment variables; they win over those of the host.
+            num_cpus: CPUs that the task takes, if the slice reserved any.
+            memory_bytes: Memory that it takes; outside of a slice 20 GB unless told.
+            extra_resources: Other resources that it takes.
+            timeout: Seconds after which the task is cancelled; None: never.
+
+        Raises:
+            HostUnhealthyError: The host failed, or is being preempted.
+            SliceTimeoutError: The task took longer than `timeout`, or the one before does not end.
+            ValueError: The slice has not reserved what the task is to take.
+
+        """
+        if not await self.healthy():
+            raise HostUnhealthyError(
+                f"Host {self.host_id} unhealthy or preempted (slice {self.slice_name})"
+            )
+        async with self._starting:
+            await self.cancel_current()
+            if self._settings.kill_vfio:
+                killed = await asyncio.to_thread(release_devices)
+                logger.warning("%s: killed %s, which held /dev/vfio", self, killed)
+            takes = {**(extra_resources or {}), **({"CPU": num_cpus} if num_cpus else {})}
+            if memory_bytes is not None:
+                takes["memory"] = memory_bytes
+            options = self._options(takes)
+            options["runtime_env"] = self._environment(runtime_env, env)
+            started = ray.remote(max_calls=1, max_retries=0, num_cpus=0)(_run).options(**options)
+            function = getattr(remote_fn, "_function", remote_fn)
+            self._task = task = started.remote(function, *f_args, **(f_kwargs or {}))
+        return await self._finish(task, timeout)
+
+    async def _finish(self, task: Any, seconds: float | None) -> Any:
+        """Return what a task returns; cancel it when time is up, or nobody waits any more."""
+        ended = asyncio.wrap_future(task.future())
+        try:
+            done, _ = await asyncio.wait([ended], timeout=seconds)
+        except asyncio.CancelledError:
+            with contextlib.suppress(Exception):  # Its end is not awaited here.
+                ray.cancel(task, force=True, recursive=True)
+            raise
+        if not done:
+            await self.cancel_current()
+            raise SliceTimeoutError(f"{self}: its task took more than {seconds:g} s")
+        if self._task is task:
+            self._task = None
+        return ended.result()
+
+    def _options(self, takes: Mapping[str, float]) -> dict[str, Any]:
+        """Return where a task runs, and what it has there."""
+        strategies = ray.util.scheduling_strategies
+        place = self._placement
+        if place is None:
+            chips = {"TPU": self.num_devices} if self.num_devices else {}
+            there = strategies.NodeAffinitySchedulingStrategy(self._node_id, soft=False)
+            return _task_options({"memory": MEMORY_BYTES, **chips, **takes}, there)
+        for name, amount in takes.items():
+            if amount > place.resources.get(name, 0):
+                raise ValueError(
+                    f"{self} holds {dict(place.resources)}, so its tasks cannot take {amount} of"
+                    f" {name}: have the pool reserve it with host_resources"
+                )
+        within = strategies.PlacementGroupSchedulingStrategy(place.group, place.bundle)
+        return _task_options(place.resources, within)
+
+    def _environment(
+        self, runtime_env: Mapping[str, Any] | None, env: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        """Return the runtime environment of a task, with all variables in it."""
+        merged = dict(runtime_env or {})
+        own: dict[str, Any] = {"TPU_HOST_ID": self.host_id, "TPU_SLICE_NAME": self.slice_name}
+        if self.num_devices:
+            own["TPU_NUM_DEVICES"] = self.num_devices
+        variables = {**own, **merged.get("env_vars", {}), **(env or {})}
+        merged["env_vars"] = {
+            str(name): str(each) for name, each in variables.items() if each is not None
+        }
+        return merged
+
+    def _taken_back(self) -> bool:
+        return taken_back() or draining(self._node_id)
+
+    def __repr__(self) -> str:
+        return f"host {self.host_id} of slice {self.slice_name}"
+
+
+DeviceHostActor: Final = RemoteClass(DeviceHost, num_cpus=0, max_concurrency=CALLS_MAX)
+
+
+def _task_options(resources: Mapping[str, float], strategy: Any) -> dict[str, Any]:
+    """Return resources as the options of a task."""
+    others = {name: each for name, each in resources.items() if name not in {"CPU", "GPU"}}
+    memory = others.pop("memory", 0)
+    return {
+        "num_cpus": resources.get("CPU", 0),
+        "num_gpus": resources.get("GPU", 0),
+        "memory": int(memory) or None,
+        "resources": others,
+        "scheduling_strategy": strategy,
+    }
+
+
+def _run(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+    """Call a function in the process of a task, and leave the cluster of JAX if it joined one."""
+    try:
+        return function(*args, **kwargs)
+    finally:
+        jax = sys.modules.get("jax")
+        if jax is not None:
+            with contextlib.suppress(Exception):  # It joined none.
+                jax.distributed.shutdown()

@@ -1,0 +1,295 @@
+"""The actor of one slice: it knows the hosts, reserves them, and keeps an actor on each."""
+
+import contextlib
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+from uuid import uuid4
+
+from moorage.slices.actors.host import DeviceHostActor, HostPlacement
+from moorage.slices.actors.pool import ResourcePoolManager
+from moorage.slices.cluster import Node, alive_nodes
+from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
+from moorage.slices.library import RemoteClass, ray
+from moorage.slices.records import ActorPoolMember, HostInfo, SliceInfo
+from moorage.slices.settings import SliceSettings
+from moorage.slices.shapes import GpuSlices, Shape, TpuSlices
+from moorage.slices.waiting import Deadline, kill, outcomes
+
+__all__ = ["CALLS_MAX", "Slice", "SliceActor"]
+
+CALLS_MAX: Final = 16
+"""How many calls of a slice may run at once: it says how it is while it waits for hosts."""
+NAME_LABEL: Final = "ray.io/tpu-slice-name"
+WORKER_LABEL: Final = "ray.io/tpu-worker-id"
+CHIPS_ASSUMED: Final = 4
+"""Chips of a TPU host that does not say how many it has."""
+_LOOKUP_SECONDS_MAX: Final = 20.0
+_PAUSE_SECONDS: Final = 0.5
+
+logger: Final = logging.getLogger("ray")
+
+
+class Slice(ResourcePoolManager[HostInfo]):
+    """A slice and its hosts; `SliceActor` is the actor, and runs on the first host.
+
+    Args:
+        shape: What the slice is made of; without, a TPU slice.
+        group: The placement group that it runs in; for GPUs it has all hosts.
+        settings: Bounds of its waits; without, the environment has them.
+
+    """
+
+    def __init__(
+        self,
+        shape: Shape | None = None,
+        group: Any = None,
+        settings: SliceSettings | None = None,
+    ) -> None:
+        super().__init__(settings)
+        self._shape = shape or TpuSlices("")
+        self._group = group
+        self._failed = False
+        self._info: SliceInfo | None = None
+        self._hosts: list[tuple[Node, HostPlacement]] = []
+        self._host_placement_group: Any = None
+        self._changing = threading.RLock()
+        try:
+            self._info = self._found()
+        except Exception:
+            logger.exception("A slice actor cannot tell its slice")
+            self._failed = True
+
+    def healthy(self) -> bool:
+        """Return whether all nodes are alive, and no host failed or is being preempted.
+
+        An actor that died on a live node does not count: it is replaced before the next task.
+        """
+        alive = alive_nodes()
+        if self._failed or any(node.node_id not in alive for node, _ in self._hosts):
+            return False
+        checks = [member.actor.healthy.remote() for member in self.get_all_pool_members()]
+        answers = outcomes(checks, self._settings.health_check_seconds_max / 2)
+        return False not in answers
+
+    def is_being_preempted(self) -> bool:
+        """Return whether the cloud takes a host of this slice back."""
+        members = self.get_all_pool_members()
+        checks = [member.actor.is_being_preempted.remote() for member in members]
+        return True in outcomes(checks, self._settings.health_check_seconds_max / 2)
+
+    def get_info(self) -> SliceInfo:
+        """Return what this slice is.
+
+        Raises:
+            SlicesError: Nothing said which slice this is.
+
+        """
+        if self._info is None:
+            raise SlicesError("Slice info not initialized")
+        return self._info
+
+    def get_actor_pool_name(self) -> str:
+        """Return how messages call this pool."""
+        return f"SliceActor({self._info.slice_name if self._info else 'uninitialized'})"
+
+    def get_actor_name_from_actor_info(self, actor_info: HostInfo) -> str:
+        """Return how messages call a host."""
+        return f"{actor_info.slice_name}-host-{actor_info.host_id}"
+
+    def prepare_hosts(self, seconds: float | None = None) -> SliceInfo:
+        """Reserve all hosts of this slice, each on a node of its own, and return what they are.
+
+        Args:
+            seconds: How long that may take; without, `slice_start_seconds_max`.
+
+        Raises:
+            SliceTimeoutError: They are not free by then; nothing stays reserved.
+
+        """
+        seconds = self._settings.slice_start_seconds_max if seconds is None else seconds
+        info = self.get_info()
+        with self._changing:
+            if not self._hosts:
+                group, resources = self._reserved(info, seconds)
+                self._learn_hosts(info, group, resources)
+        return self.get_info()
+
+    def ensure_host_pool(
+        self, desired_hosts: int | None = None, seconds: float | None = None
+    ) -> list[Any]:
+        """Have a healthy actor on each host, and return their handles, in the order of the hosts.
+
+        Args:
+            desired_hosts: How many hosts; without, all.
+            seconds: How long the reservation may take; without, `slice_start_seconds_max`.
+
+        Raises:
+            HostUnhealthyError: A host has no healthy actor `host_health_seconds_max` later.
+
+        """
+        with self._changing:
+            info = self.prepare_hosts(seconds)
+            wanted = info.num_hosts if desired_hosts is None else desired_hosts
+            self._scale_actor_pool(min(wanted, len(self._hosts)))
+            return self.get_all_actors_in_pool()
+
+    def run_remote_fn(
+        self,
+        remote_fn: Callable[..., Any],
+        runtime_env: Mapping[str, Any] | None = None,
+        env: Mapping[str, Any] | None = None,
+        f_args: tuple[Any, ...] = (),
+        f_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[Any]:
+        """Run a function on each host, and return a reference for each, in their order."""
+        return [
+            host.run_remote_fn.remote(
+                remote_fn, f_args=f_args, f_kwargs=f_kwargs, runtime_env=runtime_env, env=env
+            )
+            for host in self.ensure_host_pool()
+        ]
+
+    def shutdown(self) -> None:
+        """Shut all hosts down, free what was reserved, and take no task any more."""
+        self._failed = True
+        self.drain_actor_pool()
+        if self._host_placement_group is not None:
+            ray.util.remove_placement_group(self._host_placement_group)
+            self._host_placement_group = None
+
+    def create_actor(self) -> Any:
+        """Start an actor on the first host that has none, and return its handle."""
+        self.prepare_hosts()
+        return self._start_host(self._unmanned(len(self._hosts))[0])
+
+    def _unmanned(self, wanted: int) -> list[int]:
+        manned = {member.actor_info.host_id for member in self._actor_pool}
+        return [host_id for host_id in range(wanted) if host_id not in manned]
+
+    def _start_host(self, host_id: int) -> Any:
+        node, place = self._hosts[host_id]
+        name = self.get_info().slice_name
+        within = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
+        options = DeviceHostActor.options(
+            name=f"{name}-host-{host_id}-{uuid4().hex[:8]}",
+            scheduling_strategy=within(place.group, place.bundle),
+        )
+        devices = int(place.resources.get("TPU", 0) or place.resources.get("GPU", 0))
+        logger.info("%s: starts host %s on %s", self.get_actor_pool_name(), host_id, node.ip)
+        return options.remote(host_id, name, devices, placement=place, settings=self._settings)
+
+    def _add_members_to_actor_pool(self, desired_num_actors: int) -> None:
+        """Start an actor on each host that has none, until all of them are healthy."""
+        deadline = Deadline(self._settings.host_health_seconds_max)
+        missing = self._unmanned(desired_num_actors)
+        why: Any = "did not start"
+        while missing:
+            actors = {host_id: self._start_host(host_id) for host_id in missing}
+            told = [actor.get_info.remote() for actor in actors.values()]
+            for (host_id, actor), answer in zip(
+                actors.items(), outcomes(told, deadline.left), strict=True
+            ):
+                if isinstance(answer, HostInfo) and answer.healthy:
+                    self._actor_pool.append(ActorPoolMember(actor, answer))
+                    continue
+                kill(actor)
+                why = answer
+                logger.warning("%s: host %s: %s", self.get_actor_pool_name(), host_id, answer)
+                time.sleep(_PAUSE_SECONDS)  # A host that is being taken back says so at once.
+            self._actor_pool.sort(key=lambda member: member.actor_info.host_id)
+            missing = self._unmanned(desired_num_actors)
+            if missing and not deadline.left:
+                raise HostUnhealthyError(
+                    f"host {missing[0]} of slice {self.get_info().slice_name} is not healthy after"
+                    f" {deadline.seconds:g} s (EFORMER_HOST_HEALTH_WAIT_S): {why}"
+                )
+
+    def _found(self) -> SliceInfo:
+        """Return what can be known of the slice before its hosts are reserved."""
+        here = alive_nodes()[ray.get_runtime_context().get_node_id()]
+        if isinstance(self._shape, GpuSlices):
+            name = here.labels.get(self._shape.label, "") or f"gpu-{here.node_id[:8]}"
+            gpus = int(self._shape.gpus_per_host)
+            return SliceInfo(name, self._shape.hosts, here.ip, gpus)
+        name = here.labels.get(NAME_LABEL) or _asked("get_current_pod_name")
+        if not name:
+            raise SlicesError(
+                f"node {here.node_id} has no label {NAME_LABEL}, and Ray knows no TPU pod there"
+            )
+        chips = int(here.resources.get("TPU", 0))
+        declared = sum(node.resources.get(name, 0) for node in alive_nodes().values())
+        hosts = int(_asked("get_current_pod_worker_count") or declared or 1)
+        if self._settings.moderate and 0 < declared < hosts:
+            logger.warning("Slice %s has %s of its %s hosts", name, int(declared), hosts)
+            hosts, chips = int(declared), chips or CHIPS_ASSUMED
+        chips = chips if self._shape.chips_per_host is None else self._shape.chips_per_host
+        return SliceInfo(name, hosts, here.ip, chips)
+
+    def _reserved(self, info: SliceInfo, seconds: float) -> tuple[Any, dict[str, float]]:
+        """Return the placement group with all hosts, and what a task has on each."""
+        if isinstance(self._shape, GpuSlices):
+            return self._group, {"GPU": self._shape.gpus_per_host, **self._shape.host_resources}
+        resources = dict(self._shape.host_resources)
+        if info.num_accelerators_per_host:
+            resources["TPU"] = info.num_accelerators_per_host
+        bundles = [{info.slice_name: 1, **resources}] * info.num_hosts
+        group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
+        if not group.wait(math.ceil(seconds)):
+            ray.util.remove_placement_group(group)
+            raise SliceTimeoutError(
+                f"slice {info.slice_name} has not got {info.num_hosts} hosts with"
+                f" {bundles[0]} within {seconds:g} s"
+            )
+        self._host_placement_group = group
+        return group, resources
+
+    def _learn_hosts(self, info: SliceInfo, group: Any, resources: dict[str, float]) -> None:
+        """Note the hosts of a placement group: by the worker's number, then the first host."""
+        nodes = alive_nodes()
+        placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
+        first = ray.get_runtime_context().get_node_id()
+        hosts = [
+            (nodes[node_id], HostPlacement(group, bundle, resources))
+            for bundle, node_id in placed.items()
+        ]
+        self._hosts = sorted(hosts, key=lambda host: _order(host[0], first, host[1].bundle))
+        self._info = SliceInfo(
+            info.slice_name,
+            info.num_hosts,
+            self._hosts[0][0].ip,
+            info.num_accelerators_per_host,
+            node_ids=[node.node_id for node, _ in self._hosts],
+            host_infos=[
+                {
+                    "ip": node.ip,
+                    "node_id": node.node_id,
+                    "pod_name": info.slice_name,
+                    "num_devices": info.num_accelerators_per_host,
+                    "num_hosts": info.num_hosts,
+                }
+                for node, _ in self._hosts
+            ],
+        )
+
+
+SliceActor: Final = RemoteClass(Slice, num_cpus=0, max_concurrency=CALLS_MAX)
+
+
+def _order(node: Node, first: str, bundle: int) -> tuple[float, bool, int]:
+    worker = node.labels.get(WORKER_LABEL, "")
+    return (int(worker) if worker.isdigit() else math.inf, node.node_id != first, bundle)
+
+
+def _asked(name: str) -> Any:
+    """Return what Ray's TPU library says of this machine; it may ask a server of metadata."""
+    from ray.util import tpu  # noqa: PLC0415  # An extra.
+
+    asking = ThreadPoolExecutor(1)
+    with contextlib.suppress(Exception):  # It knows nothing here, each time in another way.
+        return asking.submit(getattr(tpu, name)).result(_LOOKUP_SECONDS_MAX)
+    return None

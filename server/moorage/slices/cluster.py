@@ -1,0 +1,94 @@
+"""What Ray says of its nodes: who is alive, what they have, and whether more can come."""
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from moorage.slices.library import ray
+
+__all__ = [
+    "NODE_ID_LABEL",
+    "Node",
+    "alive_nodes",
+    "draining",
+    "largest_resources",
+    "request_bundles",
+]
+
+NODE_ID_LABEL: Final = "ray.io/node-id"
+_AUTOSCALER_REPORT: Final = b"__autoscaling_status"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node of the Ray cluster that is alive."""
+
+    node_id: str
+    ip: str
+    resources: Mapping[str, float] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+
+def alive_nodes() -> dict[str, Node]:
+    """Return the nodes that are alive, by their ids."""
+    return {
+        each["NodeID"]: Node(
+            each["NodeID"],
+            each["NodeManagerAddress"],
+            each.get("Resources", {}),
+            each.get("Labels", {}),
+        )
+        for each in ray.nodes()  # type: ignore[no-untyped-call]  # Ray has no types for it.
+        if each["Alive"]
+    }
+
+
+def draining(node_id: str) -> bool:
+    """Return whether Ray drains a node, as it does when a cloud takes a spot machine back."""
+    with contextlib.suppress(AttributeError):  # Ray offers it to its own libraries alone.
+        return node_id in _state().get_draining_nodes()
+    return False
+
+
+def largest_resources(nodes: Sequence[Node]) -> Mapping[str, float] | None:
+    """Return the most that the cluster can ever have of each resource; None: nobody knows.
+
+    An autoscaler may report its limits. Where there is none, the nodes that are here are all,
+    until somebody adds one by hand.
+    """
+    with contextlib.suppress(AttributeError):  # As above.
+        limits = _state().get_max_resources_from_cluster_config()
+        if limits is not None:
+            return dict(limits)
+    if not _autoscaler_is_absent(nodes):
+        return None
+    total: dict[str, float] = {}
+    for node in nodes:
+        for name, amount in node.resources.items():
+            total[name] = total.get(name, 0) + amount
+    return total
+
+
+def _state() -> Any:
+    return ray._private.state.state  # noqa: SLF001  # Nothing public says these two things.
+
+
+def _autoscaler_is_absent(nodes: Sequence[Node]) -> bool:
+    """Return whether Ray's monitor reports nodes that nobody launches: each is its own type."""
+    from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # An extra.
+
+    try:
+        report = json.loads(_internal_kv_get(_AUTOSCALER_REPORT) or b"{}")
+        types = set(report["autoscaler_report"]["active_nodes"])
+    except (ValueError, KeyError, TypeError):
+        return False
+    return bool(types) and types <= {f"node_{node.node_id}" for node in nodes}
+
+
+def request_bundles(bundles: Sequence[Mapping[str, float]]) -> None:
+    """Have the autoscaler make room for bundles; this replaces what was requested before."""
+    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # An extra.
+
+    request_resources(bundles=[dict(each) for each in bundles])

@@ -1,0 +1,62 @@
+"""What a host asks its machine: is it being taken back, and who holds its devices."""
+
+import contextlib
+import os
+import signal
+import urllib.request
+from pathlib import Path
+from typing import Final
+
+__all__ = ["release_devices", "taken_back"]
+
+METADATA_SECONDS_MAX: Final = 1.0
+_METADATA_HOST: Final = "metadata.google.internal"
+_PREEMPTED: Final = "computeMetadata/v1/instance/preempted"
+_VFIO: Final = "/dev/vfio"
+_LOCK: Final = Path("/tmp/libtpu_lockfile")  # noqa: S108  # Where libtpu has it.
+
+
+def taken_back() -> bool:
+    """Return whether Google's cloud says that this machine is being preempted.
+
+    `GCE_METADATA_HOST` names another server of metadata, as for Google's own libraries. Where
+    none answers, the machine is taken for one that stays.
+    """
+    host = os.environ.get("GCE_METADATA_HOST", _METADATA_HOST)
+    request = urllib.request.Request(
+        f"http://{host}/{_PREEMPTED}", headers={"Metadata-Flavor": "Google"}
+    )
+    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with directly.open(request, timeout=METADATA_SECONDS_MAX) as answer:
+            return bool(answer.read(16).strip().upper() == b"TRUE")
+    except (OSError, ValueError):
+        return False
+
+
+def release_devices() -> list[int]:
+    """Kill every process that holds /dev/vfio, and remove libtpu's lock file.
+
+    Only where `EFORMER_KILL_VFIO=1` allows it: the processes may be anybody's.
+
+    Returns:
+        Their ids.
+
+    """
+    killed = []
+    for folder in Path("/proc").glob("[0-9]*/fd"):
+        process = int(folder.parent.name)
+        if process != os.getpid() and _holds(folder):
+            with contextlib.suppress(OSError):  # It ended, or is not ours to kill.
+                os.kill(process, signal.SIGKILL)
+                killed.append(process)
+    with contextlib.suppress(OSError):  # It may be gone, or another user's.
+        _LOCK.unlink()
+    return killed
+
+
+def _holds(folder: Path) -> bool:
+    try:
+        return any(str(each.readlink()).startswith(_VFIO) for each in folder.iterdir())
+    except OSError:
+        return False

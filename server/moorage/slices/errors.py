@@ -1,0 +1,64 @@
+"""Everything that can go wrong with slices, as one tree; the package docstring draws it."""
+
+__all__ = [
+    "HostTaskError",
+    "HostUnhealthyError",
+    "InsufficientSlicesError",
+    "RayMissingError",
+    "RetriesExhaustedError",
+    "SliceTimeoutError",
+    "SlicesError",
+]
+
+
+class SlicesError(RuntimeError):
+    """Root of every error that this package raises on purpose. A `RuntimeError`, as documented."""
+
+
+class RayMissingError(SlicesError, ImportError):
+    """Ray is needed here, and is not installed."""
+
+    def __init__(self) -> None:
+        super().__init__("slices need Ray, which is not installed: pip install 'moorage[ray]'")
+
+
+class InsufficientSlicesError(SlicesError):
+    """None of the requested numbers of slices can be had; the message has requested and available.
+
+    Hosts are missing, were preempted while the pool was scaled, or the autoscaler did not bring
+    them in time.
+    """
+
+
+class SliceTimeoutError(SlicesError, TimeoutError):
+    """A wait ended at its bound; the message says what was awaited and where the bound is set."""
+
+
+class HostUnhealthyError(SlicesError):
+    """A host failed or is being preempted, and could not be replaced in time."""
+
+
+class HostTaskError(SlicesError):
+    """A task failed on one host; the tasks of all other hosts were cancelled.
+
+    Args:
+        slice_index: The slice, counted from 0, as in the results.
+        slice_name: Its name.
+        host_id: The host in that slice, counted from 0.
+        cause: What the task or Ray raised.
+
+    """
+
+    def __init__(self, slice_index: int, slice_name: str, host_id: int, cause: Exception) -> None:
+        super().__init__(slice_index, slice_name, host_id, cause)
+        self.slice_index = slice_index
+        self.slice_name = slice_name
+        self.host_id = host_id
+        self.cause = cause
+
+    def __str__(self) -> str:
+        return f"slice {self.slice_index} ({self.slice_name}), host {self.host_id}: {self.cause}"
+
+
+class RetriesExhaustedError(SlicesError):
+    """A resumable job was preempted, or failed, as often as it may; its cause is the last error."""

@@ -1,0 +1,156 @@
+"""What a job runs on: CPUs, GPUs or TPUs."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+from uuid import uuid4
+
+from moorage.slices.library import ray
+from moorage.slices.shapes import GpuSlices, TpuSlices
+
+__all__ = [
+    "AcceleratorConfigType",
+    "CpuAcceleratorConfig",
+    "GpuAcceleratorConfig",
+    "TpuAcceleratorConfig",
+]
+
+
+def _name() -> str:
+    return str(uuid4())
+
+
+@dataclass(frozen=True)
+class _Config:
+    """What all of them do.
+
+    Args:
+        execution_env: Ray's runtime environment of the tasks.
+        runtime_name: How the job is called.
+
+    """
+
+    execution_env: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    runtime_name: str = field(default_factory=_name, kw_only=True)
+
+    def resources(self) -> dict[str, float]:
+        """Return what one task takes."""
+        raise NotImplementedError("a kind of accelerator says what a task takes")
+
+    def get_remote_options(self) -> dict[str, Any]:
+        """Return what one task takes, as options of `ray.remote`."""
+        resources = self.resources()
+        return {
+            "num_cpus": resources.pop("CPU", 0),
+            "num_gpus": resources.pop("GPU", 0),
+            "resources": resources,
+            "runtime_env": dict(self.execution_env),
+        }
+
+    def create_remote_decorator(self) -> Any:
+        """Return `ray.remote` with these options."""
+        return ray.remote(**self.get_remote_options())
+
+    def with_environment_variables(
+        self, env_vars: Mapping[str, str] | None = None, /, **more: str
+    ) -> Self:
+        """Return the same with more environment variables."""
+        variables = {**self.execution_env.get("env_vars", {}), **(env_vars or {}), **more}
+        return replace(self, execution_env={**self.execution_env, "env_vars": variables})
+
+
+@dataclass(frozen=True)
+class CpuAcceleratorConfig(_Config):
+    """CPUs.
+
+    Args:
+        core_count: CPUs of each task; without, those of this machine.
+        worker_count: How many tasks.
+        resource_name: What messages call it.
+
+    """
+
+    core_count: int = field(default_factory=lambda: os.cpu_count() or 1)
+    worker_count: int = 1
+    resource_name: str = "CPU"
+
+    def resources(self) -> dict[str, float]:
+        """Return what one task takes."""
+        return {"CPU": self.core_count}
+
+
+@dataclass(frozen=True)
+class GpuAcceleratorConfig(_Config):
+    """GPUs.
+
+    Args:
+        device_count: GPUs of each task.
+        gpu_model: Ray's name of the accelerator, such as `H100`; None: any.
+        cpu_count: CPUs of each task.
+        worker_count: How many tasks; of a slice, how many hosts.
+        pod_count: How many slices, or the numbers that will do.
+        slice_label: All hosts of a slice have one value of this node label.
+        slice_resource: A resource that each host has, of which a slice takes 1.
+        resource_name: What messages call it.
+
+    """
+
+    device_count: int = 1
+    gpu_model: str | None = None
+    cpu_count: int = 1
+    worker_count: int = 1
+    pod_count: int | Sequence[int] = 1
+    slice_label: str = ""
+    slice_resource: str = ""
+    resource_name: str = "GPU"
+
+    def resources(self) -> dict[str, float]:
+        """Return what one task takes."""
+        model = {f"accelerator_type:{self.gpu_model}": 0.001} if self.gpu_model else {}
+        return {"CPU": self.cpu_count, "GPU": self.device_count, **model}
+
+    def slices(self) -> GpuSlices:
+        """Return what a slice is made of."""
+        return GpuSlices(
+            gpus_per_host=self.device_count,
+            hosts=self.worker_count,
+            label=self.slice_label,
+            resource=self.slice_resource,
+            gpu_model=self.gpu_model or "",
+            host_resources={"CPU": self.cpu_count} if self.cpu_count else {},
+        )
+
+
+@dataclass(frozen=True)
+class TpuAcceleratorConfig(_Config):
+    """TPUs.
+
+    Args:
+        tpu_version: Such as `v4-8`.
+        pod_count: How many slices, or the numbers that will do.
+        cpu_count: CPUs of a task that `create_remote_decorator` makes. A task on a slice has its
+            host, and takes none.
+        chips_per_host: Chips of each host; None: as many as it has.
+        worker_count: How many hosts of the slice `execute` uses, the first ones; None: all.
+        resource_name: What messages call it.
+
+    """
+
+    tpu_version: str
+    pod_count: int | Sequence[int] = 1
+    cpu_count: int = 2
+    chips_per_host: int | None = None
+    worker_count: int | None = None
+    resource_name: str = "TPU"
+
+    def resources(self) -> dict[str, float]:
+        """Return what one task takes."""
+        return {"CPU": self.cpu_count, "TPU": self.chips_per_host or 0}
+
+    def slices(self) -> TpuSlices:
+        """Return what a slice is made of."""
+        return TpuSlices(self.tpu_version, chips_per_host=self.chips_per_host)
+
+
+AcceleratorConfigType = CpuAcceleratorConfig | GpuAcceleratorConfig | TpuAcceleratorConfig

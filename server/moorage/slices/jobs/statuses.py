@@ -1,0 +1,109 @@
+"""What came of a job: a result, or what went wrong and of which kind it is."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from moorage.slices.errors import HostTaskError, HostUnhealthyError
+from moorage.slices.library import ray
+
+__all__ = [
+    "JobError",
+    "JobFailed",
+    "JobInfo",
+    "JobPreempted",
+    "JobStatus",
+    "JobSucceeded",
+    "JobUnsuccessful",
+    "handle_ray_error",
+    "status_of",
+]
+
+
+@dataclass
+class JobInfo:
+    """What a job is called, and what it runs on."""
+
+    name: str
+    state: str
+    kind: str
+
+
+@dataclass
+class JobStatus:
+    """What came of a job."""
+
+    info: JobInfo
+
+
+@dataclass
+class JobSucceeded(JobStatus):
+    """All tasks returned."""
+
+    result: Any
+
+
+@dataclass
+class JobUnsuccessful(JobStatus):
+    """What all others have: the error."""
+
+    error: Exception
+
+
+@dataclass
+class JobPreempted(JobUnsuccessful):
+    """A node, a host or a process was lost: to run the job again may help."""
+
+
+@dataclass
+class JobFailed(JobUnsuccessful):
+    """The job could not be run: something else than Ray raised an error."""
+
+
+@dataclass
+class JobError(JobUnsuccessful):
+    """A task raised an error, or Ray did."""
+
+
+_TEXTS = ("preempt", "owner died", "owner has exited")
+
+
+def handle_ray_error(job_info: JobInfo, e: Exception) -> JobStatus:
+    """Return what an error of Ray means for the job: its class decides.
+
+    Args:
+        job_info: The job.
+        e: The error.
+
+    """
+    lost = (
+        ray.exceptions.NodeDiedError,
+        ray.exceptions.OwnerDiedError,
+        ray.exceptions.ActorDiedError,
+        ray.exceptions.ActorUnavailableError,
+        ray.exceptions.WorkerCrashedError,
+        ray.exceptions.ActorPlacementGroupRemoved,
+        ray.exceptions.TaskPlacementGroupRemoved,
+    )
+    return JobPreempted(job_info, e) if isinstance(e, lost) else JobError(job_info, e)
+
+
+def status_of(info: JobInfo, error: Exception) -> JobStatus:
+    """Return what any error means for the job.
+
+    The class of the error decides; only of Ray's own errors without a class for it, the text is
+    read as well. What a task says is the task's: its words decide nothing.
+    """
+    if isinstance(error, HostTaskError):
+        where = f"slice {error.slice_index} ({error.slice_name}), host {error.host_id}"
+        error = error.cause
+        error.add_note(where)
+    if isinstance(error, HostUnhealthyError):
+        return JobPreempted(info, error)
+    if not isinstance(error, ray.exceptions.RayError):
+        return JobFailed(info, error)
+    status = handle_ray_error(info, error)
+    if isinstance(status, JobError) and not isinstance(error, ray.exceptions.RayTaskError):
+        text = str(error).lower()
+        if any(each in text for each in _TEXTS):
+            return JobPreempted(info, error)
+    return status

@@ -1,0 +1,46 @@
+"""Ray, imported when it is first used: the package itself can be imported where Ray is missing."""
+
+import importlib
+import importlib.util
+from typing import TYPE_CHECKING, Any, Final
+
+from moorage.slices.errors import RayMissingError
+
+__all__ = ["RemoteClass", "ray"]
+
+if TYPE_CHECKING:
+    import ray
+else:
+
+    class _Ray:
+        """Stands for the module until something of it is asked for."""
+
+        def __getattr__(self, name: str) -> Any:
+            if importlib.util.find_spec("ray") is None:
+                raise RayMissingError
+            return getattr(importlib.import_module("ray"), name)
+
+    ray: Final = _Ray()
+
+
+class RemoteClass:
+    """What `ray.remote` makes of a class, made when it is used: `remote` and `options` as there.
+
+    Args:
+        of: The class.
+        options: Options of every actor of it, unless `options` says otherwise.
+
+    """
+
+    def __init__(self, of: type, **options: Any) -> None:
+        self._of = of
+        self._options = options
+        self.__doc__ = of.__doc__
+
+    def options(self, **options: Any) -> Any:
+        """Return the class with other options, as Ray's `options` does."""
+        return ray.remote(**self._options)(self._of).options(**options)
+
+    def remote(self, *args: Any, **kwargs: Any) -> Any:
+        """Start an actor, and return its handle."""
+        return ray.remote(**self._options)(self._of).remote(*args, **kwargs)

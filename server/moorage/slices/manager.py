@@ -1,0 +1,377 @@
+"""A pool of slices: scaled as a whole, prepared, and worked on host by host."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from moorage.slices.actors.pool import ResourcePoolManager
+from moorage.slices.cluster import alive_nodes, request_bundles
+from moorage.slices.errors import (
+    HostUnhealthyError,
+    InsufficientSlicesError,
+    SlicesError,
+    SliceTimeoutError,
+)
+from moorage.slices.library import ray
+from moorage.slices.records import ActorPoolMember, MultisliceInfo, SliceInfo
+from moorage.slices.reservations import Reservation, Reservations
+from moorage.slices.results import HostCall, collect
+from moorage.slices.settings import SliceSettings
+from moorage.slices.shapes import GpuSlices, Shape, TpuSlices, slices_possible
+from moorage.slices.waiting import Deadline, kill, outcomes
+
+__all__ = ["SlicePoolManager"]
+
+SCALE_UP_SECONDS_MIN: Final = 60
+"""How long after a scaling another one is worth while."""
+ANSWER_SECONDS: Final = 10
+"""What the answer to a call may take on top of what the call itself may take."""
+
+logger: Final = logging.getLogger("ray")
+
+
+class SlicePoolManager(ResourcePoolManager[SliceInfo]):
+    """A pool of TPU or GPU slices. One thread at a time may use it.
+
+    Member `i` of the pool is slice `i`: it keeps that number while the pool grows, while others
+    are replaced, and when it is replaced itself. New slices are numbered by their names.
+
+    Args:
+        tpu_type: Of TPU slices, such as `v4-8`.
+        shape: What slices are made of, instead: `GpuSlices`, or `TpuSlices` with details.
+        settings: Bounds of all waits; without, the environment has them.
+
+    """
+
+    def __init__(
+        self,
+        tpu_type: str | None = None,
+        *,
+        shape: Shape | None = None,
+        settings: SliceSettings | None = None,
+    ) -> None:
+        super().__init__(settings)
+        if tpu_type is not None and shape is not None:
+            raise ValueError("a pool has slices of one kind: give tpu_type or shape, not both")
+        self._tpu_type = tpu_type
+        self._given = TpuSlices(tpu_type) if tpu_type is not None else shape
+        self._last_scale_ts: float | None = None
+        self._last_scale_check_ts: float | None = None
+        self._slots: dict[int, ActorPoolMember[SliceInfo]] = {}
+        self._reservations: list[Reservation] = []
+
+    def get_actor_pool_name(self) -> str:
+        """Return how messages call this pool: `SlicePool(<type>)`."""
+        return f"SlicePool({self._given.name if self._given else None})"
+
+    def get_actor_name_from_actor_info(self, actor_info: SliceInfo) -> str:
+        """Return how messages call a slice: its name."""
+        return actor_info.slice_name
+
+    def create_actor(self) -> Any:
+        """Start an actor for one more slice, and return its handle; draining ends it, too."""
+        self._reservations.append(Reservation.open(self._shape, self._settings))
+        return self._reservations[-1].actor
+
+    def scale_multislice(
+        self, num_slices: int | Sequence[int], timeout: float | None = None
+    ) -> None:
+        """Have so many slices. Healthy ones stay; what runs on them goes on.
+
+        The largest size is tried first, each within its share of the time: with `n` sizes left,
+        an `n`th of what is left. A size that the cluster can never hold is skipped at once; the
+        last one gets `host_health_seconds_max`, for nodes that are just joining.
+
+        Args:
+            num_slices: The number, or the numbers that will do.
+            timeout: Seconds for all of it; without, `scale_add_seconds_max`.
+
+        Raises:
+            ValueError: No number is given, or one that is not above 0.
+            InsufficientSlicesError: None of them can be had; the pool keeps its healthy slices.
+
+        """
+        sizes = _sizes(num_slices)
+        deadline = Deadline(self._settings.scale_add_seconds_max if timeout is None else timeout)
+        self._last_scale_ts = time.time()
+        self._remove_unhealthy_members_from_actor_pool()
+        held = len(self._actor_pool)
+        reservations = Reservations(self._shape, self._settings, held)
+        try:
+            for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
+                share = self._share(size, deadline.left / left, last=left == 1)
+                if size <= held or (share and reservations.wait(size - held, Deadline(share))):
+                    self._settle(size, reservations.take() if size > held else [])
+                    return
+            raise InsufficientSlicesError(
+                f"Requested one of {sorted(sizes)}, but only {held + len(reservations.ready)}"
+                f" slices available for {self.get_actor_pool_name()} within {deadline.seconds:g} s"
+                + self._why(reservations)
+            )
+        finally:
+            reservations.close()
+            request_bundles(self._shape.bundles() * len(self._actor_pool))
+
+    def should_scale_up_multislice(self, valid_sizes: Sequence[int]) -> bool:
+        """Return whether a larger size is worth a try: the last one is at least a minute ago."""
+        self._last_scale_check_ts = time.time()
+        if not any(size > len(self._actor_pool) for size in valid_sizes):
+            return False
+        last = self._last_scale_ts
+        return last is None or self._last_scale_check_ts - last >= SCALE_UP_SECONDS_MIN
+
+    def prepare_all_slices(self, timeout: float | None = None) -> None:
+        """Have all hosts of all slices reserved; a slice that is unhealthy is replaced first.
+
+        Args:
+            timeout: Seconds for all of it; without, `slice_start_seconds_max`.
+
+        Raises:
+            SlicesError: The pool is empty, or a slice is unhealthy and may not be replaced
+                (`EFORMER_SAFE_GATHER=0`).
+            InsufficientSlicesError: An unhealthy slice cannot be replaced.
+            SliceTimeoutError: The hosts of a slice are not there in time.
+            HostUnhealthyError: A slice was lost meanwhile.
+
+        """
+        deadline = Deadline(self._settings.slice_start_seconds_max if timeout is None else timeout)
+        wanted = len(self._actor_pool)
+        unhealthy = self._remove_unhealthy_members_from_actor_pool()
+        if unhealthy and not self._settings.safe_gather:
+            names = ", ".join(each.actor_info.slice_name for each in unhealthy)
+            raise SlicesError(f"{self.get_actor_pool_name()} has lost {names}")
+        if not wanted:
+            raise SlicesError("No SliceActors available after pruning.")
+        if unhealthy:
+            self.scale_multislice(wanted, deadline.left)
+        self._settle(len(self._actor_pool), [])
+        request_bundles(self._host_bundles())
+        seconds = deadline.left
+        calls = [member.actor.prepare_hosts.remote(seconds) for member in self._actor_pool]
+        infos = self._answers(calls, seconds + ANSWER_SECONDS)
+        for slot, info in enumerate(infos):
+            self._slots[slot] = ActorPoolMember(self._slots[slot].actor, info)
+        self._publish()
+
+    def multislice_infos(self) -> list[MultisliceInfo]:
+        """Return for each slice who coordinates, and which one it is."""
+        infos = [member.actor_info for member in self._actor_pool]
+        port = self._settings.coordinator_port
+        first = infos[0].ip_address if infos else ""
+        return [MultisliceInfo(first, index, len(infos), port) for index in range(len(infos))]
+
+    def execute_on_each_slice(
+        self,
+        remote_fn: Callable[..., Any],
+        env: Mapping[str, Any] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[list[Any]]:
+        """Run a function on all hosts, and return references: for each slice those of its hosts.
+
+        Args:
+            remote_fn: A function, or Ray's remote function.
+            env: Environment variables.
+            runtime_env: Ray's runtime environment.
+            timeout: Seconds that each task may take; None: no bound.
+
+        """
+        calls = self.start_on_hosts(remote_fn, env=env, runtime_env=runtime_env, timeout=timeout)
+        return [[call.ref for call in calls_of_slice] for calls_of_slice in calls]
+
+    def execute_on_each_host_flat(
+        self,
+        remote_fn: Callable[..., Any],
+        env: Mapping[str, Any] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Run a function on all hosts, and return one list of references; see above."""
+        nested = self.execute_on_each_slice(remote_fn, env, runtime_env, timeout=timeout)
+        return [ref for refs in nested for ref in refs]
+
+    def schedule_on_each_host(
+        self,
+        remote_fn: Callable[..., Any],
+        env: Mapping[str, Any] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[Any]:
+        """Have all hosts ready, start a function there, and return one list of references."""
+        return self.execute_on_each_host_flat(remote_fn, env, runtime_env, timeout=timeout)
+
+    def execute_on_each_host(
+        self,
+        fn: Callable[..., Any],
+        *args: Any,
+        env: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        **kwargs: Any,
+    ) -> list[list[Any]]:
+        """Run a function on all hosts, and return the results: for each slice those of its hosts.
+
+        Args:
+            fn: A function, or Ray's remote function.
+            *args: Its positional arguments.
+            env: Environment variables.
+            timeout: Seconds for all tasks; None: no bound.
+            **kwargs: Its keyword arguments.
+
+        Raises:
+            HostTaskError: A task failed, and the others were cancelled; it has slice and host.
+            SliceTimeoutError: Time is up, and all tasks were cancelled.
+
+        """
+        calls = self.start_on_hosts(fn, args, kwargs, env=env)
+        return collect(calls, timeout, self._settings.task_cancel_seconds_max)
+
+    def start_on_hosts(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        env: Mapping[str, Any] | Callable[[int, int], Mapping[str, Any]] | None = None,
+        runtime_env: Mapping[str, Any] | None = None,
+        timeout: float | None = None,
+        hosts_max: int | None = None,
+    ) -> list[list[HostCall]]:
+        """Prepare all slices, and start a function on all hosts.
+
+        Args:
+            function: A function, or Ray's remote function.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            env: Environment variables, or what returns them for a slice and a host.
+            runtime_env: Ray's runtime environment.
+            timeout: Seconds that each task may take; None: no bound.
+            hosts_max: How many hosts of each slice, the first ones; None: all.
+
+        """
+        self.prepare_all_slices()
+        asked = [member.actor.ensure_host_pool.remote() for member in self._actor_pool]
+        seconds = self._settings.host_health_seconds_max + ANSWER_SECONDS
+        hosts = self._answers(asked, seconds + self._settings.health_check_seconds_max)
+        remote = ray.put(getattr(function, "_function", function))
+        return [
+            [
+                HostCall(
+                    host.run_remote_fn.remote(
+                        remote,
+                        f_args=args,
+                        f_kwargs=dict(kwargs or {}),
+                        runtime_env=runtime_env,
+                        env=env(index, host_id) if callable(env) else env,
+                        timeout=timeout,
+                    ),
+                    host,
+                    index,
+                    self._slots[index].actor_info.slice_name,
+                    host_id,
+                )
+                for host_id, host in enumerate(hosts_of_slice[:hosts_max])
+            ]
+            for index, hosts_of_slice in enumerate(hosts)
+        ]
+
+    def drain_actor_pool(self) -> None:
+        """Shut all slices down, kill what is left, and free every reservation."""
+        reserved = bool(self._reservations)
+        super().drain_actor_pool()
+        self._slots = {}
+        for each in self._reservations:
+            each.close()
+        self._reservations = []
+        if reserved:
+            request_bundles([])
+
+    @property
+    def _shape(self) -> Shape:
+        if self._given is None:
+            raise ValueError("a pool needs a tpu_type, such as 'v4-8', or shape=GpuSlices(…)")
+        return self._given
+
+    def _share(self, size: int, seconds: float, *, last: bool) -> float:
+        """Return how long to wait for a size; 0: it is skipped."""
+        nodes = list(alive_nodes().values())
+        possible = slices_possible(self._shape, nodes)
+        if possible is None or size <= possible:
+            return seconds
+        logger.warning("%s: %s slices, of %s", self.get_actor_pool_name(), possible, size)
+        return min(seconds, self._settings.host_health_seconds_max) if last else 0
+
+    def _why(self, reservations: Reservations) -> str:
+        return f"; last trouble: {reservations.trouble}" if reservations.trouble else ""
+
+    def _settle(self, size: int, new: list[Reservation]) -> None:
+        """Fill the free slots below `size`, first from those above, and give the rest back."""
+        above = sorted(slot for slot in self._slots if slot >= size)
+        for slot in range(size):
+            if slot in self._slots:
+                continue
+            if above:
+                self._slots[slot] = self._slots.pop(above.pop(0))
+            else:
+                taken = new.pop(0)
+                assert taken.member is not None
+                self._slots[slot] = taken.member
+                self._reservations.append(taken)
+        surplus = [self._slots.pop(slot) for slot in above]
+        self._publish()
+        self._dismiss(surplus)
+
+    def _publish(self) -> None:
+        """Have the members in the order of their slots."""
+        self._actor_pool = [self._slots[slot] for slot in sorted(self._slots)]
+
+    def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[SliceInfo]]:
+        unhealthy = super()._remove_unhealthy_members_from_actor_pool()
+        kept = {id(member) for member in self._actor_pool}
+        self._slots = {slot: each for slot, each in self._slots.items() if id(each) in kept}
+        return unhealthy
+
+    def _end(self, member: ActorPoolMember[SliceInfo]) -> None:
+        """Kill a slice's actor, and with it those of its hosts, and free the reservation."""
+        kill(member.actor)
+        for each in [each for each in self._reservations if each.actor == member.actor]:
+            each.close()
+            self._reservations.remove(each)
+
+    def _host_bundles(self) -> list[dict[str, float]]:
+        """Return what the hosts of all slices need, for the autoscaler."""
+        if isinstance(self._shape, GpuSlices):
+            return self._shape.bundles() * len(self._actor_pool)
+        infos = [member.actor_info for member in self._actor_pool]
+        return [{info.slice_name: 1} for info in infos for _ in range(info.num_hosts)]
+
+    def _answers(self, calls: list[Any], seconds: float) -> list[Any]:
+        """Return what the slices answer.
+
+        Raises:
+            SlicesError: What one of them raised, with its number and name.
+
+        """
+        answers = outcomes(calls, seconds)
+        for slot, answer in enumerate(answers):
+            if not isinstance(answer, Exception):
+                continue
+            where = f"slice {slot} ({self._slots[slot].actor_info.slice_name}): {answer}"
+            if isinstance(answer, SliceTimeoutError):
+                raise SliceTimeoutError(where) from answer
+            raise HostUnhealthyError(where) from answer
+        return answers
+
+
+def _sizes(num_slices: int | Sequence[int]) -> list[int]:
+    """Return the sizes to try, the largest first."""
+    sizes = [num_slices] if isinstance(num_slices, int) else list(num_slices)
+    if not sizes:
+        raise ValueError("valid sizes list is empty")
+    for size in sizes:
+        if size <= 0:
+            raise ValueError(f"Target slice count must be > 0, got {size!r}")
+    return sorted(set(sizes), reverse=True)

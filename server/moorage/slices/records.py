@@ -1,0 +1,84 @@
+"""What a pool knows of its members: plain records, which travel between Ray's processes."""
+
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+__all__ = ["ActorPoolMember", "HostInfo", "MultisliceInfo", "SliceInfo"]
+
+ActorInfoT = TypeVar("ActorInfoT")
+
+
+@dataclass(frozen=True)
+class ActorPoolMember(Generic[ActorInfoT]):
+    """An actor of a pool, with what it said of itself.
+
+    Args:
+        actor: Ray's handle of the actor.
+        actor_info: What it is: `SliceInfo` or `HostInfo`.
+
+    """
+
+    actor: Any
+    actor_info: ActorInfoT
+
+
+@dataclass
+class SliceInfo:
+    """A slice: hosts that work as one.
+
+    Args:
+        slice_name: What Ray or the label of its hosts calls it.
+        num_hosts: How many hosts it has.
+        ip_address: Of its first host.
+        num_accelerators_per_host: TPU chips or GPUs of each host.
+        node_ids: Ray's ids of its hosts, in their order; None until they are prepared.
+        host_infos: For each host `ip`, `node_id`, `pod_name`, `num_devices` and `num_hosts`.
+
+    """
+
+    slice_name: str
+    num_hosts: int
+    ip_address: str
+    num_accelerators_per_host: int
+    node_ids: list[str] | None = None
+    host_infos: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True)
+class HostInfo:
+    """A host of a slice.
+
+    Args:
+        host_id: Its place in the slice, counted from 0.
+        slice_name: The slice.
+        num_devices: TPU chips or GPUs that its tasks get.
+        healthy: Neither failed nor being preempted, when this was said.
+        failed: It was shut down.
+        node_id: Ray's id of its node.
+
+    """
+
+    host_id: int
+    slice_name: str
+    num_devices: int
+    healthy: bool
+    failed: bool
+    node_id: str | None = None
+
+
+@dataclass(frozen=True)
+class MultisliceInfo:
+    """What a slice needs to know of the others.
+
+    Args:
+        coordinator_ip: Address of the first host of slice 0.
+        slice_id: This slice, counted from 0.
+        num_slices: How many there are.
+        port: The coordinator's port.
+
+    """
+
+    coordinator_ip: str
+    slice_id: int
+    num_slices: int
+    port: int = 8081

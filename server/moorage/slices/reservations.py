@@ -1,0 +1,133 @@
+"""Slices that a pool is about to take: reserved, started, and taken or let go as a whole."""
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage.slices.actors.slice import SliceActor
+from moorage.slices.cluster import request_bundles
+from moorage.slices.library import ray
+from moorage.slices.records import ActorPoolMember, SliceInfo
+from moorage.slices.settings import SliceSettings
+from moorage.slices.shapes import Shape
+from moorage.slices.waiting import Deadline, kill, outcomes
+
+__all__ = ["Reservation", "Reservations"]
+
+_PAUSE_SECONDS: Final = 1.0
+
+logger: Final = logging.getLogger("ray")
+
+
+@dataclass(eq=False)
+class Reservation:
+    """The placement group of one slice, and the slice's actor in it."""
+
+    group: Any
+    actor: Any
+    told: Any
+    member: ActorPoolMember[SliceInfo] | None = None
+    start: Deadline | None = None
+
+    @classmethod
+    def open(cls, shape: Shape, settings: SliceSettings) -> "Reservation":
+        """Ask Ray for the hosts, or the head, of a slice, and for an actor on the first."""
+        group = ray.util.placement_group(shape.bundles(), topology_strategy=shape.topology())
+        within = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0)
+        actor = SliceActor.options(scheduling_strategy=within).remote(shape, group, settings)
+        return cls(group, actor, actor.get_info.remote())
+
+    def close(self) -> None:
+        """Give everything back."""
+        kill(self.actor)
+        ray.util.remove_placement_group(self.group)
+
+    def overdue(self, seconds: float) -> bool:
+        """Return whether the hosts have been there for so long, and the actor has not started."""
+        if self.start is None:
+            state = ray.util.placement_group_table(self.group).get("state")
+            self.start = Deadline(seconds) if state == "CREATED" else None
+        return self.start is not None and not self.start.left
+
+
+class Reservations:
+    """As many reservations as a pool lacks slices.
+
+    Args:
+        shape: What a slice is made of.
+        settings: How often the autoscaler is asked, and how long a slice may take to start.
+        held: How many slices the pool has already.
+
+    """
+
+    def __init__(self, shape: Shape, settings: SliceSettings, held: int) -> None:
+        self._shape = shape
+        self._settings = settings
+        self._held = held
+        self._open: list[Reservation] = []
+        self.trouble: Any = None
+        """Why a slice last failed to start."""
+
+    @property
+    def ready(self) -> list[Reservation]:
+        """Those whose slices have started."""
+        return [each for each in self._open if each.member is not None]
+
+    def wait(self, count: int, deadline: Deadline) -> bool:
+        """Wait until so many slices have started; those beyond are given back.
+
+        Returns:
+            Whether they have.
+
+        """
+        self._want(count)
+        while len(self.ready) < count and deadline.left:
+            request_bundles(self._shape.bundles() * (self._held + count))
+            waiting = [each for each in self._open if each.member is None]
+            seconds = min(self._settings.scale_poll_seconds, deadline.left)
+            told, _ = ray.wait([each.told for each in waiting], timeout=seconds)
+            for each in waiting:
+                if each.told in told:
+                    self._hear(each)
+                elif each.overdue(self._settings.slice_start_seconds_max):
+                    self._again(each, "it did not start in time")
+        return len(self.ready) >= count
+
+    def take(self) -> list[Reservation]:
+        """Return those that have started, by the names of their slices; they are now the pool's."""
+        taken = sorted(self.ready, key=_name)
+        self._open = [each for each in self._open if each.member is None]
+        return taken
+
+    def close(self) -> None:
+        """Give back all that was not taken."""
+        self._want(0)
+
+    def _want(self, count: int) -> None:
+        """Have so many: started ones are kept first."""
+        self._open.sort(key=lambda each: each.member is None)
+        while len(self._open) > count:
+            self._open.pop().close()
+        while len(self._open) < count:
+            self._open.append(Reservation.open(self._shape, self._settings))
+
+    def _hear(self, each: Reservation) -> None:
+        (answer,) = outcomes([each.told], _PAUSE_SECONDS)
+        if isinstance(answer, SliceInfo):
+            each.member = ActorPoolMember(each.actor, answer)
+        else:
+            time.sleep(_PAUSE_SECONDS)  # It would fail again and again, and faster.
+            self._again(each, answer)
+
+    def _again(self, each: Reservation, why: Any) -> None:
+        logger.warning("A slice of %s did not start: %s", self._shape.name, why)
+        self.trouble = why
+        each.close()
+        self._open[self._open.index(each)] = Reservation.open(self._shape, self._settings)
+
+
+def _name(each: Reservation) -> tuple[str, str]:
+    assert each.member is not None
+    info = each.member.actor_info
+    return info.slice_name, info.ip_address

@@ -1,0 +1,72 @@
+"""What came of tasks on many hosts: all results, or the first failure and no task left."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from moorage.slices.errors import HostTaskError, SliceTimeoutError
+from moorage.slices.library import ray
+from moorage.slices.waiting import Deadline, outcomes
+
+__all__ = ["HostCall", "cancel", "collect"]
+
+
+@dataclass(frozen=True, eq=False)
+class HostCall:
+    """A task on one host: its reference, and where it runs."""
+
+    ref: Any
+    host: Any
+    slice_index: int
+    slice_name: str
+    host_id: int
+
+    def __str__(self) -> str:
+        return f"slice {self.slice_index} ({self.slice_name}), host {self.host_id}"
+
+
+def collect(
+    calls: Sequence[Sequence[HostCall]], timeout: float | None, cancel_seconds: float
+) -> list[list[Any]]:
+    """Return the results of all calls; when one fails, or time is up, the others are cancelled.
+
+    Args:
+        calls: The calls of each slice.
+        timeout: Seconds for all of them; None: no bound.
+        cancel_seconds: How long cancelled tasks may take to end.
+
+    Raises:
+        HostTaskError: The first failure, with its slice and host.
+        SliceTimeoutError: Time is up; the message names the hosts that have not answered.
+
+    """
+    every = [call for calls_of_slice in calls for call in calls_of_slice]
+    by_ref = {call.ref: call for call in every}
+    results: dict[Any, Any] = {}
+    pending = list(by_ref)
+    deadline = None if timeout is None else Deadline(timeout)
+    while pending:
+        left = None if deadline is None else deadline.left
+        done, pending = ray.wait(pending, timeout=left)
+        if not done:
+            late = [by_ref[ref] for ref in pending]
+            cancel(late, cancel_seconds)
+            raise SliceTimeoutError(
+                f"no result within {timeout:g} s from {'; '.join(map(str, late))}: cancelled"
+            )
+        for ref in done:
+            try:
+                results[ref] = ray.get(ref)
+            except Exception as error:
+                call = by_ref[ref]
+                cancel([by_ref[each] for each in pending], cancel_seconds)
+                where = call.slice_index, call.slice_name, call.host_id
+                raise HostTaskError(*where, error) from error
+    return [[results[call.ref] for call in calls_of_slice] for calls_of_slice in calls]
+
+
+def cancel(calls: Sequence[HostCall], seconds: float) -> None:
+    """Cancel tasks, and wait until they have ended, or their hosts have."""
+    for call in calls:
+        ray.cancel(call.ref)
+    outcomes([call.host.cancel_current.remote() for call in calls], seconds)

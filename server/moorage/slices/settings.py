@@ -1,0 +1,111 @@
+"""How long slices wait and what they may do: from the environment, read when a pool is made.
+
+Each setting has its documented name, `EFORMER_…`, and the same with `MOORAGE_…`, which wins.
+"""
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+__all__ = ["HEALTH_CHECK_TIMEOUT_S", "NAMES", "SLICE_ACTOR_START_TIMEOUT_S", "SliceSettings"]
+
+HEALTH_CHECK_TIMEOUT_S: Final = 60
+"""How long the members of a pool have to say that they are healthy, unless settings differ."""
+SLICE_ACTOR_START_TIMEOUT_S: Final = 4 * 60 * 60
+"""How long a slice may take to start, and its hosts to be ready, unless settings differ."""
+
+NAMES: Final[Mapping[str, str]] = {
+    "scale_poll_seconds": "SCALE_POLL_S",
+    "scale_add_seconds_max": "SCALE_ADD_TIMEOUT_S",
+    "slice_start_seconds_max": "SLICE_ACTOR_START_TIMEOUT_S",
+    "health_check_seconds_max": "HEALTH_CHECK_TIMEOUT_S",
+    "host_health_seconds_max": "HOST_HEALTH_WAIT_S",
+    "scale_retry_seconds": "SCALE_RETRY_SLEEP_S",
+    "task_cancel_seconds_max": "TASK_CANCEL_TIMEOUT_S",
+    "drain_seconds_max": "DRAIN_TIMEOUT_S",
+    "safe_gather": "SAFE_GATHER",
+    "moderate": "MODERATE",
+    "kill_vfio": "KILL_VFIO",
+    "coordinator_port": "COORD_PORT",
+}
+"""What each setting is called in the environment, behind `MOORAGE_` or `EFORMER_`."""
+
+_PREFIXES: Final = ("MOORAGE_", "EFORMER_")
+_UNPREFIXED: Final = ("COORD_PORT",)
+_YES: Final = frozenset({"1", "yes", "on", "true"})
+_NO: Final = frozenset({"0", "no", "off", "false", ""})
+_PORTS: Final = range(1, 65536)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceSettings:
+    """The bounds of all waits, and three permissions."""
+
+    scale_poll_seconds: float = 30
+    """How often the autoscaler is asked again while a pool waits for slices."""
+    scale_add_seconds_max: float = 604800
+    """How long `scale_multislice` waits for slices, unless it is told."""
+    slice_start_seconds_max: float = SLICE_ACTOR_START_TIMEOUT_S
+    """How long a reserved slice may take to start, and `prepare_all_slices` for all hosts."""
+    health_check_seconds_max: float = HEALTH_CHECK_TIMEOUT_S
+    """How long the members of a pool have to say that they are healthy."""
+    host_health_seconds_max: float = 60
+    """How long a new host may take to start and be healthy."""
+    scale_retry_seconds: float = 60
+    """How long a resumable job pauses when there are too few slices."""
+    task_cancel_seconds_max: float = 240
+    """How long a cancelled task may take to end."""
+    drain_seconds_max: float = 5
+    """How long actors have to shut down before they are killed."""
+    safe_gather: bool = True
+    """Whether `prepare_all_slices` replaces slices that do not answer, rather than fail."""
+    moderate: bool = True
+    """Whether a slice goes with as many hosts as are there, where some are missing."""
+    kill_vfio: bool = False
+    """Whether a task's start kills every process that holds /dev/vfio, whoever's it is."""
+    coordinator_port: int = 8081
+    """The port that `MEGASCALE_COORDINATOR_ADDRESS` names."""
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.type is float and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{each.name} is {value}; expected seconds above 0")
+        if self.coordinator_port not in _PORTS:
+            raise ValueError(f"coordinator_port is {self.coordinator_port}; expected 1 to 65535")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> "SliceSettings":
+        """Read what is set; all else keeps its default.
+
+        Raises:
+            ValueError: A value is not what its setting takes; the message names the variable.
+
+        """
+        found: dict[str, Any] = {}
+        for each in fields(cls):
+            suffix = NAMES[each.name]
+            prefixes = ("MOORAGE_", "") if suffix in _UNPREFIXED else _PREFIXES
+            for name in (f"{prefix}{suffix}" for prefix in prefixes):
+                if name in environment:
+                    found[each.name] = _read(name, environment[name], each.type)
+                    break
+        return cls(**found)
+
+
+def _read(name: str, text: str, kind: Any) -> Any:
+    """Return one value of the environment, as its setting has it."""
+    if kind is bool:
+        if text.strip().lower() not in _YES | _NO:
+            raise ValueError(f"{name} is {text!r}; expected 1 or 0")
+        return text.strip().lower() in _YES
+    try:
+        number = float(text) if kind is float else int(text)
+    except ValueError:
+        number = math.nan
+    if not (number > 0 and math.isfinite(number)):
+        expected = "seconds above 0" if kind is float else "a port"
+        raise ValueError(f"{name} is {text!r}; expected {expected}")
+    return number

@@ -1,0 +1,74 @@
+"""Waits for Ray, each with its bound."""
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+from moorage.slices.errors import SliceTimeoutError
+from moorage.slices.library import ray
+
+__all__ = ["Deadline", "kill", "outcomes", "value"]
+
+_FETCH_SECONDS_MAX: Final = 30
+"""How long what is ready may take to come here."""
+
+
+class Deadline:
+    """A moment until which one may wait.
+
+    Args:
+        seconds: From now.
+
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        self._at = time.monotonic() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds until then, never below 0."""
+        return max(0.0, self._at - time.monotonic())
+
+
+def outcomes(refs: Sequence[Any], seconds: float) -> list[Any]:
+    """Return for each reference its value, or what was raised; nothing is raised here.
+
+    What has not come within `seconds` is a `SliceTimeoutError`.
+    """
+    if not refs:
+        return []
+    ready, _ = ray.wait(list(refs), num_returns=len(refs), timeout=max(0.0, seconds))
+    come = set(ready)
+    return [_outcome(ref) if ref in come else _late(seconds) for ref in refs]
+
+
+def value(ref: Any, seconds: float, awaited: str) -> Any:
+    """Return the value of a reference.
+
+    Raises:
+        SliceTimeoutError: It has not come within `seconds`; the message names what was `awaited`.
+
+    """
+    try:
+        return ray.get(ref, timeout=max(0.0, seconds))
+    except ray.exceptions.GetTimeoutError:
+        raise SliceTimeoutError(f"{awaited} took more than {seconds:g} s") from None
+
+
+def kill(actor: Any) -> None:
+    """End an actor for good; one that has ended already is none of our business."""
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(actor, no_restart=True)
+
+
+def _outcome(ref: Any) -> Any:
+    try:
+        return ray.get(ref, timeout=_FETCH_SECONDS_MAX)
+    except Exception as error:  # noqa: BLE001  # Whatever was raised over there.
+        return error
+
+
+def _late(seconds: float) -> SliceTimeoutError:
+    return SliceTimeoutError(f"no answer within {seconds:g} s")

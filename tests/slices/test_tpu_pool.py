@@ -1,0 +1,326 @@
+"""A pool of TPU slices on a real Ray: every documented method does what it says."""
+
+import os
+import time
+
+import pytest
+import ray
+
+from moorage.slices import (
+    ActorPoolMember,
+    HostTaskError,
+    InsufficientSlicesError,
+    SliceInfo,
+    SlicePoolManager,
+    SlicesError,
+    SliceTimeoutError,
+)
+
+pytestmark = [pytest.mark.heavy, pytest.mark.ray]
+TYPE = "v4-16"
+
+
+def where():
+    names = ("TPU_SLICE_NAME", "TPU_HOST_ID", "TPU_NUM_DEVICES", "TPU_VISIBLE_CHIPS", "MINE")
+    node = ray.get_runtime_context().get_node_id()
+    return node, os.getpid(), {name: os.environ.get(name) for name in names}
+
+
+def test_the_example_of_the_documents(ready, monkeypatch):
+    monkeypatch.setenv("EFORMER_SCALE_ADD_TIMEOUT_S", "60")
+    manager = SlicePoolManager(tpu_type=TYPE)
+    manager.scale_multislice(num_slices=2)
+    actors = manager.get_all_actors_in_pool()
+    assert len(actors) == 2
+    manager.prepare_all_slices()
+    manager.drain_actor_pool()
+    assert manager.get_all_actors_in_pool() == []
+    manager.drain_actor_pool()
+
+
+def test_members_say_what_they_are(made, ready):
+    pool = made(TYPE)
+    pool.scale_multislice(2)
+    members = pool.get_all_pool_members()
+    assert [each.actor_info.slice_name for each in members] == ["tpu-a", "tpu-b"]
+    assert all(isinstance(each, ActorPoolMember) for each in members)
+    assert members[0].actor_info.node_ids is None
+    pool.prepare_all_slices()
+    members = pool.get_all_pool_members()
+    info = members[1].actor_info
+    assert info == ray.get(members[1].actor.get_info.remote())
+    assert isinstance(info, SliceInfo)
+    assert (info.num_hosts, info.num_accelerators_per_host) == (2, 4)
+    assert info.node_ids == [ready.node(2), ready.node(3)]
+    assert info.host_infos[1] == {
+        "ip": info.ip_address,
+        "node_id": ready.node(3),
+        "pod_name": "tpu-b",
+        "num_devices": 4,
+        "num_hosts": 2,
+    }
+    assert pool.get_actor_name_from_actor_info(info) == "tpu-b"
+    assert ray.get(members[1].actor.get_actor_pool_name.remote()) == "SliceActor(tpu-b)"
+    members.clear()
+    pool.get_all_actors_in_pool().clear()
+    assert len(pool.get_all_pool_members()) == 2
+    assert [each.coordinator_ip for each in pool.multislice_infos()] == [info.ip_address] * 2
+
+
+def test_hosts_are_reserved_each_on_a_node_of_its_own(made):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+    pool.prepare_all_slices()
+    groups = ray.util.placement_group_table().values()
+    (group,) = (each for each in groups if len(each["bundles"]) == 2 and each["state"] == "CREATED")
+    assert group["strategy"] == "STRICT_SPREAD"
+    assert len(set(group["bundles_to_node_id"].values())) == 2
+    assert group["bundles"][0] == {"tpu-a": 1, "TPU": 4}
+
+
+def test_references_for_each_slice(made, ready):
+    pool = made(TYPE)
+    pool.scale_multislice(2)
+    nested = pool.execute_on_each_slice(where, env={"MINE": 7}, runtime_env={})
+    assert [len(refs) for refs in nested] == [2, 2]
+    found = [ray.get(refs) for refs in nested]
+    nodes = [[node for node, _, _ in slice_] for slice_ in found]
+    assert nodes == [[ready.node(0), ready.node(1)], [ready.node(2), ready.node(3)]]
+    assert found[1][1][2] == {
+        "TPU_SLICE_NAME": "tpu-b",
+        "TPU_HOST_ID": "1",
+        "TPU_NUM_DEVICES": "4",
+        "TPU_VISIBLE_CHIPS": "0,1,2,3",
+        "MINE": "7",
+    }
+
+
+def test_one_list_of_references(made, ready):
+    pool = made(TYPE)
+    pool.scale_multislice(2)
+    variables = {"env_vars": {"MINE": "env", "TPU_HOST_ID": "mine"}}
+    refs = pool.execute_on_each_host_flat(ray.remote(where), runtime_env=variables)
+    found = ray.get(refs)
+    assert [node for node, _, _ in found] == [ready.node(number) for number in range(4)]
+    assert {each["MINE"] for _, _, each in found} == {"env"}
+    assert {each["TPU_HOST_ID"] for _, _, each in found} == {"mine"}
+
+
+def test_scheduling_waits_for_no_result(made, tmp_path):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+    gate = tmp_path / "gate"
+
+    def waits():
+        while not gate.exists():
+            time.sleep(0.02)
+        return "done"
+
+    refs = pool.schedule_on_each_host(waits)
+    assert ray.wait(refs, timeout=0.5)[0] == []
+    gate.touch()
+    assert ray.get(refs, timeout=60) == ["done", "done"]
+
+
+def test_results_of_each_host(made):
+    pool = made(TYPE)
+    pool.scale_multislice(2)
+
+    def add(first, second, *, third):
+        return first + second + third + int(os.environ["MINE"])
+
+    found = pool.execute_on_each_host(add, 1, ray.put(2), env={"MINE": "4"}, third=8, timeout=60)
+    assert found == [[15, 15], [15, 15]]
+    assert pool.execute_on_each_host(lambda: ValueError("a result")) != []
+
+
+def test_the_first_failure_names_its_host_and_ends_the_others(made, ready, tmp_path):
+    pool = made(TYPE)
+    pool.scale_multislice(2)
+
+    def fails_once(folder):
+        (folder / str(os.getpid())).touch()
+        while len(list(folder.iterdir())) < 4:
+            time.sleep(0.02)
+        if (os.environ["TPU_SLICE_NAME"], os.environ["TPU_HOST_ID"]) == ("tpu-b", "1"):
+            raise KeyError("broken")
+        time.sleep(600)
+
+    with pytest.raises(HostTaskError, match="broken") as caught:
+        pool.execute_on_each_host(fails_once, tmp_path, timeout=60)
+    assert (caught.value.slice_index, caught.value.slice_name) == (1, "tpu-b")
+    assert caught.value.host_id == 1
+    assert isinstance(caught.value.cause, KeyError)
+    until_gone(tmp_path)
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+
+
+def until_gone(folder):
+    deadline = time.monotonic() + 30
+    while any(os.path.exists(f"/proc/{each.name}") for each in folder.iterdir()):  # noqa: PTH110
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_time_that_is_up_ends_all_tasks(made, tmp_path):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+
+    def first_only(folder):
+        (folder / str(os.getpid())).touch()
+        if os.environ["TPU_HOST_ID"] == "1":
+            time.sleep(600)
+
+    with pytest.raises(SliceTimeoutError, match=r"slice 0 \(tpu-a\), host 1") as caught:
+        pool.execute_on_each_host(first_only, tmp_path, timeout=6)
+    assert "host 0" not in str(caught.value)
+    until_gone(tmp_path)
+    refs = pool.execute_on_each_host_flat(lambda: time.sleep(600), timeout=3)
+    with pytest.raises(SliceTimeoutError, match="its task took more than 3 s"):
+        ray.get(refs[0], timeout=60)
+    with pytest.raises(SliceTimeoutError):
+        ray.get(refs[1], timeout=60)
+
+
+def test_a_host_has_one_task(made, tmp_path):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+
+    def stays(folder):
+        (folder / str(os.getpid())).touch()
+        time.sleep(600)
+
+    refs = pool.schedule_on_each_host(stays, env={})
+    del refs
+    refs = pool.schedule_on_each_host(lambda: time.sleep(600))
+    assert pool.execute_on_each_host(lambda: 2, timeout=60) == [[2, 2]]
+    for ref in refs:
+        with pytest.raises(ray.exceptions.TaskCancelledError):
+            ray.get(ref, timeout=60)
+
+
+def test_a_reference_can_be_cancelled(made, tmp_path):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+
+    def stays():
+        (tmp_path / str(os.getpid())).touch()
+        time.sleep(600)
+
+    refs = pool.schedule_on_each_host(stays)
+    deadline = time.monotonic() + 60
+    while len(list(tmp_path.iterdir())) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    for ref in refs:
+        ray.cancel(ref)
+    until_gone(tmp_path)
+
+
+def test_sizes_that_make_no_sense(made):
+    pool = made(TYPE)
+    for sizes in (0, -1, [2, 0], [-3]):
+        with pytest.raises(ValueError, match="must be > 0"):
+            pool.scale_multislice(sizes)
+    with pytest.raises(ValueError, match="valid sizes list is empty"):
+        pool.scale_multislice([])
+    with pytest.raises(SlicesError, match="No SliceActors available"):
+        pool.prepare_all_slices()
+
+
+def test_a_size_that_can_never_be_is_skipped_at_once(made):
+    pool = made(TYPE)
+    deadline = time.monotonic() + 30
+    pool.scale_multislice([1, 2, 8], timeout=600)
+    assert time.monotonic() < deadline
+    assert len(pool.get_all_pool_members()) == 2
+    before = pool.get_all_actors_in_pool()
+    with pytest.raises(InsufficientSlicesError, match=r"one of \[3, 5\], but only 2 slices"):
+        pool.scale_multislice([5, 3], timeout=3)
+    assert pool.get_all_actors_in_pool() == before
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+
+
+def test_a_smaller_size_comes_when_its_time_has_come(made):
+    other = made(TYPE)
+    other.scale_multislice(1)
+    pool = made(TYPE)
+    pool.scale_multislice([2, 1], timeout=6)
+    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == ["tpu-b"]
+    with pytest.raises(InsufficientSlicesError, match=r"one of \[2\], but only 1 slices"):
+        pool.scale_multislice(2, timeout=2)
+    assert len(pool.get_all_pool_members()) == 1
+    other.drain_actor_pool()
+    pool.scale_multislice([2, 1])
+    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == [
+        "tpu-b",
+        "tpu-a",
+    ]
+
+
+def test_growing_leaves_alone_what_runs(made, tmp_path):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+    gate = tmp_path / "gate"
+
+    def waits():
+        while not gate.exists():
+            time.sleep(0.02)
+        return os.environ["TPU_SLICE_NAME"]
+
+    refs = pool.schedule_on_each_host(waits)
+    pool.scale_multislice(2)
+    gate.touch()
+    assert ray.get(refs, timeout=60) == ["tpu-a", "tpu-a"]
+
+
+def test_shrinking_frees_what_it_held(made):
+    pool = made(TYPE)
+    pool.scale_multislice(2)
+    pool.prepare_all_slices()
+    pool.scale_multislice(1)
+    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == ["tpu-a"]
+    other = made(TYPE)
+    other.scale_multislice(1, timeout=20)
+    other.prepare_all_slices(timeout=20)
+    assert [each.actor_info.slice_name for each in other.get_all_pool_members()] == ["tpu-b"]
+
+
+def test_the_autoscaler_is_asked_for_all_that_is_needed(made):
+    def asked():
+        from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415
+
+        return _internal_kv_get("autoscaler_resource_request")
+
+    pool = made(TYPE)
+    with pytest.raises(InsufficientSlicesError):
+        pool.scale_multislice(3, timeout=2)
+    assert asked() == b"[]"
+    pool.scale_multislice(2)
+    assert asked() == b'[{"TPU-v4-16-head": 1}, {"TPU-v4-16-head": 1}]'
+    pool.prepare_all_slices()
+    assert asked() == b'[{"tpu-a": 1}, {"tpu-a": 1}, {"tpu-b": 1}, {"tpu-b": 1}]'
+    pool.drain_actor_pool()
+    assert asked() == b"[]"
+
+
+def test_one_more_actor_by_hand(made):
+    pool = made(TYPE)
+    actor = pool.create_actor()
+    assert ray.get(actor.get_info.remote(), timeout=60).slice_name == "tpu-a"
+    assert ray.get(actor.healthy.remote(), timeout=60)
+    refs = ray.get(actor.run_remote_fn.remote(lambda: 5), timeout=60)
+    assert ray.get(refs, timeout=60) == [5, 5]
+    hosts = ray.get(actor.get_all_actors_in_pool.remote(), timeout=60)
+    assert [each.host_id for each in ray.get([host.get_info.remote() for host in hosts])] == [0, 1]
+    assert pool.get_all_pool_members() == []
+
+
+def test_it_is_time_for_more_a_minute_later(made):
+    pool = made(TYPE)
+    assert pool.should_scale_up_multislice([1, 2])
+    pool.scale_multislice(1)
+    assert not pool.should_scale_up_multislice([1, 2])
+    pool._last_scale_ts -= 60
+    assert pool.should_scale_up_multislice([1, 2])
+    assert not pool.should_scale_up_multislice([1])
