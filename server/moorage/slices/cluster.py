@@ -13,7 +13,9 @@ __all__ = [
     "Node",
     "alive_nodes",
     "draining",
+    "hosts_group_name",
     "largest_resources",
+    "remove_groups",
     "request_bundles",
 ]
 
@@ -85,6 +87,21 @@ def _autoscaler_is_absent(nodes: Sequence[Node]) -> bool:
     except (ValueError, KeyError, TypeError):
         return False
     return bool(types) and types <= {f"node_{node.node_id}" for node in nodes}
+
+
+def hosts_group_name(head: Any) -> str:
+    """Return what the placement group of a slice's hosts is called, by that of its head."""
+    return f"hosts-of-{head.id.hex()}"
+
+
+def remove_groups(head: Any) -> None:
+    """Free what a slice reserved: its head, and its hosts.
+
+    Ray does not do that when the slice's actor dies: a group lives as long as its creator's job.
+    """
+    ray.util.remove_placement_group(head)
+    with contextlib.suppress(ValueError):  # The hosts were not reserved, or have been freed.
+        ray.util.remove_placement_group(ray.util.get_placement_group(hosts_group_name(head)))
 
 
 def request_bundles(bundles: Sequence[Mapping[str, float]]) -> None:

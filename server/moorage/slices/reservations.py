@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage.slices.actors.slice import SliceActor
-from moorage.slices.cluster import request_bundles
+from moorage.slices.cluster import remove_groups, request_bundles
 from moorage.slices.library import ray
 from moorage.slices.records import ActorPoolMember, SliceInfo
 from moorage.slices.settings import SliceSettings
@@ -41,7 +41,7 @@ class Reservation:
     def close(self) -> None:
         """Give everything back."""
         kill(self.actor)
-        ray.util.remove_placement_group(self.group)
+        remove_groups(self.group)
 
     def overdue(self, seconds: float) -> bool:
         """Return whether the hosts have been there for so long, and the actor has not started."""

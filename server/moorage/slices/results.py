@@ -68,5 +68,5 @@ def collect(
 def cancel(calls: Sequence[HostCall], seconds: float) -> None:
     """Cancel tasks, and wait until they have ended, or their hosts have."""
     for call in calls:
-        ray.cancel(call.ref)
+        ray.cancel(call.ref, recursive=False)  # Its host kills the task.
     outcomes([call.host.cancel_current.remote() for call in calls], seconds)

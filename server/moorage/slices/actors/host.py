@@ -14,11 +14,13 @@ from moorage.slices.errors import HostUnhealthyError, SliceTimeoutError
 from moorage.slices.library import RemoteClass, ray
 from moorage.slices.records import HostInfo
 from moorage.slices.settings import SliceSettings
+from moorage.slices.waiting import Deadline
 
 __all__ = ["CALLS_MAX", "DeviceHost", "DeviceHostActor", "HostPlacement"]
 
 CALLS_MAX: Final = 100
 """How many calls of a host may wait at once."""
+_CANCEL_SECONDS: Final = 1.0
 MEMORY_BYTES: Final = 20e9
 """What a task takes where its host is not part of a slice's placement group."""
 
@@ -62,6 +64,7 @@ class DeviceHost:
         self._settings = settings or SliceSettings.from_environment()
         self._failed = False
         self._task: Any = None
+        self._ending: asyncio.Task[None] | None = None
         self._starting = asyncio.Lock()
         self._metadata: asyncio.Task[bool] | None = None
         self._node_id = ray.get_runtime_context().get_node_id()
@@ -95,18 +98,25 @@ class DeviceHost:
             SliceTimeoutError: It has not ended within `task_cancel_seconds_max`.
 
         """
-        task = self._task
-        if task is None:
-            return
-        ray.cancel(task, force=True, recursive=True)
+        if self._task is not None:
+            await self._end(self._task)
+
+    async def _end(self, task: Any) -> None:
+        """Cancel a task until it has ended.
+
+        Ray forgets to kill a task that it was already asked to interrupt, so it is asked again.
+        """
         ended = asyncio.wrap_future(task.future())
-        seconds = self._settings.task_cancel_seconds_max
-        done, _ = await asyncio.wait([ended], timeout=seconds)
-        if not done:
-            raise SliceTimeoutError(
-                f"{self}: its task has not ended {seconds:g} s after it was cancelled"
-                " (EFORMER_TASK_CANCEL_TIMEOUT_S)"
-            )
+        deadline = Deadline(self._settings.task_cancel_seconds_max)
+        while not ended.done():
+            ray.cancel(task, force=True)
+            await asyncio.wait([ended], timeout=min(_CANCEL_SECONDS, deadline.left))
+            if not ended.done() and not deadline.left:
+                ended.cancel()
+                raise SliceTimeoutError(
+                    f"{self}: its task has not ended {deadline.seconds:g} s after it was"
+                    " cancelled (EFORMER_TASK_CANCEL_TIMEOUT_S)"
+                )
         ended.exception()  # Whoever called for the task is told, too.
         if self._task is task:
             self._task = None
@@ -176,11 +186,10 @@ class DeviceHost:
         try:
             done, _ = await asyncio.wait([ended], timeout=seconds)
         except asyncio.CancelledError:
-            with contextlib.suppress(Exception):  # Its end is not awaited here.
-                ray.cancel(task, force=True, recursive=True)
+            self._ending = asyncio.create_task(self._end(task))
             raise
         if not done:
-            await self.cancel_current()
+            await self._end(task)
             raise SliceTimeoutError(f"{self}: its task took more than {seconds:g} s")
         if self._task is task:
             self._task = None

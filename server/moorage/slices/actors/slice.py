@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from moorage.slices.actors.host import DeviceHostActor, HostPlacement
 from moorage.slices.actors.pool import ResourcePoolManager
-from moorage.slices.cluster import Node, alive_nodes
+from moorage.slices.cluster import Node, alive_nodes, hosts_group_name
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
 from moorage.slices.library import RemoteClass, ray
 from moorage.slices.records import ActorPoolMember, HostInfo, SliceInfo
@@ -238,7 +238,8 @@ class Slice(ResourcePoolManager[HostInfo]):
         if info.num_accelerators_per_host:
             resources["TPU"] = info.num_accelerators_per_host
         bundles = [{info.slice_name: 1, **resources}] * info.num_hosts
-        group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD")
+        name = hosts_group_name(self._group) if self._group is not None else ""
+        group = ray.util.placement_group(bundles, strategy="STRICT_SPREAD", name=name)
         if not group.wait(math.ceil(seconds)):
             ray.util.remove_placement_group(group)
             raise SliceTimeoutError(

@@ -1,0 +1,138 @@
+"""Pools of GPU slices on a real Ray, and what is left when pools come and go."""
+
+import os
+import time
+
+import pytest
+import ray
+
+from moorage.slices import DeviceHostActor, GpuSlices, InsufficientSlicesError, SliceActor
+from moorage.slices.shapes import TpuSlices
+
+pytestmark = [pytest.mark.heavy, pytest.mark.ray]
+RACKS = GpuSlices(gpus_per_host=2, hosts=2, label="rack")
+
+
+def where():
+    return ray.get_runtime_context().get_node_id(), os.environ["CUDA_VISIBLE_DEVICES"]
+
+
+def test_slices_of_a_rack(made, ready):
+    pool = made(shape=RACKS)
+    assert pool.get_actor_pool_name() == "SlicePool(GPU)"
+    pool.scale_multislice(2)
+    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == [
+        "rack-a",
+        "rack-b",
+    ]
+    found = pool.execute_on_each_host(where, timeout=60)
+    racks = [{ready.node(0), ready.node(1)}, {ready.node(2), ready.node(3)}]
+    assert [{node for node, _ in hosts} for hosts in found] == racks
+    assert {devices for hosts in found for _, devices in hosts} == {"0,1"}
+    infos = [each.actor_info for each in pool.get_all_pool_members()]
+    assert [infos[0].num_hosts, infos[0].num_accelerators_per_host] == [2, 2]
+    assert [node for node, _ in found[0]] == infos[0].node_ids
+
+
+def test_slices_by_a_resource_and_a_model_that_nobody_has(made):
+    pool = made(shape=GpuSlices(gpus_per_host=1, hosts=3, resource="spare"))
+    pool.scale_multislice([1, 2])
+    assert len(pool.get_all_pool_members()) == 1
+    found = pool.execute_on_each_host(where, timeout=60)
+    assert len({node for node, _ in found[0]}) == 3
+    assert {len(devices) for _, devices in found[0]} == {1}
+    other = made(shape=GpuSlices(gpus_per_host=1, gpu_model="H100"))
+    with pytest.raises(InsufficientSlicesError, match=r"SlicePool\(H100\) within 1 s"):
+        other.scale_multislice(1, timeout=1)
+
+
+def test_two_pools_never_share_a_gpu(made):
+    one = made(shape=GpuSlices(gpus_per_host=2))
+    one.scale_multislice(3)
+    two = made(shape=GpuSlices(gpus_per_host=1))
+    two.scale_multislice([4, 3, 2], timeout=6)
+    assert len(two.get_all_pool_members()) == 2
+    taken = [node for hosts in one.execute_on_each_host(where, timeout=60) for node, _ in hosts]
+    also = [node for hosts in two.execute_on_each_host(where, timeout=60) for node, _ in hosts]
+    assert set(taken) & set(also) == set()
+    assert len(set(also)) == 1
+
+
+def test_tasks_have_what_their_slice_reserved(made):
+    pool = made(shape=GpuSlices(gpus_per_host=1, host_resources={"CPU": 2, "memory": 1 << 30}))
+    pool.scale_multislice(1)
+
+    def resources():
+        return ray.get_runtime_context().get_assigned_resources()
+
+    ((found,),) = pool.execute_on_each_host(resources, timeout=60)
+    assert {name: found[name] for name in ("CPU", "GPU", "memory")} == {
+        "CPU": 2,
+        "GPU": 1,
+        "memory": 1 << 30,
+    }
+    (member,) = pool.get_all_pool_members()
+    (host,) = ray.get(member.actor.get_all_actors_in_pool.remote())
+    assert ray.get(host.run_remote_fn.remote(resources, num_cpus=1), timeout=60)["CPU"] == 2
+    with pytest.raises(ValueError, match="cannot take 4 of CPU: have the pool reserve it"):
+        ray.get(host.run_remote_fn.remote(resources, num_cpus=4), timeout=60)
+
+
+def test_a_host_by_itself_takes_chips_of_its_node(ready):
+    host = DeviceHostActor.options(label_selector={"ray.io/node-id": ready.node(1)}).remote(
+        3, "mine", 4
+    )
+
+    def resources():
+        return os.environ["TPU_HOST_ID"], ray.get_runtime_context().get_assigned_resources()
+
+    call = host.run_remote_fn.remote(resources, memory_bytes=1 << 30, extra_resources={"spare": 1})
+    number, found = ray.get(call, timeout=60)
+    assert number == "3"
+    assert {name: found[name] for name in ("TPU", "memory", "spare")} == {
+        "TPU": 4,
+        "memory": 1 << 30,
+        "spare": 1,
+    }
+    info = ray.get(host.get_info.remote())
+    assert (info.host_id, info.num_devices, info.healthy, info.failed) == (3, 4, True, False)
+    assert info.node_id == ready.node(1)
+    ray.get(host.shutdown.remote())
+    assert not ray.get(host.healthy.remote())
+    assert ray.get(host.get_info.remote()).failed
+    with pytest.raises(RuntimeError, match="Host 3 unhealthy or preempted"):
+        ray.get(host.run_remote_fn.remote(resources), timeout=60)
+
+
+def test_a_slice_that_nobody_knows_says_so(ready):
+    head = ready.cluster.head_node.node_id
+    actor = SliceActor.options(label_selector={"ray.io/node-id": head}).remote()
+    with pytest.raises(RuntimeError, match="Slice info not initialized"):
+        ray.get(actor.get_info.remote(), timeout=60)
+    assert not ray.get(actor.healthy.remote(), timeout=60)
+    name = ray.get(actor.get_actor_pool_name.remote(), timeout=60)
+    assert name == "SliceActor(uninitialized)"
+
+
+def test_to_four_slices_and_back_twenty_times_leaves_nothing(made, ready):
+    pool = made(shape=GpuSlices(gpus_per_host=2))
+    for _ in range(20):
+        pool.scale_multislice(4)
+        pool.prepare_all_slices()
+        pool.scale_multislice(1)
+    assert len(ready.left()["groups"]) == 1
+    pool.drain_actor_pool()
+    ready.is_clean()
+
+
+@pytest.mark.parametrize("shape", [RACKS, TpuSlices("v4-16")])
+def test_a_pool_that_comes_late_waits_for_its_turn(made, shape):
+    """Neither gets a part of what it needs and holds on to that for ever."""
+    one, two = made(shape=shape), made(shape=shape)
+    one.scale_multislice(2)
+    with pytest.raises(RuntimeError, match="only 0 slices"):
+        two.scale_multislice(2, timeout=1)
+    one.drain_actor_pool()
+    deadline = time.monotonic() + 40
+    two.scale_multislice(2)
+    assert time.monotonic() < deadline
