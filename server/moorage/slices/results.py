@@ -66,7 +66,8 @@ def collect(
 
 
 def cancel(calls: Sequence[HostCall], seconds: float) -> None:
-    """Cancel tasks, and wait until they have ended, or their hosts have."""
-    for call in calls:
-        ray.cancel(call.ref, recursive=False)  # Its host kills the task.
+    """Have hosts cancel their tasks, and wait until these have ended, or the hosts have.
+
+    `ray.cancel` could end this process: Ray fails an assertion when a task ends at that moment.
+    """
     outcomes([call.host.cancel_current.remote() for call in calls], seconds)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from moorage.slices.cluster import draining
 from moorage.slices.devices import METADATA_SECONDS_MAX, release_devices, taken_back
-from moorage.slices.errors import HostUnhealthyError, SliceTimeoutError
+from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
 from moorage.slices.library import RemoteClass, ray
 from moorage.slices.records import HostInfo
 from moorage.slices.settings import SliceSettings
@@ -65,6 +65,7 @@ class DeviceHost:
         self._failed = False
         self._task: Any = None
         self._ending: asyncio.Task[None] | None = None
+        self._calls = self._calls_cancelled = 0
         self._starting = asyncio.Lock()
         self._metadata: asyncio.Task[bool] | None = None
         self._node_id = ray.get_runtime_context().get_node_id()
@@ -92,12 +93,15 @@ class DeviceHost:
         )
 
     async def cancel_current(self) -> None:
-        """Cancel the running task, if there is one, and wait for its end.
+        """Cancel the running task, if there is one, and those that are about to start.
+
+        Returns when it has ended.
 
         Raises:
             SliceTimeoutError: It has not ended within `task_cancel_seconds_max`.
 
         """
+        self._calls_cancelled = self._calls
         if self._task is not None:
             await self._end(self._task)
 
@@ -158,15 +162,21 @@ class DeviceHost:
         Raises:
             HostUnhealthyError: The host failed, or is being preempted.
             SliceTimeoutError: The task took longer than `timeout`, or the one before does not end.
+            SlicesError: The call was cancelled before its task started.
             ValueError: The slice has not reserved what the task is to take.
 
         """
+        self._calls += 1
+        call = self._calls
         if not await self.healthy():
             raise HostUnhealthyError(
                 f"Host {self.host_id} unhealthy or preempted (slice {self.slice_name})"
             )
         async with self._starting:
-            await self.cancel_current()
+            if self._task is not None:
+                await self._end(self._task)
+            if call <= self._calls_cancelled:
+                raise SlicesError(f"{self}: cancelled before it started")
             if self._settings.kill_vfio:
                 killed = await asyncio.to_thread(release_devices)
                 logger.warning("%s: killed %s, which held /dev/vfio", self, killed)

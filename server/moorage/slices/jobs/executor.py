@@ -389,9 +389,8 @@ def _run_tasks(
     except ray.exceptions.RayError as error:
         return status_of(info, error)
     finally:
-        for task in tasks:
-            ray.cancel(task, force=True)
-        ray.util.remove_placement_group(group)
+        ray.util.remove_placement_group(group)  # Ray kills what still runs there.
+        outcomes(tasks, settings.drain_seconds_max)
 
 
 def _until_success(

@@ -1,0 +1,237 @@
+"""Hosts that are lost, late, or taken back while a pool has them, on a real Ray."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import ray
+
+from moorage.slices import (
+    GpuSlices,
+    HostTaskError,
+    HostUnhealthyError,
+    InsufficientSlicesError,
+    RayExecutor,
+    SlicesError,
+    TpuAcceleratorConfig,
+    handle_ray_error,
+)
+from moorage.slices.jobs.statuses import JobError, JobInfo, JobPreempted, JobSucceeded
+
+pytestmark = [pytest.mark.heavy, pytest.mark.ray]
+TYPE = "v4-16"
+SLICES = TpuAcceleratorConfig(TYPE, pod_count=2)
+
+
+def pids(folder):
+    return [int(each.name) for each in folder.iterdir() if each.name.isdigit()]
+
+
+def when(holds, then):
+    """Do something in another thread as soon as a condition holds."""
+
+    def watch():
+        deadline = time.monotonic() + 60
+        while not holds() and time.monotonic() < deadline:
+            time.sleep(0.05)  # Nothing tells.
+        then()
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    return thread
+
+
+def stays(folder):
+    (folder / str(os.getpid())).touch()
+    time.sleep(600)
+
+
+def test_a_raylet_that_is_killed_preempts_the_job(ready, settings, tmp_path):
+    killer = when(lambda: len(pids(tmp_path)) == 4, lambda: ready.kill(3))
+    status = RayExecutor.execute_multislice(stays, SLICES, _fn_args=(tmp_path,), _settings=settings)
+    killer.join()
+    assert isinstance(status, JobPreempted)
+    assert status.info.kind == "TPU"
+    assert any("slice 1 (tpu-b), host 1" in note for note in status.error.__notes__)
+
+
+def test_a_resumable_job_goes_on_when_a_raylet_was_killed(ready, settings, tmp_path):
+    def once(folder):
+        if (folder / "lost").exists():
+            return os.environ["MEGASCALE_SLICE_ID"], os.environ["EXECUTOR_CALL_INDEX"]
+        return stays(folder)
+
+    def lose():
+        (tmp_path / "lost").touch()
+        ready.kill(2)
+        ready.add(2)
+
+    killer = when(lambda: len(pids(tmp_path)) == 4, lose)
+    results = RayExecutor.execute_multislice_resumable(
+        once, SLICES, 5, 1, flatten=False, _fn_args=(tmp_path,), _settings=settings
+    )
+    killer.join()
+    assert results == [[("0", "0"), ("0", "1")], [("1", "0"), ("1", "1")]]
+
+
+def test_a_host_that_fails_because_another_is_lost_counts_as_lost(ready, settings, tmp_path):
+    """As a collective operation does, long before Ray notices the lost node."""
+
+    def collective(folder):
+        (folder / str(os.getpid())).touch()
+        if os.environ["TPU_SLICE_NAME"] == "tpu-b":
+            time.sleep(600)
+        while not (folder / "gone").exists():
+            time.sleep(0.02)
+        raise RuntimeError("connection reset by peer")
+
+    def lose():
+        for node in (2, 3):
+            ready.kill(node)
+        (tmp_path / "gone").touch()
+
+    killer = when(lambda: len(pids(tmp_path)) == 4, lose)
+    status = RayExecutor.execute_multislice(
+        collective, SLICES, _fn_args=(tmp_path,), _settings=settings
+    )
+    killer.join()
+    assert isinstance(status, JobPreempted), status
+
+
+def test_a_lost_slice_is_replaced_in_its_slot(made, ready):
+    pool = made(TYPE)
+    pool.scale_multislice(2)
+    pool.prepare_all_slices()
+    ready.kill(1)
+    with pytest.raises(InsufficientSlicesError, match=r"one of \[2\], but only 1 slices"):
+        pool.scale_multislice(2, timeout=5)
+    assert [each.actor_info.slice_name for each in pool.get_all_pool_members()] == ["tpu-b"]
+    ready.add(1)
+
+    def index():
+        return os.environ["TPU_SLICE_NAME"], os.environ["TPU_HOST_ID"]
+
+    pool.scale_multislice(2)
+    assert pool.execute_on_each_host(index, timeout=60) == [
+        [("tpu-a", "0"), ("tpu-a", "1")],
+        [("tpu-b", "0"), ("tpu-b", "1")],
+    ]
+
+
+def test_a_rack_that_lost_a_host_is_replaced_by_another(made, ready):
+    pool = made(shape=GpuSlices(gpus_per_host=2, hosts=2, label="rack"))
+    pool.scale_multislice(1)
+    pool.prepare_all_slices()
+    (name,) = [each.actor_info.slice_name for each in pool.get_all_pool_members()]
+    ready.kill(1 if name == "rack-a" else 3)
+    pool.prepare_all_slices()
+    (other,) = [each.actor_info.slice_name for each in pool.get_all_pool_members()]
+    assert {name, other} == {"rack-a", "rack-b"}
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1]]
+
+
+def test_an_actor_that_died_is_replaced_before_the_next_task(made, ready):
+    pool = made(TYPE)
+    pool.scale_multislice(2)
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+    second = pool.get_all_pool_members()[1]
+    hosts = ray.get(second.actor.get_all_actors_in_pool.remote())
+    ray.kill(hosts[0])
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+    assert ray.get(second.actor.get_all_actors_in_pool.remote())[1] == hosts[1]
+    first = pool.get_all_pool_members()[0]
+    ray.kill(first.actor)
+
+    def name():
+        return os.environ["TPU_SLICE_NAME"]
+
+    assert pool.execute_on_each_host(name, timeout=60) == [["tpu-a"] * 2, ["tpu-b"] * 2]
+    assert pool.get_all_pool_members()[1].actor == second.actor
+
+
+def test_a_lost_slice_is_an_error_where_it_may_not_be_replaced(made, ready, settings):
+    pool = made(TYPE, settings=replaced(settings, safe_gather=False))
+    pool.scale_multislice(1)
+    (member,) = pool.get_all_pool_members()
+    ray.kill(member.actor)
+    with pytest.raises(SlicesError, match=f"has lost {member.actor_info.slice_name}"):
+        pool.prepare_all_slices()
+
+
+def test_a_process_that_dies_names_its_host(made, ready):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+
+    def dies():
+        if os.environ["TPU_HOST_ID"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(600)
+
+    with pytest.raises(HostTaskError, match="host 1") as caught:
+        pool.execute_on_each_host(dies, timeout=60)
+    assert isinstance(caught.value.cause, ray.exceptions.WorkerCrashedError)
+    info = JobInfo("job", "running", "TPU")
+    assert isinstance(handle_ray_error(info, caught.value.cause), JobPreempted)
+    system = ray.exceptions.RaySystemError("broken")
+    assert isinstance(handle_ray_error(info, system), JobError)
+
+
+def test_a_host_that_is_taken_back_takes_no_task(made, ready, settings):
+    pool = made(TYPE, settings=replaced(settings, host_health_seconds_max=3))
+    pool.scale_multislice(2)
+    pool.prepare_all_slices()
+    second = pool.get_all_pool_members()[1]
+    hosts = ray.get(second.actor.ensure_host_pool.remote(), timeout=60)
+    assert not ray.get(second.actor.is_being_preempted.remote(), timeout=60)
+    ready.metadata[3].preempted = True
+    assert [ray.get(each.healthy.remote()) for each in hosts] == [True, False]
+    assert ray.get(second.actor.is_being_preempted.remote(), timeout=60)
+    assert not ray.get(second.actor.healthy.remote(), timeout=60)
+    with pytest.raises(HostUnhealthyError, match="Host 1 unhealthy or preempted"):
+        ray.get(hosts[1].run_remote_fn.remote(lambda: 1), timeout=60)
+    with pytest.raises(
+        HostUnhealthyError, match=r"slice 1 \(tpu-b\).*host 1 of slice tpu-b is not"
+    ):
+        pool.execute_on_each_host(lambda: 1, timeout=60)
+    ready.metadata[3].preempted = False
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+
+
+def test_a_host_that_is_late_is_waited_for(made, ready):
+    ready.kill(2)
+    pool = made(TYPE)
+    joined = when(lambda: True, lambda: (time.sleep(4), ready.add(2)))
+    pool.scale_multislice(2)
+    joined.join()
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
+
+
+def test_a_slice_goes_with_the_hosts_that_are_there(made, ready, settings):
+    ready.kill(3)
+    pool = made(TYPE)
+    pool.scale_multislice(2)
+    assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1]]
+
+
+def test_a_slow_host_is_waited_for_or_not(made, ready):
+    pool = made(TYPE)
+    pool.scale_multislice(1)
+
+    def slow():
+        time.sleep(3 if os.environ["TPU_HOST_ID"] == "0" else 0)
+        return os.environ["TPU_HOST_ID"]
+
+    assert pool.execute_on_each_host(slow, timeout=60) == [["0", "1"]]
+
+
+def test_what_is_drained_by_ray_is_being_preempted(made, ready, settings):
+    config = TpuAcceleratorConfig(TYPE)
+    status = RayExecutor.execute(lambda: 3, config, _settings=settings)
+    assert isinstance(status, JobSucceeded)
+    assert status.result == [3, 3]
+
+
+def replaced(settings, **changes):
+    return type(settings)(**{**vars(settings), **changes})
