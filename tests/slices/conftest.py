@@ -25,14 +25,16 @@ from moorage.slices import SlicePoolManager, SliceSettings
 TYPE: Final = "v4-16"
 SECONDS_MAX: Final = 60
 HOSTS: Final = 4
-# A node's death is noticed in seconds rather than in half a minute.
 # What Ray keeps on each node.
 _KEPT: Final = ("IDLE", "Agent")
+# A node's death is noticed in seconds rather than in half a minute; processes start when needed.
 _SYSTEM: Final = {
     "health_check_initial_delay_ms": 2000,
     "health_check_period_ms": 1000,
     "health_check_timeout_ms": 3000,
     "health_check_failure_threshold": 3,
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
 }
 
 
@@ -89,10 +91,13 @@ class World:
             env_vars={"GCE_METADATA_HOST": f"127.0.0.1:{server.server_port}"},
         )
 
-    def kill(self, number: int) -> None:
+    def kill(self, number: int, *, noticed: bool = True) -> None:
         """Kill host `number`, with all that runs there."""
         self._close(number)
-        self.cluster.remove_node(self.hosts.pop(number), allow_graceful=False)
+        host = self.hosts.pop(number)
+        self.cluster.remove_node(host, allow_graceful=False)
+        if noticed:
+            until(lambda: host.node_id not in {n["NodeID"] for n in ray.nodes() if n["Alive"]})
 
     def mend(self) -> None:
         """Have all hosts again, none of them being preempted."""

@@ -2,8 +2,8 @@
 
 import os
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import ray
@@ -18,7 +18,7 @@ from moorage.slices import (
     TpuAcceleratorConfig,
     handle_ray_error,
 )
-from moorage.slices.jobs.statuses import JobError, JobInfo, JobPreempted, JobSucceeded
+from moorage.slices.jobs.statuses import JobError, JobInfo, JobPreempted
 
 pytestmark = [pytest.mark.heavy, pytest.mark.ray]
 TYPE = "v4-16"
@@ -29,18 +29,18 @@ def pids(folder):
     return [int(each.name) for each in folder.iterdir() if each.name.isdigit()]
 
 
-def when(holds, then):
-    """Do something in another thread as soon as a condition holds."""
+def until(holds):
+    deadline = time.monotonic() + 60
+    while not holds():
+        assert time.monotonic() < deadline, "this has not come about"
+        time.sleep(0.05)  # Nothing tells.
 
-    def watch():
-        deadline = time.monotonic() + 60
-        while not holds() and time.monotonic() < deadline:
-            time.sleep(0.05)  # Nothing tells.
-        then()
 
-    thread = threading.Thread(target=watch)
-    thread.start()
-    return thread
+@pytest.fixture
+def beside():
+    """Run something beside the test: nodes are started by the main thread alone."""
+    with ThreadPoolExecutor() as threads:
+        yield threads.submit
 
 
 def stays(folder):
@@ -48,35 +48,37 @@ def stays(folder):
     time.sleep(600)
 
 
-def test_a_raylet_that_is_killed_preempts_the_job(ready, settings, tmp_path):
-    killer = when(lambda: len(pids(tmp_path)) == 4, lambda: ready.kill(3))
-    status = RayExecutor.execute_multislice(stays, SLICES, _fn_args=(tmp_path,), _settings=settings)
-    killer.join()
+def test_a_raylet_that_is_killed_preempts_the_job(ready, settings, tmp_path, beside):
+    run = RayExecutor.execute_multislice
+    job = beside(run, stays, SLICES, _fn_args=(tmp_path,), _settings=settings)
+    until(lambda: len(pids(tmp_path)) == 4)
+    ready.kill(3, noticed=False)
+    status = job.result(60)
     assert isinstance(status, JobPreempted)
     assert status.info.kind == "TPU"
     assert any("slice 1 (tpu-b), host 1" in note for note in status.error.__notes__)
 
 
-def test_a_resumable_job_goes_on_when_a_raylet_was_killed(ready, settings, tmp_path):
+def test_a_resumable_job_goes_on_when_a_raylet_was_killed(ready, settings, tmp_path, beside):
     def once(folder):
         if (folder / "lost").exists():
             return os.environ["MEGASCALE_SLICE_ID"], os.environ["EXECUTOR_CALL_INDEX"]
         return stays(folder)
 
-    def lose():
-        (tmp_path / "lost").touch()
-        ready.kill(2)
-        ready.add(2)
-
-    killer = when(lambda: len(pids(tmp_path)) == 4, lose)
-    results = RayExecutor.execute_multislice_resumable(
-        once, SLICES, 5, 1, flatten=False, _fn_args=(tmp_path,), _settings=settings
-    )
-    killer.join()
+    run = RayExecutor.execute_multislice_resumable
+    more = {"flatten": False, "_fn_args": (tmp_path,), "_settings": settings}
+    job = beside(run, once, SLICES, 5, 1, **more)
+    until(lambda: len(pids(tmp_path)) == 4)
+    (tmp_path / "lost").touch()
+    ready.kill(2, noticed=False)
+    ready.add(2)
+    results = job.result(120)
     assert results == [[("0", "0"), ("0", "1")], [("1", "0"), ("1", "1")]]
 
 
-def test_a_host_that_fails_because_another_is_lost_counts_as_lost(ready, settings, tmp_path):
+def test_a_host_that_fails_because_another_is_lost_counts_as_lost(
+    ready, settings, tmp_path, beside
+):
     """As a collective operation does, long before Ray notices the lost node."""
 
     def collective(folder):
@@ -87,16 +89,13 @@ def test_a_host_that_fails_because_another_is_lost_counts_as_lost(ready, setting
             time.sleep(0.02)
         raise RuntimeError("connection reset by peer")
 
-    def lose():
-        for node in (2, 3):
-            ready.kill(node)
-        (tmp_path / "gone").touch()
-
-    killer = when(lambda: len(pids(tmp_path)) == 4, lose)
-    status = RayExecutor.execute_multislice(
-        collective, SLICES, _fn_args=(tmp_path,), _settings=settings
-    )
-    killer.join()
+    run = RayExecutor.execute_multislice
+    job = beside(run, collective, SLICES, _fn_args=(tmp_path,), _settings=settings)
+    until(lambda: len(pids(tmp_path)) == 4)
+    ready.kill(2, noticed=False)
+    ready.kill(3, noticed=False)
+    (tmp_path / "gone").touch()
+    status = job.result(60)
     assert isinstance(status, JobPreempted), status
 
 
@@ -179,7 +178,7 @@ def test_a_process_that_dies_names_its_host(made, ready):
 
 
 def test_a_host_that_is_taken_back_takes_no_task(made, ready, settings):
-    pool = made(TYPE, settings=replaced(settings, host_health_seconds_max=3))
+    pool = made(TYPE, settings=replaced(settings, host_health_seconds_max=12))
     pool.scale_multislice(2)
     pool.prepare_all_slices()
     second = pool.get_all_pool_members()[1]
@@ -199,12 +198,13 @@ def test_a_host_that_is_taken_back_takes_no_task(made, ready, settings):
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
 
 
-def test_a_host_that_is_late_is_waited_for(made, ready):
+def test_a_host_that_is_late_is_waited_for(made, ready, beside):
     ready.kill(2)
     pool = made(TYPE)
-    joined = when(lambda: True, lambda: (time.sleep(4), ready.add(2)))
-    pool.scale_multislice(2)
-    joined.join()
+    scaled = beside(pool.scale_multislice, 2)
+    until(lambda: len(ready.left()["actors"]) == 2)
+    ready.add(2)
+    scaled.result(60)
     assert pool.execute_on_each_host(lambda: 1, timeout=60) == [[1, 1], [1, 1]]
 
 
@@ -224,13 +224,6 @@ def test_a_slow_host_is_waited_for_or_not(made, ready):
         return os.environ["TPU_HOST_ID"]
 
     assert pool.execute_on_each_host(slow, timeout=60) == [["0", "1"]]
-
-
-def test_what_is_drained_by_ray_is_being_preempted(made, ready, settings):
-    config = TpuAcceleratorConfig(TYPE)
-    status = RayExecutor.execute(lambda: 3, config, _settings=settings)
-    assert isinstance(status, JobSucceeded)
-    assert status.result == [3, 3]
 
 
 def replaced(settings, **changes):

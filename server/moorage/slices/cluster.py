@@ -106,6 +106,7 @@ def remove_groups(head: Any) -> None:
 
 def request_bundles(bundles: Sequence[Mapping[str, float]]) -> None:
     """Have the autoscaler make room for bundles; this replaces what was requested before."""
-    from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # An extra.
+    if ray.is_initialized():
+        from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # An extra.
 
-    request_resources(bundles=[dict(each) for each in bundles])
+        request_resources(bundles=[dict(each) for each in bundles])

@@ -1,0 +1,154 @@
+"""What needs no cluster: settings, shapes, devices, and the package where Ray is missing."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from moorage.slices import (
+    GpuAcceleratorConfig,
+    GpuSlices,
+    ResourcePoolManager,
+    SlicePoolManager,
+    SliceSettings,
+    TpuSlices,
+)
+from moorage.slices.cluster import Node
+from moorage.slices.devices import release_devices, taken_back
+
+WITHOUT = """
+import sys
+sys.modules["ray"] = None
+import moorage.slices as slices
+manager = slices.SlicePoolManager(tpu_type="v4-8")
+assert manager.get_actor_pool_name() == "SlicePool(v4-8)"
+assert manager.get_all_actors_in_pool() == [] == manager.get_all_pool_members()
+manager.drain_actor_pool()
+slices.TpuAcceleratorConfig("v4-8")
+job = lambda: 1
+for use in (
+    lambda: manager.scale_multislice(1),
+    manager.create_actor,
+    slices.SliceActor.remote,
+    slices.DeviceHostActor.options,
+    lambda: slices.RayExecutor.execute(job, slices.CpuAcceleratorConfig(1)),
+    lambda: slices.RayExecutor.execute_multislice(job, slices.TpuAcceleratorConfig("v4-8")),
+):
+    try:
+        use()
+    except slices.RayMissingError as error:
+        assert isinstance(error, ImportError) and isinstance(error, RuntimeError)
+        print(error)
+"""
+
+
+def test_without_ray_the_package_says_what_is_missing():
+    command = [sys.executable, "-c", WITHOUT]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    line = "slices need Ray, which is not installed: pip install 'moorage[ray]'\n"
+    assert done.stdout == line * 6
+
+
+def test_settings_come_from_the_environment():
+    names = {
+        "EFORMER_SCALE_POLL_S": "2.5",
+        "MOORAGE_SCALE_POLL_S": "1",
+        "EFORMER_SCALE_ADD_TIMEOUT_S": "7",
+        "EFORMER_KILL_VFIO": "yes",
+        "MOORAGE_SAFE_GATHER": "0",
+        "COORD_PORT": "8192",
+    }
+    found = SliceSettings.from_environment(names)
+    assert found == SliceSettings(
+        scale_poll_seconds=1,
+        scale_add_seconds_max=7,
+        kill_vfio=True,
+        safe_gather=False,
+        coordinator_port=8192,
+    )
+    documented = SliceSettings.from_environment({})
+    assert documented == SliceSettings()
+    assert (documented.scale_poll_seconds, documented.scale_add_seconds_max) == (30, 604800)
+    assert (documented.kill_vfio, documented.coordinator_port) == (False, 8081)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("EFORMER_SCALE_POLL_S", "soon", "EFORMER_SCALE_POLL_S is 'soon'; expected seconds above"),
+        ("MOORAGE_SCALE_POLL_S", "0", "expected seconds above 0"),
+        ("EFORMER_SCALE_ADD_TIMEOUT_S", "inf", "expected seconds above 0"),
+        ("EFORMER_KILL_VFIO", "perhaps", "EFORMER_KILL_VFIO is 'perhaps'; expected 1 or 0"),
+        ("COORD_PORT", "80.5", "COORD_PORT is '80.5'; expected a port"),
+        ("COORD_PORT", "70000", "expected 1 to 65535"),
+    ],
+)
+def test_settings_that_make_no_sense(name, value, message):
+    with pytest.raises(ValueError, match=message):
+        SliceSettings.from_environment({name: value})
+    with pytest.raises(ValueError, match="scale_poll_seconds is -1"):
+        SliceSettings(scale_poll_seconds=-1)
+
+
+def test_pools_of_nothing():
+    with pytest.raises(ValueError, match="give tpu_type or shape, not both"):
+        SlicePoolManager("v4-8", shape=GpuSlices(gpus_per_host=1))
+    with pytest.raises(ValueError, match="a pool needs a tpu_type"):
+        SlicePoolManager(None).create_actor()
+    assert SlicePoolManager(None).get_actor_pool_name() == "SlicePool(None)"
+    pool = ResourcePoolManager()
+    assert pool.get_actor_pool_name() == "ResourcePoolManager"
+    assert pool.get_actor_name_from_actor_info(7) == "7"
+    with pytest.raises(NotImplementedError, match="ResourcePoolManager does not say how"):
+        pool.create_actor()
+
+
+def nodes(*described):
+    return [
+        Node(str(index), "127.0.0.1", dict(resources), dict(labels))
+        for index, (resources, labels) in enumerate(described)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "hosts", "counts", "possible"),
+    [
+        (2, 1, [2, 2], 2),
+        (1, 1, [2, 2], 4),
+        (1, 2, [4, 1], 1),
+        (1, 2, [2, 1, 1], 2),
+        (4, 1, [2, 2], 0),
+        (1, 3, [9, 9], 0),
+        (1, 2, [3, 3, 3], 4),
+    ],
+)
+def test_how_many_slices_hosts_make(gpus, hosts, counts, possible):
+    shape = GpuSlices(gpus_per_host=gpus, hosts=hosts)
+    assert shape.possible(nodes(*(({"GPU": count}, {}) for count in counts))) == possible
+
+
+def test_hosts_of_a_slice_share_their_label():
+    shape = GpuSlices(gpus_per_host=1, hosts=2, label="rack")
+    gpu = {"GPU": 1}
+    found = nodes((gpu, {"rack": "a"}), (gpu, {"rack": "b"}), (gpu, {}), (gpu, {"rack": "a"}))
+    assert shape.possible(found) == 1
+    assert TpuSlices("v4-8").possible(nodes(({"TPU-v4-8-head": 1}, {}), (gpu, {}))) == 1
+    with pytest.raises(ValueError, match="at least 1 host and some GPUs"):
+        GpuSlices(gpus_per_host=0)
+    made = GpuAcceleratorConfig(4, "H100", worker_count=2, slice_label="rack").slices()
+    assert (made.gpus_per_host, made.hosts, made.gpu_model) == (4, 2, "H100")
+
+
+def test_no_metadata_is_no_preemption(monkeypatch):
+    monkeypatch.setenv("GCE_METADATA_HOST", "127.0.0.1:1")
+    assert not taken_back()
+
+
+def test_only_holders_of_the_device_are_killed():
+    """This machine has no /dev/vfio, so nobody is killed: not even who names it."""
+    with subprocess.Popen([sys.executable, "-c", "input()", "/dev/vfio/1"], stdin=-1) as other:
+        if not os.path.exists("/dev/vfio"):  # noqa: PTH110
+            assert release_devices() == []
+        assert other.poll() is None
+        other.communicate(b"\n")
