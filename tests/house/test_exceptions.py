@@ -12,6 +12,7 @@ PUBLIC = (
     "moorage_policies",
     "moorage.policy",
     "moorage.protocol",
+    "moorage.slices",
     "moorage.slots",
 )
 

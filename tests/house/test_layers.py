@@ -16,7 +16,8 @@ PURE = "Pure packages do no I/O, read no clock, draw no chance and write no log"
 SLOTS = "The slot pool asks the machine for its size and takes a lock, and nothing more"
 WIRE = "The core knows no wire"
 MODEL = "The model needs the standard library only"
-LIBRARY = "The daemon does without the ResourceEngine library"
+LIBRARY = "The daemon does without the libraries"
+SLICES = "Slices know nothing of the daemon and its packages"
 CELL = "A cell knows neither the event loop nor the host"
 CLIENTS = "Clients enter by the protocol"
 POLICIES = "Shipped policies enter by the policy package"
@@ -42,6 +43,10 @@ MUTANTS = [
     ("server/moorage/slots/pool.py", "import moorage_client", OUTSIDE),
     ("server/moorage/model.py", "import numpy", MODEL),
     ("server/moorage/daemon/__init__.py", "import moorage.resources", LIBRARY),
+    ("server/moorage/daemon/__init__.py", "import moorage.slices", LIBRARY),
+    ("server/moorage/slices/__init__.py", "import moorage.resources", LAYERS),
+    ("server/moorage/slices/__init__.py", "import moorage.backends", SLICES),
+    ("server/moorage/slices/__init__.py", "import moorage_client", OUTSIDE),
     ("server/moorage/sandbox/cell/worker.py", "import asyncio", CELL),
     ("server/moorage/sandbox/cell/worker.py", "import moorage.core.facts", CELL),
     ("server/moorage/sandbox/cell/worker.py", "import moorage.sandbox.host.sandbox", CELL),

@@ -1,6 +1,7 @@
 """Jobs on CPUs, GPUs and TPUs of a real Ray: results, failures, budgets, what tasks are told."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -137,7 +138,7 @@ def test_errors_are_told_apart():
         status = RayExecutor.execute(lambda: os._exit(3), config)
         assert type(status) is JobPreempted
         assert isinstance(status.error, ray.exceptions.WorkerCrashedError)
-    lock = __import__("threading").Lock()
+    lock = threading.Lock()
     status = RayExecutor.execute_multislice(lambda: lock, TpuAcceleratorConfig(TYPE))
     assert type(status) is JobFailed
 
@@ -198,11 +199,9 @@ def test_between_attempts_more_slices_are_taken(made, tmp_path, monkeypatch):
         (folder / "started").touch()
         if os.environ["TPU_POD_COUNT"] == "1":
             while not (folder / "free").exists():
-                time.sleep(0.02)
+                time.sleep(0.02)  # Nothing tells.
             raise KeyError("again")
         return os.environ["TPU_POD_COUNT"]
-
-    import threading  # noqa: PLC0415
 
     def free():
         deadline = time.monotonic() + 60

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import pytest
 import ray
@@ -119,7 +120,7 @@ def test_scheduling_waits_for_no_result(made, tmp_path):
 
     def waits():
         while not gate.exists():
-            time.sleep(0.02)
+            time.sleep(0.02)  # Nothing tells.
         return "done"
 
     refs = pool.schedule_on_each_host(waits)
@@ -147,10 +148,10 @@ def test_the_first_failure_names_its_host_and_ends_the_others(made, ready, tmp_p
     def fails_once(folder):
         (folder / str(os.getpid())).touch()
         while len(list(folder.iterdir())) < 4:
-            time.sleep(0.02)
+            time.sleep(0.02)  # Nothing tells.
         if (os.environ["TPU_SLICE_NAME"], os.environ["TPU_HOST_ID"]) == ("tpu-b", "1"):
             raise KeyError("broken")
-        time.sleep(600)
+        time.sleep(600)  # Its work.
 
     with pytest.raises(HostTaskError, match="broken") as caught:
         pool.execute_on_each_host(fails_once, tmp_path, timeout=60)
@@ -163,9 +164,9 @@ def test_the_first_failure_names_its_host_and_ends_the_others(made, ready, tmp_p
 
 def until_gone(folder):
     deadline = time.monotonic() + 30
-    while any(os.path.exists(f"/proc/{each.name}") for each in folder.iterdir()):  # noqa: PTH110
+    while any(Path("/proc", each.name).exists() for each in folder.iterdir()):
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.05)  # Nothing tells.
 
 
 def test_time_that_is_up_ends_all_tasks(made, tmp_path):
@@ -175,13 +176,13 @@ def test_time_that_is_up_ends_all_tasks(made, tmp_path):
     def first_only(folder):
         (folder / str(os.getpid())).touch()
         if os.environ["TPU_HOST_ID"] == "1":
-            time.sleep(600)
+            time.sleep(600)  # Its work.
 
     with pytest.raises(SliceTimeoutError, match=r"slice 0 \(tpu-.\), host 1") as caught:
         pool.execute_on_each_host(first_only, tmp_path, timeout=6)
     assert "host 0" not in str(caught.value)
     until_gone(tmp_path)
-    refs = pool.execute_on_each_host_flat(lambda: time.sleep(600), timeout=3)
+    refs = pool.execute_on_each_host_flat(lambda: time.sleep(600), timeout=3)  # Its work.
     with pytest.raises(SliceTimeoutError, match="its task took more than 3 s"):
         ray.get(refs[0], timeout=60)
     with pytest.raises(SliceTimeoutError):
@@ -194,11 +195,11 @@ def test_a_host_has_one_task(made, tmp_path):
 
     def stays(folder):
         (folder / str(os.getpid())).touch()
-        time.sleep(600)
+        time.sleep(600)  # Its work.
 
     refs = pool.schedule_on_each_host(stays, env={})
     del refs
-    refs = pool.schedule_on_each_host(lambda: time.sleep(600))
+    refs = pool.schedule_on_each_host(lambda: time.sleep(600))  # Its work.
     assert pool.execute_on_each_host(lambda: 2, timeout=60) == [[2, 2]]
     for ref in refs:
         with pytest.raises(ray.exceptions.TaskCancelledError):
@@ -211,13 +212,13 @@ def test_a_reference_can_be_cancelled(made, tmp_path):
 
     def stays():
         (tmp_path / str(os.getpid())).touch()
-        time.sleep(600)
+        time.sleep(600)  # Its work.
 
     refs = pool.schedule_on_each_host(stays)
     deadline = time.monotonic() + 60
     while len(list(tmp_path.iterdir())) < 2:
         assert time.monotonic() < deadline
-        time.sleep(0.05)
+        time.sleep(0.05)  # Nothing tells.
     for ref in refs:
         ray.cancel(ref)
     until_gone(tmp_path)
@@ -269,7 +270,7 @@ def test_growing_leaves_alone_what_runs(made, tmp_path):
 
     def waits():
         while not gate.exists():
-            time.sleep(0.02)
+            time.sleep(0.02)  # Nothing tells.
         return os.environ["TPU_SLICE_NAME"]
 
     refs = pool.schedule_on_each_host(waits)
@@ -293,7 +294,7 @@ def test_shrinking_frees_what_it_held(made):
 
 def test_the_autoscaler_is_asked_for_all_that_is_needed(made):
     def asked():
-        from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415
+        from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # Ray's own.
 
         return _internal_kv_get("autoscaler_resource_request")
 

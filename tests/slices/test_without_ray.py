@@ -1,8 +1,8 @@
 """What needs no cluster: settings, shapes, devices, and the package where Ray is missing."""
 
-import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -14,7 +14,7 @@ from moorage.slices import (
     SliceSettings,
     TpuSlices,
 )
-from moorage.slices.cluster import Node
+from moorage.slices.cluster import RayNode
 from moorage.slices.devices import release_devices, taken_back
 
 WITHOUT = """
@@ -106,7 +106,7 @@ def test_pools_of_nothing():
 
 def nodes(*described):
     return [
-        Node(str(index), "127.0.0.1", dict(resources), dict(labels))
+        RayNode(str(index), "127.0.0.1", dict(resources), dict(labels))
         for index, (resources, labels) in enumerate(described)
     ]
 
@@ -148,7 +148,7 @@ def test_no_metadata_is_no_preemption(monkeypatch):
 def test_only_holders_of_the_device_are_killed():
     """This machine has no /dev/vfio, so nobody is killed: not even who names it."""
     with subprocess.Popen([sys.executable, "-c", "input()", "/dev/vfio/1"], stdin=-1) as other:
-        if not os.path.exists("/dev/vfio"):  # noqa: PTH110
+        if not Path("/dev/vfio").exists():
             assert release_devices() == []
         assert other.poll() is None
         other.communicate(b"\n")

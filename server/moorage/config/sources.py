@@ -34,10 +34,22 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_FENCING",
         "MOORAGE_WORKLOAD",
         "MOORAGE_EXECUTION",
+        "MOORAGE_SCALE_POLL_S",
+        "MOORAGE_SCALE_ADD_TIMEOUT_S",
+        "MOORAGE_SLICE_ACTOR_START_TIMEOUT_S",
+        "MOORAGE_HEALTH_CHECK_TIMEOUT_S",
+        "MOORAGE_HOST_HEALTH_WAIT_S",
+        "MOORAGE_SCALE_RETRY_SLEEP_S",
+        "MOORAGE_TASK_CANCEL_TIMEOUT_S",
+        "MOORAGE_DRAIN_TIMEOUT_S",
+        "MOORAGE_SAFE_GATHER",
+        "MOORAGE_MODERATE",
+        "MOORAGE_KILL_VFIO",
+        "MOORAGE_COORD_PORT",
     }
 )
-"""No settings: the clients' own names, and what a workload is told, are left alone, since a daemon
-often shares their environment."""
+"""No settings: names of the clients and of slices, and what a workload is told, are left alone, since
+a daemon often shares their environment."""
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
     "CLUSTER_SERVICE_URL": "cluster_service_url",

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from moorage.slices.library import ray
+from moorage.slices.lazy_ray import ray
 
 __all__ = [
     "NODE_ID_LABEL",
-    "Node",
+    "RayNode",
     "alive_nodes",
     "draining",
     "hosts_group_name",
@@ -24,7 +24,7 @@ _AUTOSCALER_REPORT: Final = b"__autoscaling_status"
 
 
 @dataclass(frozen=True)
-class Node:
+class RayNode:
     """A node of the Ray cluster that is alive."""
 
     node_id: str
@@ -33,10 +33,10 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
 
 
-def alive_nodes() -> dict[str, Node]:
+def alive_nodes() -> dict[str, RayNode]:
     """Return the nodes that are alive, by their ids."""
     return {
-        each["NodeID"]: Node(
+        each["NodeID"]: RayNode(
             each["NodeID"],
             each["NodeManagerAddress"],
             each.get("Resources", {}),
@@ -54,7 +54,7 @@ def draining(node_id: str) -> bool:
     return False
 
 
-def largest_resources(nodes: Sequence[Node]) -> Mapping[str, float] | None:
+def largest_resources(nodes: Sequence[RayNode]) -> Mapping[str, float] | None:
     """Return the most that the cluster can ever have of each resource; None: nobody knows.
 
     An autoscaler may report its limits. Where there is none, the nodes that are here are all,
@@ -77,7 +77,7 @@ def _state() -> Any:
     return ray._private.state.state  # noqa: SLF001  # Nothing public says these two things.
 
 
-def _autoscaler_is_absent(nodes: Sequence[Node]) -> bool:
+def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
     """Return whether Ray's monitor reports nodes that nobody launches: each is its own type."""
     from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # An extra.
 

@@ -13,7 +13,7 @@ from moorage.slices.errors import (
     SlicesError,
     SliceTimeoutError,
 )
-from moorage.slices.library import ray
+from moorage.slices.lazy_ray import ray
 from moorage.slices.records import ActorPoolMember, MultisliceInfo, SliceInfo
 from moorage.slices.reservations import Reservation, Reservations
 from moorage.slices.results import HostCall, collect
@@ -359,7 +359,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         for slot, answer in enumerate(answers):
             if not isinstance(answer, Exception):
                 continue
-            where = f"slice {slot} ({self._slots[slot].actor_info.slice_name}): {answer}"
+            cause = getattr(answer, "cause", None) or answer  # Without what Ray adds to it.
+            where = f"slice {slot} ({self._slots[slot].actor_info.slice_name}): {cause}"
             if isinstance(answer, SliceTimeoutError):
                 raise SliceTimeoutError(where) from answer
             raise HostUnhealthyError(where) from answer

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from moorage.slices.actors.slice import SliceActor
 from moorage.slices.cluster import remove_groups, request_bundles
-from moorage.slices.library import ray
+from moorage.slices.lazy_ray import ray
 from moorage.slices.records import ActorPoolMember, SliceInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import Shape

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moorage.slices.errors import HostTaskError, SliceTimeoutError
-from moorage.slices.library import ray
+from moorage.slices.lazy_ray import ray
 from moorage.slices.waiting import Deadline, outcomes
 
 __all__ = ["HostCall", "cancel", "collect"]

@@ -32,8 +32,6 @@ NAMES: Final[Mapping[str, str]] = {
 }
 """What each setting is called in the environment, behind `MOORAGE_` or `EFORMER_`."""
 
-_PREFIXES: Final = ("MOORAGE_", "EFORMER_")
-_UNPREFIXED: Final = ("COORD_PORT",)
 _YES: Final = frozenset({"1", "yes", "on", "true"})
 _NO: Final = frozenset({"0", "no", "off", "false", ""})
 _PORTS: Final = range(1, 65536)
@@ -87,8 +85,8 @@ class SliceSettings:
         found: dict[str, Any] = {}
         for each in fields(cls):
             suffix = NAMES[each.name]
-            prefixes = ("MOORAGE_", "") if suffix in _UNPREFIXED else _PREFIXES
-            for name in (f"{prefix}{suffix}" for prefix in prefixes):
+            documented = suffix if suffix == "COORD_PORT" else f"EFORMER_{suffix}"
+            for name in (f"MOORAGE_{suffix}", documented):
                 if name in environment:
                     found[each.name] = _read(name, environment[name], each.type)
                     break

@@ -7,7 +7,7 @@ the name of the slice and thereby its hosts; for GPUs it is all hosts at once.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from moorage.slices.cluster import NODE_ID_LABEL, Node, largest_resources
+from moorage.slices.cluster import NODE_ID_LABEL, RayNode, largest_resources
 
 __all__ = ["GpuSlices", "Shape", "TpuSlices", "slices_possible"]
 
@@ -50,7 +50,7 @@ class TpuSlices:
         """Return how the bundles of a slot spread."""
         return {NODE_ID_LABEL: _SPREAD}
 
-    def possible(self, nodes: Sequence[Node]) -> int:
+    def possible(self, nodes: Sequence[RayNode]) -> int:
         """Return how many slices these nodes make if all of them are free."""
         return int(sum(node.resources.get(self.head, 0) for node in nodes))
 
@@ -103,7 +103,7 @@ class GpuSlices:
         spread = {NODE_ID_LABEL: _SPREAD}
         return {**spread, self.label: "STRICT_PACK"} if self.label else spread
 
-    def possible(self, nodes: Sequence[Node]) -> int:
+    def possible(self, nodes: Sequence[RayNode]) -> int:
         """Return how many slices these nodes make if all of them are free."""
         domains: dict[str, list[int]] = {}
         bundle = self.bundles()[0]
@@ -125,7 +125,7 @@ def _spread(fits: Sequence[int], hosts: int) -> int:
     return count
 
 
-def slices_possible(shape: Shape, nodes: Sequence[Node]) -> int | None:
+def slices_possible(shape: Shape, nodes: Sequence[RayNode]) -> int | None:
     """Return the most slices that the cluster can ever hold; None: nobody knows.
 
     Nodes that an autoscaler may add count by their resources alone, so this is never too few.

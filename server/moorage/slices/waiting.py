@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from moorage.slices.errors import SliceTimeoutError
-from moorage.slices.library import ray
+from moorage.slices.lazy_ray import ray
 
 __all__ = ["Deadline", "kill", "outcomes", "value"]
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from moorage.slices.cluster import draining
 from moorage.slices.devices import METADATA_SECONDS_MAX, release_devices, taken_back
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
-from moorage.slices.library import RemoteClass, ray
+from moorage.slices.lazy_ray import RemoteClass, ray
 from moorage.slices.records import HostInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.waiting import Deadline

@@ -12,9 +12,9 @@ from uuid import uuid4
 
 from moorage.slices.actors.host import DeviceHostActor, HostPlacement
 from moorage.slices.actors.pool import ResourcePoolManager
-from moorage.slices.cluster import Node, alive_nodes, hosts_group_name
+from moorage.slices.cluster import RayNode, alive_nodes, hosts_group_name
 from moorage.slices.errors import HostUnhealthyError, SlicesError, SliceTimeoutError
-from moorage.slices.library import RemoteClass, ray
+from moorage.slices.lazy_ray import RemoteClass, ray
 from moorage.slices.records import ActorPoolMember, HostInfo, SliceInfo
 from moorage.slices.settings import SliceSettings
 from moorage.slices.shapes import GpuSlices, Shape, TpuSlices
@@ -55,7 +55,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         self._group = group
         self._failed = False
         self._info: SliceInfo | None = None
-        self._hosts: list[tuple[Node, HostPlacement]] = []
+        self._hosts: list[tuple[RayNode, HostPlacement]] = []
         self._host_placement_group: Any = None
         self._changing = threading.RLock()
         try:
@@ -281,7 +281,7 @@ class Slice(ResourcePoolManager[HostInfo]):
 SliceActor: Final = RemoteClass(Slice, num_cpus=0, max_concurrency=CALLS_MAX)
 
 
-def _order(node: Node, first: str, bundle: int) -> tuple[float, bool, int]:
+def _order(node: RayNode, first: str, bundle: int) -> tuple[float, bool, int]:
     worker = node.labels.get(WORKER_LABEL, "")
     return (int(worker) if worker.isdigit() else math.inf, node.node_id != first, bundle)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Self
 from uuid import uuid4
 
-from moorage.slices.library import ray
+from moorage.slices.lazy_ray import ray
 from moorage.slices.shapes import GpuSlices, TpuSlices
 
 __all__ = [

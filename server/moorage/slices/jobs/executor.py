@@ -28,7 +28,7 @@ from moorage.slices.jobs.statuses import (
     JobUnsuccessful,
     status_of,
 )
-from moorage.slices.library import ray
+from moorage.slices.lazy_ray import ray
 from moorage.slices.manager import SlicePoolManager
 from moorage.slices.results import HostCall, cancel, collect
 from moorage.slices.settings import SliceSettings

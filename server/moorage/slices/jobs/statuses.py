@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from moorage.slices.errors import HostTaskError, HostUnhealthyError
-from moorage.slices.library import ray
+from moorage.slices.lazy_ray import ray
 
 __all__ = [
     "JobError",
