@@ -191,7 +191,7 @@ def test_a_host_that_is_taken_back_takes_no_task(made, ready, settings):
     with pytest.raises(HostUnhealthyError, match="Host 1 unhealthy or preempted"):
         ray.get(hosts[1].run_remote_fn.remote(lambda: 1), timeout=60)
     with pytest.raises(
-        HostUnhealthyError, match=r"slice 1 \(tpu-b\).*host 1 of slice tpu-b is not"
+        HostUnhealthyError, match=r"slice 1 \(tpu-b\): host 1 of slice tpu-b is not"
     ):
         pool.execute_on_each_host(lambda: 1, timeout=60)
     ready.metadata[3].preempted = False

@@ -48,8 +48,8 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_COORD_PORT",
     }
 )
-"""No settings: names of the clients and of slices, and what a workload is told, are left alone, since
-a daemon often shares their environment."""
+"""No settings: names of clients and of slices, and what a workload is told, are left alone, since a
+daemon often shares their environment."""
 
 EXTERNAL_SERVICES: Final[Mapping[str, str]] = {
     "CLUSTER_SERVICE_URL": "cluster_service_url",
