@@ -96,16 +96,34 @@ def child(
     command: Sequence[str], log: Path, variables: dict[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], dict[str, Any]]]:
     """Run a program that prints one JSON line when it is ready; stop it when the block ends."""
-    with log.open("w") as errors:
-        process = subprocess.Popen(  # noqa: S603  # Our own program.
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables
-        )
+    process = None
     try:
+        with log.open("w") as errors, _sigterm_deferred():
+            process = subprocess.Popen(  # noqa: S603  # Our own program.
+                command, stdout=subprocess.PIPE, stderr=errors, text=True, env=variables
+            )
         yield process, _ready(process, log)
     finally:
-        stop(process)
-        if process.stdout is not None:
-            process.stdout.close()
+        if process is not None:
+            stop(process)
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+@contextlib.contextmanager
+def _sigterm_deferred() -> Iterator[None]:
+    """Handle SIGTERM after the block: amid the start of a child it would leave the child behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Handlers run in the main thread alone.
+        return
+    arrived: list[int] = []
+    handler = signal.signal(signal.SIGTERM, lambda number, _: arrived.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    for number in arrived:
+        signal.raise_signal(number)
 
 
 def stop(process: "subprocess.Popen[str]") -> None:
