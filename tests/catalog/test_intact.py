@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
 from moorage.catalog.embedded.store import DocumentStore, StoredRow
+from moorage.catalog.opening import open_catalog
+from moorage.catalog.ports import Catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage_policies import catalog as shipped
@@ -16,8 +17,8 @@ from moorage_policies import catalog as shipped
 NAMES = ("first_fit", "fgd", "cheapest", "gang")
 
 
-async def opened(path: Path) -> EmbeddedCatalog:
-    return await EmbeddedCatalog.open(path, lambda _: None)
+async def opened(path: Path) -> Catalog:
+    return await open_catalog(path, lambda _: None)
 
 
 async def killed(path: Path) -> dict[str, dict]:
@@ -26,10 +27,10 @@ async def killed(path: Path) -> dict[str, dict]:
     alive.parent.mkdir(parents=True)
     catalog = await opened(alive)
     for name in NAMES:
-        await catalog.register_policy(await catalog.prepare_policy(shipped.document(name)))
-        await catalog.put_metrics({"clusterId": name, "nodes": []})
+        await catalog.policies.register(await catalog.policies.prepare(shipped.document(name)))
+        await catalog.metrics.put({"clusterId": name, "nodes": []})
     shutil.copytree(alive.parent, path.parent, dirs_exist_ok=True)
-    policies = {uri: dict(await catalog.get_policy(uri)) for uri in catalog.policy_uris()}
+    policies = {uri: dict(await catalog.policies.get(uri)) for uri in catalog.memory.policy_uris()}
     await catalog.close()
     shutil.rmtree(alive.parent)
     return policies
@@ -38,7 +39,7 @@ async def killed(path: Path) -> dict[str, dict]:
 async def policies(path: Path) -> tuple[dict[str, dict], list[str]]:
     catalog = await opened(path)
     try:
-        found = {uri: dict(await catalog.get_policy(uri)) for uri in catalog.policy_uris()}
+        found = {uri: dict(await catalog.policies.get(uri)) for uri in catalog.memory.policy_uris()}
         return found, list(catalog.warnings)
     finally:
         await catalog.close()
@@ -112,7 +113,7 @@ async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_anew(
     catalog = await opened(path)
     assert catalog.warnings == []
     name = uri.partition(":")[0]
-    await catalog.register_policy(await catalog.prepare_policy(shipped.document(name)))
+    await catalog.policies.register(await catalog.policies.prepare(shipped.document(name)))
     await catalog.close()
     assert await policies(path) == (stored, [])
 

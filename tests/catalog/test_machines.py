@@ -3,7 +3,7 @@
 import pytest
 
 from moorage.catalog.documents.clusters import cluster_model
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.catalog.opening import open_catalog
 from moorage.model import Code, Gpu
 from moorage.protocol.faults import ServiceError
 
@@ -19,7 +19,7 @@ def cluster(name, *nodes):
 
 @pytest.fixture
 async def catalog(tmp_path):
-    catalog = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda _change: None)
+    catalog = await open_catalog(tmp_path / "catalog.db", lambda _change: None)
     yield catalog
     await catalog.close()
 
@@ -51,63 +51,65 @@ def test_identity_is_read_and_kinds_of_nodes_stay_alike():
     ],
 )
 async def test_a_machine_under_another_name_is_refused_with_the_one_it_has(catalog, same):
-    await catalog.create_cluster(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
-    error = await refused(catalog.create_cluster(cluster("copy", node("own"), same)), NODE_1)
+    await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
+    error = await refused(catalog.clusters.create(cluster("copy", node("own"), same)), NODE_1)
     assert "copy/x is the machine that is registered as lab/gpu1" in error.reason
     assert "take it out of lab first" in error.reason
     assert error.details == {"registered_as": "lab/gpu1"}
     with pytest.raises(ServiceError):
-        await catalog.get_cluster("copy")
+        await catalog.clusters.get("copy")
 
 
 NODE_1 = "nodes.nodeData[1]"
 
 
 async def test_what_may_be_the_same_and_is_not_is_registered(catalog):
-    await catalog.create_cluster(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
+    await catalog.clusters.create(cluster("lab", node("gpu1", "GPU-1", machineId="m")))
     copy = node("gpu1", "GPU-2", machineId="m")
     nothing_known = {**node("plain"), "gpus": {"gpus": [{"id": "0"}, {"id": "1"}]}}
-    await catalog.create_cluster(cluster("other", copy, nothing_known))
-    await catalog.create_cluster(cluster("third", nothing_known))
+    await catalog.clusters.create(cluster("other", copy, nothing_known))
+    await catalog.clusters.create(cluster("third", nothing_known))
 
 
 async def test_two_nodes_of_one_document_are_one_machine(catalog):
     document = cluster("lab", node("a", machineId="m"), node("b", machineId="m"))
-    assert "registered as lab/a" in (await refused(catalog.create_cluster(document), NODE_1)).reason
+    assert (
+        "registered as lab/a" in (await refused(catalog.clusters.create(document), NODE_1)).reason
+    )
 
 
 async def test_an_instance_and_its_gpu_are_one_machine(catalog):
-    await catalog.create_cluster(cluster("lab", node("a", "GPU-1")))
+    await catalog.clusters.create(cluster("lab", node("a", "GPU-1")))
     part = node("b", "MIG-1")
     part["gpus"]["gpus"][0]["parentUuid"] = "GPU-1"
-    await refused(catalog.create_cluster(cluster("copy", part)))
+    await refused(catalog.clusters.create(cluster("copy", part)))
     both = node("c", "GPU-5", "MIG-5")
     both["gpus"]["gpus"][1]["parentUuid"] = "GPU-5"
     with pytest.raises(ServiceError, match=r"gpus\.gpus\[1\]\.uuid") as caught:
-        await catalog.create_cluster(cluster("copy", both))
+        await catalog.clusters.create(cluster("copy", both))
     assert caught.value.code is Code.BAD_MESSAGE
 
 
 async def test_updating_renaming_and_moving(catalog):
-    await catalog.create_cluster(cluster("lab", node("a", machineId="m"), node("b")))
-    await catalog.update_cluster("lab", {"$set": {"region": "eu"}})
+    await catalog.clusters.create(cluster("lab", node("a", machineId="m"), node("b")))
+    await catalog.clusters.update("lab", {"$set": {"region": "eu"}})
     renamed = cluster("lab", node("new-name", machineId="m"), node("b"))
-    await catalog.update_cluster("lab", renamed)
-    await catalog.create_cluster(cluster("hall", node("x")))
+    await catalog.clusters.update("lab", renamed)
+    await catalog.clusters.create(cluster("hall", node("x")))
     moved = cluster("hall", node("new-name", machineId="m"))
-    await refused(catalog.update_cluster("hall", moved))
-    await catalog.update_cluster("lab", cluster("lab", node("b")))
-    await catalog.update_cluster("hall", moved)
-    await refused(catalog.update_cluster("lab", cluster("lab", node("b", machineId="m"))))
-    await catalog.delete_cluster("hall")
-    await catalog.create_cluster(cluster("third", node("c", machineId="m")))
+    await refused(catalog.clusters.update("hall", moved))
+    await catalog.clusters.update("lab", cluster("lab", node("b")))
+    await catalog.clusters.update("hall", moved)
+    await refused(catalog.clusters.update("lab", cluster("lab", node("b", machineId="m"))))
+    await catalog.clusters.delete("hall")
+    await catalog.clusters.create(cluster("third", node("c", machineId="m")))
 
 
 async def test_machines_are_known_after_a_restart(tmp_path):
     path = tmp_path / "catalog.db"
-    catalog = await EmbeddedCatalog.open(path, lambda _change: None)
-    await catalog.create_cluster(cluster("lab", node("a", machineId="m")))
+    catalog = await open_catalog(path, lambda _change: None)
+    await catalog.clusters.create(cluster("lab", node("a", machineId="m")))
     await catalog.close()
-    catalog = await EmbeddedCatalog.open(path, lambda _change: None)
-    await refused(catalog.create_cluster(cluster("copy", node("a", machineId="m"))))
+    catalog = await open_catalog(path, lambda _change: None)
+    await refused(catalog.clusters.create(cluster("copy", node("a", machineId="m"))))
     await catalog.close()

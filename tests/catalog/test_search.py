@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.catalog.opening import open_catalog
 from moorage.catalog.search import CHANGED_MAX, FEW, WAITING_MAX
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
@@ -33,123 +33,126 @@ def wanted(**queries):
 
 @pytest.fixture
 async def catalog(tmp_path):
-    catalog = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
+    catalog = await open_catalog(tmp_path / "catalog.db", lambda change: None)
     for name, count in (("c1", 1), ("c2", 2), ("c4", 4), ("c8", 8)):
-        await catalog.create_cluster(
+        await catalog.clusters.create(
             cluster(name, count, status="draining" if count == 8 else "live")
         )
     for name, amount in (("c1", 10), ("c4", 40), ("nobody", 99)):
-        await catalog.put_metrics(metrics(name, amount))
+        await catalog.metrics.put(metrics(name, amount))
     yield catalog
     await catalog.close()
 
 
 async def test_a_filter_finds_clusters_in_the_order_of_their_ids_live_or_not(catalog):
-    assert await catalog.matching(wanted(clusterQuery=gpus(2))) == ["c2", "c4", "c8"]
-    assert await catalog.matching(wanted()) == ["c1", "c2", "c4", "c8"]
-    assert await catalog.matching(wanted(clusterQuery=gpus(9))) == []
-    assert [name for name in ("c1", "c8", "none") if catalog.is_live(name)] == ["c1"]
+    assert await catalog.search.matching(wanted(clusterQuery=gpus(2))) == ["c2", "c4", "c8"]
+    assert await catalog.search.matching(wanted()) == ["c1", "c2", "c4", "c8"]
+    assert await catalog.search.matching(wanted(clusterQuery=gpus(9))) == []
+    assert [name for name in ("c1", "c8", "none") if catalog.memory.is_live(name)] == ["c1"]
 
 
 async def test_metrics_are_asked_first_and_limit_the_clusters(catalog):
     both = wanted(clusterQuery=gpus(2), clusterMetricsQuery=free(10))
-    assert await catalog.matching(both) == ["c4"]
-    assert await catalog.matching(wanted(clusterMetricsQuery=free(10))) == ["c1", "c4"]
+    assert await catalog.search.matching(both) == ["c4"]
+    assert await catalog.search.matching(wanted(clusterMetricsQuery=free(10))) == ["c1", "c4"]
     # Metrics of clusters that nobody knows find nothing; neither does a condition nothing meets.
-    assert await catalog.matching(wanted(clusterMetricsQuery=free(99))) == []
-    assert await catalog.matching(wanted(clusterQuery=gpus(1), clusterMetricsQuery=free(100))) == []
+    assert await catalog.search.matching(wanted(clusterMetricsQuery=free(99))) == []
+    assert (
+        await catalog.search.matching(wanted(clusterQuery=gpus(1), clusterMetricsQuery=free(100)))
+        == []
+    )
 
 
 @pytest.mark.parametrize("least", [0, FEW - 1, FEW, FEW + 5])
 async def test_clusters_and_metrics_agree_however_many_either_finds(catalog, least):
     names = [f"n{number:04d}" for number in range(FEW + 10)]
-    await asyncio.gather(*(catalog.create_cluster(cluster(n, int(n[1:]))) for n in names))
-    await asyncio.gather(*(catalog.put_metrics(metrics(n, int(n[1:]) % 7)) for n in names))
+    await asyncio.gather(*(catalog.clusters.create(cluster(n, int(n[1:]))) for n in names))
+    await asyncio.gather(*(catalog.metrics.put(metrics(n, int(n[1:]) % 7)) for n in names))
     both = wanted(clusterQuery=gpus(least), clusterMetricsQuery=free(6))
     expected = [n for n in names if int(n[1:]) >= least and int(n[1:]) % 7 == 6]
     expected = [n for n, least_free in (("c1", 1), ("c4", 4)) if least_free >= least] + expected
-    assert await catalog.matching(both) == expected
+    assert await catalog.search.matching(both) == expected
 
 
 async def test_a_search_sees_every_change_that_was_made_before_it(catalog):
     two = wanted(clusterQuery=gpus(2))
     busy = wanted(clusterMetricsQuery=free(10))
-    assert await catalog.matching(two) == ["c2", "c4", "c8"]
-    assert await catalog.matching(busy) == ["c1", "c4"]
-    await catalog.create_cluster(cluster("c3", 3))
-    await catalog.update_cluster("c2", {"$set": {"gpus.count": 1}})
-    await catalog.delete_cluster("c4")
-    assert await catalog.matching(two) == ["c3", "c8"]
-    await catalog.update_metrics("c1", {"$set": {"cluster.gpu.totalFreeMem": 1}})
-    await catalog.put_metrics(metrics("c2", 10))
-    assert await catalog.matching(busy) == ["c2"]
-    await catalog.delete_metrics("c2")
-    assert await catalog.matching(busy) == []
-    found = await catalog.query_clusters({"gpus.count": {"$gt": 1}})
+    assert await catalog.search.matching(two) == ["c2", "c4", "c8"]
+    assert await catalog.search.matching(busy) == ["c1", "c4"]
+    await catalog.clusters.create(cluster("c3", 3))
+    await catalog.clusters.update("c2", {"$set": {"gpus.count": 1}})
+    await catalog.clusters.delete("c4")
+    assert await catalog.search.matching(two) == ["c3", "c8"]
+    await catalog.metrics.update("c1", {"$set": {"cluster.gpu.totalFreeMem": 1}})
+    await catalog.metrics.put(metrics("c2", 10))
+    assert await catalog.search.matching(busy) == ["c2"]
+    await catalog.metrics.delete("c2")
+    assert await catalog.search.matching(busy) == []
+    found = await catalog.clusters.query({"gpus.count": {"$gt": 1}})
     assert [document["id"] for document in found] == ["c3", "c8"]
-    found = await catalog.query_metrics({"clusterId": {"$regex": "^c"}})
+    found = await catalog.metrics.query({"clusterId": {"$regex": "^c"}})
     assert [document["clusterId"] for document in found] == ["c1", "c4"]
 
 
 async def test_more_changes_than_are_noted_are_seen_all_the_same(catalog):
-    assert await catalog.matching(wanted(clusterQuery=gpus(8))) == ["c8"]
-    await catalog.delete_cluster("c8")
+    assert await catalog.search.matching(wanted(clusterQuery=gpus(8))) == ["c8"]
+    await catalog.clusters.delete("c8")
     for number in range(CHANGED_MAX + 1):  # As if so many had come and gone.
         catalog.memory.index.changed(f"gone-{number}")
-    await catalog.create_cluster(cluster("c9", 9))
-    assert await catalog.matching(wanted(clusterQuery=gpus(4))) == ["c4", "c9"]
+    await catalog.clusters.create(cluster("c9", 9))
+    assert await catalog.search.matching(wanted(clusterQuery=gpus(4))) == ["c4", "c9"]
 
 
 async def test_what_was_stored_before_a_restart_is_found_after_it(catalog, tmp_path):
     await catalog.close()
-    again = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
-    assert await again.matching(wanted(clusterMetricsQuery=free(40))) == ["c4"]
+    again = await open_catalog(tmp_path / "catalog.db", lambda change: None)
+    assert await again.search.matching(wanted(clusterMetricsQuery=free(40))) == ["c4"]
     await again.close()
 
 
 async def test_likeness_ranks_all_clusters_and_leaves_out_the_one_it_is_about(catalog):
-    assert await catalog.alike({"gpus": {"count": 3}}, None) == ["c2", "c4", "c1", "c8"]
-    assert await catalog.alike("c4", {"gpus.count": 1}) == ["c2", "c1", "c8"]
+    assert await catalog.search.alike({"gpus": {"count": 3}}, None) == ["c2", "c4", "c1", "c8"]
+    assert await catalog.search.alike("c4", {"gpus.count": 1}) == ["c2", "c1", "c8"]
     with pytest.raises(ServiceError) as refused:
-        await catalog.alike("none", None)
+        await catalog.search.alike("none", None)
     assert refused.value.field == "like"
 
 
 async def test_documents_come_in_the_order_asked_for_as_stored(catalog):
-    found = catalog.cluster_documents(["c4", "none", "c1"])
+    found = catalog.memory.documents(["c4", "none", "c1"])
     assert [document["id"] for document in found] == ["c4", "c1"]
-    assert found[0] is (await catalog.get_cluster("c4"))
+    assert found[0] is (await catalog.clusters.get("c4"))
 
 
 async def test_too_many_searches_at_one_time_are_refused(catalog):
     results = await asyncio.gather(
-        *(catalog.matching(wanted(clusterQuery=gpus(2))) for _ in range(WAITING_MAX + 3)),
+        *(catalog.search.matching(wanted(clusterQuery=gpus(2))) for _ in range(WAITING_MAX + 3)),
         return_exceptions=True,
     )
     refused = [each for each in results if isinstance(each, ServiceError)]
     assert [each.code for each in refused] == [Code.BUSY] * 3
     assert results.count(["c2", "c4", "c8"]) == WAITING_MAX
-    assert await catalog.matching(wanted(clusterQuery=gpus(8))) == ["c8"]
+    assert await catalog.search.matching(wanted(clusterQuery=gpus(8))) == ["c8"]
 
 
 async def test_a_search_that_is_given_up_loses_no_change(catalog):
     two = wanted(clusterQuery=gpus(8))
-    assert await catalog.matching(two) == ["c8"]
-    await catalog.delete_cluster("c8")
-    given_up = [asyncio.ensure_future(catalog.matching(two)) for _ in range(8)]
+    assert await catalog.search.matching(two) == ["c8"]
+    await catalog.clusters.delete("c8")
+    given_up = [asyncio.ensure_future(catalog.search.matching(two)) for _ in range(8)]
     await asyncio.sleep(0)
     for each in given_up:
         each.cancel()
     await asyncio.gather(*given_up, return_exceptions=True)
-    assert await catalog.matching(two) == []
+    assert await catalog.search.matching(two) == []
 
 
 async def test_a_pattern_that_would_read_too_much_is_refused_by_its_place(catalog):
     for number in range(300):
-        await catalog.put_metrics({"clusterId": f"m{number}", "text": "x" * (3_500 + number)})
+        await catalog.metrics.put({"clusterId": f"m{number}", "text": "x" * (3_500 + number)})
     pattern = {"text": {"$regex": "[a-w][0-9]"}}
     with pytest.raises(ServiceError) as refused:
-        await catalog.matching(wanted(clusterMetricsQuery=pattern))
+        await catalog.search.matching(wanted(clusterMetricsQuery=pattern))
     assert refused.value.code is Code.TOO_LARGE
     assert refused.value.field == "filter.clusterMetricsQuery.text.$regex"
 
@@ -157,5 +160,5 @@ async def test_a_pattern_that_would_read_too_much_is_refused_by_its_place(catalo
 async def test_a_closed_catalog_says_so(catalog):
     await catalog.close()
     with pytest.raises(ServiceError) as refused:
-        await catalog.matching(wanted())
+        await catalog.search.matching(wanted())
     assert refused.value.code is Code.SHUTTING_DOWN

@@ -6,7 +6,7 @@ import json
 import httpx
 import pytest
 
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.catalog.opening import open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.server import WebServer
@@ -25,18 +25,20 @@ class House:
         self.held = asyncio.Event()
 
     def __getattr__(self, name):
-        return getattr(self.catalog, name)
+        action, noun = ("history", "") if name == "policy_history" else name.split("_", 1)
+        part = {"clusters": "clusters", "cluster": "clusters", "metrics": "metrics"}
+        return getattr(getattr(self.catalog, part.get(noun, "policies")), action)
 
     def authenticate(self, bearer):
         return self.tokens.get(bearer)
 
     async def publish_policy(self, document, who):
-        prepared = await self.catalog.prepare_policy(document)
-        return (await self.catalog.register_policy(prepared, who)).ref.uri
+        prepared = await self.catalog.policies.prepare(document)
+        return (await self.catalog.policies.register(prepared, who)).ref.uri
 
     async def delete_policy(self, uri, who, *, force):
         assert not force  # There are no aliases here that could mean it.
-        return await self.catalog.delete_policy(uri, who)
+        return await self.catalog.policies.delete(uri, who)
 
     async def search(self, action, body, tenant):
         if "fault" in body:
@@ -75,7 +77,7 @@ def tokens():
 
 @pytest.fixture
 async def site(tmp_path, tokens):
-    catalog = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
+    catalog = await open_catalog(tmp_path / "catalog.db", lambda change: None)
     house = House(catalog, tokens)
     server = WebServer(house)
     port = await server.start("127.0.0.1", 0)

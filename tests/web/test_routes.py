@@ -139,7 +139,7 @@ async def test_policies(client, site, code):
         published = await client.post("/policy", json=document)
         assert published.status_code == 201
         assert published.json() == {"success": True, "data": {"policy_rule_uri": URI}}
-    assert site.house.catalog.policy(URI).files == {"function.py": POLICY.encode()}
+    assert site.house.catalog.memory.policy(URI).files == {"function.py": POLICY.encode()}
     read = await client.get(f"/policy/{URI}")
     assert (read.status_code, read.json()["data"]["name"]) == (200, "policies.first-fit")
     assert (await client.get("/policy/" + URI.replace(":", "%3A"))).json() == read.json()

@@ -38,7 +38,7 @@ from moorage.benchmarks.policy_costs import policies as packed_by_policies
 from moorage.benchmarks.sandbox_costs import sandbox
 from moorage.benchmarks.slot_costs import slots
 from moorage.benchmarks.workflow import workflow
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.catalog.opening import open_catalog
 from moorage.catalog.values import Document
 from moorage.core.facts import ClusterSet, Ended, Fact, Granted
 from moorage.core.state import State, apply, condense
@@ -313,11 +313,11 @@ def _asks(running: Running, message: str) -> float:
 
 async def _write_clusters(data: Path, clusters: int) -> None:
     """Fill the catalog of a daemon that is not started yet."""
-    catalog = await EmbeddedCatalog.open(data / "catalog.db", lambda _: None)
+    catalog = await open_catalog(data / "catalog.db", lambda _: None)
     for start in range(0, clusters, CLUSTERS_FEW):
         numbers = range(start, min(start + CLUSTERS_FEW, clusters))
-        await asyncio.gather(*(catalog.create_cluster(_cluster(each)) for each in numbers))
-        await asyncio.gather(*(catalog.put_metrics(_metrics(each)) for each in numbers))
+        await asyncio.gather(*(catalog.clusters.create(_cluster(each)) for each in numbers))
+        await asyncio.gather(*(catalog.metrics.put(_metrics(each)) for each in numbers))
     await catalog.close()
 
 

@@ -44,7 +44,7 @@ from moorage.catalog.mirrored.services import (
     PolicyStore,
     SearchService,
 )
-from moorage.catalog.ports import Parts
+from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document, PolicyRecord
 from moorage.protocol.faults import ServiceError
 
@@ -63,7 +63,7 @@ async def open_catalog(
     sources: CodeSources | None = None,
     external: External | None = None,
     examine: Examine = _passed,
-) -> Parts:
+) -> Catalog:
     """Open or create the file, load what it holds, and read an external registry a first time.
 
     Where the registry does not answer, the catalog opens all the same: asks are refused with
@@ -97,7 +97,7 @@ async def open_catalog(
         stack.callback(blocks.close)
         for kind, entries in loaded.blocks.items():
             blocks.take_over(kind, entries)
-        catalog = Parts(
+        catalog = Catalog(
             clusters=EmbeddedClusters(store, memory, machines),
             metrics=EmbeddedMetrics(store, memory),
             blocks=blocks,
@@ -131,7 +131,7 @@ async def open_catalog(
 class _Mirrors:
     """The mirrors of the services that are named; each is closed with the catalog."""
 
-    def __init__(self, catalog: Parts, external: External, stack: AsyncExitStack) -> None:
+    def __init__(self, catalog: Catalog, external: External, stack: AsyncExitStack) -> None:
         self._catalog = catalog
         self._memory = catalog.memory
         self._external = external

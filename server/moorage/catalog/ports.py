@@ -28,7 +28,6 @@ __all__ = [
     "Clusters",
     "Freshness",
     "Metrics",
-    "Parts",
     "Policies",
 ]
 
@@ -206,7 +205,7 @@ class Freshness(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Catalog:
     """What is known of the world outside the core, part by part.
 
     Args:
@@ -241,65 +240,3 @@ class Parts:
     async def close(self) -> None:
         """Finish what was begun and let go of everything. Later calls are refused."""
         await self.closing.aclose()
-
-
-class Catalog:
-    """The parts under the names that callers had before there were parts.
-
-    Args:
-        parts: Of an open catalog.
-
-    """
-
-    def __init__(self, parts: Parts) -> None:
-        self.parts = parts
-        self.aliases = parts.aliases
-        self.executors = parts.executors
-        self.contexts = parts.contexts
-        self.warnings = parts.warnings
-        self.blocks = parts.blocks
-        self.close = parts.close
-        self.memory = parts.memory
-        self.create_cluster = parts.clusters.create
-        self.get_cluster = parts.clusters.get
-        self.update_cluster = parts.clusters.update
-        self.delete_cluster = parts.clusters.delete
-        self.query_clusters = parts.clusters.query
-        self.put_metrics = parts.metrics.put
-        self.get_metrics = parts.metrics.get
-        self.update_metrics = parts.metrics.update
-        self.delete_metrics = parts.metrics.delete
-        self.query_metrics = parts.metrics.query
-        self.aggregate_metrics = parts.metrics.aggregate
-        self.prepare_policy = parts.policies.prepare
-        self.register_policy = parts.policies.register
-        self.get_policy = parts.policies.get
-        self.update_policy = parts.policies.update
-        self.delete_policy = parts.policies.delete
-        self.policy_history = parts.policies.history
-        self.query_policies = parts.policies.query
-        self.matching = parts.search.matching
-        self.alike = parts.search.alike
-        self.search = parts.search.ask
-        self.keep_fresh = parts.freshness.keep_fresh
-        self.at_hand = parts.freshness.at_hand
-        self.fetch = parts.freshness.fetch
-        self.live_ids = parts.memory.live_ids
-        self.is_live = parts.memory.is_live
-        self.known = parts.memory.known
-        self.cluster_documents = parts.memory.documents
-        self.clusters = parts.memory.models
-        self.packed = parts.memory.packed
-        self.document_blobs = parts.memory.blobs
-        self.policy = parts.memory.policy
-        self.policy_uris = parts.memory.policy_uris
-
-    @property
-    def registry_known(self) -> bool:
-        """See `Freshness.registry_known`."""
-        return self.parts.freshness.registry_known
-
-    @property
-    def documents_version(self) -> int:
-        """See `Memory.version`."""
-        return self.parts.memory.version

@@ -258,11 +258,11 @@ class Daemon:
 
     def _reconcile(self) -> None:
         """Bring the core up to date with the world before anybody may ask."""
-        live = {cluster.id: cluster for cluster in self._catalog.clusters()}
-        if self._catalog.registry_known:
+        live = {cluster.id: cluster for cluster in self._catalog.memory.models()}
+        if self._catalog.freshness.registry_known:
             for cluster_id in self._allocator.state.clusters.keys() - live.keys():
                 self._post(ClusterGone(cluster_id))
-        self._spawn(self._catalog.keep_fresh())
+        self._spawn(self._catalog.freshness.keep_fresh())
         for cluster in live.values():
             self._post(ClusterSeen(cluster))
         self._post(Restarted(self._config.restart_grace_seconds))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Self, assert_never
 
 from moorage.catalog.documents.clusters import read_cluster_document
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.catalog.opening import open_catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.core.allocator import Allocator
 from moorage.core.effects import (
@@ -109,7 +109,7 @@ class Rehearsal:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-"))
-            self._catalog = await EmbeddedCatalog.open(Path(folder) / "catalog.db", lambda _: None)
+            self._catalog = await open_catalog(Path(folder) / "catalog.db", lambda _: None)
             stack.push_async_callback(self._catalog.close)
             self._sandbox = Sandbox(
                 fleet=self.allocator.state.fleet,
@@ -133,7 +133,7 @@ class Rehearsal:
             ServiceError: What is wrong with it.
 
         """
-        record = await self._catalog.register_policy(
+        record = await self._catalog.policies.register(
             await vet(self._catalog, self._sandbox, document, "rehearsal"), "rehearsal"
         )
         self._codes[record.ref.uri] = code_of(record)
@@ -146,9 +146,9 @@ class Rehearsal:
             ServiceError: What is wrong with it.
 
         """
-        await self._catalog.create_cluster(document)
+        await self._catalog.clusters.create(document)
         if metrics is not None:
-            await self._catalog.put_metrics(metrics)
+            await self._catalog.metrics.put(metrics)
         registered = read_cluster_document(document)
         await self.step(ClusterSeen(registered.cluster))
 

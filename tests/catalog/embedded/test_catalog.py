@@ -16,9 +16,9 @@ from moorage.catalog.changes import (
     PolicyDeleted,
     PolicyPut,
 )
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
 from moorage.catalog.embedded.records import check_limits
 from moorage.catalog.embedded.store import Database
+from moorage.catalog.opening import open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -43,7 +43,7 @@ class Opened:
         self.changes = []
 
     async def open(self):
-        self.catalog = await EmbeddedCatalog.open(self.path, self.changes.append)
+        self.catalog = await open_catalog(self.path, self.changes.append)
         return self.catalog
 
     async def reopen(self):
@@ -78,21 +78,21 @@ def refused(code, field=None):
 
 async def test_a_cluster_from_creation_to_deletion(opened):
     catalog = opened.catalog
-    created = await catalog.create_cluster(cluster("c1", vendor="kept"))
+    created = await catalog.clusters.create(cluster("c1", vendor="kept"))
     assert created["vendor"] == "kept"
     assert created["gpus"]["count"] == 2
-    assert await catalog.get_cluster("c1") == created
+    assert await catalog.clusters.get("c1") == created
     with refused(Code.ALREADY_EXISTS, "id"):
-        await catalog.create_cluster(cluster("c1"))
-    changed = await catalog.update_cluster(
+        await catalog.clusters.create(cluster("c1"))
+    changed = await catalog.clusters.update(
         "c1", {"$set": {"nodes.nodeData.0.gpus.count": 8, "x": 1}, "$unset": {"vendor": ""}}
     )
     # The total was filled in by the server, so it follows the nodes.
     assert changed["gpus"]["count"] == 8
     assert "vendor" not in changed
-    replaced = await catalog.update_cluster("c1", cluster("c1", gpus=1, status="down"))
+    replaced = await catalog.clusters.update("c1", cluster("c1", gpus=1, status="down"))
     assert (replaced["gpus"]["count"], "x" in replaced) == (1, False)
-    assert await catalog.delete_cluster("c1") == replaced
+    assert await catalog.clusters.delete("c1") == replaced
     *puts, deleted = opened.changes
     assert deleted == ClusterDeleted("c1")
     seen = [(type(put), put.live, len(put.cluster.nodes[0].gpus)) for put in puts]
@@ -102,46 +102,46 @@ async def test_a_cluster_from_creation_to_deletion(opened):
 async def test_unknown_clusters_are_not_found_whatever_is_asked_for(catalog):
     for name in ("c1", "../../admin", "", None, [], {"$ne": 1}):
         with refused(Code.NOT_FOUND):
-            await catalog.get_cluster(name)
+            await catalog.clusters.get(name)
     with refused(Code.NOT_FOUND):
-        await catalog.delete_cluster("c1")
+        await catalog.clusters.delete("c1")
     with refused(Code.NOT_FOUND):
-        await catalog.update_cluster("c1", cluster("c1"))
+        await catalog.clusters.update("c1", cluster("c1"))
 
 
 async def test_refused_changes_change_nothing(opened):
     catalog = opened.catalog
-    before = await catalog.create_cluster(cluster("c1"))
+    before = await catalog.clusters.create(cluster("c1"))
     with refused(Code.BAD_MESSAGE, "id"):
-        await catalog.update_cluster("c1", {"$set": {"id": "c2"}})
+        await catalog.clusters.update("c1", {"$set": {"id": "c2"}})
     with refused(Code.BAD_MESSAGE, "nodes.nodeData[0].memory"):
-        await catalog.update_cluster("c1", {"$set": {"nodes.nodeData.0.memory": -1}})
+        await catalog.clusters.update("c1", {"$set": {"nodes.nodeData.0.memory": -1}})
     with refused(Code.BAD_MESSAGE):
-        await catalog.create_cluster(cluster("c3", big=2**70))
-    assert await catalog.get_cluster("c1") == before
+        await catalog.clusters.create(cluster("c3", big=2**70))
+    assert await catalog.clusters.get("c1") == before
     assert len(opened.changes) == 1
     reopened = await opened.reopen()
-    assert reopened.live_ids() == ("c1",)
+    assert reopened.memory.live_ids() == ("c1",)
 
 
 async def test_what_the_caller_keeps_does_not_reach_into_the_catalog(catalog):
     document = cluster("c1", tags=["a"])
-    await catalog.create_cluster(document)
+    await catalog.clusters.create(document)
     document["tags"].append("b")
-    assert (await catalog.get_cluster("c1"))["tags"] == ["a"]
+    assert (await catalog.clusters.get("c1"))["tags"] == ["a"]
 
 
 async def test_queries(catalog):
     for name, gpus in (("c2", 2), ("c1", 1), ("c3", 3)):
-        await catalog.create_cluster(cluster(name, gpus))
-    found = await catalog.query_clusters({"gpus.count": {"$gte": "2"}})
+        await catalog.clusters.create(cluster(name, gpus))
+    found = await catalog.clusters.query({"gpus.count": {"$gte": "2"}})
     assert [document["id"] for document in found] == ["c2", "c3"]
-    assert len(await catalog.query_clusters({})) == 3
+    assert len(await catalog.clusters.query({})) == 3
     with refused(Code.UNSUPPORTED, "$where"):
-        await catalog.query_clusters({"$where": "1"})
+        await catalog.clusters.query({"$where": "1"})
     for query in ([], "x"):
         with refused(Code.BAD_MESSAGE, "query"):
-            await catalog.query_clusters(query)
+            await catalog.clusters.query(query)
 
 
 async def test_a_change_is_reported_once_it_is_durable(tmp_path):
@@ -153,20 +153,20 @@ async def test_a_change_is_reported_once_it_is_durable(tmp_path):
         seen.extend(other.execute("SELECT id FROM records").fetchall())
         other.close()
 
-    catalog = await EmbeddedCatalog.open(path, on_change)
-    await catalog.create_cluster(cluster("c1"))
+    catalog = await open_catalog(path, on_change)
+    await catalog.clusters.create(cluster("c1"))
     assert seen == [("c1",)]
     await catalog.close()
 
 
 async def test_a_client_that_hangs_up_does_not_part_memory_from_disk(opened):
-    creating = asyncio.create_task(opened.catalog.create_cluster(cluster("c1")))
+    creating = asyncio.create_task(opened.catalog.clusters.create(cluster("c1")))
     await asyncio.sleep(0)  # It has submitted its job.
     creating.cancel()
     await asyncio.gather(creating, return_exceptions=True)
     with refused(Code.NOT_FOUND):
-        await opened.catalog.update_cluster("none", {})  # A later job: the first one is done.
-    assert opened.catalog.known("c1")
+        await opened.catalog.clusters.update("none", {})  # A later job: the first one is done.
+    assert opened.catalog.memory.known("c1")
     assert [type(change) for change in opened.changes] == [ClusterPut]
 
 
@@ -175,20 +175,20 @@ async def test_a_client_that_hangs_up_does_not_part_memory_from_disk(opened):
 
 async def test_metrics_from_first_report_to_deletion(opened):
     catalog = opened.catalog
-    stored, created = await catalog.put_metrics(metrics("c1"))
+    stored, created = await catalog.metrics.put(metrics("c1"))
     assert created
     assert stored["cluster"]["gpu"]["totalFreeMem"] == 5
-    _, created = await catalog.put_metrics(metrics("c1", free=6))
+    _, created = await catalog.metrics.put(metrics("c1", free=6))
     assert not created
-    changed = await catalog.update_metrics("c1", {"$set": {"nodes.0.gpu.totalFreeMem": 7}})
+    changed = await catalog.metrics.update("c1", {"$set": {"nodes.0.gpu.totalFreeMem": 7}})
     assert changed["cluster"]["gpu"]["totalFreeMem"] == 7
-    assert await catalog.get_metrics("c1") == changed
-    found = await catalog.query_metrics({"cluster.gpu.totalFreeMem": {"$gt": 6}})
+    assert await catalog.metrics.get("c1") == changed
+    found = await catalog.metrics.query({"cluster.gpu.totalFreeMem": {"$gt": 6}})
     assert found == [changed]
-    assert await catalog.query_metrics() == [changed]
-    assert await catalog.delete_metrics("c1") == changed
+    assert await catalog.metrics.query() == [changed]
+    assert await catalog.metrics.delete("c1") == changed
     with refused(Code.NOT_FOUND):
-        await catalog.get_metrics("c1")
+        await catalog.metrics.get("c1")
     assert opened.changes == [MetricsPut("c1")] * 3 + [MetricsDeleted("c1")]
 
 
@@ -197,27 +197,27 @@ async def test_metrics_from_first_report_to_deletion(opened):
 
 async def publish(catalog, **more):
     document = {"policy_rule_uri": URI, "code": POLICY, **more}
-    return await catalog.register_policy(await catalog.prepare_policy(document))
+    return await catalog.policies.register(await catalog.policies.prepare(document))
 
 
 async def test_a_policy_from_publication_to_deletion(opened):
     catalog = opened.catalog
-    prepared = await catalog.prepare_policy({"policy_rule_uri": URI, "code": POLICY})
-    assert catalog.policy(URI) is None
-    record = await catalog.register_policy(prepared)
-    assert catalog.policy(URI) is record
+    prepared = await catalog.policies.prepare({"policy_rule_uri": URI, "code": POLICY})
+    assert catalog.memory.policy(URI) is None
+    record = await catalog.policies.register(prepared)
+    assert catalog.memory.policy(URI) is record
     assert record.files == {"function.py": POLICY.encode()}
     assert await publish(catalog) is record
-    assert catalog.policy_uris() == [URI]
-    described = await catalog.update_policy(URI, {"$set": {"description": "new"}})
-    assert described == await catalog.get_policy(URI) == {**record.document, "description": "new"}
-    assert catalog.policy(URI).ref == record.ref
-    assert await catalog.query_policies({"description": "new"}) == [described]
-    assert await catalog.query_policies() == [described]
-    await catalog.delete_policy(URI)
-    assert catalog.policy(URI) is None
+    assert catalog.memory.policy_uris() == [URI]
+    described = await catalog.policies.update(URI, {"$set": {"description": "new"}})
+    assert described == await catalog.policies.get(URI) == {**record.document, "description": "new"}
+    assert catalog.memory.policy(URI).ref == record.ref
+    assert await catalog.policies.query({"description": "new"}) == [described]
+    assert await catalog.policies.query() == [described]
+    await catalog.policies.delete(URI)
+    assert catalog.memory.policy(URI) is None
     with refused(Code.UNKNOWN_POLICY):
-        await catalog.get_policy(URI)
+        await catalog.policies.get(URI)
     assert opened.changes == [PolicyPut(URI), PolicyPut(URI), PolicyDeleted(URI)]
 
 
@@ -232,8 +232,8 @@ async def test_another_content_under_a_registered_uri_is_refused(catalog):
         {"policy_rule_uri": "other:1-b"},
     ):
         with pytest.raises(ServiceError):
-            await catalog.update_policy(URI, change)
-    assert catalog.policy(URI) is record
+            await catalog.policies.update(URI, change)
+    assert catalog.memory.policy(URI) is record
     assert (await publish(catalog, policy_rule_uri="first:1.1-beta")).ref.digest == (
         record.ref.digest
     )
@@ -243,19 +243,19 @@ async def test_another_content_under_a_registered_uri_is_refused(catalog):
 
 
 async def test_live_and_known_clusters(catalog):
-    assert (catalog.live_ids(), list(catalog.clusters())) == ((), [])
-    await catalog.create_cluster(cluster("b"))
-    await catalog.create_cluster(cluster("a"))
-    await catalog.create_cluster(cluster("down", status="maintenance"))
-    assert catalog.live_ids() == ("a", "b")
-    assert [found.id for found in catalog.clusters()] == ["a", "b"]
-    assert catalog.known("down")
-    assert not catalog.known("nobody")
-    await catalog.update_cluster("down", {"$set": {"status": "Live"}})
-    await catalog.update_cluster("b", {"$set": {"status": "down"}})
-    assert catalog.live_ids() == ("a", "down")
-    await catalog.delete_cluster("a")
-    assert catalog.live_ids() == ("down",)
+    assert (catalog.memory.live_ids(), list(catalog.memory.models())) == ((), [])
+    await catalog.clusters.create(cluster("b"))
+    await catalog.clusters.create(cluster("a"))
+    await catalog.clusters.create(cluster("down", status="maintenance"))
+    assert catalog.memory.live_ids() == ("a", "b")
+    assert [found.id for found in catalog.memory.models()] == ["a", "b"]
+    assert catalog.memory.known("down")
+    assert not catalog.memory.known("nobody")
+    await catalog.clusters.update("down", {"$set": {"status": "Live"}})
+    await catalog.clusters.update("b", {"$set": {"status": "down"}})
+    assert catalog.memory.live_ids() == ("a", "down")
+    await catalog.clusters.delete("a")
+    assert catalog.memory.live_ids() == ("down",)
 
 
 def unpacked(blobs):
@@ -263,46 +263,48 @@ def unpacked(blobs):
 
 
 async def test_document_blobs_carry_documents_metrics_and_versions(catalog):
-    one = await catalog.create_cluster(cluster("c1"))
-    two = await catalog.create_cluster(cluster("c2"))
-    first = unpacked(catalog.document_blobs(["c2", "nobody", "c1"]))
+    one = await catalog.clusters.create(cluster("c1"))
+    two = await catalog.clusters.create(cluster("c2"))
+    first = unpacked(catalog.memory.blobs(["c2", "nobody", "c1"]))
     assert [(name, content) for name, _, content in first] == [
         ("c2", {"data": two, "cluster_metrics": None}),
         ("c1", {"data": one, "cluster_metrics": None}),
     ]
-    again = catalog.document_blobs(["c1"])
-    assert catalog.document_blobs(["c1"])[0][2] is again[0][2]
-    reported, _ = await catalog.put_metrics(metrics("c1"))
-    ((_, version, content),) = unpacked(catalog.document_blobs(["c1"]))
+    again = catalog.memory.blobs(["c1"])
+    assert catalog.memory.blobs(["c1"])[0][2] is again[0][2]
+    reported, _ = await catalog.metrics.put(metrics("c1"))
+    ((_, version, content),) = unpacked(catalog.memory.blobs(["c1"]))
     assert content == {"data": one, "cluster_metrics": reported}
     assert version > again[0][1]
-    assert catalog.documents_version == version
-    assert catalog.document_blobs(["c2"])[0][1] == first[0][1]
-    await catalog.delete_metrics("c1")
-    ((_, later, content),) = unpacked(catalog.document_blobs(["c1"]))
+    assert catalog.memory.version == version
+    assert catalog.memory.blobs(["c2"])[0][1] == first[0][1]
+    await catalog.metrics.delete("c1")
+    ((_, later, content),) = unpacked(catalog.memory.blobs(["c1"]))
     assert (later > version, content["cluster_metrics"]) == (True, None)
 
 
 async def test_packed_documents_are_what_their_readers_answer(catalog):
-    assert catalog.packed("cluster", ["c1"]) == {}
-    await catalog.create_cluster(cluster("c1"))
-    await catalog.put_metrics(metrics("c1"))
+    assert catalog.memory.packed("cluster", ["c1"]) == {}
+    await catalog.clusters.create(cluster("c1"))
+    await catalog.metrics.put(metrics("c1"))
     for _ in range(2):
-        packed = [catalog.packed(kind, ["c2", "c1"])["c1"] for kind in ("cluster", "metrics")]
-        read = await catalog.get_cluster("c1"), await catalog.get_metrics("c1")
+        packed = [
+            catalog.memory.packed(kind, ["c2", "c1"])["c1"] for kind in ("cluster", "metrics")
+        ]
+        read = await catalog.clusters.get("c1"), await catalog.metrics.get("c1")
         assert tuple(map(msgspec.msgpack.decode, packed)) == read
-        await catalog.update_cluster("c1", {"$set": {"tags": ["new"]}})
-    await catalog.delete_metrics("c1")
-    assert catalog.packed("metrics", ["c1"]) == {}
+        await catalog.clusters.update("c1", {"$set": {"tags": ["new"]}})
+    await catalog.metrics.delete("c1")
+    assert catalog.memory.packed("metrics", ["c1"]) == {}
 
 
 async def test_a_cluster_that_comes_back_has_a_new_version(catalog):
-    await catalog.create_cluster(cluster("c1"))
-    ((_, before, _),) = catalog.document_blobs(["c1"])
-    await catalog.delete_cluster("c1")
-    assert catalog.document_blobs(["c1"]) == []
-    await catalog.create_cluster(cluster("c1"))
-    ((_, after, _),) = catalog.document_blobs(["c1"])
+    await catalog.clusters.create(cluster("c1"))
+    ((_, before, _),) = catalog.memory.blobs(["c1"])
+    await catalog.clusters.delete("c1")
+    assert catalog.memory.blobs(["c1"]) == []
+    await catalog.clusters.create(cluster("c1"))
+    ((_, after, _),) = catalog.memory.blobs(["c1"])
     assert after > before
 
 
@@ -311,28 +313,28 @@ async def test_a_cluster_that_comes_back_has_a_new_version(catalog):
 
 async def test_everything_is_there_after_a_restart(opened):
     catalog = opened.catalog
-    document = await catalog.create_cluster(cluster("c1"))
-    await catalog.create_cluster(cluster("c2", status="down"))
-    reported, _ = await catalog.put_metrics(metrics("c1"))
+    document = await catalog.clusters.create(cluster("c1"))
+    await catalog.clusters.create(cluster("c2", status="down"))
+    reported, _ = await catalog.metrics.put(metrics("c1"))
     record = await publish(catalog, policy_settings={"s": 1})
     again = await opened.reopen()
-    assert await again.get_cluster("c1") == document
-    assert again.live_ids() == ("c1",)
-    assert await again.get_metrics("c1") == reported
-    assert again.policy(URI) == record
+    assert await again.clusters.get("c1") == document
+    assert again.memory.live_ids() == ("c1",)
+    assert await again.metrics.get("c1") == reported
+    assert again.memory.policy(URI) == record
     assert await publish(again, policy_settings={"s": 1}) == record
     assert opened.changes == []
 
 
 async def test_a_damaged_record_is_named_at_start(opened):
-    await opened.catalog.create_cluster(cluster("c1"))
+    await opened.catalog.clusters.create(cluster("c1"))
     await opened.catalog.close()
     connection = sqlite3.connect(opened.path)
     connection.execute("UPDATE records SET document = '{\"id\": 7}'")
     connection.commit()
     connection.close()
     await opened.open()
-    assert not opened.catalog.known("c1")
+    assert not opened.catalog.memory.known("c1")
     (warning,) = opened.catalog.warnings
     assert "the cluster c1 in" in warning
     assert "was set aside" in warning
@@ -340,10 +342,10 @@ async def test_a_damaged_record_is_named_at_start(opened):
 
 async def test_limits_are_kept(catalog):
     with refused(Code.TOO_LARGE):
-        await catalog.create_cluster(cluster("c1", blob="x" * (16 * 1024 * 1024)))
+        await catalog.clusters.create(cluster("c1", blob="x" * (16 * 1024 * 1024)))
     with refused(Code.TOO_LARGE, "nodes.nodeData"):
-        await catalog.create_cluster({"id": "c1", "nodes": {"nodeData": [{}] * 20_001}})
-    assert not catalog.known("c1")
+        await catalog.clusters.create({"id": "c1", "nodes": {"nodeData": [{}] * 20_001}})
+    assert not catalog.memory.known("c1")
 
 
 @pytest.mark.parametrize(
@@ -364,14 +366,14 @@ def test_the_numbers_of_the_limits(records, size, allowed):
 
 
 async def test_what_the_start_read_is_not_believed_after_a_change(tmp_path):
-    first = await EmbeddedCatalog.open(tmp_path / "c.db", lambda _: None)
+    first = await open_catalog(tmp_path / "c.db", lambda _: None)
     node = {"id": "n", "gpus": {"count": 2}}
     for name in ("a", "b"):
-        await first.create_cluster({"id": name, "nodes": {"nodeData": [node]}})
+        await first.clusters.create({"id": name, "nodes": {"nodeData": [node]}})
     await first.close()
-    catalog = await EmbeddedCatalog.open(tmp_path / "c.db", lambda _: None)
+    catalog = await open_catalog(tmp_path / "c.db", lambda _: None)
     more = {"id": "n", "gpus": {"count": 3}}
-    await catalog.update_cluster("a", {"$set": {"nodes": {"nodeData": [more]}}})
+    await catalog.clusters.update("a", {"$set": {"nodes": {"nodeData": [more]}}})
     for _ in range(2):
-        assert [len(each.nodes[0].gpus) for each in catalog.clusters()] == [3, 2]
+        assert [len(each.nodes[0].gpus) for each in catalog.memory.models()] == [3, 2]
     await catalog.close()

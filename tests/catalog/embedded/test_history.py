@@ -6,8 +6,8 @@ import sqlite3
 import pytest
 
 from moorage.catalog.embedded import history
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
 from moorage.catalog.embedded.store import DocumentStore, StoredRow
+from moorage.catalog.opening import open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -17,24 +17,24 @@ POLICY = "class AIOSv1PolicyRule: ...\n"
 
 @pytest.fixture
 async def catalog(tmp_path):
-    opened = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
+    opened = await open_catalog(tmp_path / "catalog.db", lambda change: None)
     yield opened
     await opened.close()
 
 
 async def publish(catalog, who="ann", **more):
     document = {"policy_rule_uri": URI, "code": POLICY, **more}
-    return await catalog.register_policy(await catalog.prepare_policy(document), who)
+    return await catalog.policies.register(await catalog.policies.prepare(document), who)
 
 
 async def test_every_change_is_noted_with_who_and_when(catalog):
     record = await publish(catalog)
     await publish(catalog, "bob")
     change = {"$set": {"description": "x", "tags": "y"}}
-    await catalog.update_policy(URI, change, "cid")
-    await catalog.delete_policy(URI, "dan")
+    await catalog.policies.update(URI, change, "cid")
+    await catalog.policies.delete(URI, "dan")
     again = await publish(catalog, "eve", policy_parameters={"p": 1})
-    changes = await catalog.policy_history(URI)
+    changes = await catalog.policies.history(URI)
     assert [(each["who"], each["what"]) for each in changes] == [
         ("ann", "registered"),  # Bob registered what was there already.
         ("cid", "described"),
@@ -52,22 +52,22 @@ async def test_what_is_refused_is_not_noted(catalog):
     with pytest.raises(ServiceError):
         await publish(catalog, "bob", policy_parameters={"p": 1})
     with pytest.raises(ServiceError):
-        await catalog.update_policy(URI, {"$set": {"code": "x\n"}}, "bob")
-    assert len(await catalog.policy_history(URI)) == 1
+        await catalog.policies.update(URI, {"$set": {"code": "x\n"}}, "bob")
+    assert len(await catalog.policies.history(URI)) == 1
 
 
 async def test_a_policy_that_never_was_has_none(catalog):
     with pytest.raises(ServiceError) as caught:
-        await catalog.policy_history("none:1-x")
+        await catalog.policies.history("none:1-x")
     assert caught.value.code is Code.UNKNOWN_POLICY
 
 
 async def test_it_survives_a_restart(catalog, tmp_path):
     await publish(catalog)
-    await catalog.delete_policy(URI, "dan")
+    await catalog.policies.delete(URI, "dan")
     await catalog.close()
-    again = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
-    assert [each["what"] for each in await again.policy_history(URI)] == ["registered", "removed"]
+    again = await open_catalog(tmp_path / "catalog.db", lambda change: None)
+    assert [each["what"] for each in await again.policies.history(URI)] == ["registered", "removed"]
     await again.close()
 
 

@@ -4,7 +4,7 @@ import pytest
 from faulty_service import FaultyService, answer, hang_up
 
 from moorage.catalog.allowances import Allowance
-from moorage.catalog.mirrored.catalog import External, MixedCatalog
+from moorage.catalog.opening import External, open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.query import parse_filter
@@ -36,9 +36,7 @@ async def opened(tmp_path, faulty):
             block_metrics=faulty.url, timeout_seconds=0.5, metrics_fresh_seconds=fresh_seconds
         )
         path = tmp_path / f"{len(catalogs)}.db"
-        catalog = await MixedCatalog.open_mixed(
-            path, lambda _: None, external=external, examine=trust
-        )
+        catalog = await open_catalog(path, lambda _: None, external=external, examine=trust)
         catalogs.append(catalog)
         for name in ("busy", "idle"):
             await catalog.blocks.create({"id": name})

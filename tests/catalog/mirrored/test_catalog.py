@@ -18,7 +18,7 @@ from moorage.catalog.changes import (
     PolicyDeleted,
     PolicyPut,
 )
-from moorage.catalog.mirrored.catalog import External, MixedCatalog
+from moorage.catalog.opening import External, open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -121,12 +121,10 @@ class Opened:
             **{"timeout_seconds": 1.0, "cluster_refresh_seconds": 3600.0, **more},
         )
         path = self.path / f"{len(self.catalogs)}.db"
-        catalog = await MixedCatalog.open_mixed(
-            path, self.hear, external=external, examine=self.examine
-        )
+        catalog = await open_catalog(path, self.hear, external=external, examine=self.examine)
         self.catalogs.append(catalog)
         if follow:
-            self.tasks.append(asyncio.create_task(catalog.keep_fresh()))
+            self.tasks.append(asyncio.create_task(catalog.freshness.keep_fresh()))
             await asyncio.sleep(0)
         return catalog
 
@@ -172,14 +170,14 @@ async def until(check):
 
 
 def read(catalog, name):
-    ((_, version, blob),) = catalog.document_blobs([name])
+    ((_, version, blob),) = catalog.memory.blobs([name])
     return version, msgspec.msgpack.decode(blob)
 
 
 async def have(catalog, names=None, uri=URI):
     """Return the warnings of an ask that has what it needs."""
-    warnings = catalog.at_hand(uri, names)
-    return await catalog.fetch(uri, names, Allowance()) if warnings is None else warnings
+    warnings = catalog.freshness.at_hand(uri, names)
+    return await catalog.freshness.fetch(uri, names, Allowance()) if warnings is None else warnings
 
 
 # An ask and its requests -------------------------------------------------------------------------
@@ -194,10 +192,10 @@ async def test_an_ask_costs_two_requests_whatever_the_candidates_and_then_none(s
     site.asked.clear()
     assert await have(catalog) == []
     assert [each.path for each in site.asked] == [f"/policy/{URI}", "/cluster/query"]
-    assert catalog.policy(URI).files == {"function.py": POLICY.encode()}
+    assert catalog.memory.policy(URI).files == {"function.py": POLICY.encode()}
     assert read(catalog, "c0299")[1]["cluster_metrics"]["cluster"]["gpu"] == {"totalFreeMem": 5}
     for named in (None, names, names[:3]):
-        assert catalog.at_hand(URI, named) == []
+        assert catalog.freshness.at_hand(URI, named) == []
     assert len(site.asked) == 2
 
 
@@ -210,8 +208,8 @@ async def test_clusters_that_are_not_known_yet_are_looked_up_in_bulk(site, opene
     assert await have(catalog, ["a", *late, "nowhere", "../../admin"]) == []
     assert [each.path for each in site.asked] == ["/clusters/query", "/cluster/query"]
     assert site.asked[0].body == {"query": {"id": {"$in": sorted([*late, "nowhere"])}}}
-    assert catalog.known("late49")
-    assert not catalog.known("nowhere")
+    assert catalog.memory.known("late49")
+    assert not catalog.memory.known("nowhere")
     assert {each.cluster.id for each in opened.changes if isinstance(each, ClusterPut)} == {*late}
 
 
@@ -227,8 +225,8 @@ async def test_asks_that_come_together_share_their_requests(site, opened):
 
 async def test_whoever_gives_up_takes_nothing_from_the_others(site, opened):
     catalog = await opened.open(site, "metrics clusters")
-    first = asyncio.create_task(catalog.fetch(URI, None, Allowance()))
-    second = asyncio.create_task(catalog.fetch(URI, None, Allowance()))
+    first = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
+    second = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
     await asyncio.sleep(0)
     first.cancel()
     assert await second == []
@@ -245,8 +243,8 @@ async def test_any_mix_of_external_and_embedded_parts(site, opened, parts):
     catalog = await opened.open(site, parts)
     document = {"policy_rule_uri": URI, "code": POLICY}
     writes = {
-        "clusters": lambda: catalog.create_cluster(cluster("a")),
-        "metrics": lambda: catalog.put_metrics(metrics("a")),
+        "clusters": lambda: catalog.clusters.create(cluster("a")),
+        "metrics": lambda: catalog.metrics.put(metrics("a")),
         "policies": lambda: store(catalog, document),
     }
     for part, write in writes.items():
@@ -260,32 +258,32 @@ async def test_any_mix_of_external_and_embedded_parts(site, opened, parts):
     _, found = read(catalog, "a")
     assert found["data"]["id"] == "a"
     assert found["cluster_metrics"]["clusterId"] == "a"
-    assert catalog.policy(URI).ref.uri == URI
-    assert (await catalog.get_cluster("a"))["id"] == "a"
+    assert catalog.memory.policy(URI).ref.uri == URI
+    assert (await catalog.clusters.get("a"))["id"] == "a"
     # Whether what is mirrored is current is to be asked at its source.
-    assert (not catalog.packed("cluster", ["a"])) is ("clusters" in parts)
-    assert (not catalog.packed("metrics", ["a"])) is ("metrics" in parts)
-    assert (await catalog.get_metrics("a"))["clusterId"] == "a"
-    assert (await catalog.get_policy(URI))["policy_rule_uri"] == URI
-    assert [each["id"] for each in await catalog.query_clusters({"id": "a"})] == ["a"]
-    assert (await catalog.search("filter", {"x": 1}, Allowance()) is None) is (
+    assert (not catalog.memory.packed("cluster", ["a"])) is ("clusters" in parts)
+    assert (not catalog.memory.packed("metrics", ["a"])) is ("metrics" in parts)
+    assert (await catalog.metrics.get("a"))["clusterId"] == "a"
+    assert (await catalog.policies.get(URI))["policy_rule_uri"] == URI
+    assert [each["id"] for each in await catalog.clusters.query({"id": "a"})] == ["a"]
+    assert (await catalog.search.ask("filter", {"x": 1}, Allowance()) is None) is (
         "search" not in parts
     )
 
 
 async def store(catalog, document):
-    return await catalog.register_policy(await catalog.prepare_policy(document))
+    return await catalog.policies.register(await catalog.policies.prepare(document))
 
 
 async def test_mirrored_parts_refuse_every_write(site, opened):
     catalog = await opened.open(site)
     for writing in (
-        catalog.update_cluster("a", {}),
-        catalog.delete_cluster("a"),
-        catalog.update_metrics("a", {}),
-        catalog.delete_metrics("a"),
-        catalog.update_policy(URI, {}),
-        catalog.delete_policy(URI),
+        catalog.clusters.update("a", {}),
+        catalog.clusters.delete("a"),
+        catalog.metrics.update("a", {}),
+        catalog.metrics.delete("a"),
+        catalog.policies.update(URI, {}),
+        catalog.policies.delete(URI),
     ):
         async with refused(Code.UNSUPPORTED):
             await writing
@@ -293,11 +291,11 @@ async def test_mirrored_parts_refuse_every_write(site, opened):
 
 async def test_what_was_embedded_before_is_hidden_by_the_external_service(site, opened, tmp_path):
     catalog = await opened.open(site, "search")
-    await catalog.create_cluster(cluster("old"))
+    await catalog.clusters.create(cluster("old"))
     await catalog.close()
     opened.catalogs.clear()
     catalog = await opened.open(site, "clusters")
-    assert catalog.live_ids() == ("a", "b")
+    assert catalog.memory.live_ids() == ("a", "b")
 
 
 # The registry ------------------------------------------------------------------------------------
@@ -307,7 +305,7 @@ async def test_changes_of_the_registry_are_followed(site, opened):
     site.clusters["asleep"] = cluster("asleep", status="maintenance")
     catalog = await opened.open(site, "clusters", cluster_refresh_seconds=0.05)
     assert opened.changes == []  # What the start found is no change.
-    assert catalog.live_ids() == ("a", "b")
+    assert catalog.memory.live_ids() == ("a", "b")
     version, _ = read(catalog, "a")
     site.clusters = {"a": cluster("a", gpus=3), "c": cluster("c")}
     gone = await opened.until(ClusterDeleted)
@@ -315,9 +313,9 @@ async def test_changes_of_the_registry_are_followed(site, opened):
     assert put.keys() == {"a", "c"}
     assert len(put["a"].cluster.nodes[0].gpus) == 3
     assert gone.cluster_id in {"b", "asleep"}
-    assert catalog.live_ids() == ("a", "c")
+    assert catalog.memory.live_ids() == ("a", "c")
     assert read(catalog, "a")[0] > version
-    assert {each.id for each in catalog.clusters()} == {"a", "c"}
+    assert {each.id for each in catalog.memory.models()} == {"a", "c"}
 
 
 async def test_a_registry_that_goes_away_is_served_for_a_while_with_a_warning(site, opened):
@@ -325,16 +323,16 @@ async def test_a_registry_that_goes_away_is_served_for_a_while_with_a_warning(si
         site, "clusters", cluster_refresh_seconds=0.05, stale_seconds_max=3600.0
     )
     site.by_path["/clusters/query"] = answer("", 500)
-    warnings = await until(lambda: catalog.at_hand(URI, None))
+    warnings = await until(lambda: catalog.freshness.at_hand(URI, None))
     assert warnings[0].startswith(f"The cluster registry at {site.url} ")
     assert re.search(r" as of \d+ seconds ago", warnings[0])
-    assert catalog.live_ids() == ("a", "b")
+    assert catalog.memory.live_ids() == ("a", "b")
     late = await have(catalog, ["a", "late"])
     assert late[1].startswith("Clusters could not be looked up and were left out: late.")
     async with refused(Code.UNAVAILABLE):
         await have(catalog, ["late"])
     site.by_path["/clusters/query"] = site.answer_clusters
-    await until(lambda: catalog.at_hand(URI, None) == [])
+    await until(lambda: catalog.freshness.at_hand(URI, None) == [])
 
 
 async def test_beyond_that_asks_are_refused_and_name_the_service(site, opened):
@@ -344,22 +342,22 @@ async def test_beyond_that_asks_are_refused_and_name_the_service(site, opened):
         await have(catalog)
     assert caught.value.details["url"] == site.url
     async with refused(Code.UNAVAILABLE):
-        await catalog.get_cluster("a")
+        await catalog.clusters.get("a")
     async with refused(Code.UNAVAILABLE):
-        await catalog.query_clusters({})
+        await catalog.clusters.query({})
 
 
 async def test_a_start_without_the_registry_and_its_coming(site, opened):
     port = int(site.url.rpartition(":")[2])
     await site.stop()
     catalog = await opened.open(site)
-    assert not catalog.registry_known
+    assert not catalog.freshness.registry_known
     async with refused(Code.UNAVAILABLE):
         await have(catalog, uri="not a uri")
     await site.start(port)
     listed = await opened.until(ClustersListed)
     assert listed.cluster_ids == {"a", "b"}
-    assert catalog.registry_known
+    assert catalog.freshness.registry_known
 
 
 async def test_documents_that_cannot_be_used_are_told_and_leave_the_good_one(site, opened):
@@ -406,11 +404,11 @@ async def test_metrics_that_cannot_be_read_are_null_and_nobody_waits_for_them_tw
     assert "did not answer in time" in warning
     assert read(catalog, "a")[1]["cluster_metrics"] is None
     # From here on the service is probed, not waited for.
-    assert catalog.at_hand(URI, None) == [warning]
+    assert catalog.freshness.at_hand(URI, None) == [warning]
     async with refused(Code.UNAVAILABLE):
-        await catalog.get_metrics("a")
+        await catalog.metrics.get("a")
     site.by_path["/cluster/query"] = site.answer_metrics
-    await until(lambda: catalog.at_hand(URI, None) in (None, []))
+    await until(lambda: catalog.freshness.at_hand(URI, None) in (None, []))
     assert await have(catalog) == []
     assert read(catalog, "a")[1]["cluster_metrics"]
 
@@ -438,11 +436,11 @@ async def test_metrics_that_name_no_cluster_are_told(site, opened, data):
 async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, opened):
     catalog = await opened.open(site, "clusters metrics")
     site.by_path["/cluster/query"] = answer({"success": True, "data": [metrics("a")]})
-    assert [each["clusterId"] for each in await catalog.query_metrics({"clusterId": "a"})] == ["a"]
+    assert [each["clusterId"] for each in await catalog.metrics.query({"clusterId": "a"})] == ["a"]
     async with refused(Code.UNSUPPORTED):
-        await catalog.query_metrics({"$where": "1"})
+        await catalog.metrics.query({"$where": "1"})
     with pytest.raises(ServiceError):
-        await catalog.get_metrics("../../admin")
+        await catalog.metrics.get("../../admin")
     assert all(each.path != "/cluster/../../admin" for each in site.asked)
 
 
@@ -451,10 +449,10 @@ async def test_metrics_of_clusters_that_nobody_knows_are_not_remembered(site, op
     site.metrics["x"] = metrics("x")
     site.asked.clear()
     for _ in range(2):
-        assert (await catalog.get_metrics("x"))["clusterId"] == "x"
+        assert (await catalog.metrics.get("x"))["clusterId"] == "x"
     assert len(site.asked) == 2
     async with refused(Code.NOT_FOUND):
-        await catalog.get_metrics("y")
+        await catalog.metrics.get("y")
 
 
 # Policies ----------------------------------------------------------------------------------------
@@ -463,18 +461,18 @@ async def test_metrics_of_clusters_that_nobody_knows_are_not_remembered(site, op
 async def test_policies_are_read_again_and_changed_ones_taken_over(site, opened):
     catalog = await opened.open(site, "policies", policy_fresh_seconds=0.0)
     assert await have(catalog, ()) == []
-    first = catalog.policy(URI)
+    first = catalog.memory.policy(URI)
     await have(catalog, ())
-    assert catalog.policy(URI) is first
+    assert catalog.memory.policy(URI) is first
     assert site.asked[-1].headers["if-none-match"]
     site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# other\n"}
     await have(catalog, ())
-    assert catalog.policy(URI).ref.digest != first.ref.digest
+    assert catalog.memory.policy(URI).ref.digest != first.ref.digest
     del site.policies[URI]
     async with refused(Code.UNKNOWN_POLICY) as caught:
         await have(catalog, ())
     assert "no such policy" in caught.value.reason
-    assert catalog.policy(URI) is None
+    assert catalog.memory.policy(URI) is None
     assert [type(each) for each in opened.changes] == [PolicyPut, PolicyPut, PolicyDeleted]
 
 
@@ -494,7 +492,7 @@ async def test_the_examples_of_a_policy_that_is_new_here_are_run_and_doubts_told
     site.behave, opened.says = site.answer_policy, ""
     site.policies[URI] = {"policy_rule_uri": URI, "code": POLICY + "# mended\n"}
     assert await have(catalog, ()) == []
-    assert catalog.policy(URI).ref.digest != opened.examined[0].ref.digest
+    assert catalog.memory.policy(URI).ref.digest != opened.examined[0].ref.digest
     # Where no cell is to be had, they are run later.
     opened.says = ServiceError(Code.BUSY, "no cell")
     for _ in range(9):
@@ -541,7 +539,7 @@ async def test_policies_that_cannot_be_used_are_refused_as_uploads_are(
     async with refused(code) as caught:
         await have(catalog, ())
     assert what in caught.value.reason
-    assert catalog.policy(URI) is None
+    assert catalog.memory.policy(URI) is None
 
 
 async def test_a_store_cannot_say_as_before_of_what_was_never_read(site, opened):
@@ -556,7 +554,7 @@ async def test_what_is_no_uri_never_becomes_a_request(site, opened, uri):
     catalog = await opened.open(site, "policies")
     assert await have(catalog, (), uri) == []
     async with refused(Code.UNKNOWN_POLICY):
-        await catalog.get_policy(uri)
+        await catalog.policies.get(uri)
     assert site.asked == []
 
 
@@ -566,7 +564,7 @@ async def test_what_is_no_uri_never_becomes_a_request(site, opened, uri):
 async def test_closing_gives_up_what_is_under_way(site, opened):
     catalog = await opened.open(site, timeout_seconds=60.0)
     site.behave = silence
-    waiting = asyncio.create_task(catalog.fetch(URI, None, Allowance()))
+    waiting = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
     await until(lambda: site.count("/policy"))
     await catalog.close()
     opened.catalogs.clear()

@@ -17,9 +17,9 @@ import pytest
 from prometheus_client import CollectorRegistry, Gauge, start_http_server
 
 from moorage.benchmarks.daemon_process import daemon
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
 from moorage.catalog.mirrored.prometheus import PrometheusPoller, PrometheusSource
 from moorage.catalog.mirrored.samples import QUERIES
+from moorage.catalog.opening import open_catalog
 
 NOW = 1_000_000.0
 SECONDS_MAX = 30
@@ -87,8 +87,8 @@ def small() -> Iterator[Small]:
 
 @pytest.fixture
 async def catalog(tmp_path):
-    catalog = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda _: None)
-    await catalog.create_cluster(cluster())
+    catalog = await open_catalog(tmp_path / "catalog.db", lambda _: None)
+    await catalog.clusters.create(cluster())
     yield catalog
     await catalog.close()
 
@@ -109,7 +109,7 @@ def device(gpu="0", node="a", site="lab"):
 
 async def test_a_round_is_a_fixed_number_of_questions_and_fills_the_catalog(small, catalog):
     names = [f"n{number}" for number in range(50)]
-    await catalog.create_cluster(cluster("large", *names))
+    await catalog.clusters.create(cluster("large", *names))
     rows = [(device(gpu, node, "large"), "7") for node in names for gpu in "01"]
     small.vectors["DCGM_FI_DEV_FB_USED"] = vector(*rows)
     async with polling(catalog, small.url) as (poller, told):
@@ -117,10 +117,10 @@ async def test_a_round_is_a_fixed_number_of_questions_and_fills_the_catalog(smal
         round_ = await poller.poll()
     assert small.asked == list(QUERIES)
     assert (poller.up, round_.fresh, told) == (True, 50, [])
-    found = await catalog.get_metrics("large")
+    found = await catalog.metrics.get("large")
     assert [tree["gpu"]["totalUsedMem"] for tree in found["nodes"]] == [14] * 50
     assert found["cluster"]["gpu"]["count"] == 100
-    assert await catalog.query_metrics({"clusterId": "lab"}) == []
+    assert await catalog.metrics.query({"clusterId": "lab"}) == []
 
 
 async def test_values_that_are_no_finite_numbers_are_left_out(small, catalog):
@@ -129,7 +129,7 @@ async def test_values_that_are_no_finite_numbers_are_left_out(small, catalog):
     small.vectors["DCGM_FI_DEV_GPU_UTIL"] = vector(*rows)
     async with polling(catalog, small.url) as (poller, _):
         await poller.poll()
-    (tree,) = (await catalog.get_metrics("lab"))["nodes"]
+    (tree,) = (await catalog.metrics.get("lab"))["nodes"]
     assert tree["gpus"] == [{"gpu_id": 2, "cudaUtilization": 1000}]
 
 
@@ -163,7 +163,7 @@ async def test_what_is_no_answer_is_told_once_and_keeps_the_last_values(
         assert len(told) == 1
         assert f"The Prometheus server at {small.url} {said}" in told[0]
         assert not poller.up
-        (tree,) = (await catalog.get_metrics("lab"))["nodes"]
+        (tree,) = (await catalog.metrics.get("lab"))["nodes"]
         # Measured long ago on the clock of this machine, which counts when nobody answers.
         assert (tree["stale"], tree["gpus"][0]["usedMem"]) == (True, 7)
         small.always = None
@@ -172,7 +172,7 @@ async def test_what_is_no_answer_is_told_once_and_keeps_the_last_values(
                 await poller.poll()
                 await asyncio.sleep(0.05)  # That while has no event.
         assert told[1].startswith("no longer unreachable: ")
-        (tree,) = (await catalog.get_metrics("lab"))["nodes"]
+        (tree,) = (await catalog.metrics.get("lab"))["nodes"]
         assert tree["stale"] is False
 
 
@@ -183,14 +183,14 @@ async def test_a_restart_marks_what_the_last_run_left(small, catalog):
     small.always = (503, b"")
     async with polling(catalog, small.url) as (poller, _):
         await poller.poll()
-    assert (await catalog.get_metrics("lab"))["stale"] is True
+    assert (await catalog.metrics.get("lab"))["stale"] is True
 
 
 async def test_metrics_of_others_are_not_touched(small, catalog):
-    posted, _ = await catalog.put_metrics({"clusterId": "lab", "nodes": [{"id": "a"}]})
+    posted, _ = await catalog.metrics.put({"clusterId": "lab", "nodes": [{"id": "a"}]})
     async with polling(catalog, small.url) as (poller, told):
         await poller.poll()
-    assert await catalog.get_metrics("lab") == posted
+    assert await catalog.metrics.get("lab") == posted
     assert told == ["it has no series of the DCGM exporter and of the node exporter"]
 
 

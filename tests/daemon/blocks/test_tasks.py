@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from moorage.catalog.documents.clusters import cluster_model
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
+from moorage.catalog.opening import open_catalog
+from moorage.catalog.ports import Catalog
 from moorage.daemon.blocks import placement, tasks
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
@@ -25,7 +26,7 @@ HERE = Tenant("here")
 class House:
     """Blocks over a real catalog; no policy is named, so no cell is ever started."""
 
-    def __init__(self, catalog: EmbeddedCatalog) -> None:
+    def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self.fleet = Fleet()
         self.tasks: set[asyncio.Task[None]] = set()
@@ -48,14 +49,14 @@ class House:
     async def register(self, *names: str) -> None:
         for name in names:
             row = {"id": f"{name}-0", "vcpus": {"count": 8}, "memory": 1024}
-            await self.catalog.create_cluster({"id": name, "nodes": {"nodeData": [row]}})
-        documents = await self.catalog.query_clusters({})
+            await self.catalog.clusters.create({"id": name, "nodes": {"nodeData": [row]}})
+        documents = await self.catalog.clusters.query({})
         self.fleet.install(cluster_model(each) for each in documents)
 
 
 @pytest.fixture
 async def house(tmp_path):
-    catalog = await EmbeddedCatalog.open(tmp_path / "catalog.db", lambda change: None)
+    catalog = await open_catalog(tmp_path / "catalog.db", lambda change: None)
     house = House(catalog)
     yield house
     await house.sandbox.close()

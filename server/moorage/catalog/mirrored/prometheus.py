@@ -117,7 +117,7 @@ class PrometheusPoller:
         composed.findings |= wrong
         for document in composed.documents:
             try:
-                await self._catalog.put_metrics(document)
+                await self._catalog.metrics.put(document)
             except ServiceError as error:
                 composed.findings["refused"] = f"{document['clusterId']}: {error.reason}"
         self._tell_changes(composed)
@@ -135,9 +135,9 @@ class PrometheusPoller:
     async def _clusters(self) -> dict[str, tuple[frozenset[str], Document | None]]:
         """Return the nodes of each live cluster, and its metrics where they came from here."""
         found: dict[str, tuple[frozenset[str], Document | None]] = {}
-        for cluster_id in self._catalog.live_ids():
+        for cluster_id in self._catalog.memory.live_ids():
             try:
-                document = await self._catalog.get_cluster(cluster_id)
+                document = await self._catalog.clusters.get(cluster_id)
             except ServiceError:
                 continue  # Deleted since the list was made: there is nobody to measure.
             entries = (document.get("nodes") or {}).get("nodeData") or ()
@@ -147,7 +147,7 @@ class PrometheusPoller:
 
     async def _metrics(self, cluster_id: str) -> Document | None:
         try:
-            document = await self._catalog.get_metrics(cluster_id)
+            document = await self._catalog.metrics.get(cluster_id)
         except ServiceError:
             return None  # There are none yet.
         return document if document.get("source") == SOURCE else None

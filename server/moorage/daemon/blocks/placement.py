@@ -156,11 +156,11 @@ class BlockPlacement:
     async def _policy(self, spec: PolicySpec, warnings: list[str]) -> PolicyRecord:
         place = f"{spec.at}.policyRuleURI"
         try:
-            warnings += await self._catalog.fetch(spec.uri, (), Allowance(1))
+            warnings += await self._catalog.freshness.fetch(spec.uri, (), Allowance(1))
         except ServiceError as error:
             if error.code is not Code.UNKNOWN_POLICY:
                 raise
-        record = self._catalog.policy(spec.uri)
+        record = self._catalog.memory.policy(spec.uri)
         if record is None:
             reason = (
                 f"{place}: no policy “{spec.uri}” is registered. Register it with POST /policy."
@@ -174,7 +174,7 @@ class BlockPlacement:
     ) -> list[Candidate]:
         """Return the clusters that the filter finds: live ones, up to the limit, by id."""
         allowance = Allowance()  # The block's policies were one request each, if at all.
-        names: Sequence[str] = self._catalog.live_ids()
+        names: Sequence[str] = self._catalog.memory.live_ids()
         missing = "no cluster is registered and live"
         if spec.filter is not None:
             names = await self._found(tenant, *spec.filter, allowance, warnings)
@@ -187,16 +187,16 @@ class BlockPlacement:
         if len(names) > most:
             warnings.append(f"Only the first {most} of {len(names)} clusters were considered.")
             names = names[:most]
-        warnings += await self._catalog.fetch("", names, allowance)
-        blobs = self._catalog.document_blobs(names)
+        warnings += await self._catalog.freshness.fetch("", names, allowance)
+        blobs = self._catalog.memory.blobs(names)
         return [Candidate(name, packed) for name, _, packed in blobs]
 
     async def _found(
         self, tenant: Tenant, body: Document, at: str, allowance: Allowance, warnings: list[str]
     ) -> Sequence[str]:
-        elsewhere = await self._catalog.search("filter", body, allowance)
+        elsewhere = await self._catalog.search.ask("filter", body, allowance)
         if elsewhere is not None:
-            return sorted(frozenset(self._catalog.live_ids()).intersection(elsewhere))
+            return sorted(frozenset(self._catalog.memory.live_ids()).intersection(elsewhere))
         found = await self._finder.find("filter", body, tenant, allowance, at=at, candidates=True)
         warnings += found.warnings
         return sorted(found.ids)

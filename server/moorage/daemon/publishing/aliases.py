@@ -181,7 +181,7 @@ class Publishing:
         uri = ref.uri
         self._sandbox.close_circuits(uri)
         before = self.aliases.find(name)
-        left = self._catalog.policy(before.version) if before else None
+        left = self._catalog.memory.policy(before.version) if before else None
         digest = left.ref.digest if left else ""
         standing: Standing = self._standing(name, before.version) if before else "untried"
 
@@ -284,7 +284,7 @@ class Publishing:
         """
         async with self._changing:
             self._versions.refuse_deletion(uri, force=force)
-            return await self._catalog.delete_policy(uri, who)
+            return await self._catalog.policies.delete(uri, who)
 
     async def _change(
         self,

@@ -73,8 +73,8 @@ class Management:
         }
 
     async def _record(self, uri: str) -> PolicyRecord:
-        await self._catalog.fetch(uri, (), Allowance())
-        record = self._catalog.policy(uri)
+        await self._catalog.freshness.fetch(uri, (), Allowance())
+        record = self._catalog.memory.policy(uri)
         if record is None:
             raise ServiceError(
                 Code.UNKNOWN_POLICY,

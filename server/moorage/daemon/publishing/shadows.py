@@ -301,7 +301,7 @@ class Shadows:
         """A live policy was asked: ask its candidates the same."""
         ask = consult.ask
         for shadow in self._by_active.get(ask.policy.uri, ()):
-            record = self._catalog.policy(shadow.candidate)
+            record = self._catalog.memory.policy(shadow.candidate)
             if record is None or len(shadow.pairs) >= IN_FLIGHT_MAX:
                 shadow.dropped += 1
                 continue

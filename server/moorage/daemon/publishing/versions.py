@@ -37,7 +37,7 @@ class Versions:
             raise ServiceError.wrong_field(
                 "policy_rule_uri", f"a version of {name_of(name)}, as `{name_of(name)}:1.0-beta`"
             )
-        await self._catalog.fetch(uri, (), Allowance())
+        await self._catalog.freshness.fetch(uri, (), Allowance())
         record = self.registered(uri, digest)
         try:
             async with self._sandbox.rechecks.turn(who):
@@ -51,7 +51,7 @@ class Versions:
 
     def registered(self, uri: str, digest: str) -> PolicyRecord:
         """Return a version, if it is there and still what it was; an empty digest is any."""
-        record = self._catalog.policy(uri)
+        record = self._catalog.memory.policy(uri)
         if record is None or record.ref.uri != uri:
             raise self._unknown(uri)
         if not Former(uri, digest).is_still(record.ref.digest):
@@ -61,7 +61,9 @@ class Versions:
         return record
 
     def _unknown(self, uri: str) -> ServiceError:
-        known = [each for each in self._catalog.policy_uris() if name_of(each) == name_of(uri)]
+        known = [
+            each for each in self._catalog.memory.policy_uris() if name_of(each) == name_of(uri)
+        ]
         hint = f"; there are {', '.join(known[:5])}" if known else ""
         return ServiceError(
             Code.UNKNOWN_POLICY,
@@ -98,7 +100,7 @@ class Versions:
     def _refuge(self, alias: Alias) -> str:
         """Return the version that an alias would fall back to first, or ""."""
         for former in alias.fallbacks():
-            record = self._catalog.policy(former.version)
+            record = self._catalog.memory.policy(former.version)
             if record is not None and former.is_still(record.ref.digest):
                 return former.version
         return ""

@@ -49,7 +49,7 @@ async def vet(
 
     """
     async with _turn(sandbox.uploads, tenant):  # To unpack it takes a thread for a while, too.
-        prepared = await catalog.prepare_policy(document)
+        prepared = await catalog.policies.prepare(document)
         await _rehearse(sandbox, prepared.record)
     return prepared
 
@@ -70,9 +70,9 @@ async def vet_change(
         ServiceError: As for `vet`; `not_found`.
 
     """
-    old = await catalog.get_policy(uri)
+    old = await catalog.policies.get(uri)
     new = {**old, **apply_change(old, change)}
-    record = catalog.policy(uri)
+    record = catalog.memory.policy(uri)
     if record is not None and new.get("metadata") != old.get("metadata"):
         async with _turn(sandbox.uploads, tenant):
             await _rehearse(sandbox, replace(record, document=new))

@@ -156,11 +156,11 @@ class Admission:
         try:
             if _described(message):
                 # The policy first: where it is not there, nothing needs to be searched.
-                warnings += await self._catalog.fetch(uri, (), allowance, searching=True)
+                warnings += await self._catalog.freshness.fetch(uri, (), allowance, searching=True)
                 message, found = await self._searched(tenant, message, allowance)
                 warnings += found
                 uri = ""
-            warnings += await self._catalog.fetch(uri, self._wanted(message), allowance)
+            warnings += await self._catalog.freshness.fetch(uri, self._wanted(message), allowance)
         except ServiceError as error:
             self._reply(to, refuse(refusal_of(error), message_id=message.id))
         else:
@@ -172,7 +172,8 @@ class Admission:
             if _described(message):
                 return False
             alias, message = self._versioned(tenant, message)
-            warnings = self._catalog.at_hand(message.policy_rule_uri, self._wanted(message))
+            uri, wanted = message.policy_rule_uri, self._wanted(message)
+            warnings = self._catalog.freshness.at_hand(uri, wanted)
             if warnings is None:
                 return False
             self._admit(to, tenant, message, [*_ignored(message), *warnings], alias)
@@ -229,7 +230,7 @@ class Admission:
         body = message.filter or message.search
         assert body is not None
         action: SearchAction = "filter" if message.filter else "search"
-        named = await self._catalog.search(action, body, allowance)
+        named = await self._catalog.search.ask(action, body, allowance)
         if named is None:
             found = await self._finder.find(
                 action, body, tenant, allowance, at=action, candidates=True
@@ -305,7 +306,7 @@ class Admission:
     def _ask(
         self, tenant: Tenant, message: AllocationRequest, warnings: list[str]
     ) -> Ask | Refusal:
-        record = self._catalog.policy(message.policy_rule_uri)
+        record = self._catalog.memory.policy(message.policy_rule_uri)
         if record is None:
             return self._unknown_policy(message.policy_rule_uri)
         refusal = self._refuse_unserved(message)
@@ -350,11 +351,12 @@ class Admission:
         )
 
     def _unknown_policy(self, uri: str) -> Refusal:
-        near = difflib.get_close_matches(uri, self._catalog.policy_uris(), n=NEAREST, cutoff=0.4)
+        known = self._catalog.memory.policy_uris()
+        near = difflib.get_close_matches(uri, known, n=NEAREST, cutoff=0.4)
         hint = f" Did you mean {' or '.join(near)}?" if near else " Register it with POST /policy."
         reason = f"No policy “{uri}” is registered.{hint}"
-        expected = "the URI of a registered policy"
-        return Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri", expected, {"nearest": near})
+        field, expected = "policy_rule_uri", "the URI of a registered policy"
+        return Refusal(Code.UNKNOWN_POLICY, reason, field, expected, {"nearest": near})
 
     def _refuse_unserved(self, message: AllocationRequest) -> Refusal | None:
         if message.lease is not None:
@@ -382,11 +384,10 @@ class Admission:
     def _candidates(
         self, message: AllocationRequest, warnings: list[str]
     ) -> tuple[ClusterId, ...] | Refusal | None:
-        limit = self._config.candidates_max
-        live = self._catalog.live_ids()
+        limit, memory = self._config.candidates_max, self._catalog.memory
         named = message.candidates()
         if named is None:
-            none = "No clusters, filter or search was given"
+            live, none = memory.live_ids(), "No clusters, filter or search was given"
             if len(live) <= limit:
                 what = f"all {len(live)} live clusters were considered (at most {limit} are)"
                 warnings.append(f"{none}: {what}.")
@@ -397,18 +398,17 @@ class Admission:
         if len(named) > limit:
             reason = f"clusters: expected at most {limit} ids, got {len(named)}."
             return Refusal(Code.BAD_MESSAGE, reason, "clusters", f"at most {limit} ids")
-        is_live = self._catalog.is_live
-        missing = [name for name in named if not is_live(name)]
+        missing = [name for name in named if not memory.is_live(name)]
         if not missing:
             return named
-        gone = [name for name in missing if not self._catalog.known(name)]
-        asleep = [name for name in missing if self._catalog.known(name)]
+        gone = [name for name in missing if not memory.known(name)]
+        asleep = [name for name in missing if memory.known(name)]
         for names, what in ((gone, "Unknown clusters"), (asleep, "Clusters that are not live")):
             if names:
                 more = f" and {len(names) - WARNED_MAX} more" if len(names) > WARNED_MAX else ""
                 listed = ", ".join(names[:WARNED_MAX])
                 warnings.append(f"{what} were left out: {listed}{more}.")
-        candidates = tuple(name for name in named if is_live(name))
+        candidates = tuple(name for name in named if memory.is_live(name))
         if not candidates:
             reason = f"clusters: none of the {len(named)} clusters named is registered and live."
             expected = "ids of live clusters"

@@ -52,7 +52,7 @@ class Consultations:
     def consult(self, effect: Consult) -> None:
         """Ask the policy of an ask; one event about it is posted later."""
         ask = effect.ask
-        record = self._catalog.policy(ask.policy.uri)
+        record = self._catalog.memory.policy(ask.policy.uri)
         if record is None or record.ref != ask.policy:
             reason = f"Policy {ask.policy.uri} was removed while the request waited."
             refusal = Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri")

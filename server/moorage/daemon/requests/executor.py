@@ -59,8 +59,8 @@ class PolicyExecutor:
         if "input_data" not in body:
             raise ServiceError.wrong_field("input_data", "what `eval` is given")
         parameters, settings = _object(body, "parameters"), _object(body, "settings")
-        await self._catalog.fetch(uri, (), Allowance())
-        record = self._catalog.policy(uri)
+        await self._catalog.freshness.fetch(uri, (), Allowance())
+        record = self._catalog.memory.policy(uri)
         if record is None:
             reason = f"No policy “{uri[:300]}” is registered."
             raise ServiceError(Code.UNKNOWN_POLICY, reason, field="policy_rule_uri")

@@ -105,11 +105,11 @@ class Finder:
             raise ServiceError(Code.UNSUPPORTED, reason, field=field, expected="cluster")
         of = await searched(self._catalog, asked.match_type, field)
         clusters = None if asked.match_type != "policy" else ()
-        warnings = await self._catalog.fetch(uri, clusters, allowance)
+        warnings = await self._catalog.freshness.fetch(uri, clusters, allowance)
         if asked.match_type == "block":
             warnings += await self._catalog.blocks.fetch(allowance)
         ids = await of.matching(asked)
-        kept = [each for each in ids if self._catalog.is_live(each)] if candidates else ids
+        kept = [each for each in ids if self._catalog.memory.is_live(each)] if candidates else ids
         if search is None or not kept:
             # Where nothing is found, nothing is ranked.
             return FoundCandidates(kept, len(ids), warnings, {}, of)
@@ -125,7 +125,7 @@ class Finder:
     ) -> dict[str, Document]:
         """Return the ids in the order of a ranking policy, with what it added to each."""
         uri = search.policy_rule_uri
-        record = self._catalog.policy(uri)
+        record = self._catalog.memory.policy(uri)
         if record is None:
             expected = "the URI of a registered policy"
             reason = f"{field}: no policy “{uri}” is registered."

@@ -99,11 +99,11 @@ class RemotePolicies:
             reason = f"{EXECUTIONS_MAX} executions of policies are awaited; try again shortly"
             raise ServiceError(Code.BUSY, reason)
         ask = consult.ask
-        names = self._catalog.live_ids() if ask.candidates is None else ask.candidates
+        names = self._catalog.memory.live_ids() if ask.candidates is None else ask.candidates
         # What is free is read here, on the loop, so that all of it is of one moment.
         fleet = self._fleet()
         free = {name: capacity_of(fleet, name) for name in names}
-        blobs = self._catalog.document_blobs(names)
+        blobs = self._catalog.memory.blobs(names)
         body = await asyncio.to_thread(_body, consult, record, blobs, free)
         return await self._service.ask(ServiceRequest("POST", self._path, body), _read)
 

@@ -64,7 +64,7 @@ async def searched(catalog: Catalog, match_type: MatchType, field: str) -> Searc
     if match_type == "block":
         return SearchedBlocks(catalog)
     if match_type == "policy":
-        return SearchedPolicies(await catalog.query_policies())
+        return SearchedPolicies(await catalog.policies.query())
     expected = " or ".join(SEARCHED)
     reason = f"{field}: this server keeps no {match_type} documents; expected {expected}"
     raise ServiceError(Code.UNSUPPORTED, reason, field=field, expected=expected)
@@ -75,21 +75,21 @@ class SearchedClusters:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self.known = catalog.known
+        self.known = catalog.memory.known
 
     async def matching(self, asked: Filter) -> Sequence[str]:
         """See `Searched.matching`."""
-        return await self._catalog.matching(asked)
+        return await self._catalog.search.matching(asked)
 
     async def alike(
         self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
     ) -> Sequence[str]:
         """See `Searched.alike`."""
-        return await self._catalog.alike(like, weights)
+        return await self._catalog.search.alike(like, weights)
 
     def documents(self, names: Sequence[str]) -> list[Document]:
         """See `Searched.documents`."""
-        return self._catalog.cluster_documents(names)
+        return self._catalog.memory.documents(names)
 
 
 class SearchedBlocks:
@@ -107,7 +107,7 @@ class SearchedBlocks:
         companions = dict(asked.companions)
         clusters = companions.pop("cluster", EVERYTHING)
         if clusters != EVERYTHING:
-            found = await self._catalog.matching(Filter("cluster", clusters))
+            found = await self._catalog.search.matching(Filter("cluster", clusters))
             condition = restricted(condition, "cluster.id", found)
         return await self._blocks.matching(Filter("block", condition, companions))
 

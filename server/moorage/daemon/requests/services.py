@@ -9,11 +9,12 @@ from typing import Any, Final
 
 import msgspec
 
+from moorage.catalog import opening
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.changes import CatalogChange
+from moorage.catalog.documents.sources import CodeSources
 from moorage.catalog.embedded.aliases import Canary
-from moorage.catalog.embedded.catalog import EmbeddedCatalog
-from moorage.catalog.mirrored.catalog import External, MixedCatalog
+from moorage.catalog.mirrored.external import External
 from moorage.catalog.mirrored.prometheus import PrometheusSource
 from moorage.catalog.mirrored.samples import Labels
 from moorage.catalog.ports import Catalog
@@ -74,11 +75,7 @@ async def open_catalog(
         policy_fresh_seconds=config.policy_fresh_seconds,
         stale_seconds_max=config.external_stale_seconds_max,
     )
-    if not external:
-        return await EmbeddedCatalog.open(path, changed, root, hosts)
-    return await MixedCatalog.open_mixed(
-        path, changed, external=external, examine=examine, code_root=root, code_hosts=hosts
-    )
+    return await opening.open_catalog(path, changed, CodeSources(root, hosts), external, examine)
 
 
 def prometheus_source(config: Config) -> PrometheusSource:
@@ -106,13 +103,13 @@ class PolicyServices:
         try:
             match client, method, arguments:
                 case ["cluster_client", "read_cluster", (cluster_id,)]:
-                    return await self._catalog.get_cluster(cluster_id)
+                    return await self._catalog.clusters.get(cluster_id)
                 case ["cluster_client", "execute_query", (query,)]:
-                    return await self._catalog.query_clusters(query or {})
+                    return await self._catalog.clusters.query(query or {})
                 case ["cluster_metrics_client", "get_cluster", (cluster_id,)]:
-                    return await self._catalog.get_metrics(cluster_id)
+                    return await self._catalog.metrics.get(cluster_id)
                 case ["cluster_metrics_client", "query_clusters", (query,)]:
-                    return await self._catalog.query_metrics(query)
+                    return await self._catalog.metrics.query(query)
                 case ["block_metrics_client", "get_block", (block_id,)]:
                     return await self._catalog.blocks.get("block_metrics", block_id)
                 case ["block_metrics_client", "query_blocks", (query,)]:
@@ -126,15 +123,15 @@ class PolicyServices:
         """Return what `call` would answer where the catalog has it in memory."""
         match client, method:
             case ["cluster_client", "read_cluster"]:
-                return self._catalog.packed("cluster", ids)
+                return self._catalog.memory.packed("cluster", ids)
             case ["cluster_metrics_client", "get_cluster"]:
-                return self._catalog.packed("metrics", ids)
+                return self._catalog.memory.packed("metrics", ids)
             case _:
                 return {}
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[contract.Document]:
         """Return the packed documents of clusters."""
-        blobs = self._catalog.document_blobs(cluster_ids)
+        blobs = self._catalog.memory.blobs(cluster_ids)
         return [contract.Document(name, version, blob) for name, version, blob in blobs]
 
 
@@ -184,20 +181,20 @@ class HttpServices:
         self._readiness = readiness
         self.authenticate = authenticate
         self.metrics_text = metrics_text
-        self.create_cluster = catalog.create_cluster
-        self.get_cluster = catalog.get_cluster
-        self.update_cluster = catalog.update_cluster
-        self.delete_cluster = catalog.delete_cluster
-        self.query_clusters = catalog.query_clusters
-        self.put_metrics = catalog.put_metrics
-        self.get_metrics = catalog.get_metrics
-        self.update_metrics = catalog.update_metrics
-        self.delete_metrics = catalog.delete_metrics
-        self.query_metrics = catalog.query_metrics
-        self.aggregate_metrics = catalog.aggregate_metrics
-        self.get_policy = catalog.get_policy
-        self.policy_history = catalog.policy_history
-        self.query_policies = catalog.query_policies
+        self.create_cluster = catalog.clusters.create
+        self.get_cluster = catalog.clusters.get
+        self.update_cluster = catalog.clusters.update
+        self.delete_cluster = catalog.clusters.delete
+        self.query_clusters = catalog.clusters.query
+        self.put_metrics = catalog.metrics.put
+        self.get_metrics = catalog.metrics.get
+        self.update_metrics = catalog.metrics.update
+        self.delete_metrics = catalog.metrics.delete
+        self.query_metrics = catalog.metrics.query
+        self.aggregate_metrics = catalog.metrics.aggregate
+        self.get_policy = catalog.policies.get
+        self.policy_history = catalog.policies.history
+        self.query_policies = catalog.policies.query
         self.select_clusters_for_block = blocks.select_clusters
         self.dry_run_block = blocks.dry_run
         self.allocate_block = blocks.allocate
@@ -229,7 +226,7 @@ class HttpServices:
     async def update_policy(self, uri: str, change: JsonDocument, who: str) -> JsonDocument:
         """Describe a version anew; examples that come along must pass."""
         await vet_change(self._catalog, self._sandbox, uri, change, who)
-        return await self._catalog.update_policy(uri, change, who)
+        return await self._catalog.policies.update(uri, change, who)
 
     async def delete_policy(self, uri: str, who: str, *, force: bool) -> JsonDocument:
         """Delete a version that no alias means, or (without `force`) would fall back to."""
@@ -246,7 +243,7 @@ class HttpServices:
     async def publish_policy(self, document: JsonDocument, who: str) -> str:
         """Register a policy: read on paper, loaded and rehearsed in a cell, then stored."""
         prepared = await vet(self._catalog, self._sandbox, document, who)
-        record = await self._catalog.register_policy(prepared, who)
+        record = await self._catalog.policies.register(prepared, who)
         return record.ref.uri
 
     async def search(
