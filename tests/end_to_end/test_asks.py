@@ -14,12 +14,6 @@ def hold(server, **more) -> dict:
 
 def test_advice_has_the_two_documented_keys_and_holds_nothing(server):
     reply = server.ask(resources={"gpus": 2})
-    assert reply.pop("warnings") == [
-        (
-            "No clusters, filter or search was given:"
-            " all 2 live clusters were considered (at most 10000 are)."
-        )
-    ]
     assert reply == {
         "success": True,
         "data": {"cluster_id": "east", "node_id": "east-0", "gpus": ["0", "1"]},
@@ -27,6 +21,55 @@ def test_advice_has_the_two_documented_keys_and_holds_nothing(server):
     named = server.ask(resources={"gpus": 2}, clusters=["east"])
     assert named == reply
     assert server.say({"op": "leases"})[0]["data"]["leases"] == []
+
+
+def test_fields_that_mean_nothing_are_warned_of_with_the_nearest_that_does(server):
+    asked = ask_message(resources={"gpus": 1}, dryrun=True, leese={"ttl_seconds": 60}, zzz=1)
+    said = [
+        "dryrun: unknown field, it was ignored (did you mean dry_run?).",
+        "leese: unknown field, it was ignored (did you mean lease?).",
+        "zzz: unknown field, it was ignored.",
+    ]
+    refused = asked | {"resources": {"gpus": 9}, "clusters": ["east"]}
+    block = {"input": {"resources": {"gpus": 1}}, "modus": "select_clusters", "id": 8}
+    advice, no = server.say(asked, refused)
+    (placed,) = server.say(block)
+    assert advice["warnings"] == no["warnings"] == said
+    assert placed["warnings"] == ["modus: unknown field, it was ignored (did you mean mode?)."]
+    twin = server.http.post("/allocate", json=asked)
+    assert twin.json()["warnings"] == said
+    described = asked | {"search": {"rankingPolicyRule": {"parameters": {"like": {}}}}}
+    assert server.say(described)[0]["warnings"][:3] == said
+
+
+def test_a_model_that_nobody_has_is_told_those_that_there_are(server):
+    wanted = {"gpus": 1, "models": ["h100"]}
+    error = server.ask(resources=wanted, lease={})["error"]
+    assert error["code"] == "never_fits"
+    assert "No candidate has h100; there are A100, H100 (did you mean H100?)." in error["reason"]
+    assert error["models"] == ["A100", "H100"]
+    error = server.ask(resources=wanted, clusters=["east"])["error"]
+    assert "there are A100." in error["reason"]
+    short = server.ask(resources={"gpus": 5, "models": ["H100"]})["error"]
+    assert "models" not in short
+
+
+def test_lists_refuse_states_and_filters_that_there_are_not(server):
+    where = {"clusters": ["east"], "resources": {"gpus": 1}}
+    lease = hold(server, **where)["lease"]
+    here, elsewhere, state, name, queue, fleet = server.say(
+        {"op": "leases", "cluster": "east"},
+        {"op": "leases", "cluster": "west"},
+        {"op": "leases", "state": "actve"},
+        {"op": "leases", "filters": {"stat": "active"}},
+        {"op": "queue", "filters": {"state": "active"}},
+        {"op": "fleet", "filters": {"models": "A100"}},
+    )
+    assert [each["id"] for each in here["data"]["leases"]] == [lease["id"]]
+    assert elsewhere["data"]["leases"] == []
+    assert "expected one of granted, starting, active" in state["error"]["reason"]
+    assert (name["error"]["field"], queue["error"]["field"]) == ("filters.stat", "filters.state")
+    assert fleet["error"]["code"] == "bad_message"
 
 
 def test_a_lease_holds_until_it_is_released(server):

@@ -5,7 +5,7 @@ import contextlib
 import json
 import socket
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -64,14 +64,18 @@ class Harbour:
         self.defects.append(error)
         self._notify()
 
-    def request_nowait(self, to: Address, tenant: Tenant, message: Request) -> bool:
+    def request_nowait(
+        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+    ) -> bool:
         assert isinstance(message, AllocationRequest)
         if message.inputs.get("do") == "wait" and not self.room.is_set():
             return False
         self._take(to, tenant, message)
         return True
 
-    async def request(self, to: Address, tenant: Tenant, message: Request) -> None:
+    async def request(
+        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+    ) -> None:
         assert isinstance(message, AllocationRequest)
         self.waiting += 1
         self._notify()

@@ -21,6 +21,7 @@ from moorage.protocol.messages import (
     Why,
     decode,
     decode_allocation,
+    ignored_fields,
 )
 
 SAMPLE = {
@@ -170,8 +171,33 @@ def test_filter_and_search_are_kept_as_they_came() -> None:
     assert message.search == wild
 
 
-def test_unknown_keys_of_an_existing_client_are_ignored() -> None:
-    assert ask(text(block_id="b-1", whatever=[1, {}])) == ask(text())
+def test_unknown_keys_of_an_existing_client_are_ignored_and_named() -> None:
+    message = ask(text(block_id="b-1", whatever=[1, {}]))
+    assert message == ask(text())
+    assert ignored_fields(text(), message) == []
+    assert len(ignored_fields(text(block_id="b-1", whatever=[1, {}]), message)) == 2
+    many = ignored_fields(text(**{f"x{number}": 0 for number in range(100)}), message)
+    assert (len(many), many[-1]) == (21, "80 more unknown fields were ignored.")
+    (long,) = ignored_fields(text(**{"y" * 10_000: 0}), message)
+    assert len(long) < 120
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({"gpus": 0.5}, 'for a share of one GPU give "gpus": 1 and "gpu_milli": 500'),
+        ({"gpus": 1.5}, 'for a share of one GPU give "gpus": 1 and "gpu_milli": N'),
+        ({"gpus": 1, "cpu_milli": 1.5}, "1.5 of it is 1500"),
+        ({"gpus": 1, "gpu_milli": 0.25}, "0.25 of it is 250"),
+        ({"cpus": 4}, "did you mean cpu_milli?"),
+        ({"memory": 4}, "did you mean memory_mib?"),
+        ({"gpu_model": "A100"}, "did you mean models?"),
+    ],
+)
+def test_an_amount_names_the_field_that_does_it(resources: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadMessage) as caught:
+        decode(text(resources=resources))
+    assert said in caught.value.reason
 
 
 # What is asked for ---------------------------------------------------------------------------

@@ -6,7 +6,7 @@ what is not yet durable.
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, assert_never
+from typing import Any, Final, assert_never, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,12 +22,51 @@ from moorage.model import (
     Code,
     Demand,
     Lease,
+    LeaseState,
     NodeId,
     Outcome,
     Provision,
     RequestId,
     Share,
 )
+
+_NODE_FILTERS: Final = (
+    "node_id",
+    "duplicate_of",
+    "cpu_milli_total",
+    "cpu_milli_free",
+    "memory_mib_total",
+    "memory_mib_free",
+)
+_FILTERS: Final[dict[str, tuple[str, ...]]] = {
+    "leases": (
+        "state",
+        "cluster",
+        "cluster_id",
+        "node_id",
+        "id",
+        "tenant",
+        "granted_at",
+        "expires_at",
+        "fencing",
+        "ttl_seconds",
+        "policy_rule_uri",
+        "reason",
+        "retry_at",
+    ),
+    "queue": ("cluster", "request", "tenant", "policy_rule_uri", "priority", "since", "deadline"),
+    "fleet": (
+        "cluster",
+        "cluster_id",
+        "nodes",
+        "gpus",
+        "gpu_milli_total",
+        "gpu_milli_free",
+        *_NODE_FILTERS,
+    ),
+}
+"""What each list can be filtered by; anything else would find nothing and say so to nobody."""
+STATES: Final = get_args(LeaseState)
 
 
 def answer(
@@ -45,6 +84,9 @@ def answer(
         The answer; None where only the ledger's history can give it.
 
     """
+    refusal = _refuse_filters(inquiry)
+    if refusal is not None:
+        return refusal
     match inquiry.question:
         case "status":
             return _status(inquiry, state)
@@ -61,15 +103,31 @@ def answer(
             return _page(inquiry, "leases", shown, lambda row: row["fencing"])
         case "queue":
             waiters = (w for w in queue.waiters() if w.ask.tenant == inquiry.tenant)
+            where = inquiry.filters.get("cluster")
             rows = [
                 {"position": number, **waiter_row(waiter)}
                 for number, waiter in enumerate(waiters, start=1)
+                if where is None or _may_go_to(waiter, where)
             ]
             return _page(inquiry, "waiting", sorted(rows, key=_seniority), _seniority)
         case "fleet":
             if (cluster := inquiry.filters.get("cluster")) is not None:
                 return _nodes(inquiry, state, str(cluster))
             return _page(inquiry, "clusters", _clusters(state), lambda row: row["cluster_id"])
+
+
+def _refuse_filters(inquiry: Inquired) -> Refusal | None:
+    """Say what is no filter of the list that is asked for, or no state that leases have."""
+    known = _FILTERS.get(inquiry.question, ())
+    for name in inquiry.filters:
+        if name not in known:
+            return refusals.no_filter(name, known)
+    state = inquiry.filters.get("state")
+    return None if state is None or state in STATES else refusals.no_state(state, STATES)
+
+
+def _may_go_to(waiter: Waiter, cluster: object) -> bool:
+    return waiter.ask.candidates is None or cluster in waiter.ask.candidates
 
 
 def _status(inquiry: Inquired, state: State) -> Response | None:
@@ -320,7 +378,8 @@ def _page(
 
     That key is JSON on the wire, for those who read it: a number, a name, or a list of such.
     """
-    wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name != "nodes"}
+    # The cluster chose what is listed, but for leases: of those it is where they are.
+    wanted = {k: v for k, v in inquiry.filters.items() if k != "cluster" or name == "leases"}
     page: list[dict[str, Any]] = []
     for row in rows:
         try:
@@ -351,6 +410,7 @@ def _cursor(like: Any, after: str) -> Any:
 
 
 def _matches(row: dict[str, Any], key: str, value: Any) -> bool:
-    if key in {"cluster_id", "node_id"} and "placement" in row:
-        return any(share[key] == value for share in row["placement"])
+    if key in {"cluster", "cluster_id", "node_id"} and "placement" in row:
+        at = "node_id" if key == "node_id" else "cluster_id"
+        return any(share[at] == value for share in row["placement"])
     return bool(row.get(key) == value)

@@ -20,6 +20,9 @@ from moorage.policy import NEVER, Fleet, Misfit
 CLASSES_MAX: Final = 4_096
 """Classes of demand remembered; beyond it the cache starts afresh."""
 
+MODELS_TOLD_MAX: Final = 20
+"""Models that a refusal lists."""
+
 Candidates = tuple[ClusterId, ...] | None
 
 _TEXT: Final = {
@@ -95,6 +98,9 @@ class Feasibility:
         capable[rows[(verdict == Misfit.FITS) | (verdict > NEVER)]] = True
         details: dict[str, Any] = {"nodes": len(rows), "misfits": counts}
         why = _sentence(counts, len(rows), demand)
+        if Misfit.GPU_MODEL.name.lower() in counts and (models := self._models(demand, rows)):
+            why = f"{why[:-1]}. {_nobody_has(demand, models)}"
+            details["models"] = models
         if reserved:
             details["reserved_for_waiting"] = len(reserved)
         if not self.enough_nodes(capable, demand):
@@ -104,6 +110,13 @@ class Feasibility:
             why = f"{why[:-1]}; {len(reserved)} kept for a request that waits already."
         details["binding"] = _binding(counts, never=False)
         return refusals.no_capacity(why, details)
+
+    def _models(self, demand: Demand, rows: npt.NDArray[np.intp]) -> list[str]:
+        """Return the models that there are, where none of those that are accepted is there."""
+        fleet = self._state.fleet
+        codes = np.unique(fleet.gpu_model[rows])
+        models = [fleet.models[code] for code in codes[codes >= 0].tolist()]
+        return [] if set(models) & set(demand.models) else models[:MODELS_TOLD_MAX]
 
     def reasons(self, demand: Demand, candidates: Candidates) -> dict[str, Any]:
         """Return the nodes counted by reason, for the "yes" of an explained request."""
@@ -185,6 +198,15 @@ def _sentence(counts: dict[str, int], nodes: int, demand: Demand) -> str:
     rack = " of one rack" if demand.topology == "rack" else ""
     gang = f", and {demand.nodes} nodes{rack} are needed at once" if demand.nodes > 1 else ""
     return f"of {nodes} nodes, {', '.join(parts) or 'all fit one by one'}{gang}."
+
+
+def _nobody_has(demand: Demand, models: list[str]) -> str:
+    """Say which models there are: “a100” may mean one that is written otherwise."""
+    wanted = " or ".join(demand.models[:MODELS_TOLD_MAX])
+    spelled = {model.casefold(): model for model in models}
+    near = [spelled[model.casefold()] for model in demand.models if model.casefold() in spelled]
+    meant = f" (did you mean {near[0]}?)" if near else ""
+    return f"No candidate has {wanted}; there are {', '.join(models)}{meant}."
 
 
 def _binding(counts: dict[str, int], *, never: bool) -> str:

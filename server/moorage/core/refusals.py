@@ -3,7 +3,7 @@
 The rest of the core calls these, so that one "no" reads the same from wherever it comes.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from moorage.core.facts import Refusal
@@ -137,6 +137,20 @@ def no_cursor(after: str) -> Refusal:
     """The page that is asked for starts nowhere."""
     reason = f"after: “{after[:40]}” is not what a page of this list gave as its `next`."
     return Refusal(Code.BAD_MESSAGE, reason, "after", "`next` of the page before")
+
+
+def no_filter(name: str, known: Sequence[str]) -> Refusal:
+    """The list that is asked for has nothing of this name."""
+    expected = f"one of {', '.join(known)}"
+    field = f"filters.{name[:40]}"
+    return Refusal(Code.BAD_MESSAGE, f"{field}: expected {expected}.", field, expected)
+
+
+def no_state(state: object, known: Sequence[str]) -> Refusal:
+    """No lease is ever in this state."""
+    expected = f"one of {', '.join(known)}"
+    reason = f"state: there is no state “{str(state)[:40]}”; expected {expected}."
+    return Refusal(Code.BAD_MESSAGE, reason, "state", expected)
 
 
 def unknown_lease(request: RequestId) -> Refusal:

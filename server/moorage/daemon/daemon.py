@@ -6,7 +6,7 @@
 import asyncio
 import contextlib
 import gc
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, assert_never
 
@@ -469,9 +469,9 @@ class Daemon:
         self._admission.forget(to)
         self._reply(to, encode(answer, message_id=message.id))
 
-    def _place(self, to: Address, tenant: Tenant, message: wire.BlockRequest) -> None:
+    def _place(self, to: Address, *asked: *tuple[Tenant, wire.BlockRequest, Sequence[str]]) -> None:
         async def place() -> None:
-            self._reply(to, await self._blocks.answer(tenant, message))
+            self._reply(to, await self._blocks.answer(*asked))
 
         self._spawn(place())
 

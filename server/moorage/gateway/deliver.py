@@ -3,6 +3,7 @@
 The daemon implements `Deliver` and is handed to `Gateway`; it answers through `Gateway.tell`.
 """
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from moorage.core.effects import Address
@@ -23,13 +24,16 @@ class Deliver(Protocol):
     def opened(self, session: SessionId, tenant: Tenant) -> None:
         """Note that a session exists. It comes before its first request."""
 
-    def request_nowait(self, to: Address, tenant: Tenant, message: Request) -> bool:
+    def request_nowait(
+        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+    ) -> bool:
         """Take a request without waiting: the hot path.
 
         Args:
             to: Where its answer goes.
             tenant: Who asks.
             message: What it is.
+            warnings: What is odd about it, for its reply.
 
         Returns:
             True when it was taken. False when taking it has to wait; it is then handed to
@@ -37,7 +41,9 @@ class Deliver(Protocol):
 
         """
 
-    async def request(self, to: Address, tenant: Tenant, message: Request) -> None:
+    async def request(
+        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+    ) -> None:
         """Take a request, waiting for room where needed.
 
         A session's requests without `id` come strictly in order, each after the one before was

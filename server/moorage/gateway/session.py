@@ -10,7 +10,7 @@ against `inflight_max`, and at that limit the session stops reading until some o
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from websockets.exceptions import ConnectionClosed
@@ -22,7 +22,13 @@ from moorage.gateway.settings import GatewaySettings
 from moorage.model import Code, SessionId, Tenant
 from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
-from moorage.protocol.messages import FleetListing, LeaseListing, QueueListing, decode
+from moorage.protocol.messages import (
+    FleetListing,
+    LeaseListing,
+    QueueListing,
+    decode,
+    ignored_fields,
+)
 from moorage.protocol.replies import event, failure, failure_from
 
 
@@ -164,21 +170,21 @@ class Session:
             text = "The server is stopping; connect again in a moment."
             self.tell(number, failure(Code.SHUTTING_DOWN, text, id=message.id))
             return None
-        to = Address(self.id, number)
+        to, warnings = Address(self.id, number), ignored_fields(frame, message)
         try:
-            if self._deliver.request_nowait(to, self.tenant, message):
+            if self._deliver.request_nowait(to, self.tenant, message, warnings):
                 return None
         except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `failed`.
             self._defect(error)
             return None
-        task = self._loop.create_task(self._hand_gone(to, message))
+        task = self._loop.create_task(self._hand_gone(to, message, warnings))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task if message.id is None else None
 
-    async def _hand_gone(self, to: Address, message: Request) -> None:
+    async def _hand_gone(self, to: Address, message: Request, warnings: Sequence[str]) -> None:
         try:
-            await self._deliver.request(to, self.tenant, message)
+            await self._deliver.request(to, self.tenant, message, warnings)
         except Exception as error:  # noqa: BLE001  # As in `_take`.
             self._defect(error)
 

@@ -38,6 +38,7 @@ from moorage.protocol.messages import (
     decode,
     decode_allocation,
     encode,
+    ignored_fields,
 )
 from moorage.protocol.replies import (
     ErrorObject,
@@ -100,6 +101,7 @@ __all__ = [
     "event",
     "failure",
     "failure_from",
+    "ignored_fields",
     "raw",
     "success",
 ]

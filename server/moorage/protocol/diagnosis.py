@@ -20,6 +20,8 @@ from moorage.protocol.errors import BadMessage
 
 QUOTED_CHARS_MAX: Final = 64
 """Characters of a client's own words that a failure reply repeats."""
+IGNORED_MAX: Final = 20
+"""Unknown fields that are warned of one by one; the rest are counted."""
 _INTEGERS: Final = "numbers that fit 64 bits"
 _PLACE: Final = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>[^`]*)`)?$", re.DOTALL)
 _UNKNOWN: Final = re.compile(r"Object contains unknown field `(?P<name>.*)`", re.DOTALL)
@@ -31,6 +33,7 @@ _LONE_SURROGATE: Final = re.compile(
 )
 _STRING: Final = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _STEP: Final = {"{": 1, "[": 1, "}": -1, "]": -1}
+_MILLI: Final = 1000
 
 
 class _Identified(Struct):
@@ -38,6 +41,7 @@ class _Identified(Struct):
 
 
 _identified: Final = msgspec.json.Decoder(_Identified).decode
+_fields: Final = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def check_depth(frame: str) -> None:
@@ -90,7 +94,22 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
     if isinstance(error, OverflowError | UnicodeError):
         path = _unencodable(raw)
         return _wrong(path, _INTEGERS if isinstance(error, OverflowError) else "text", identity)
-    return _invalid(kind, error, identity)
+    return _invalid(kind, error, identity, raw)
+
+
+def ignored(frame: str | bytes, known: frozenset[str]) -> list[str]:
+    """Return a warning for each field of a message that is not among those known."""
+    given = _fields(frame).keys()
+    if given <= known:
+        return []
+    names = sorted(given - known)
+    warnings = [
+        f"{_short(name)}: unknown field, it was ignored{_meant(name, sorted(known))}."
+        for name in names[:IGNORED_MAX]
+    ]
+    if len(names) > IGNORED_MAX:
+        warnings.append(f"{len(names) - IGNORED_MAX} more unknown fields were ignored.")
+    return warnings
 
 
 def message_id(frame: str) -> str | int | None:
@@ -160,7 +179,9 @@ def _describe(hint: Any) -> tuple[str, type[Struct] | None]:
     return "", None
 
 
-def _invalid(kind: type[Struct], error: Exception, identity: str | int | None) -> BadMessage:
+def _invalid(
+    kind: type[Struct], error: Exception, identity: str | int | None, raw: Any = None
+) -> BadMessage:
     """Translate what msgspec says about a value into our fields and expectations."""
     place = _PLACE.match(str(error))
     what, path = (place["what"], place["path"] or "") if place else (str(error), "")
@@ -192,7 +213,23 @@ def _invalid(kind: type[Struct], error: Exception, identity: str | int | None) -
     wanted = expected.get(plain) or _short(what)
     if path.endswith("]") and plain in expected:
         wanted = f"an item of {wanted}"
+    wanted += _part(plain, raw)
     return _wrong(path.replace("[...]", ""), wanted, identity)
+
+
+def _part(path: str, raw: Any) -> str:
+    """Say which field asks for a part of what is counted in whole numbers at `path`."""
+    value = raw
+    for step in path.split("."):
+        value = value.get(step) if isinstance(value, dict) else None
+    if not isinstance(value, float) or not value > 0 or value.is_integer():
+        return ""
+    if path.endswith("gpus"):
+        share = f"{max(1, round(value * _MILLI))}" if value < 1 else "N"
+        return f'; for a share of one GPU give "gpus": 1 and "gpu_milli": {share}'
+    if path.endswith("_milli") and value * _MILLI < f.CPU_MILLI_MAX:
+        return f"; {value:g} of it is {max(1, round(value * _MILLI))}"
+    return ""
 
 
 def _wrong(field: str, expected: str, identity: str | int | None) -> BadMessage:
@@ -248,7 +285,10 @@ def _meant(word: Any, known: list[str]) -> str:
     """Return ` (did you mean x?)` where a known word is close."""
     if not isinstance(word, str) or len(word) > QUOTED_CHARS_MAX:
         return ""
-    close = difflib.get_close_matches(word, known, n=1)
+    word, stem = word.casefold(), word.casefold().rstrip("s")
+    # `cpus` means `cpu_milli`, though `gpus` is nearer: units are what is left out most.
+    longer = [name for name in known if len(stem) > 1 and name.startswith(stem)]
+    close = longer or difflib.get_close_matches(word, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -19,7 +19,14 @@ from msgspec.structs import force_setattr
 from moorage import model
 from moorage.model import Code
 from moorage.protocol import fields as f
-from moorage.protocol.diagnosis import check_depth, diagnose, message_id, missing_fields, unknown_op
+from moorage.protocol.diagnosis import (
+    check_depth,
+    diagnose,
+    ignored,
+    message_id,
+    missing_fields,
+    unknown_op,
+)
 from moorage.protocol.errors import BadMessage
 
 _NOTHING: Final = msgspec.Raw(b"")
@@ -64,7 +71,8 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Empty or null `clusters`, `filter`, `search`, `parameters` and `settings` mean the same as
     leaving them out, and read as None here. Cluster ids that came as numbers read as
-    strings, each id once. Unknown keys are ignored: existing clients may send them.
+    strings, each id once. Unknown keys are ignored, since existing clients may send them, and
+    `ignored_fields` names them.
     """
 
     policy_rule_uri: f.Uri
@@ -345,6 +353,10 @@ _head: Final = msgspec.json.Decoder(_Head).decode
 _readers: Final[dict[type[Any], Callable[[str], Any]]] = {
     kind: msgspec.json.Decoder(kind).decode for kind in get_args(Message)
 }
+_lenient: Final[dict[type[Any], frozenset[str]]] = {
+    kind: frozenset((*kind.__struct_fields__, "adhoc"))
+    for kind in (AllocationRequest, BlockRequest)
+}
 _carry: Final = msgspec.msgpack.Encoder().encode
 
 
@@ -387,6 +399,18 @@ def decode_allocation(body: str | bytes) -> AllocationRequest:
 
     """
     return _read(_text(body), AllocationRequest)
+
+
+def ignored_fields(frame: str | bytes, message: Message) -> list[str]:
+    """Return a warning for each field of a message that was read and that means nothing.
+
+    Args:
+        frame: The text of the message.
+        message: What it was read as. Operations have no such fields: they are refused.
+
+    """
+    known = _lenient.get(type(message))
+    return [] if known is None else ignored(frame, known)
 
 
 def encode(message: Message) -> str:

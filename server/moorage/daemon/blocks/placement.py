@@ -82,7 +82,9 @@ class BlockPlacement:
         self._turns = asyncio.Semaphore(RUNNING_MAX)
         self._waiting = 0
 
-    async def answer(self, tenant: Tenant, message: BlockRequest) -> bytes:
+    async def answer(
+        self, tenant: Tenant, message: BlockRequest, warnings: Sequence[str] = ()
+    ) -> bytes:
         """Write the reply to a block-level message: the bare result, or the failure reply.
 
         A bare result has no room for an `id`; a message that has one, as no documented client's
@@ -91,10 +93,11 @@ class BlockPlacement:
         try:
             outcome = await self.place(tenant, message.input, message.mode)
         except ServiceError as error:
-            return refuse(refusal_of(error), message_id=message.id)
+            return refuse(refusal_of(error), message_id=message.id, warnings=warnings)
         if message.id is None:
             return replies.raw(outcome.result)
-        return encode(Information(outcome.result), message_id=message.id, warnings=outcome.warnings)
+        said = [*warnings, *outcome.warnings]
+        return encode(Information(outcome.result), message_id=message.id, warnings=said)
 
     async def place(self, tenant: Tenant, block: Mapping[str, Any], mode: Mode) -> BlockOutcome:
         """Find the place of a block.

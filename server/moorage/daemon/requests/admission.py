@@ -7,11 +7,10 @@ from outside the core (its policy, its candidates, a token, a seed) is settled b
 import difflib
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, assert_never
 
-import msgspec
 from msgspec import structs
 
 from moorage.catalog.allowances import Allowance
@@ -34,6 +33,7 @@ from moorage.daemon.publishing.aliases import Noting, Publishing
 from moorage.daemon.requests.answers import MessageId, encode, refusal_of, refuse
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.lease_tokens import LeaseTokens, digest
+from moorage.daemon.requests.reading import is_described, outranked, size_of
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.gateway.deliver import Request
@@ -106,7 +106,7 @@ class Admission:
         reply: Callable[[Address, bytes], None],
         manage: Callable[[Address, Tenant, wire.Manage], None],
         inside: Callable[[Address, wire.Logs | wire.Exec], None],
-        place: Callable[[Address, Tenant, BlockRequest], None],
+        place: Callable[[Address, Tenant, BlockRequest, Sequence[str]], None],
         watchers: Watchers,
         failed: Callable[[BaseException], None],
     ) -> None:
@@ -146,15 +146,18 @@ class Admission:
         """Learn of a defect in a room that calls this one."""
         self._failed(error)
 
-    async def request(self, to: Address, tenant: Tenant, message: Request) -> None:
+    async def request(
+        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+    ) -> None:
         """Take a request that needs a search, or something of an external service, first."""
         if not isinstance(message, AllocationRequest):
-            self.request_nowait(to, tenant, message)
+            self.request_nowait(to, tenant, message, warnings)
             return
         alias, message = self._versioned(tenant, message)
-        uri, allowance, warnings = message.policy_rule_uri, Allowance(), _ignored(message)
+        uri, allowance = message.policy_rule_uri, Allowance()
+        warnings = [*warnings, *outranked(message)]
         try:
-            if _described(message):
+            if is_described(message):
                 # The policy first: where it is not there, nothing needs to be searched.
                 warnings += await self._catalog.freshness.fetch(uri, (), allowance, searching=True)
                 message, found = await self._searched(tenant, message, allowance)
@@ -162,24 +165,28 @@ class Admission:
                 uri = ""
             warnings += await self._catalog.freshness.fetch(uri, self._wanted(message), allowance)
         except ServiceError as error:
-            self._reply(to, refuse(refusal_of(error), message_id=message.id))
+            refusal = refusal_of(error)
+            self._reply(to, refuse(refusal, message_id=message.id, warnings=warnings))
         else:
             self._admit(to, tenant, message, list(dict.fromkeys(warnings)), alias)
 
-    def request_nowait(self, to: Address, tenant: Tenant, message: Request) -> bool:
+    def request_nowait(
+        self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
+    ) -> bool:
         """Take a request; it is answered at `to`, now or later. False: `request` has to."""
         if isinstance(message, AllocationRequest):
-            if _described(message):
+            if is_described(message):
                 return False
             alias, message = self._versioned(tenant, message)
             uri, wanted = message.policy_rule_uri, self._wanted(message)
-            warnings = self._catalog.freshness.at_hand(uri, wanted)
-            if warnings is None:
+            found = self._catalog.freshness.at_hand(uri, wanted)
+            if found is None:
                 return False
-            self._admit(to, tenant, message, [*_ignored(message), *warnings], alias)
+            self._admit(to, tenant, message, [*warnings, *outranked(message), *found], alias)
             return True
         if isinstance(message, BlockRequest):
-            self._place(to, tenant, message)  # The gateway keeps the order of the replies.
+            # The gateway keeps the order of the replies.
+            self._place(to, tenant, message, warnings)
             return True
         self._operation(to, tenant, message)
         return True
@@ -347,7 +354,7 @@ class Admission:
             seed=int.from_bytes(drawn[8:]) >> 1,
             explain=message.explain,
             dry_run=message.dry_run,
-            size=_size(message),
+            size=size_of(message),
         )
 
     def _unknown_policy(self, uri: str) -> Refusal:
@@ -387,13 +394,11 @@ class Admission:
         limit, memory = self._config.candidates_max, self._catalog.memory
         named = message.candidates()
         if named is None:
-            live, none = memory.live_ids(), "No clusters, filter or search was given"
+            live = memory.live_ids()
             if len(live) <= limit:
-                what = f"all {len(live)} live clusters were considered (at most {limit} are)"
-                warnings.append(f"{none}: {what}.")
                 return None
             what = f"only the first {limit} of {len(live)} live clusters were considered"
-            warnings.append(f"{none}: {what}.")
+            warnings.append(f"No clusters, filter or search was given: {what}.")
             return live[:limit]
         if len(named) > limit:
             reason = f"clusters: expected at most {limit} ids, got {len(named)}."
@@ -481,20 +486,3 @@ class Admission:
         reply = self.answer(to, answer)
         if reply is not None:
             self._reply(to, reply)
-
-
-def _described(message: AllocationRequest) -> bool:
-    """Return whether its candidates are described, not named."""
-    return message.clusters is None and bool(message.filter or message.search)
-
-
-def _ignored(message: AllocationRequest) -> list[str]:
-    """Say which descriptions of the candidates count for nothing, because another one wins."""
-    given = [name for name in ("clusters", "filter", "search") if getattr(message, name)]
-    return [f"{name} was ignored: {given[0]} was given and wins." for name in given[1:]]
-
-
-def _size(message: AllocationRequest) -> int:
-    """Return the bytes of what a message brings along for the policy and the backend alone."""
-    parts = (message.inputs, message.parameters, message.settings, message.provision)
-    return sum(len(msgspec.json.encode(part)) for part in parts if part)

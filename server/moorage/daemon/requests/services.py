@@ -257,14 +257,15 @@ class HttpServices:
         """Answer the HTTP twin of an ad-hoc request."""
         try:
             message: Request = wire.decode_allocation(body)
+            warnings = wire.ignored_fields(body, message)
         except BadMessage as error:
             refusal = Refusal(error.code, error.reason, error.field, error.expected, error.details)
             return twin_status(error.code), refuse(refusal, message_id=error.id)
         if self._calls.draining:
             return twin_status(STOPPING.code), refuse(STOPPING, message_id=message.id)
         to, future = self._calls.open()
-        if not self._admission.request_nowait(to, Tenant(tenant), message):
-            await self._admission.request(to, Tenant(tenant), message)
+        if not self._admission.request_nowait(to, Tenant(tenant), message, warnings):
+            await self._admission.request(to, Tenant(tenant), message, warnings)
         reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
         code = verdict.error.code if verdict.error else None
