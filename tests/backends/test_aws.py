@@ -16,6 +16,8 @@ from aws_world import POLL_SECONDS, AwsWorld
 from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError, WorkloadReport
 from moorage.backends.remote_specs import InstanceResourceSpec
 from moorage.model import ClusterId, Gpu, Node, NodeId, Share
+from moorage.resources import ResourceEngine, ResourceStatus
+from moorage.resources.resources import BackendRunner
 
 pytest.importorskip("boto3", reason="the extra `aws` is not installed")
 
@@ -447,6 +449,18 @@ async def test_a_name_whose_remains_are_still_looked_for_can_be_started_anew(aws
     rounds = len(aws.asked("DescribeInstances"))
     await until(lambda: len(aws.asked("DescribeInstances")) > rounds + 3)
     assert await backend.status("a") == ready
+
+
+async def test_an_instance_that_is_reset_is_another_one(aws, backend):
+    engine = ResourceEngine({"aws": BackendRunner(backend)})
+    await engine.acquire("a", SMALL, backend="aws")
+    (before,) = aws.instances()
+    await engine.reset("a")
+    (after,) = aws.instances()
+    assert after["InstanceId"] != before["InstanceId"]
+    assert await engine.get_status("a") is ResourceStatus.RUNNING
+    await engine.close()
+    assert aws.instances() == []
 
 
 async def test_a_region_that_is_silent_keeps_nothing_of_another_alive(aws, backend):

@@ -658,8 +658,6 @@ async def test_an_object_of_ones_own_process_is_a_resource():
     spec = LocalEnvResourceSpec(env_cls_path="decimal.Decimal", init_kwargs={"value": "1.5"})
     thing = await ResourceEngine.acquire("a", spec)
     assert thing.is_finite()
-    with pytest.raises(NotImplementedError):
-        await ResourceEngine.reset("a")
     missing = LocalEnvResourceSpec(env_cls_path="no.such.Thing")
     with pytest.raises(BackendError, match=r"no\.such\.Thing was not made"):
         await ResourceEngine.acquire("b", missing)

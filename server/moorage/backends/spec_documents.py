@@ -1,5 +1,6 @@
 """Specs as JSON, and the names of their pools. The daemon and `ResourceEngine` are the callers."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -97,14 +98,29 @@ def pool_key(spec: BaseResourceSpec, backend: str) -> str:
     """Return the name of the pool that resources of this spec and backend are kept in.
 
     It starts with `category:title|backend`, for people, and ends with a digest of every field, so
-    that specs that differ anywhere share nothing. Values JSON cannot say count by their `repr`.
+    that specs that mean something else anywhere share nothing, and those that say the same in other
+    words share all. Values JSON cannot say count by their `repr`.
     """
     document = {each.name: getattr(spec, each.name) for each in dataclasses.fields(spec)}
+    with contextlib.suppress(KeyError, ValueError):  # It has none, or means something else by it.
+        document["mem_limit"] = memory_bytes(document["mem_limit"])
+    if isinstance(spec, ContainerResourceSpec):
+        document |= {"image": spec.title, "host_ip": spec.host_ip or "127.0.0.1"}
+        document["mount"] = {key: way.removesuffix(":rw") for key, way in spec.mount.items()}
     kind = type(spec)
-    text = json.dumps(document, sort_keys=True, default=_plain, separators=(",", ":"))
+    text = json.dumps(_level(document), sort_keys=True, default=_plain, separators=(",", ":"))
     whole = f"{kind.__module__}.{kind.__qualname__}{text}"
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     return f"{spec.category}:{spec.title}|{backend}|{digest}"
+
+
+def _level(value: Any) -> Any:
+    """Return a value with every whole number written as one: 1.0 is 1."""
+    if isinstance(value, dict):
+        return {name: _level(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_level(each) for each in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _plain(value: Any) -> Any:

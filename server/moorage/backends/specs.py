@@ -10,6 +10,7 @@ Source: docs/reference/resource-engine.md, "Specs": the four keep their fields a
 """
 
 import functools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, ClassVar, Final, get_type_hints
@@ -205,6 +206,7 @@ class VLLMModelResourceSpec(BaseResourceSpec):
         template: File of the chat template.
         gpu_memory_utilization: Share of a GPU's memory that it takes.
         tool_call_parser: As vLLM knows it.
+        python: Interpreter that has vLLM; the one that runs this program where not given.
         start_timeout: Seconds until it must answer.
 
     """
@@ -219,6 +221,7 @@ class VLLMModelResourceSpec(BaseResourceSpec):
     template: Text | None = None
     gpu_memory_utilization: Annotated[float, pydantic.Field(gt=0, le=1)] = 0.8
     tool_call_parser: Text | None = "hermes"
+    python: Name | None = None
     start_timeout: StartSeconds | None = 300.0
 
     @property
@@ -228,8 +231,9 @@ class VLLMModelResourceSpec(BaseResourceSpec):
 
     def service(self) -> ServiceResourceSpec:
         """Return the service that it is: vLLM's own server, with its readiness probe."""
+        python = self.python or sys.executable or "python3"
         command = [
-            *("python3", "-m", "vllm.entrypoints.openai.api_server"),
+            *(python, "-m", "vllm.entrypoints.openai.api_server"),
             *("--model", self.model_name_or_path, "--host", "127.0.0.1", "--port", "{port}"),
             *("--tensor-parallel-size", str(self.tensor_parallel_size)),
             *("--pipeline-parallel-size", str(self.pipeline_parallel_size)),

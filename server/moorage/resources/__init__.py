@@ -1,41 +1,47 @@
 """What runs workloads: backends under one Protocol, and `ResourceEngine` over them.
 
-The daemon uses the backends; `ResourceEngine` is a library that stands on its own. Its errors are
-drawn in `base`.
+The daemon uses the backends; `ResourceEngine` is a library that stands on its own, and README.md
+shows it, by example. Its errors are drawn in `base`.
 """
 
-from moorage.backends.base import (
-    BackendError,
-    EngineClosedError,
-    UnknownWorkloadError,
-    UnsupportedSpecError,
-)
-from moorage.backends.remote_specs import (
-    InstanceResourceSpec,
-    PodResourceSpec,
-    RayActorResourceSpec,
-)
-from moorage.backends.specs import (
-    APIModelResourceSpec,
-    BaseResourceSpec,
-    ContainerResourceSpec,
-    LocalEnvResourceSpec,
-    MemoryResourceSpec,
-    ProcessResourceSpec,
-    Readiness,
-    ServiceResourceSpec,
-    SpecError,
-    VLLMModelResourceSpec,
-)
-from moorage.resources.context import Context, ContextConfig
-from moorage.resources.resource_engine import ResourceEngine
-from moorage.resources.resources import BaseResource, ResourceStatus, Runner
+try:
+    from moorage.backends.base import (
+        BackendError,
+        EngineClosedError,
+        UnknownWorkloadError,
+        UnsupportedSpecError,
+    )
+    from moorage.backends.remote_specs import (
+        InstanceResourceSpec,
+        PodResourceSpec,
+        RayActorResourceSpec,
+    )
+    from moorage.backends.specs import (
+        APIModelResourceSpec,
+        BaseResourceSpec,
+        ContainerResourceSpec,
+        LocalEnvResourceSpec,
+        MemoryResourceSpec,
+        ProcessResourceSpec,
+        Readiness,
+        ServiceResourceSpec,
+        SpecError,
+        VLLMModelResourceSpec,
+    )
+    from moorage.resources.context import Context, ContextConfig
+    from moorage.resources.resource_engine import ResourceEngine
+    from moorage.resources.resources import BaseResource, CommandOutput, ResourceStatus, Runner
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"moorage.resources needs {error.name}: pip install 'moorage[server]'", name=error.name
+    ) from error
 
 __all__ = [
     "APIModelResourceSpec",
     "BackendError",
     "BaseResource",
     "BaseResourceSpec",
+    "CommandOutput",
     "ContainerResourceSpec",
     "Context",
     "ContextConfig",

@@ -9,10 +9,11 @@ docs/reference/resource-engine.md, "Methods" and "Decisions".
 """
 
 import functools
+import importlib.util
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, ClassVar, Concatenate, Final, Generic, ParamSpec, TypeVar
 
 from moorage.backends.spec_documents import pool_key
 from moorage.backends.specs import BaseResourceSpec
@@ -22,6 +23,12 @@ from moorage.resources.store import ResourceStore
 
 __all__ = ["ResourceEngine"]
 
+_REMEDIES: Final = {
+    "aws": ". It needs boto3: pip install 'moorage[aws]'",
+    "ray": ". Pools on a Ray cluster are in moorage.slices: pip install 'moorage[ray]'",
+    "k8s": ". Nothing starts resources on Kubernetes yet; a runner of your own may",
+}
+"""What to do about documented backends that may not be here."""
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
@@ -76,10 +83,11 @@ class ResourceEngine:
 
         Returns:
             Name of the pool -> `total`, `free` and `acquired`, for pools that have any. What is
-            being made or ended counts as acquired.
+            being made or ended counts as acquired, and so does what an id holds, alive or not. Free
+            ones that have died do not count.
 
         """
-        return self._store.counts()
+        return await self._store.counts()
 
     @_OnClassToo
     async def start(
@@ -87,8 +95,8 @@ class ResourceEngine:
     ) -> None:
         """Make sure that at least `size` resources are free.
 
-        They are made side by side. Where `max_global_num` leaves room for fewer, a warning says
-        how many were wanted and made.
+        Free ones that have died are replaced. They are made side by side. Where `max_global_num`
+        leaves room for fewer, a warning says how many were wanted and made.
 
         Args:
             spec: What to make.
@@ -159,9 +167,9 @@ class ResourceEngine:
     async def release(self, /, id: str) -> None:  # noqa: A002  # The documented name.
         """Return a resource to the store. An id that has none is no error.
 
-        It is reset first, or, where its kind cannot be, looked at; one that is not fit for the
-        next user is ended, and its slot goes to whoever waits longest. Released while it is being
-        made, it is free as soon as it is made.
+        It is reset first, as `reset` does; one of a user's own kind that cannot be is looked at.
+        What is not fit for the next user is ended, and its slot goes to whoever waits longest.
+        Released while it is being made, it is free as soon as it is made.
 
         Raises:
             EngineError: It was not fit, and could not be ended either. It keeps its slot.
@@ -173,9 +181,14 @@ class ResourceEngine:
     async def reset(self, /, id: str, *args: Any, **kwargs: Any) -> Any:  # noqa: A002  # As above.
         """Make the resource of an id as new, and return what the resource says to that.
 
+        A process runs its `reset_command`. One that has none, and a container, is stopped and
+        started again: it is the same resource, and its files, its `endpoint` and what runs in it
+        are new.
+
         Raises:
             ValueError: The id has no resource, or not yet.
-            NotImplementedError: This kind of resource cannot be.
+            NotImplementedError: It is of a user's own kind, which has no `reset`.
+            EngineError: It could not be; end it.
 
         """
         return await self._store.held(id).reset(*args, **kwargs)
@@ -226,8 +239,17 @@ class ResourceEngine:
         runner = runners.get(backend)
         if runner is None:
             names = ", ".join(sorted(runners)) or "none"
-            raise ValueError(f"there is no backend {backend!r} here; available: {names}")
+            raise ValueError(
+                f"there is no backend {backend!r} here; available: {names}{_remedy(backend)}"
+            )
         return runner
+
+
+def _remedy(backend: str) -> str:
+    """Return what to do about a documented backend that is not here."""
+    if backend == "aws" and importlib.util.find_spec("boto3") is not None:
+        return ""  # This engine was made without it.
+    return _REMEDIES.get(backend, "")
 
 
 def _check(spec: Any, *, id: Any = "-", size: Any = 0, **seconds: Any) -> None:  # noqa: A002  # As above.

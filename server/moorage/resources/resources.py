@@ -5,13 +5,17 @@ may put others into the backend's registry, for backends of their own.
 """
 
 import abc
+import asyncio
 import contextlib
+import threading
+import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, NoReturn, Protocol, Self, runtime_checkable
 
 from moorage.backends.base import (
+    LOG_TAIL_LINES,
     Backend,
     BackendError,
     Log,
@@ -21,9 +25,29 @@ from moorage.backends.base import (
     UnsupportedSpecError,
     WorkloadReport,
 )
-from moorage.backends.specs import BaseResourceSpec
+from moorage.backends.completion import finished
+from moorage.backends.specs import (
+    BaseResourceSpec,
+    ContainerResourceSpec,
+    ProcessResourceSpec,
+    ServiceResourceSpec,
+)
 
-__all__ = ["BackendResource", "BackendRunner", "BaseResource", "ResourceStatus", "Runner"]
+__all__ = [
+    "BackendResource",
+    "BackendRunner",
+    "BaseResource",
+    "CommandOutput",
+    "ResourceStatus",
+    "Runner",
+]
+
+SETTLE_SECONDS: Final = 0.5
+"""What ends so soon after its start has failed to start; not asked of what has a probe."""
+SETTLE_SECONDS_MAX: Final = 30.0
+"""How long what a command left behind may take to end, once the command itself has."""
+_SETTLE_PAUSE_SECONDS: Final = 0.05
+_TAIL_BYTES: Final = 16 * 1024
 
 
 class ResourceStatus(StrEnum):
@@ -70,7 +94,10 @@ class BaseResource(abc.ABC):
             NotImplementedError: This kind cannot be.
 
         """
-        raise NotImplementedError(f"a {self.category} resource cannot be reset")
+        raise NotImplementedError(
+            f"a {self.category} resource cannot be reset: end it and acquire another, or give its"
+            " class a reset()"
+        )
 
     @abc.abstractmethod
     async def get_status(self) -> ResourceStatus:
@@ -126,6 +153,30 @@ class Runner(Protocol):
         """Return how a resource is now."""
 
 
+class CommandOutput(str):
+    """What a command wrote; a `str`, which knows how the command ended.
+
+    Args:
+        text: What it wrote.
+        exit_code: 0 where it went well; a negative one is a signal's number.
+
+    """
+
+    __slots__ = ("exit_code",)
+
+    exit_code: int
+
+    def __new__(cls, text: str, exit_code: int) -> Self:
+        """Make one: a `str` gets its text before `__init__`."""
+        made = super().__new__(cls, text)
+        made.exit_code = exit_code
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return what a copy is made with."""
+        return type(self), (str(self), self.exit_code)
+
+
 class BackendResource(BaseResource):
     """A workload of a backend.
 
@@ -134,6 +185,7 @@ class BackendResource(BaseResource):
         spec: What it was made from.
         workload: What the backend said when it was ready.
         resource_id: Its name; the workload's own where not given.
+        timeout_seconds: How long a start of it may take, also when it is made anew.
 
     """
 
@@ -143,8 +195,14 @@ class BackendResource(BaseResource):
         spec: BaseResourceSpec,
         workload: WorkloadReport,
         resource_id: str | None = None,
+        timeout_seconds: float | None = None,
     ) -> None:
         self._backend = backend
+        self._timeout_seconds = timeout_seconds
+        self._attempt = 1
+        self._changed = False
+        self._ended = False
+        self._renewing = threading.Lock()
         self.spec = spec
         self.endpoint = workload.endpoint
         self._id = workload.id
@@ -161,20 +219,39 @@ class BackendResource(BaseResource):
         return self.spec.category
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Make it as new, and return what the backend says to that.
+        """Make it as new: by the backend's own way, or by starting it again where it has none.
 
         Raises:
             TypeError: Workloads are reset without arguments.
-            NotImplementedError: This kind cannot be.
             BackendError: It could not be, and must not be used again.
+            TimeoutError: Nor in time.
 
         """
         if args or kwargs:
             raise TypeError(f"a {self.category} resource is reset without arguments")
+        if not self._renewing.acquire(blocking=False):
+            raise BackendError(f"{self.resource_id} is being reset already")
         try:
-            return await self._backend.reset(self._id)
-        except UnsupportedSpecError as error:
-            raise NotImplementedError(str(error)) from error
+            if not self._changed:  # Else its limits are not those of its spec.
+                with contextlib.suppress(UnsupportedSpecError):
+                    return await self._backend.reset(self._id)
+            return await self._start_again()
+        finally:
+            self._renewing.release()
+
+    async def _start_again(self) -> None:
+        await self._backend.stop(self._id)
+        self._attempt += 1
+        order = Order(
+            self._id, self.spec, timeout_seconds=self._timeout_seconds, attempt=self._attempt
+        )
+        workload = await self._backend.start(order)
+        if self._ended or workload.phase.over:
+            await finished(self._backend.stop(self._id))
+            how = "was ended" if self._ended else f"ended: {workload.detail or workload.phase}"
+            raise BackendError(f"{self.resource_id} {how} while it was reset")
+        self._changed = False
+        self.endpoint = workload.endpoint
 
     async def get_status(self) -> ResourceStatus:
         """Return how it is now; a service is asked whether it answers.
@@ -190,9 +267,11 @@ class BackendResource(BaseResource):
     async def control(self, **kwargs: Any) -> None:
         """Change its limits while it runs, all or none."""
         await self._backend.control(self._id, kwargs)
+        self._changed = True
 
     async def end(self) -> None:
         """Stop it."""
+        self._ended = True
         await self._backend.stop(self._id)
 
     async def run_cmd(
@@ -202,8 +281,8 @@ class BackendResource(BaseResource):
         workdir: str | None = None,
         user: str | None = None,
         environment: Mapping[str, str] | None = None,
-    ) -> str:
-        """Run a line of shell inside of it and return what it wrote.
+    ) -> CommandOutput:
+        """Run a line of shell inside of it and return what it wrote, which has an `exit_code`.
 
         Raises:
             TimeoutError: It took longer than `timeout` seconds, and was killed.
@@ -217,7 +296,7 @@ class BackendResource(BaseResource):
             user=user,
             environment=environment,
         )
-        return done.output
+        return CommandOutput(done.output, done.exit_code)
 
     async def logs(self, offset: int = 0) -> Log:
         """Read what it wrote, from a byte offset on; a negative one counts from the end."""
@@ -256,20 +335,52 @@ class BackendRunner:
         # A user's id may come again while what it had lives on in the free store, under its name.
         name = f"{resource_id or 'free'}-{uuid.uuid4().hex[:12]}"
         limits = [each for each in (timeout, spec.limit_seconds) if each is not None]
-        order = Order(name, spec, timeout_seconds=min(limits) if limits else None)
+        limit = min(limits) if limits else None
         self.backend.refuse(spec)
-        workload = await self.backend.start(order)
-        if workload.phase.over:
+        workload = await self.backend.start(Order(name, spec, timeout_seconds=limit))
+        try:
+            if _settles(spec):
+                workload = await self._settled(workload)
+            if workload.phase.over:
+                await self._refuse(workload)
+        except BaseException:
             with contextlib.suppress(UnknownWorkloadError):
-                await self.backend.stop(name)
-            raise BackendError(f"it ended at once: {workload.detail or workload.phase}")
-        return self.resource(spec, workload, resource_id)
+                await finished(self.backend.stop(name))
+            raise
+        return self.resource(spec, workload, resource_id, limit)
+
+    async def _settled(self, workload: WorkloadReport) -> WorkloadReport:
+        """Look for a moment whether what has no readiness of its own goes on running."""
+        begun = time.monotonic()
+        while not workload.phase.over:
+            waited = time.monotonic() - begun
+            runs = workload.phase is Phase.READY
+            if waited > (SETTLE_SECONDS if runs else SETTLE_SECONDS_MAX):
+                break
+            pause = _SETTLE_PAUSE_SECONDS
+            await asyncio.sleep(pause)
+            workload = await self.backend.probe(workload.id)
+        return workload
+
+    async def _refuse(self, workload: WorkloadReport) -> NoReturn:
+        """Say that a workload ended at once, how, and what it wrote."""
+        lines: Sequence[str] = workload.log_tail
+        if not lines and self.backend.support.logs:
+            log = await self.backend.logs(workload.id, -_TAIL_BYTES)
+            lines = log.text.splitlines()[-LOG_TAIL_LINES:]
+        reason = f"it ended at once: {workload.detail or workload.phase}"
+        reason += "; expected what goes on running. It wrote"
+        raise BackendError("\n".join([f"{reason}:", *lines]) if lines else f"{reason} nothing.")
 
     def resource(
-        self, spec: BaseResourceSpec, workload: WorkloadReport, resource_id: str | None
+        self,
+        spec: BaseResourceSpec,
+        workload: WorkloadReport,
+        resource_id: str | None,
+        timeout_seconds: float | None,
     ) -> BackendResource:
         """Return what a started workload is to its user."""
-        return BackendResource(self.backend, spec, workload, resource_id)
+        return BackendResource(self.backend, spec, workload, resource_id, timeout_seconds)
 
     async def end_resource(self, resource: BaseResource) -> None:
         """Stop it."""
@@ -278,3 +389,10 @@ class BackendRunner:
     async def get_status(self, resource: BaseResource) -> ResourceStatus:
         """Return how it is now."""
         return await resource.get_status()
+
+
+def _settles(spec: BaseResourceSpec) -> bool:
+    """Return whether a spec says of nothing but its running that it is ready."""
+    if isinstance(spec, ContainerResourceSpec):
+        return spec.readiness is None
+    return isinstance(spec, ProcessResourceSpec) and not isinstance(spec, ServiceResourceSpec)

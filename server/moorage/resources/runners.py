@@ -128,6 +128,9 @@ class ModelResource(BaseResource):
 class VLLMResource(BackendResource):
     """A model served by vLLM on this machine."""
 
+    async def reset(self, *args: Any, **kwargs: Any) -> Any:
+        """Do nothing: a model remembers nothing of its users, and takes minutes to load."""
+
     async def generate_async(
         self, messages: list[dict[str, Any]], **parameters: Any
     ) -> dict[str, Any]:
@@ -176,13 +179,17 @@ class LocalEnvResource(BaseResource):
 
     Args:
         resource_id: Its name.
-        env: The object.
+        spec: What it is made from.
+
+    Raises:
+        BackendError: There is no such class, or it could not be made.
 
     """
 
-    def __init__(self, resource_id: str, env: Any) -> None:
+    def __init__(self, resource_id: str, spec: LocalEnvResourceSpec) -> None:
         self._id = resource_id
-        self.env = env
+        self._spec = spec
+        self.env = _environment(spec)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute of the object."""
@@ -203,15 +210,20 @@ class LocalEnvResource(BaseResource):
         await _call(self.env, "start")
 
     async def reset(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the object's own `reset`.
+        """Call the object's own `reset`; one that has none is closed, and another made.
 
         Raises:
-            NotImplementedError: It has none.
+            TypeError: It has none, so nobody takes arguments.
+            BackendError: The other one could not be made.
 
         """
-        if not callable(getattr(self.env, "reset", None)):
-            raise NotImplementedError(f"{type(self.env).__name__} has no reset")
-        return await _call(self.env, "reset", *args, **kwargs)
+        if callable(getattr(self.env, "reset", None)):
+            return await _call(self.env, "reset", *args, **kwargs)
+        if args or kwargs:
+            raise TypeError(f"{type(self.env).__name__} has no reset(), so it takes no arguments")
+        await self.end()
+        self.env = _environment(self._spec)
+        return await self.start()
 
     async def get_status(self) -> ResourceStatus:
         """Return that it runs: it is an object."""
@@ -246,7 +258,7 @@ class LocalRunner(BackendRunner):
             case APIModelResourceSpec():
                 made: BaseResource = ModelResource(name, spec)
             case LocalEnvResourceSpec():
-                made = LocalEnvResource(name, _environment(spec))
+                made = LocalEnvResource(name, spec)
             case _:  # Users write kinds of specs of their own, which a backend may know.
                 return await super().start_resource(spec, resource_id, timeout)
         async with asyncio.timeout(min(limits) if limits else None):
@@ -254,11 +266,15 @@ class LocalRunner(BackendRunner):
         return made
 
     def resource(
-        self, spec: BaseResourceSpec, workload: WorkloadReport, resource_id: str | None
+        self,
+        spec: BaseResourceSpec,
+        workload: WorkloadReport,
+        resource_id: str | None,
+        timeout_seconds: float | None,
     ) -> BackendResource:
         """Return what a started workload is to its user."""
         kind = VLLMResource if isinstance(spec, VLLMModelResourceSpec) else BackendResource
-        return kind(self.backend, spec, workload, resource_id)
+        return kind(self.backend, spec, workload, resource_id, timeout_seconds)
 
 
 def _environment(spec: LocalEnvResourceSpec) -> Any:

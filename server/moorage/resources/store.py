@@ -31,14 +31,18 @@ class ResourceStore:
         self._pools: dict[str, SpecPool] = {}
         self._claims: dict[str, ResourceClaim] = {}
 
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Count what exists, by pool."""
+    async def counts(self) -> dict[str, dict[str, int]]:
+        """Count what exists, by pool; free ones that have died do not."""
         with self._lock:
-            return {
-                key: {"total": pool.total, "free": len(pool.free), "acquired": pool.acquired}
-                for key, pool in self._pools.items()
-                if pool.total
-            }
+            pools = dict(self._pools)
+        dead = dict(zip(pools, await asyncio.gather(*map(self._dead, pools.values())), strict=True))
+        counts = {}
+        with self._lock:
+            for key, pool in pools.items():
+                free = sum(each not in dead[key] for each in pool.free)
+                if total := free + pool.acquired:
+                    counts[key] = {"total": total, "free": free, "acquired": pool.acquired}
+        return counts
 
     async def stock(
         self,
@@ -57,6 +61,9 @@ class ResourceStore:
         loop = asyncio.get_running_loop()
         with self._lock:
             pool = self._pool(spec, backend, runner)
+        await self._clear(pool)
+        with self._lock:
+            pool = self._pool(spec, backend, runner)  # Another one, where it was closed meanwhile.
             wanted = max(0, size - len(pool.free) - pool.stocking)
             made = wanted if pool.room is None else min(wanted, pool.room)
             claims = [
@@ -345,13 +352,15 @@ class ResourceStore:
 
     async def _recycle(self, pool: SpecPool, resource: BaseResource) -> None:
         """Make a used resource fit for the next user, or end it."""
-        try:
-            await resource.reset()
-            fit = True
-        except NotImplementedError:
-            fit = True  # The look at it decides.
-        except Exception:  # noqa: BLE001  # A resource that cannot be reset is ended, whatever it said.
-            fit = False
+        # What has done its work, or died, is not made to do it again.
+        fit = not pool.closed and await _is_fit(pool.runner, resource)
+        if fit:
+            try:
+                await resource.reset()
+            except NotImplementedError:
+                pass  # Of a user's own kind: the look at it decides.
+            except Exception:  # noqa: BLE001  # What cannot be reset is ended, whatever it said.
+                fit = False
         if fit and not pool.closed and await _is_fit(pool.runner, resource):
             self._put(pool, resource)
         else:
@@ -372,6 +381,24 @@ class ResourceStore:
         with self._lock:
             pool.moving -= 1
         self._pass_on(pool)
+
+    async def _dead(self, pool: SpecPool) -> list[BaseResource]:
+        """Return the free resources that would not be handed out."""
+        with self._lock:
+            free = list(pool.free)
+        fit = await asyncio.gather(*(_is_fit(pool.runner, each) for each in free))
+        return [each for each, well in zip(free, fit, strict=True) if not well]
+
+    async def _clear(self, pool: SpecPool) -> None:
+        """End the free resources that have died. Those that cannot be ended keep their slots."""
+        dead = await self._dead(pool)
+        with self._lock:
+            dead = [each for each in dead if each in pool.free]
+            for each in dead:
+                pool.free.remove(each)
+                pool.moving += 1
+        ends = (self._end(pool, each) for each in dead)
+        await finished(asyncio.gather(*ends, return_exceptions=True))
 
     def _put(self, pool: SpecPool, resource: BaseResource) -> None:
         with self._lock:

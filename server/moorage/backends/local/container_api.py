@@ -9,6 +9,7 @@ own words.
 import contextlib
 import importlib
 import math
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.backends.base import LOG_BYTES_MAX, BackendError, Log, UnsupportedSpecError
-from moorage.backends.local.container_plans import ContainerPlan
+from moorage.backends.local.container_plans import ContainerPlan, is_shell
 
 __all__ = ["ContainerApi", "Events", "Seen"]
 
@@ -30,6 +31,7 @@ LOG_FILE_BYTES: Final = 32 * 1024 * 1024
 EXECUTION_BYTES_MAX: Final = 1024 * 1024
 """Of what a command in a container writes; the rest is dropped."""
 _PERIOD_MICROSECONDS: Final = 100_000
+_KILL: Final = signal.SIGKILL
 _LIBPOD: Final = "/v4.0.0/libpod"
 _ENDS: Final = frozenset({"die", "destroy", "remove"})
 """Events after which a container may have ended; one that is removed at once may miss the first."""
@@ -160,6 +162,7 @@ class ContainerApi:
 
     def _create(self, plan: ContainerPlan) -> None:
         types = self._docker.types
+        signal_name = {"stop_signal": _KILL.name} if self._only_a_shell(plan) else {}
         requests = [types.DeviceRequest(driver="cdi", device_ids=list(plan.devices))]
         host = self._api.create_host_config(
             nano_cpus=None if plan.cpu_count is None else int(plan.cpu_count * 1e9),
@@ -185,7 +188,15 @@ class ContainerApi:
             labels=dict(plan.labels),
             ports=list(plan.ports),
             host_config=host,
+            stdin_open=plan.stdin,
+            **signal_name,
         )
+
+    def _only_a_shell(self, plan: ContainerPlan) -> bool:
+        """Return whether what will run is a shell: it hears no SIGTERM, so no stop need wait."""
+        own = self._api.inspect_image(plan.image).get("Config") or {}
+        command = own.get("Cmd") if plan.command is None else plan.command
+        return is_shell([*(own.get("Entrypoint") or ()), *(command or ())])
 
     def _create_podman(self, plan: ContainerPlan) -> None:
         """Create a container with devices of the Container Device Interface at Podman's own API."""
@@ -196,6 +207,7 @@ class ContainerApi:
                 "name": plan.name,
                 "image": plan.image,
                 "command": None if plan.command is None else list(plan.command),
+                "stdin": plan.stdin,
                 "env": dict(plan.environment),
                 "labels": dict(plan.labels),
                 "devices": [{"path": device} for device in plan.devices],
@@ -214,6 +226,7 @@ class ContainerApi:
                     for outside, inside, read_only in plan.mounts
                 ],
                 "log_configuration": {"driver": "k8s-file", "size": LOG_FILE_BYTES},
+                **({"stop_signal": int(_KILL)} if self._only_a_shell(plan) else {}),
             },
         )
 

@@ -9,11 +9,12 @@ from moorage.backends.base import Order, UnsupportedSpecError
 from moorage.backends.local.devices import DeviceBinding
 from moorage.backends.specs import ContainerResourceSpec, memory_bytes
 
-__all__ = ["ContainerPlan", "mounts", "plan", "probe_port", "reachable_host"]
+__all__ = ["ContainerPlan", "is_shell", "mounts", "plan", "probe_port", "reachable_host"]
 
 LOOPBACK: Final = "127.0.0.1"
 _GPU: Final = "nvidia.com/gpu"
 """Kind of device, as NVIDIA's specs for the Container Device Interface name it."""
+_SHELLS: Final = frozenset({"sh", "ash", "bash", "dash", "fish", "ksh", "zsh"})
 _ANY_HOST: Final = frozenset({"", "0.0.0.0", "::"})  # noqa: S104  # Compared, not bound.
 
 
@@ -25,6 +26,7 @@ class ContainerPlan:
         name: Of the container; there can be only one of a name.
         image: What it is made of.
         command: What runs in it; the image's own where not given.
+        stdin: Its input stays open, and empty, so that a shell waits instead of ending.
         environment: Its variables.
         labels: By which it is found again.
         cpu_count: Processors' worth of time; None for no limit.
@@ -39,6 +41,7 @@ class ContainerPlan:
     name: str
     image: str
     command: Sequence[str] | None = None
+    stdin: bool = False
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     cpu_count: float | None = None
@@ -87,6 +90,7 @@ def plan(
         name=name,
         image=spec.title,
         command=spec.command,
+        stdin=spec.command is None or is_shell(spec.command),
         environment={**spec.environment, **gpus, **order.environment},
         labels=labels,
         cpu_count=cpus,
@@ -96,6 +100,13 @@ def plan(
         host_ip=spec.host_ip or LOOPBACK,
         mounts=mounts(spec),
     )
+
+
+def is_shell(command: Sequence[str]) -> bool:
+    """Return whether a command is a shell that reads what to do from its input."""
+    program, *options = command or [""]
+    known = Path(program).name in _SHELLS
+    return known and all(each in {"-i", "-l", "-il", "-li", "--login"} for each in options)
 
 
 def reachable_host(spec: ContainerResourceSpec) -> str:

@@ -9,6 +9,7 @@ what is held is kept here by the device itself, whatever a node calls it
 """
 
 import contextlib
+import importlib.util
 import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -181,7 +182,8 @@ class Devices:
         try:
             has = self._pool.accommodates(members)
             if could and not has:
-                raise UnsupportedSpecError(f"this machine has not got that: {has.reason}")
+                reason = f"this machine has not got that: {has.reason}"
+                raise UnsupportedSpecError(f"{reason}{self._unseen(members)}")
             return {kind: list(rows) for kind, rows in self._pool.checkout(members).items()}
         except ResourceUnavailable as error:
             if must:
@@ -190,6 +192,13 @@ class Devices:
             if must:
                 raise UnsupportedSpecError(f"this machine has not got that: {error}") from error
         return {}
+
+    def _unseen(self, members: Sequence[Mapping[str, Any]]) -> str:
+        """Return what to do where GPUs are wanted, and nothing here could see any."""
+        wanted = any(each["type"] == "gpus" for each in members)
+        if wanted and not self._pool.count("gpus") and importlib.util.find_spec("pynvml") is None:
+            return "; GPUs of NVIDIA are seen with pip install 'moorage[nvml]'"
+        return ""
 
     def _check_in(self, rows: Rows) -> None:
         """Check into the pool, but for devices that another adopted workload has too."""

@@ -1,0 +1,43 @@
+"""The README of the library: every example does what it says, and every public name is in it."""
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import moorage.resources
+from moorage.resources import ResourceEngine
+
+README = Path(moorage.resources.__file__).parent / "README.md"
+CONTAINERS = "## Containers"
+SECTIONS = re.split(
+    r"^(?=## )", re.sub(r"^```.*$", "", README.read_text(), flags=re.MULTILINE), flags=re.MULTILINE
+)
+
+
+def played(text: str) -> int:
+    """Run the examples of a text; return how many there are."""
+    first = "import asyncio; from moorage.resources import ResourceEngine"
+    test = doctest.DocTestParser().get_doctest(f">>> {first}\n\n{text}", {}, README.name, None, 0)
+    assert doctest.DocTestRunner().run(test).failed == 0
+    return len(test.examples)
+
+
+def test_every_example_does_what_it_says():
+    rest = [each for each in SECTIONS if not each.startswith(CONTAINERS)]
+    assert played("".join(rest)) > 15
+
+
+@pytest.mark.heavy
+def test_the_examples_of_containers_do_what_they_say(shell_image):
+    (section,) = (each for each in SECTIONS if each.startswith(CONTAINERS))
+    assert played(section.replace("ubuntu:22.04", shell_image)) > 3
+
+
+def test_every_method_and_name_is_there():
+    text = README.read_text()
+    methods = [name for name in vars(ResourceEngine) if not name.startswith("_")]
+    few = {"EngineClosedError", "UnknownWorkloadError", "UnsupportedSpecError", "CommandOutput"}
+    assert [name for name in methods if name not in text and name != "shared"] == []
+    assert [each for each in set(moorage.resources.__all__) - few if each not in text] == []

@@ -1,0 +1,350 @@
+"""What the engine hands out, over real processes and containers: alive, clean, and what it says."""
+
+import asyncio
+import contextlib
+import os
+import pickle
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from moorage.backends.local.backend import LocalBackend
+from moorage.backends.memory import MemoryBackend
+from moorage.backends.spec_documents import pool_key
+from moorage.resources import (
+    BackendError,
+    BaseResource,
+    BaseResourceSpec,
+    CommandOutput,
+    ContainerResourceSpec,
+    LocalEnvResourceSpec,
+    MemoryResourceSpec,
+    PodResourceSpec,
+    ProcessResourceSpec,
+    Readiness,
+    ResourceEngine,
+    ResourceStatus,
+    ServiceResourceSpec,
+    VLLMModelResourceSpec,
+)
+from moorage.resources.resources import BackendRunner
+from moorage.resources.runners import LocalRunner
+
+SEEN_SECONDS_MAX = 30
+SLEEP = ["sleep", "1000"]
+LIMITS = "grep 'data size' /proc/$(cat pid)/limits"
+
+
+@pytest.fixture
+async def engine(tmp_path) -> AsyncIterator[ResourceEngine]:
+    backend = LocalBackend(tmp_path / "backend", outlive=False)
+    made = ResourceEngine({"local": LocalRunner(backend)})
+    yield made
+    await made.close()
+    assert list(await backend.discover()) == []
+    await backend.close()
+
+
+async def counted(engine: ResourceEngine) -> list[tuple[int, int, int]]:
+    pools = (await engine.monitor()).values()
+    return [(pool["total"], pool["free"], pool["acquired"]) for pool in pools]
+
+
+async def killed(resource: BaseResource) -> None:
+    """Kill a process of a `pid` file in its folder, and wait until that is seen."""
+    os.kill(int(await resource.run_cmd("cat pid")), signal.SIGKILL)
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while await resource.get_status() is ResourceStatus.RUNNING:
+            pause = 0.02  # The news comes from the machine.
+            await asyncio.sleep(pause)
+
+
+def process(**fields: object) -> ProcessResourceSpec:
+    return ProcessResourceSpec(command=["sh", "-c", "echo $$ > pid; exec sleep 1000"], **fields)
+
+
+# A command that ends at once ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("echo cannot open /model; exit 4", "exit status 4.*It wrote:\ncannot open /model$"),
+        ("echo done", "exit status 0.*It wrote:\ndone$"),
+        ("exit 3", "exit status 3.*It wrote nothing"),
+    ],
+)
+async def test_a_command_that_ends_at_once_is_an_error_with_its_output(engine, script, reason):
+    spec = ProcessResourceSpec(command=["sh", "-c", script])
+    for call in (engine.acquire("a", spec), engine.start(spec)):
+        with pytest.raises(BackendError, match=f"(?s)ended at once.*{reason}"):
+            await call
+    assert await engine.monitor() == {}
+
+
+@pytest.mark.heavy
+async def test_a_container_that_ends_at_once_is_an_error_with_its_output(engine, container_image):
+    spec = ContainerResourceSpec(image=container_image, command=["sh", "-c", "echo no GPU; exit 7"])
+    with pytest.raises(BackendError, match=r"(?s)ended at once.*exit status 7.*\nno GPU"):
+        await engine.acquire("a", spec)
+    assert await engine.monitor() == {}
+
+
+# The dead ---------------------------------------------------------------------------------------
+
+
+async def test_start_and_monitor_do_not_count_the_dead(engine):
+    spec = process(max_global_num=2)
+    await engine.start(spec, size=2)
+    one, two = await engine.acquire("a", spec), await engine.acquire("b", spec)
+    pids = [await each.run_cmd("cat pid") for each in (one, two)]
+    await engine.release("a")
+    await engine.release("b")
+    assert await counted(engine) == [(2, 2, 0)]
+    pids = [await each.run_cmd("cat pid") for each in (one, two)]
+    await killed(one)
+    assert await counted(engine) == [(1, 1, 0)]
+    await engine.start(spec, size=2)
+    assert await counted(engine) == [(2, 2, 0)]
+    await killed(two)
+    held = [await engine.acquire(name, spec) for name in "cd"]
+    assert [await each.get_status() for each in held] == [ResourceStatus.RUNNING] * 2
+    assert not {await each.run_cmd("cat pid") for each in held} & set(pids)
+
+
+async def test_what_an_id_holds_counts_until_it_is_given_up_and_is_not_run_again(engine, tmp_path):
+    once = f"echo x >> {tmp_path}/runs; echo $$ > pid; exec sleep 1000"
+    spec = ProcessResourceSpec(command=["sh", "-c", once])
+    await killed(await engine.acquire("a", spec))
+    assert await counted(engine) == [(1, 0, 1)]
+    await engine.release("a")
+    assert await engine.monitor() == {}
+    assert (tmp_path / "runs").read_text() == "x\n"
+
+
+# Clean ------------------------------------------------------------------------------------------
+
+
+async def test_a_released_process_comes_back_clean(engine):
+    spec = process(max_global_num=1, mem_limit="512m")
+    thing = await engine.acquire("a", spec)
+    await thing.run_cmd("echo mine > notes; setsid sleep 1000 &")
+    await engine.control("a", mem_limit="256m")
+    pid = await thing.run_cmd("cat pid")
+    await engine.release("a")
+    assert await counted(engine) == [(1, 1, 0)]
+    again = await engine.acquire("b", spec)
+    assert (await again.run_cmd("cat notes")).exit_code == 1
+    assert await again.run_cmd("cat pid") != pid
+    assert str(512 << 20) in await again.run_cmd(LIMITS)
+
+
+async def test_one_with_a_reset_command_is_the_same_but_for_limits_that_were_changed(engine):
+    spec = process(mem_limit="512m", reset_command=["rm", "-f", "notes"])
+    thing = await engine.acquire("a", spec)
+    pid = await thing.run_cmd("echo mine > notes; cat pid")
+    await engine.release("a")
+    assert await engine.acquire("b", spec) is thing
+    assert await thing.run_cmd("ls; cat pid") == f"pid\n{pid}"
+    await engine.control("b", mem_limit="256m")
+    await engine.release("b")
+    assert await engine.acquire("c", spec) is thing
+    assert str(512 << 20) in await thing.run_cmd(LIMITS)
+
+
+@pytest.mark.heavy
+async def test_a_released_container_comes_back_clean_and_warm(engine, container_image):
+    spec = ContainerResourceSpec(image=container_image, command=SLEEP, stop_seconds=0)
+    thing = await engine.acquire("a", spec)
+    await thing.run_cmd("echo mine > /tmp/notes; (sleep 1000 &)")
+    await engine.release("a")
+    assert await counted(engine) == [(1, 1, 0)]
+    again = await engine.acquire("b", spec)
+    assert (await again.run_cmd("cat /tmp/notes")).exit_code == 1
+    assert (await again.run_cmd("ps")).count("sleep 1000") == 1
+
+
+async def test_reset_of_every_built_in_works(engine, tmp_path):
+    thing = await engine.acquire("process", process())
+    await thing.run_cmd("touch notes")
+    await engine.reset("process")
+    assert await thing.run_cmd("ls") == "pid\n"
+    page = ServiceResourceSpec(
+        command=[sys.executable, "-m", "http.server", "{port}", "--bind", "127.0.0.1"],
+        readiness=Readiness(path="/"),
+    )
+    service = await engine.acquire("service", page)
+    await service.run_cmd("touch notes")
+    await engine.reset("service")
+    assert await engine.get_status("service") is ResourceStatus.RUNNING
+    assert await service.run_cmd("ls") == ""
+    assert service.endpoint.startswith("http://127.0.0.1:")
+    thing = await engine.acquire("object", LocalEnvResourceSpec(env_cls_path="collections.Counter"))
+    thing.update("aab")
+    await engine.reset("object")
+    assert thing.total() == 0
+    with pytest.raises(TypeError, match="Counter has no reset"):
+        await engine.reset("object", 1)
+
+
+async def test_a_reset_that_fails_says_so_and_one_at_a_time_is_enough(tmp_path):
+    backend = MemoryBackend()
+    engine = ResourceEngine({"memory": BackendRunner(backend)})
+    spec = MemoryResourceSpec(resettable=False, start_seconds=0.2)
+    thing = await engine.acquire("a", spec, backend="memory")
+    resets = await asyncio.gather(engine.reset("a"), engine.reset("a"), return_exceptions=True)
+    assert [str(each) for each in resets] == ["None", "a is being reset already"]
+    under_way = asyncio.create_task(engine.reset("a"))
+    await asyncio.sleep(0.1)  # Well into the start, which takes twice as long.
+    await engine.end("a")
+    with contextlib.suppress(BackendError):
+        await under_way
+    assert list(await backend.discover()) == []
+    assert await thing.get_status() is ResourceStatus.STOPPED
+
+
+async def test_a_kind_of_ones_own_without_a_reset_says_what_to_do():
+    class Robot(BaseResource):
+        resource_id, category = "robot-1", "robot"
+
+        async def get_status(self) -> ResourceStatus:
+            return ResourceStatus.RUNNING
+
+        async def end(self) -> None:
+            pass
+
+    with pytest.raises(NotImplementedError, match=r"end it and acquire another, or give its class"):
+        await Robot().reset()
+
+
+# A shell ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.heavy
+async def test_a_container_with_only_an_image_whose_command_is_a_shell(engine, shell_image):
+    thing = await engine.acquire("a", ContainerResourceSpec(image=shell_image, stop_seconds=600))
+    assert await thing.get_status() is ResourceStatus.RUNNING
+    assert await thing.run_cmd("echo hello") == "hello\n"
+    async with asyncio.timeout(120):  # A shell hears no SIGTERM: nobody waits for it to obey.
+        await engine.release("a")
+        await engine.end("a")
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("command", [["sh"], ["/bin/sh", "-i"]])
+async def test_and_one_that_is_told_to_run_a_shell(engine, container_image, command):
+    spec = ContainerResourceSpec(image=container_image, command=command, stop_seconds=600)
+    thing = await engine.acquire("a", spec)
+    assert (await thing.run_cmd("exit 5")).exit_code == 5
+    async with asyncio.timeout(120):  # As above.
+        await engine.end("a")
+
+
+# Exit codes -------------------------------------------------------------------------------------
+
+
+async def test_run_cmd_gives_exit_codes(engine):
+    thing = await engine.acquire("a", process())
+    output = await thing.run_cmd("echo hello")
+    assert (output, output.exit_code) == ("hello\n", 0)
+    assert isinstance(output, str)
+    assert (await thing.run_cmd("exit 3")).exit_code == 3
+    assert (await thing.run_cmd("kill -9 $$")).exit_code == -9
+    again = pickle.loads(pickle.dumps(CommandOutput("x", 2)))  # noqa: S301  # Our own, just made.
+    assert (again, again.exit_code) == ("x", 2)
+
+
+# Equal specs ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (process(mem_limit="1g"), process(mem_limit="1024m")),
+        (process(mem_limit="1g"), process(mem_limit=1 << 30)),
+        (process(mem_limit="1GiB", cpu_count=1), process(mem_limit="1 gb", cpu_count=1.0)),
+        (ContainerResourceSpec(), ContainerResourceSpec(image="ubuntu:22.04")),
+        (ContainerResourceSpec(mem_limit="2g"), ContainerResourceSpec(mem_limit="2048m")),
+        (ContainerResourceSpec(host_ip="127.0.0.1"), ContainerResourceSpec()),
+        (ContainerResourceSpec(mount={"/a": "/b:rw"}), ContainerResourceSpec(mount={"/a": "/b"})),
+        (
+            ContainerResourceSpec(ray_actor_options={"num_cpus": 2.0}),
+            ContainerResourceSpec(ray_actor_options={"num_cpus": 2}),
+        ),
+        (PodResourceSpec(mem_limit="2g"), PodResourceSpec(mem_limit="2048m")),
+    ],
+)
+def test_equal_limits_written_differently_are_one_pool(one, other):
+    assert pool_key(one, "local") == pool_key(other, "local")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (process(mem_limit="1g"), process(mem_limit="1025m")),
+        (process(mem_limit="1g"), process()),
+        (ContainerResourceSpec(mount={"/a": "/b:ro"}), ContainerResourceSpec(mount={"/a": "/b"})),
+        (BaseResourceSpec(extra={"a": 1.5}), BaseResourceSpec(extra={"a": 1})),
+    ],
+)
+def test_different_ones_are_not(one, other):
+    assert pool_key(one, "local") != pool_key(other, "local")
+
+
+# What is missing --------------------------------------------------------------------------------
+
+_WITHOUT = """
+import asyncio, sys
+for name in sys.argv[2:]:
+    sys.modules[name] = None
+sys.path.insert(0, "")
+from moorage.resources import *
+call = eval(sys.argv[1])
+asyncio.run(call)
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "without", "told"),
+    [
+        ("ResourceEngine.acquire('a', InstanceResourceSpec(), 'aws')", "boto3", "moorage[aws]"),
+        ("ResourceEngine.start(InstanceResourceSpec(), 1, 'aws')", "boto3", "moorage[aws]"),
+        ("ResourceEngine.acquire('a', ContainerResourceSpec())", "docker", "moorage[containers]"),
+        (
+            "ResourceEngine.acquire('a', ProcessResourceSpec(command=['a'], gpus=1))",
+            "pynvml",
+            "moorage[nvml]",
+        ),
+        ("ResourceEngine.monitor()", "pydantic", "moorage[server]"),
+        ("ResourceEngine.monitor()", "httpx", "moorage[server]"),
+        ("ResourceEngine.acquire('a', BaseResourceSpec(), 'ray')", "ray", "moorage[ray]"),
+    ],
+)
+def test_missing_extras_are_named(tmp_path, call, without, told):
+    ran = subprocess.run(
+        [sys.executable, "-c", _WITHOUT, call, without],
+        cwd=tmp_path,
+        env={**os.environ, "XDG_RUNTIME_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ran.returncode == 1
+    assert f"pip install '{told}'" in ran.stderr.splitlines()[-1]
+    assert list(Path(tmp_path).iterdir()) == []
+
+
+def test_vllm_starts_with_this_interpreter_unless_told_otherwise():
+    spec = VLLMModelResourceSpec(model_name_or_path="m")
+    assert spec.service().command[0] == sys.executable
+    assert (
+        VLLMModelResourceSpec(model_name_or_path="m", python="/opt/vllm/bin/python")
+        .service()
+        .command[0]
+        == "/opt/vllm/bin/python"
+    )
