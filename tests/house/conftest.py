@@ -89,11 +89,11 @@ def tests() -> list[Source]:
 
 
 @pytest.fixture(scope="session")
-def mutant() -> Callable[[str], Source]:
+def mutant() -> Callable[..., Source]:
     """Make a source of a given text, to see that a check sees what it should."""
 
-    def make(text: str) -> Source:
-        source = Source("mutant.py")
+    def make(text: str, name: str = "mutant.py") -> Source:
+        source = Source(name)
         source.__dict__["text"] = text
         return source
 

@@ -19,24 +19,23 @@ class House:
         self.catalog = catalog
         self.tokens = tokens
         self.ready = True
-        self.allocate_over_http = True
-        self.block_documents = catalog.blocks
+        self.clusters, self.metrics, self.blocks = catalog.clusters, catalog.metrics, catalog.blocks
+        self.executors, self.policies = catalog.executors, catalog.policies
+        self.publications = self.aliases = self.block_actions = self
         self.asked = asyncio.Event()
         self.held = asyncio.Event()
-
-    def __getattr__(self, name):
-        action, noun = ("history", "") if name == "policy_history" else name.split("_", 1)
-        part = {"clusters": "clusters", "cluster": "clusters", "metrics": "metrics"}
-        return getattr(getattr(self.catalog, part.get(noun, "policies")), action)
 
     def authenticate(self, bearer):
         return self.tokens.get(bearer)
 
-    async def publish_policy(self, document, who):
+    async def publish(self, document, who):
         prepared = await self.catalog.policies.prepare(document)
         return (await self.catalog.policies.register(prepared, who)).ref.uri
 
-    async def delete_policy(self, uri, who, *, force):
+    async def update(self, uri, change, who):
+        return await self.catalog.policies.update(uri, change, who)
+
+    async def delete(self, uri, who, *, force):
         assert not force  # There are no aliases here that could mean it.
         return await self.catalog.policies.delete(uri, who)
 
@@ -56,7 +55,7 @@ class House:
             raise ServiceError(Code.BUSY, "later", details={"waiting": 3})
         return 200, json.dumps({"success": True, "data": [tenant, len(body)]}).encode()
 
-    async def readiness(self):
+    def readiness(self):
         return self.ready, {"catalog": "open"}
 
     def metrics_text(self):

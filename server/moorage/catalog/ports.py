@@ -18,16 +18,14 @@ from moorage.catalog.embedded.executors import Executors
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy, SearchAction
 from moorage.model import ClusterId
-from moorage.protocol.registry import BlockDocuments, Clusters, Metrics
+from moorage.protocol.registry import BlockDocuments, DocumentCollection, Metrics, PolicyDocuments
 from moorage.query import Filter
 
 __all__ = [
     "Blocks",
     "Catalog",
     "ClusterSearch",
-    "Clusters",
     "Freshness",
-    "Metrics",
     "Policies",
 ]
 
@@ -61,8 +59,8 @@ class Blocks(BlockDocuments, Protocol):
         """
 
 
-class Policies(Protocol):
-    """Policies, in all their versions."""
+class Policies(PolicyDocuments, Protocol):
+    """Policies, in all their versions, and registering them."""
 
     async def prepare(self, document: Document) -> PreparedPolicy:
         """Read a PolicyRule document and fetch its code; store, compile and run nothing.
@@ -85,11 +83,8 @@ class Policies(Protocol):
 
         """
 
-    async def get(self, uri: str) -> Document:
-        """Return a PolicyRule document, or raise `unknown_policy`."""
-
     async def update(self, uri: str, change: Document, who: str = "") -> Document:
-        """Change descriptive fields of a policy, as `Clusters.update` does.
+        """Change descriptive fields of a policy, as `DocumentCollection.update` does.
 
         Raises:
             ServiceError: `unknown_policy`; `already_exists` where the change would make another
@@ -99,21 +94,6 @@ class Policies(Protocol):
 
     async def delete(self, uri: str, who: str = "") -> Document:
         """Delete a policy and return its document, or raise `unknown_policy`."""
-
-    async def history(self, uri: str) -> list[Document]:
-        """Return who changed a policy and when, the first change first; also of a removed one.
-
-        Returns:
-            Objects with `at` (seconds since the epoch), `who`, `what` (`registered`, `described`,
-            `removed`), `digest`, and `fields`, those that were changed.
-
-        Raises:
-            ServiceError: `unknown_policy`; `unsupported` where another service has the policies.
-
-        """
-
-    async def query(self, query: Document | None = None) -> list[Document]:
-        """Return the PolicyRule documents that match a filter, by URI; None: all."""
 
 
 class ClusterSearch(Protocol):
@@ -224,7 +204,7 @@ class Catalog:
 
     """
 
-    clusters: Clusters
+    clusters: DocumentCollection
     metrics: Metrics
     blocks: Blocks
     policies: Policies

@@ -60,7 +60,7 @@ from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.publishing.shadows import Shadows
 from moorage.daemon.publishing.vetting import examine
-from moorage.daemon.requests import recall
+from moorage.daemon.requests import recall, services
 from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.answers import encode, refusal_of, refuse
 from moorage.daemon.requests.consultations import Consultations
@@ -71,13 +71,6 @@ from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.daemon.requests.lease_tokens import LeaseTokens, open_secret
 from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.remote_policies import remote_policies
-from moorage.daemon.requests.services import (
-    STOPPING,
-    HttpServices,
-    PolicyServices,
-    open_catalog,
-    prometheus_source,
-)
 from moorage.daemon.requests.tokens import Tokens
 from moorage.daemon.requests.watchers import Watchers, about_workload
 from moorage.daemon.workloads.access import WorkloadAccess
@@ -92,6 +85,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox
 from moorage.sandbox.wire.limits import Limits
 from moorage.web.server import WebServer
+from moorage.web.services import WebServices
 
 DRAIN_SECONDS_MAX: Final = 10.0
 """How long a stop waits for what is under way before it closes anyway."""
@@ -155,11 +149,11 @@ class Daemon:
         self._closing.push_async_callback(self._ledger.close)
         self._lease_tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
         self._allocator.replay(recovery.facts, recovery.fencing)
-        self._catalog = await open_catalog(config, self._changed, self._examine)
+        self._catalog = await services.open_catalog(config, self._changed, self._examine)
         self._closing.push_async_callback(self._catalog.close)
         self._sandbox = Sandbox(
             fleet=self._allocator.state.fleet,
-            services=PolicyServices(self._catalog),
+            services=services.CatalogReader(self._catalog),
             deliver=self._post,
             limits=Limits(
                 evaluation_seconds=config.policy_deadline_seconds,
@@ -288,22 +282,27 @@ class Daemon:
         if config.sessions_max > limits.gateway:
             log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
         self._gateway = Gateway(self._admission, settings, self._tokens.tenant)
-        services = HttpServices(
-            catalog=self._catalog,
-            sandbox=self._sandbox,
-            finder=self._finder,
-            blocks=BlockServices(self._blocks, self._spawn),
-            publishing=self._publishing,
-            management=self._management,
-            executing=PolicyExecutor(self._catalog.executors, self._catalog, self._sandbox),
-            admission=self._admission,
-            calls=self._calls,
-            allocate_over_http=config.allocate_over_http,
+        catalog = self._catalog
+        allocation = services.AllocationServices(self._admission, self._calls)
+        behind = WebServices(
+            clusters=catalog.clusters,
+            metrics=catalog.metrics,
+            blocks=catalog.blocks,
+            executors=catalog.executors,
+            policies=catalog.policies,
+            publications=services.PolicyServices(
+                catalog, self._sandbox, self._publishing, self._management
+            ),
+            aliases=self._publishing,
+            block_actions=BlockServices(self._blocks, self._spawn),
+            search=services.SearchServices(self._finder).search,
+            execute=PolicyExecutor(catalog, self._sandbox).execute,
+            allocate=allocation.allocate if config.allocate_over_http else None,
             authenticate=self._tokens.tenant,
             readiness=self._readiness,
             metrics_text=self._measures.text,
         )
-        web = WebServer(services, origins=names(config), connections_max=limits.web)
+        web = WebServer(behind, origins=names(config), connections_max=limits.web)
         http_port = await web.start(config.http_host, config.http_port)
         self._closing.push_async_callback(web.close)
         port = await self._gateway.start(config.host, config.port, http_port)
@@ -319,7 +318,8 @@ class Daemon:
         def tell(finding: str) -> None:
             log.warning("prometheus", finding=finding)
 
-        self._prometheus = PrometheusPoller(self._catalog, prometheus_source(self._config), tell)
+        source = services.prometheus_source(self._config)
+        self._prometheus = PrometheusPoller(self._catalog, source, tell)
         self._closing.push_async_callback(self._prometheus.close)
         self._spawn(self._prometheus.run())
 
@@ -350,7 +350,7 @@ class Daemon:
                     await self._commit_loop.settled()
                     await self._commit_loop.checkpoint()
         for to in self._calls.waiting():  # In the queue, or with a policy: they end now.
-            if (reply := self._admission.answer(to, STOPPING)) is not None:
+            if (reply := self._admission.answer(to, services.STOPPING)) is not None:
                 self._calls.reply(to, reply)
         for task in self._tasks:
             task.cancel()

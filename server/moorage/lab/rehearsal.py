@@ -45,7 +45,7 @@ from moorage.core.facts import Granted
 from moorage.core.turn import Turn
 from moorage.daemon.publishing.vetting import vet
 from moorage.daemon.requests.finder import code_of
-from moorage.daemon.requests.services import PolicyServices
+from moorage.daemon.requests.services import CatalogReader
 from moorage.model import Ask, Lease, RequestId, SessionId, Tenant
 from moorage.sandbox.host.contract import Mode
 from moorage.sandbox.host.sandbox import Limits, PolicyCode, Sandbox
@@ -113,7 +113,7 @@ class Rehearsal:
             stack.push_async_callback(self._catalog.close)
             self._sandbox = Sandbox(
                 fleet=self.allocator.state.fleet,
-                services=PolicyServices(self._catalog),
+                services=CatalogReader(self._catalog),
                 deliver=self._deliver,
                 limits=self._limits,
                 mode=self._mode,

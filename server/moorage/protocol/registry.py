@@ -4,9 +4,19 @@ An operation is declared here, served by its endpoint, and done by the catalog's
 documents. Every refusal is a `protocol.faults.ServiceError`.
 """
 
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
-__all__ = ["BlockDocuments", "BlockKind", "Clusters", "Document", "Metrics"]
+from msgspec import Meta, Struct
+
+__all__ = [
+    "BlockDocuments",
+    "BlockKind",
+    "CanaryStart",
+    "Document",
+    "DocumentCollection",
+    "Metrics",
+    "PolicyDocuments",
+]
 
 Document = dict[str, Any]
 """A JSON object. What a catalog returns belongs to the catalog: read it, never write to it."""
@@ -15,28 +25,28 @@ BlockKind = Literal["block", "block_metrics"]
 """Documents of blocks, and documents of their metrics."""
 
 
-class Clusters(Protocol):
-    """Cluster documents. Reading one may ask whoever keeps it."""
+class DocumentCollection(Protocol):
+    """Documents of one kind, clusters or executors. Reading one may ask whoever keeps it."""
 
     async def create(self, document: Document) -> Document:
-        """Store a new cluster document.
+        """Store a new document.
 
         Returns:
-            The document as stored: every field given, plus the aggregates it omitted.
+            The document as stored: every field given, plus what is derived where it was omitted.
 
         Raises:
             ServiceError: `already_exists` (409), `bad_message` naming the field, `too_large`.
 
         """
 
-    async def get(self, cluster_id: str) -> Document:
-        """Return a cluster document, or raise `not_found`."""
+    async def get(self, name: str, /) -> Document:
+        """Return a document, or raise `not_found`."""
 
-    async def update(self, cluster_id: str, change: Document) -> Document:
-        """Change a cluster document and return the new one.
+    async def update(self, name: str, /, change: Document) -> Document:
+        """Change a document and return the new one.
 
         Args:
-            cluster_id: Which one.
+            name: Its id.
             change: A whole new document, or a Mongo update document with `$set` and `$unset`
                 on dotted paths.
 
@@ -45,11 +55,11 @@ class Clusters(Protocol):
 
         """
 
-    async def delete(self, cluster_id: str) -> Document:
-        """Delete a cluster document and return it, or raise `not_found`."""
+    async def delete(self, name: str, /) -> Document:
+        """Delete a document and return it, or raise `not_found`."""
 
     async def query(self, query: Document) -> list[Document]:
-        """Return the cluster documents that match a Mongo filter, by id."""
+        """Return the documents that match a Mongo filter, by id."""
 
 
 class Metrics(Protocol):
@@ -67,7 +77,7 @@ class Metrics(Protocol):
         """Return the metrics of a cluster, or raise `not_found`."""
 
     async def update(self, cluster_id: str, change: Document) -> Document:
-        """Change the metrics of a cluster, as `Clusters.update` does; raise `not_found`."""
+        """Change them, as `DocumentCollection.update` does; raise `not_found`."""
 
     async def delete(self, cluster_id: str) -> Document:
         """Delete the metrics of a cluster and return them, or raise `not_found`."""
@@ -117,3 +127,42 @@ class BlockDocuments(Protocol):
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """Return the documents that match a filter, by id; None: all."""
+
+
+class PolicyDocuments(Protocol):
+    """The documents of policies, in all their versions."""
+
+    async def get(self, uri: str) -> Document:
+        """Return a PolicyRule document, or raise `unknown_policy`."""
+
+    async def history(self, uri: str) -> list[Document]:
+        """Return who changed a policy and when, the first change first; also of a removed one.
+
+        Returns:
+            Objects with `at` (seconds since the epoch), `who`, `what` (`registered`, `described`,
+            `removed`), `digest`, and `fields`, those that were changed.
+
+        Raises:
+            ServiceError: `unknown_policy`; `unsupported` where another service has the policies.
+
+        """
+
+    async def query(self, query: Document | None = None) -> list[Document]:
+        """Return the PolicyRule documents that match a filter, by URI; None: all."""
+
+
+class CanaryStart(Struct, frozen=True, forbid_unknown_fields=True):
+    """What starts a canary.
+
+    Args:
+        policy_rule_uri: The URI of a registered version, the candidate.
+        percent: Of the requests, more than 0 and at most 100.
+        by: What decides: `request` (its idempotency key), or `tenant` (all or none of one).
+        seed: Mixed into the decision; another seed is another draw.
+
+    """
+
+    policy_rule_uri: str
+    percent: Annotated[float, Meta(gt=0, le=100)]
+    by: Literal["request", "tenant"] = "request"
+    seed: int = 0

@@ -1,6 +1,6 @@
 """The HTTP application: authentication, failure bodies, health, and the service endpoints.
 
-`web.server.WebServer` runs it; what it needs of the house it takes as `WebServices`.
+`web.server.WebServer` runs it; what it serves it takes as `WebServices`.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ def _health_routes(services: WebServices) -> APIRouter:
     @router.get("/readyz", summary="Can requests be served?")
     async def readiness() -> Response:
         """Answer 200 or 503, and what says so by component."""
-        ready, details = await services.readiness()
+        ready, details = services.readiness()
         return json_response({"ready": ready, "details": details}, 200 if ready else 503)
 
     # Some load balancers and monitors look with HEAD, which is GET without the body.

@@ -34,7 +34,7 @@ def block_document_routes(services: WebServices, bodies: BodyReader) -> APIRoute
 
 
 def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router, blocks = APIRouter(tags=["block documents"]), services.block_documents
+    router, blocks = APIRouter(tags=["block documents"]), services.blocks
 
     @router.post(
         "/blocks",
@@ -72,7 +72,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
 
 
 def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router, blocks = APIRouter(tags=["block metrics"]), services.block_documents
+    router, blocks = APIRouter(tags=["block metrics"]), services.blocks
 
     async def store(request: Request) -> Response:
         """Store the metrics of a block: 201 for the first, 200 for those that replace others."""

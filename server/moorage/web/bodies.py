@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from moorage.model import Code
+from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts, encode_in_parts, is_large
 
@@ -25,8 +25,10 @@ __all__ = [
     "described",
     "failure",
     "json_response",
+    "query_of",
     "read_document",
     "succeeded",
+    "who_of",
 ]
 
 ENCODING: Final = "encoding"
@@ -195,6 +197,12 @@ def query_of(body: dict[str, Any]) -> dict[str, Any]:
         query: dict[str, Any] = body["query"]
         return query
     return body
+
+
+def who_of(request: Request) -> Tenant:
+    """Return the tenant whose token came with a request."""
+    tenant: Tenant = getattr(request.state, TENANT)
+    return tenant
 
 
 def described(description: str) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
-from moorage.web.aliases import who_of
-from moorage.web.bodies import BodyReader, described, read_document, succeeded
+from moorage.web.bodies import BodyReader, described, query_of, read_document, succeeded, who_of
 from moorage.web.services import WebServices
 
 __all__ = ["executor_routes"]
@@ -30,7 +29,7 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def execute(executor: str, request: Request) -> Response:
         """Evaluate a policy of this server on the input given; answer what it returned."""
         body = await read_document(request, bodies)
-        return succeeded(await services.execute_policy(executor, body, who_of(request)))
+        return succeeded(await services.execute(executor, body, who_of(request)))
 
     @router.post("/executor/{executor}/create-infra", summary="Not needed here")
     @router.delete("/executor/{executor}/remove-infra", summary="Not needed here")
@@ -51,7 +50,7 @@ def _documents(router: APIRouter, services: WebServices, bodies: BodyReader) -> 
     )
     async def create(request: Request) -> Response:
         """Store a new executor document and answer it."""
-        return succeeded(await services.create_executor(await read_document(request, bodies)), 201)
+        return succeeded(await services.executors.create(await read_document(request, bodies)), 201)
 
     @router.post(
         "/executor/query",
@@ -60,14 +59,14 @@ def _documents(router: APIRouter, services: WebServices, bodies: BodyReader) -> 
     )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        body = await read_document(request, bodies)
-        asked = body["query"] if body.keys() == {"query"} else body
-        return succeeded(await services.query_executors(asked))
+        return succeeded(
+            await services.executors.query(query_of(await read_document(request, bodies)))
+        )
 
     @router.get("/executor/{executor}", summary="Read an executor")
     async def read(executor: str) -> Response:
         """Answer the document."""
-        return succeeded(await services.get_executor(executor))
+        return succeeded(await services.executors.get(executor))
 
     @router.put(
         "/executor/{executor}", summary="Change an executor", openapi_extra=described(_DOCUMENT)
@@ -75,9 +74,9 @@ def _documents(router: APIRouter, services: WebServices, bodies: BodyReader) -> 
     async def update(executor: str, request: Request) -> Response:
         """Take a whole document, or `$set` and `$unset`; answer the new one."""
         change = await read_document(request, bodies)
-        return succeeded(await services.update_executor(executor, change))
+        return succeeded(await services.executors.update(executor, change))
 
     @router.delete("/executor/{executor}", summary="Remove an executor")
     async def delete(executor: str) -> Response:
         """Answer the document that was removed."""
-        return succeeded(await services.delete_executor(executor))
+        return succeeded(await services.executors.delete(executor))

@@ -12,16 +12,17 @@ from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.registry import Document
 from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
-from moorage.web.bodies import TENANT, BodyReader, json_response, query_of
+from moorage.web.bodies import BodyReader, json_response, query_of, who_of
 from moorage.web.bodies import described as _body
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import succeeded as _success
 from moorage.web.executors import executor_routes
-from moorage.web.services import Document, WebServices
+from moorage.web.services import WebServices
 
-__all__ = ["TENANT", "service_routes"]
+__all__ = ["service_routes"]
 
 SERVER_ERRORS: Final = 500
 """The first status that means that the server, not the request, is at fault."""
@@ -76,7 +77,7 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def create_cluster(request: Request) -> Response:
         """Store a new cluster document; answers it with the aggregates it omitted."""
         document = await _document(request, bodies)
-        return json_response(await services.create_cluster(document), 201)
+        return json_response(await services.clusters.create(document), 201)
 
     @router.post(
         "/clusters/query",
@@ -86,12 +87,12 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def query_clusters(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
         query = query_of(await _document(request, bodies))
-        return json_response(await services.query_clusters(query))
+        return json_response(await services.clusters.query(query))
 
     @router.get("/clusters/{cluster_id}", summary="Read a cluster")
     async def get_cluster(cluster_id: str) -> Response:
         """Answer the bare document."""
-        return json_response(await services.get_cluster(cluster_id))
+        return json_response(await services.clusters.get(cluster_id))
 
     @router.put(
         "/clusters/{cluster_id}",
@@ -101,12 +102,12 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def update_cluster(cluster_id: str, request: Request) -> Response:
         """Answer the new document."""
         change = await _document(request, bodies)
-        return json_response(await services.update_cluster(cluster_id, change))
+        return json_response(await services.clusters.update(cluster_id, change))
 
     @router.delete("/clusters/{cluster_id}", summary="Remove a cluster")
     async def delete_cluster(cluster_id: str) -> Response:
         """Answer the document that was removed. Leases on the cluster stand until they end."""
-        return json_response(await services.delete_cluster(cluster_id))
+        return json_response(await services.clusters.delete(cluster_id))
 
     return router
 
@@ -117,7 +118,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     async def store(request: Request) -> Response:
         """Store the metrics of a cluster: 201 for the first, 200 for those that replace others."""
-        document, created = await services.put_metrics(await _document(request, bodies))
+        document, created = await services.metrics.put(await _document(request, bodies))
         return _success(document, 201 if created else 200)
 
     router.post("/cluster", summary="Report metrics", openapi_extra=metrics_body)(store)
@@ -130,7 +131,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def query_metrics(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
-        return _success(await services.query_metrics(query_of(await _document(request, bodies))))
+        return _success(await services.metrics.query(query_of(await _document(request, bodies))))
 
     @router.get("/cluster/query", summary="Find metrics by equality")
     async def query_metrics_by_parameters(request: Request) -> Response:
@@ -139,12 +140,12 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
         for field in request.query_params:
             values = request.query_params.getlist(field)
             query[field] = values[0] if len(values) == 1 else {"$in": values}
-        return _success(await services.query_metrics(query))
+        return _success(await services.metrics.query(query))
 
     @router.get("/cluster/{cluster_id}", summary="Read metrics")
     async def get_metrics(cluster_id: str) -> Response:
         """Answer the metrics of a cluster."""
-        return _success(await services.get_metrics(cluster_id))
+        return _success(await services.metrics.get(cluster_id))
 
     @router.put(
         "/cluster/{cluster_id}",
@@ -155,16 +156,16 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
         """Answer the new document. A whole document is stored even where there was none."""
         change = await _document(request, bodies)
         if any(key.startswith("$") for key in change):
-            return _success(await services.update_metrics(cluster_id, change))
+            return _success(await services.metrics.update(cluster_id, change))
         if change.setdefault("clusterId", cluster_id) != cluster_id:
             raise ServiceError.wrong_field("clusterId", f"{cluster_id}, as in the path, or nothing")
-        document, created = await services.put_metrics(change)
+        document, created = await services.metrics.put(change)
         return _success(document, 201 if created else 200)
 
     @router.delete("/cluster/{cluster_id}", summary="Remove metrics")
     async def delete_metrics(cluster_id: str) -> Response:
         """Answer the metrics that were removed."""
-        return _success(await services.delete_metrics(cluster_id))
+        return _success(await services.metrics.delete(cluster_id))
 
     return router
 
@@ -184,17 +185,17 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
         """Answer what the stages make of all metrics documents, one after the other."""
         body = await bodies.read_json(request)
         stages = body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
-        return _success(await services.aggregate_metrics(stages))
+        return _success(await services.metrics.aggregate(stages))
 
     @router.get("/cluster-metrics/{cluster_id}", summary="Read metrics, as at the gateway")
     async def gateway_metrics(cluster_id: str) -> Response:
         """Answer the metrics of a cluster."""
-        return _success(await services.get_metrics(cluster_id))
+        return _success(await services.metrics.get(cluster_id))
 
     @router.get("/cluster-metrics/{cluster_id}/node/{node_id}", summary="Read metrics of a node")
     async def node_metrics(cluster_id: str, node_id: str) -> Response:
         """Answer the part of a cluster's metrics that is about one node."""
-        document = await services.get_metrics(cluster_id)
+        document = await services.metrics.get(cluster_id)
         for node in document.get("nodes", []):
             if node.get("id", node.get("nodeId")) == node_id:
                 return _success(node)
@@ -209,7 +210,7 @@ def _search(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     async def found(action: Literal["filter", "search"], request: Request) -> Response:
         body = await _document(request, bodies)
-        tenant: str = getattr(request.state, TENANT)
+        tenant = who_of(request)
         try:
             documents, warnings = await services.search(action, body, tenant)
         except ServiceError as error:
@@ -251,14 +252,14 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
 
         Publishing it again changes nothing.
         """
-        document, who = await _document(request, bodies), getattr(request.state, TENANT)
-        uri = await services.publish_policy(document, who)
+        document, who = await _document(request, bodies), who_of(request)
+        uri = await services.publications.publish(document, who)
         return _success({"policy_rule_uri": uri}, 201)
 
     @router.get("/policy", summary="List policies")
     async def list_policies() -> Response:
         """Answer all PolicyRule documents, by URI."""
-        return _success(await services.query_policies())
+        return _success(await services.policies.query())
 
     @router.post(
         "/policy/query",
@@ -268,12 +269,12 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def query_policies(request: Request) -> Response:
         """Answer the list of matching PolicyRule documents; `{}` matches all."""
         query = query_of(await _document(request, bodies))
-        return _success(await services.query_policies(query))
+        return _success(await services.policies.query(query))
 
     @router.get("/policy/{uri}", summary="Read a policy")
     async def get_policy(uri: str) -> Response:
         """Answer the PolicyRule document, with the digest of its content."""
-        return _success(await services.get_policy(uri))
+        return _success(await services.policies.get(uri))
 
     @router.put(
         "/policy/{uri}",
@@ -283,8 +284,8 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def update_policy(uri: str, request: Request) -> Response:
         """Change descriptive fields; another code, default or schema needs a new version."""
         change = await _document(request, bodies)
-        who: str = getattr(request.state, TENANT)
-        return _success(await services.update_policy(uri, change, who))
+        who = who_of(request)
+        return _success(await services.publications.update(uri, change, who))
 
     @router.delete("/policy/{uri}", summary="Remove a policy")
     async def delete_policy(uri: str, request: Request, force: str = "") -> Response:
@@ -295,20 +296,20 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
         """
         if force not in {"", "true", "false"}:
             raise ServiceError.wrong_field("force", "true or false")
-        who: str = getattr(request.state, TENANT)
-        return _success(await services.delete_policy(uri, who, force=force == "true"))
+        who = who_of(request)
+        return _success(await services.publications.delete(uri, who, force=force == "true"))
 
     @router.get("/policy/{uri}/history", summary="Who changed a policy, and when?")
     async def policy_history(uri: str) -> Response:
         """Answer its changes, the first one first: `at`, `who`, `what`, `digest`, `fields`."""
-        return _success(await services.policy_history(uri))
+        return _success(await services.policies.history(uri))
 
     return router
 
 
 def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
     router = APIRouter(tags=["allocator"])
-    if not services.allocate_over_http:
+    if (allocate_for := services.allocate) is None:
         return router
 
     @router.post(
@@ -322,8 +323,8 @@ def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def allocate(request: Request) -> Response:
         """Answer as the WebSocket would: 400 for missing fields, 500 for every other failure."""
         body = await bodies.read(request)
-        tenant: str = getattr(request.state, TENANT)
-        status, answer = await services.allocate(body, tenant)
+        tenant = who_of(request)
+        status, answer = await allocate_for(body, tenant)
         return Response(answer, status, media_type="application/json")
 
     return router
@@ -341,14 +342,14 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def select_clusters(request: Request) -> Response:
         """Answer what the clusterAllocator selects, bare: `{"clusters": [documents]}`."""
-        body, tenant = await _document(request, bodies), getattr(request.state, TENANT)
-        return json_response(await services.select_clusters_for_block(body, tenant))
+        body, tenant = await _document(request, bodies), who_of(request)
+        return json_response(await services.block_actions.select_clusters(body, tenant))
 
     @router.post("/blockActions/dryRun", summary="Where would it run?", openapi_extra=block_body)
     async def dry_run(request: Request) -> Response:
         """Answer the cluster chosen, with its score and node. Nothing is reserved."""
-        body, tenant = await _document(request, bodies), getattr(request.state, TENANT)
-        result, warnings = await services.dry_run_block(body, tenant)
+        body, tenant = await _document(request, bodies), who_of(request)
+        result, warnings = await services.block_actions.dry_run(body, tenant)
         answer = {"success": True, "data": result}
         return json_response(answer | {"warnings": warnings} if warnings else answer)
 
@@ -357,12 +358,12 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def allocate(request: Request) -> Response:
         """Answer `{"task_id"}` at once; the task makes the dry run. Nothing is reserved."""
-        body, tenant = await _document(request, bodies), getattr(request.state, TENANT)
-        return json_response({"task_id": await services.allocate_block(body, tenant)})
+        body, tenant = await _document(request, bodies), who_of(request)
+        return json_response({"task_id": await services.block_actions.allocate(body, tenant)})
 
     @router.get("/api/tasks/{task_id}", summary="Read a task")
     async def task(task_id: str, request: Request) -> Response:
         """Answer `status`: `pending`, `completed` with `result`, or `failed` with `error`."""
-        return _success(await services.block_task(task_id, getattr(request.state, TENANT)))
+        return _success(await services.block_actions.task(task_id, who_of(request)))
 
     return router

@@ -14,7 +14,7 @@ from moorage.daemon.blocks import placement, tasks
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
 from moorage.daemon.requests.finder import Finder
-from moorage.daemon.requests.services import PolicyServices
+from moorage.daemon.requests.services import CatalogReader
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
@@ -31,7 +31,7 @@ class House:
         self.fleet = Fleet()
         self.tasks: set[asyncio.Task[None]] = set()
         self.sandbox = Sandbox(
-            fleet=self.fleet, services=PolicyServices(catalog), deliver=lambda event: None
+            fleet=self.fleet, services=CatalogReader(catalog), deliver=lambda event: None
         )
 
     def blocks(self, clusters_max: int = 10_000) -> BlockPlacement:

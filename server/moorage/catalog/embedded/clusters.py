@@ -26,7 +26,7 @@ __all__ = ["EmbeddedClusters"]
 
 
 class EmbeddedClusters:
-    """`protocol.registry.Clusters` over the catalog's file.
+    """`protocol.registry.DocumentCollection` over the catalog's file.
 
     Args:
         store: The open file.
@@ -41,7 +41,7 @@ class EmbeddedClusters:
         self._machines = machines
 
     async def create(self, document: Document) -> Document:
-        """See `Clusters.create`."""
+        """See `DocumentCollection.create`."""
 
         def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
             encoded, given = snapshot(document)
@@ -58,11 +58,11 @@ class EmbeddedClusters:
         return (await self._store.run(work, self._publish))[0].document
 
     async def get(self, cluster_id: str) -> Document:
-        """See `Clusters.get`."""
+        """See `DocumentCollection.get`."""
         return entry_of(self._memory.clusters, cluster_id, "cluster").document
 
     async def update(self, cluster_id: str, change: Document) -> Document:
-        """See `Clusters.update`."""
+        """See `DocumentCollection.update`."""
 
         def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
             encoded, given = changed(database, "cluster", cluster_id, change, "id")
@@ -72,14 +72,14 @@ class EmbeddedClusters:
         return (await self._store.run(work, self._publish))[0].document
 
     async def delete(self, cluster_id: str) -> Document:
-        """See `Clusters.delete`."""
+        """See `DocumentCollection.delete`."""
         memory = self._memory
         return await remove(
             self._store, "cluster", cluster_id, memory.clusters, memory.drop_cluster
         )
 
     async def query(self, query: Document) -> list[Document]:
-        """See `Clusters.query`."""
+        """See `DocumentCollection.query`."""
         kept = self._memory.clusters
         found = await self._memory.index.clusters(parse_filter(query))
         return answered([kept[name] for name in found if name in kept])

@@ -31,7 +31,7 @@ __all__ = ["MirroredClusters", "MirroredMetrics", "MirroredPolicies", "MirroredS
 
 
 class MirroredClusters:
-    """`protocol.registry.Clusters` of an external registry.
+    """`protocol.registry.DocumentCollection` of an external registry.
 
     Args:
         memory: Holds what the mirror read.
@@ -46,12 +46,12 @@ class MirroredClusters:
         self.create = self.update = self.delete = changed_at(mirror.service, "clusters")
 
     async def get(self, cluster_id: str) -> Document:
-        """See `Clusters.get`."""
+        """See `DocumentCollection.get`."""
         await self._mirror.fetch([cluster_id_of(cluster_id, "id")], Allowance())
         return entry_of(self._memory.clusters, cluster_id, "cluster").document
 
     async def query(self, query: Document) -> list[Document]:
-        """See `Clusters.query`."""
+        """See `DocumentCollection.query`."""
         await self._mirror.fetch(None, Allowance())
         kept = self._memory.clusters
         found = await self._memory.index.clusters(parse_filter(query))

@@ -34,6 +34,7 @@ from moorage.daemon.publishing.versions import Versions
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
+from moorage.protocol.registry import CanaryStart
 from moorage.sandbox.host.sandbox import Sandbox
 
 SELF: Final = "moored"
@@ -203,13 +204,15 @@ class Publishing:
             self._said(after)
         return after.document()
 
-    async def start_canary(self, given: str, canary: Canary, who: str) -> dict[str, Any]:
+    async def start_canary(self, given: str, start: CanaryStart, who: str) -> dict[str, Any]:
         """Send a share of an alias's requests to another version; the counts start afresh."""
         alias = self._found(given)
-        ref = await self._versions.loadable(alias.name, canary.version, who)
-        self._refuse_active(alias, canary.version)
+        uri = start.policy_rule_uri
+        ref = await self._versions.loadable(alias.name, uri, who)
+        self._refuse_active(alias, uri)
+        canary = Canary(uri, start.percent, start.by, start.seed)
         after = await self._change(alias.name, who, "canary_started", ref, canary=canary)
-        for version in (after.version, canary.version):
+        for version in (after.version, uri):
             self._statistics_of(alias.name, version).reset()
         return after.document()
 

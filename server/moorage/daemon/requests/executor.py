@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.clusters import cluster_model
-from moorage.catalog.embedded.executors import Executors
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document
 from moorage.daemon.requests.finder import code_of
@@ -27,14 +26,12 @@ class PolicyExecutor:
     """The executor service.
 
     Args:
-        executors: The documents.
-        catalog: Has the policies.
+        catalog: Has the executors and the policies.
         sandbox: Runs them.
 
     """
 
-    def __init__(self, executors: Executors, catalog: Catalog, sandbox: Sandbox) -> None:
-        self.executors = executors
+    def __init__(self, catalog: Catalog, sandbox: Sandbox) -> None:
         self._catalog = catalog
         self._sandbox = sandbox
         self._under_way = 0
@@ -52,7 +49,7 @@ class PolicyExecutor:
                 wrong has status 400, since asking again is no use.
 
         """
-        await self.executors.get(executor)
+        await self._catalog.executors.get(executor)
         uri = body.get("policy_rule_uri")
         if not isinstance(uri, str) or not uri:
             raise ServiceError.wrong_field("policy_rule_uri", "the URI of a registered policy")

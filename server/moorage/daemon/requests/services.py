@@ -1,7 +1,6 @@
-"""What the HTTP doors and the policies' injected clients reach: the catalog, behind one class.
+"""What the daemon adds to the catalog for HTTP endpoints and for policies' injected clients.
 
-Implements `web.services.WebServices` and `contract`'s `Services`. Siblings do not meet; they meet
-here.
+Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daemon` hands through.
 """
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,7 +12,6 @@ from moorage.catalog import opening
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.changes import CatalogChange
 from moorage.catalog.documents.sources import CodeSources
-from moorage.catalog.embedded.aliases import Canary
 from moorage.catalog.mirrored.external import External
 from moorage.catalog.mirrored.prometheus import PrometheusSource
 from moorage.catalog.mirrored.samples import Labels
@@ -22,13 +20,11 @@ from moorage.catalog.values import Document as JsonDocument
 from moorage.catalog.values import PolicyRecord, SearchAction
 from moorage.config.settings import Config
 from moorage.core.facts import Refusal
-from moorage.daemon.blocks.tasks import BlockServices
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.publishing.vetting import vet, vet_change
 from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.answers import refuse
-from moorage.daemon.requests.executor import PolicyExecutor
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.http_calls import HttpCalls
 from moorage.gateway.deliver import Request
@@ -39,12 +35,6 @@ from moorage.protocol.faults import ServiceError, twin_status
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
 
-_CANARY_FIELDS: Final = {
-    "policy_rule_uri": "the URI of a registered version",
-    "percent": "a number above 0, up to 100",
-    "by": "`request` or `tenant`",
-    "seed": "a whole number",
-}
 STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
 
 
@@ -92,7 +82,7 @@ def prometheus_source(config: Config) -> PrometheusSource:
     )
 
 
-class PolicyServices:
+class CatalogReader:
     """What a policy's injected clients reach. Answers come from the catalog in this process."""
 
     def __init__(self, catalog: Catalog) -> None:
@@ -135,126 +125,72 @@ class PolicyServices:
         return [contract.Document(name, version, blob) for name, version, blob in blobs]
 
 
-class HttpServices:
-    """What the HTTP endpoints reach; see `web.services.WebServices`.
+class SearchServices:
+    """The search service's endpoints.
 
     Args:
-        catalog: Documents and policies.
+        finder: Answers them.
+
+    """
+
+    def __init__(self, finder: Finder) -> None:
+        self._finder = finder
+
+    async def search(
+        self, action: SearchAction, body: JsonDocument, tenant: Tenant
+    ) -> tuple[list[JsonDocument], list[str]]:
+        """Answer from the documents in this process."""
+        found = await self._finder.find(action, body, tenant, Allowance())
+        return found.documents(), found.warnings
+
+
+class PolicyServices:
+    """What authors change about policies; see `web.services.Publications`.
+
+    Args:
+        catalog: Has them.
         sandbox: Checks a policy before it is registered.
-        finder: Answers the search endpoints.
-        blocks: Answers the block endpoints.
-        publishing: Changes aliases.
+        publishing: Knows what aliases need.
         management: Runs `management` of policies.
-        executing: Executes policies for other servers.
-        admission: Where `POST /allocate` goes.
-        calls: Addresses for it.
-        allocate_over_http: Whether there is such an endpoint.
-        authenticate: Bearer token to tenant.
-        readiness: Whether the daemon serves.
-        metrics_text: Its own metrics.
 
     """
 
     def __init__(
-        self,
-        *,
-        catalog: Catalog,
-        sandbox: Sandbox,
-        finder: Finder,
-        blocks: BlockServices,
-        publishing: Publishing,
-        management: Management,
-        executing: PolicyExecutor,
-        admission: Admission,
-        calls: HttpCalls,
-        allocate_over_http: bool,
-        authenticate: Callable[[str | None], Tenant | None],
-        readiness: Callable[[], tuple[bool, JsonDocument]],
-        metrics_text: Callable[[], bytes],
+        self, catalog: Catalog, sandbox: Sandbox, publishing: Publishing, management: Management
     ) -> None:
         self._catalog = catalog
         self._sandbox = sandbox
-        self._finder = finder
-        self._admission = admission
-        self._calls = calls
-        self.allocate_over_http = allocate_over_http
-        self._readiness = readiness
-        self.authenticate = authenticate
-        self.metrics_text = metrics_text
-        self.create_cluster = catalog.clusters.create
-        self.get_cluster = catalog.clusters.get
-        self.update_cluster = catalog.clusters.update
-        self.delete_cluster = catalog.clusters.delete
-        self.query_clusters = catalog.clusters.query
-        self.put_metrics = catalog.metrics.put
-        self.get_metrics = catalog.metrics.get
-        self.update_metrics = catalog.metrics.update
-        self.delete_metrics = catalog.metrics.delete
-        self.query_metrics = catalog.metrics.query
-        self.aggregate_metrics = catalog.metrics.aggregate
-        self.get_policy = catalog.policies.get
-        self.policy_history = catalog.policies.history
-        self.query_policies = catalog.policies.query
-        self.select_clusters_for_block = blocks.select_clusters
-        self.dry_run_block = blocks.dry_run
-        self.allocate_block = blocks.allocate
-        self.block_task = blocks.task
-        self.block_documents = catalog.blocks
-        self._publishing = publishing
-        self._management = management
-        self.create_executor = executing.executors.create
-        self.get_executor = executing.executors.get
-        self.update_executor = executing.executors.update
-        self.delete_executor = executing.executors.delete
-        self.query_executors = executing.executors.query
-        self.execute_policy = executing.execute
-        self.aliases = publishing.list
-        self.alias = publishing.show
-        self.activate_policy = publishing.activate
-        self.roll_back_policy = publishing.roll_back
-        self.stop_canary = publishing.stop_canary
-        self.canary_report = publishing.canary_report
-        self.delete_alias = publishing.delete
-        self.start_shadow = publishing.start_shadow
-        self.stop_shadow = publishing.stop_shadow
-        self.shadow_report = publishing.shadow_report
+        self.delete = publishing.delete_version
+        self.manage = management.run
+        self.logs = management.logs
 
-    async def start_canary(self, alias: str, body: JsonDocument, who: str) -> JsonDocument:
-        """Send a share of an alias's requests to another version."""
-        return await self._publishing.start_canary(alias, _canary(body), who)
-
-    async def update_policy(self, uri: str, change: JsonDocument, who: str) -> JsonDocument:
-        """Describe a version anew; examples that come along must pass."""
-        await vet_change(self._catalog, self._sandbox, uri, change, who)
-        return await self._catalog.policies.update(uri, change, who)
-
-    async def delete_policy(self, uri: str, who: str, *, force: bool) -> JsonDocument:
-        """Delete a version that no alias means, or (without `force`) would fall back to."""
-        return await self._publishing.delete_version(uri, who, force=force)
-
-    async def policy_logs(self, uri: str, tenant: str) -> JsonDocument:
-        """Return what a version printed lately, at requests of this tenant."""
-        return await self._management.logs(uri, Tenant(tenant))
-
-    async def manage_policy(self, uri: str, tenant: str, action: str, data: JsonDocument) -> Any:
-        """Run a policy's `management`."""
-        return await self._management.run(uri, Tenant(tenant), action, data)
-
-    async def publish_policy(self, document: JsonDocument, who: str) -> str:
+    async def publish(self, document: JsonDocument, who: str) -> str:
         """Register a policy: read on paper, loaded and rehearsed in a cell, then stored."""
         prepared = await vet(self._catalog, self._sandbox, document, who)
         record = await self._catalog.policies.register(prepared, who)
         return record.ref.uri
 
-    async def search(
-        self, action: SearchAction, body: JsonDocument, tenant: str
-    ) -> tuple[list[JsonDocument], list[str]]:
-        """Answer the search service's endpoints from the documents in this process."""
-        found = await self._finder.find(action, body, Tenant(tenant), Allowance())
-        return found.documents(), found.warnings
+    async def update(self, uri: str, change: JsonDocument, who: str) -> JsonDocument:
+        """Describe a version anew; examples that come along must pass."""
+        await vet_change(self._catalog, self._sandbox, uri, change, who)
+        return await self._catalog.policies.update(uri, change, who)
 
-    async def allocate(self, body: bytes, tenant: str) -> tuple[int, bytes]:
-        """Answer the HTTP twin of an ad-hoc request."""
+
+class AllocationServices:
+    """`POST /allocate`, the HTTP twin of an ad-hoc request.
+
+    Args:
+        admission: Where the request goes.
+        calls: Addresses for it.
+
+    """
+
+    def __init__(self, admission: Admission, calls: HttpCalls) -> None:
+        self._admission = admission
+        self._calls = calls
+
+    async def allocate(self, body: bytes, tenant: Tenant) -> tuple[int, bytes]:
+        """Return the status and the JSON of the answer."""
         try:
             message: Request = wire.decode_allocation(body)
             warnings = wire.ignored_fields(body, message)
@@ -264,16 +200,12 @@ class HttpServices:
         if self._calls.draining:
             return twin_status(STOPPING.code), refuse(STOPPING, message_id=message.id)
         to, future = self._calls.open()
-        if not self._admission.request_nowait(to, Tenant(tenant), message, warnings):
-            await self._admission.request(to, Tenant(tenant), message, warnings)
+        if not self._admission.request_nowait(to, tenant, message, warnings):
+            await self._admission.request(to, tenant, message, warnings)
         reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
         code = verdict.error.code if verdict.error else None
         return (200 if verdict.success or code is None else twin_status(code)), reply
-
-    async def readiness(self) -> tuple[bool, JsonDocument]:
-        """Return whether requests can be served, and what says so."""
-        return self._readiness()
 
 
 class _Error(msgspec.Struct):
@@ -285,15 +217,3 @@ class _Verdict(msgspec.Struct):
 
     success: bool
     error: _Error | None = None
-
-
-def _canary(body: JsonDocument) -> Canary:
-    for field in body.keys() - _CANARY_FIELDS.keys():
-        raise ServiceError.wrong_field(field, f"one of {', '.join(_CANARY_FIELDS)}")
-    try:
-        return msgspec.convert({**body, "version": body.get("policy_rule_uri", "")}, type=Canary)
-    except msgspec.ValidationError as error:
-        # It says the field at its end, as `percent` where it is missing and else as `$.percent`.
-        field = next((name for name in _CANARY_FIELDS if f"{name}`" in str(error)), "body")
-        expected = _CANARY_FIELDS.get(field, "an object")
-        raise ServiceError.wrong_field(field, expected) from error
