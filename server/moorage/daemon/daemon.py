@@ -73,6 +73,7 @@ from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.tokens import Tokens
 from moorage.daemon.requests.watchers import Watchers, about_workload
+from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.daemon.workloads.backends import configured_backends
 from moorage.daemon.workloads.control import WorkloadControl
@@ -108,8 +109,7 @@ class Daemon:
         self._measures = Measures()
         self._calls = HttpCalls()
         self._watchers = Watchers(self._push, self._owner)
-        self._broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._closing = contextlib.AsyncExitStack()
         self._ready = False
         self._ledger: Ledger
@@ -138,6 +138,7 @@ class Daemon:
         try:
             return await self._start()
         except BaseException:
+            await self._tasks.close()
             await self._closing.aclose()
             raise
 
@@ -170,7 +171,7 @@ class Daemon:
         for warning in (*recovery.warnings, *self._catalog.warnings):
             log.warning("damage", finding=warning)
         self._closing.push_async_callback(self._remembering.close)
-        self._spawn(self._remembering.run())
+        self._tasks.spawn(self._remembering.run())
         log.info("sandbox", mode=report.mode, layers=dict(report.layers), warning=report.warning)
         self._commit_loop = CommitLoop(
             self._allocator,
@@ -179,13 +180,13 @@ class Daemon:
             carry_out=self._carry_out,
             stepped=self._stepped,
             durable=self._watchers.durable,
-            failed=self._fail,
+            failed=self._tasks.fail,
             checkpoint_every_facts=config.checkpoint_every_facts,
         )
-        self._spawn(self._commit_loop.commit_forever())
-        self._spawn(pruning.prune_forever(self._ledger, config))
+        self._tasks.spawn(self._commit_loop.commit_forever())
+        self._tasks.spawn(pruning.prune_forever(self._ledger, config))
         backends = configured_backends(config, lambda: self._allocator.state.clusters)
-        self._backends = WorkloadControl(backends, self._post, self._fail, self._progressed)
+        self._backends = WorkloadControl(backends, self._post, self._tasks.fail, self._progressed)
         self._closing.push_async_callback(self._backends.close)
         held = self._allocator.state.leases
         await self._backends.open([each.workload for each in held.values() if each.provision])
@@ -220,7 +221,7 @@ class Daemon:
             failures_max=config.policy_fallback_failures,
             asked_before=self._allocator.policy_asked,
             tell=partial(self._watchers.tell, "policies"),
-            spawn=self._spawn,
+            spawn=self._tasks.spawn,
         )
         self._blocks = BlockPlacement(
             catalog=self._catalog,
@@ -242,7 +243,7 @@ class Daemon:
             inside=self._inside,
             place=self._place,
             watchers=self._watchers,
-            failed=self._fail,
+            failed=self._tasks.fail,
         )
 
     async def _examine(self, record: PolicyRecord) -> str:
@@ -256,7 +257,7 @@ class Daemon:
         if self._catalog.freshness.registry_known:
             for cluster_id in self._allocator.state.clusters.keys() - live.keys():
                 self._post(ClusterGone(cluster_id))
-        self._spawn(self._catalog.freshness.keep_fresh())
+        self._tasks.spawn(self._catalog.freshness.keep_fresh())
         for cluster in live.values():
             self._post(ClusterSeen(cluster))
         self._post(Restarted(self._config.restart_grace_seconds))
@@ -264,10 +265,10 @@ class Daemon:
     async def _settled(self) -> None:
         """Wait until the commit loop is idle; raise what broke it, since it then never will."""
         settled = asyncio.ensure_future(self._commit_loop.settled())
-        await asyncio.wait([settled, self._broken], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([settled, self._tasks.broken], return_when=asyncio.FIRST_COMPLETED)
         settled.cancel()
-        if self._broken.done():
-            await self._broken
+        if self._tasks.broken.done():
+            await self._tasks.broken
 
     async def _open_doors(self) -> tuple[int, int]:
         config = self._config
@@ -294,7 +295,7 @@ class Daemon:
                 catalog, self._sandbox, self._publishing, self._management
             ),
             aliases=self._publishing,
-            block_actions=BlockServices(self._blocks, self._spawn),
+            block_actions=BlockServices(self._blocks, self._tasks.spawn),
             search=services.SearchServices(self._finder).search,
             execute=PolicyExecutor(catalog, self._sandbox).execute,
             allocate=allocation.allocate if config.allocate_over_http else None,
@@ -321,7 +322,7 @@ class Daemon:
         source = services.prometheus_source(self._config)
         self._prometheus = PrometheusPoller(self._catalog, source, tell)
         self._closing.push_async_callback(self._prometheus.close)
-        self._spawn(self._prometheus.run())
+        self._tasks.spawn(self._prometheus.run())
 
     def change_tokens(self, tokens: Mapping[str, str]) -> None:
         """Let these in from now on, and close the sessions of all others."""
@@ -335,14 +336,14 @@ class Daemon:
             BaseException: Whatever broke an invariant or the ledger; the process must end.
 
         """
-        await self._broken
+        await self._tasks.broken
 
     async def stop(self) -> None:
         """Close the doors, let what is under way finish, write a checkpoint, let go."""
         self._ready = False
         self._calls.draining = True
-        broken = self._broken.done()
-        self._broken.cancel()
+        broken = self._tasks.broken.done()
+        self._tasks.broken.cancel()
         if not broken:
             await self._gateway.close()
             with contextlib.suppress(TimeoutError):
@@ -352,9 +353,7 @@ class Daemon:
         for to in self._calls.waiting():  # In the queue, or with a policy: they end now.
             if (reply := self._admission.answer(to, services.STOPPING)) is not None:
                 self._calls.reply(to, reply)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._closing.aclose()
 
     # Introductions -------------------------------------------------------------------------
@@ -417,7 +416,7 @@ class Daemon:
             case KeepWarm(lease):
                 self._backends.keep(lease)
             case Recall():
-                self._spawn(self._recall(effect))
+                self._tasks.spawn(self._recall(effect))
             case _:
                 assert_never(effect)
 
@@ -446,7 +445,7 @@ class Daemon:
             self._watchers.tell("leases", "workload", about_workload(workload), owner)
 
     def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
-        self._spawn(self._run_management(to, tenant, message))
+        self._tasks.spawn(self._run_management(to, tenant, message))
 
     async def _run_management(self, to: Address, tenant: Tenant, message: wire.Manage) -> None:
         uri, action = message.policy_rule_uri, message.action
@@ -462,7 +461,7 @@ class Daemon:
         self._reply(to, reply)
 
     def _inside(self, to: Address, message: wire.Logs | wire.Exec) -> None:
-        self._spawn(self._look_inside(to, message))
+        self._tasks.spawn(self._look_inside(to, message))
 
     async def _look_inside(self, to: Address, message: wire.Logs | wire.Exec) -> None:
         answer = await self._workloads.answer(message)
@@ -473,7 +472,7 @@ class Daemon:
         async def place() -> None:
             self._reply(to, await self._blocks.answer(*asked))
 
-        self._spawn(place())
+        self._tasks.spawn(place())
 
     # Health --------------------------------------------------------------------------------
 
@@ -483,7 +482,7 @@ class Daemon:
             "backlog": self._commit_loop.backlog,
             "sandbox": self._config.sandbox if self._sandbox.up else "down",
         }
-        return self._ready and self._sandbox.up and not self._broken.done(), details
+        return self._ready and self._sandbox.up and not self._tasks.broken.done(), details
 
     def _gauges(self) -> Iterable[Metric]:
         yield from core_gauges(self._allocator)
@@ -495,17 +494,3 @@ class Daemon:
             yield from part.metrics()
         if self._prometheus is not None:
             yield from prometheus_gauges(self._prometheus)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._broken.done():
-            self._broken.set_exception(error)
-
-    def _spawn(self, work: Any) -> None:
-        task: asyncio.Task[None] = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._spawned)
-
-    def _spawned(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)

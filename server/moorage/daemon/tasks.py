@@ -1,0 +1,37 @@
+"""The tasks of the daemon, and what broke one of them."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+class Tasks:
+    """Runs work beside everything else; the first error of any work breaks the daemon."""
+
+    def __init__(self) -> None:
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._running: set[asyncio.Task[None]] = set()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run this until it ends or until `close`."""
+        task = asyncio.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+
+    def fail(self, error: BaseException) -> None:
+        """Break the daemon by this error, unless one broke it before."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
+
+    async def close(self) -> None:
+        """Cancel what runs, and wait until it ended."""
+        self.broken.cancel()
+        running = list(self._running)
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self.fail(error)
