@@ -142,6 +142,27 @@ async def test_a_policy_that_never_returns_is_stopped_and_shown_line_by_line():
     assert report.profile["seconds"] > 1
 
 
+@pytest.mark.heavy
+@pytest.mark.parametrize("stuck", ["import time; time.sleep(1000)", "while True:\n    rows = 1"])
+async def test_a_policy_that_hangs_is_reported_with_its_line(stuck):
+    report = await try_policy(PolicyTestJob(policy(f"rows = 0\n{stuck}")))
+    assert report.outcomes == {"policy_timeout": 3}
+    lines = {tried.detail.rpartition("function.py, line ")[2] for tried in report.requests}
+    assert lines & {"9)", "10)"}, report.requests  # Where the machine is busy, not of each.
+
+
+async def test_a_policy_that_declines_most_of_what_fits_has_not_passed():
+    report = await try_policy(PolicyTestJob(policy("return {'declined': 'it is Monday'}")))
+    assert not report.passed
+    (finding,) = report.findings
+    assert "it declined 74 of 77 requests, all of which fit: " in finding
+    assert "it is Monday" in finding
+    assert "Give --requests" in finding
+    declining = policy("return {'declined': 'x'} if input_data['seed'] % 5 else None")
+    job = PolicyTestJob(declining, [ONE] * 3)  # The author's own, who may want it to.
+    assert (await try_policy(job)).passed
+
+
 async def test_a_profile_is_made_on_demand_and_calls_count_for_their_line():
     body = "total = sum(weigh(n) for n in range(3))\nreturn {'total': total}"
     head = "import math\ndef weigh(n):\n    return math.sqrt(n)\n"

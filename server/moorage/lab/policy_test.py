@@ -34,8 +34,8 @@ from moorage.sandbox.host.sandbox import Limits, PolicyFault
 TENANT: Final = Tenant("author")
 SLOW_SECONDS: Final = 0.01
 """Policies that take longer are shown where their time goes: a decision should not be felt."""
-PROFILE_FACTOR: Final = 20
-"""A trace at every line costs about this much."""
+PROFILE_SECONDS: Final = 3.0
+"""Of one evaluation with a trace, which ends itself after one second where it can."""
 PROFILE_REQUESTS: Final = 12
 """Evaluated with a trace; the built-in ones have one of everything among the first."""
 BARE_REQUESTS: Final = 12
@@ -159,13 +159,15 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
         report.printed = rehearsal.output(record.ref.uri, TENANT)
     stuck = any(tried.outcome == Code.POLICY_TIMEOUT for tried in report.requests)
     if stuck:
-        _verdict(report, report.requests)
+        _verdict(report, report.requests, builtin=not job.requests)
     else:
-        _verdict(report, await _again(job, report, wanted, seconds))
+        again = await _again(job, report, wanted, seconds)
+        _verdict(report, again, builtin=not job.requests)
         if not job.clusters:  # Of those, none has metrics.
             await _without_metrics(job, report, wanted[:BARE_REQUESTS])
     if job.profile or stuck or report.p50_seconds > SLOW_SECONDS:
-        report.profile = await _profile(job, record, wanted)
+        stopped = [each.request for each in report.requests if each.outcome == Code.POLICY_TIMEOUT]
+        report.profile = await _profile(job, record, stopped or wanted)
     return report
 
 
@@ -226,7 +228,8 @@ def _fault(tried: Tried) -> str:
 
 
 def _likewise(numbers: Sequence[Any]) -> str:
-    return f" ({len(numbers) - 1} more requests likewise)" if len(numbers) > 1 else ""
+    more = len(numbers) - 1
+    return f" ({more} more request{'s' * (more > 1)} likewise)" if more else ""
 
 
 async def _play(
@@ -236,6 +239,7 @@ async def _play(
     wanted: Sequence[Document],
     *,
     metrics: bool = True,
+    timeouts_max: int = TIMEOUTS_MAX,
 ) -> list[Tried]:
     measured = {each["clusterId"]: each for each in examples.metrics()} if metrics else {}
     try:
@@ -248,11 +252,12 @@ async def _play(
     except ServiceError as error:
         raise CommandError(f"a cluster document is not one: {error.reason}") from error
     # Loading the policy is not part of the first evaluation's time.
-    await rehearsal.ask(_ask(record, {"inputs": {}, "dry_run": True}, -1, job.seed))
+    if timeouts_max > 1:
+        await rehearsal.ask(_ask(record, {"inputs": {}, "dry_run": True}, -1, job.seed))
     tried: list[Tried] = []
     for number, request in enumerate(wanted):
         tried.append(await _one(rehearsal, record, number, request, job.seed))
-        if sum(each.outcome == Code.POLICY_TIMEOUT for each in tried) >= TIMEOUTS_MAX:
+        if sum(each.outcome == Code.POLICY_TIMEOUT for each in tried) >= timeouts_max:
             break
     return tried
 
@@ -341,8 +346,15 @@ def _differing(report: PolicyTestReport, again: Sequence[Tried]) -> list[tuple[i
     ]
 
 
-def _verdict(report: PolicyTestReport, again: Sequence[Tried]) -> None:
-    """Look at the first run and the last, and note what is wrong."""
+def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool) -> None:
+    """Look at the first run and the last, and note what is wrong.
+
+    Args:
+        report: Of the first run.
+        again: The last.
+        builtin: Nobody chose the requests for this policy.
+
+    """
     report.outcomes = dict(Counter(tried.outcome for tried in report.requests).most_common())
     faults: dict[str, list[int]] = {}
     for number, tried in enumerate(report.requests):
@@ -365,9 +377,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried]) -> None:
     elif len(asked) < len(report.requests):
         left = len(report.requests) - len(asked)
         report.notes.append(f"{left} requests do not keep to its schemas and were not asked")
-    declined = report.outcomes.get(Code.POLICY_DECLINED.value, 0)
-    if declined:
-        report.notes.append(f"it declined {declined} requests that would have fitted")
+    _look_at_declined(report, asked, builtin=builtin)
     taken = [tried.seconds for tried in asked if tried.seconds]
     if taken:
         report.p50_seconds, report.max_seconds = statistics.median(taken), max(taken)
@@ -378,22 +388,35 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried]) -> None:
         )
 
 
+def _look_at_declined(report: PolicyTestReport, asked: Sequence[Tried], *, builtin: bool) -> None:
+    """Note what it declined: of requests that nobody chose for it, most means it was not tried."""
+    declined = report.outcomes.get(Code.POLICY_DECLINED.value, 0)
+    if builtin and declined > len(asked) / 2:
+        first = next(each for each in asked if each.outcome == Code.POLICY_DECLINED)
+        report.find(
+            f"it declined {declined} of {len(asked)} requests, all of which fit: {first.detail}."
+            " Give --requests and --clusters that are what it is for"
+        )
+    elif declined:
+        report.notes.append(f"it declined {declined} requests that would have fitted")
+
+
 async def _profile(job: PolicyTestJob, record: PolicyRecord, wanted: Sequence[Document]) -> Any:
     """Evaluate once more with every line timed; None where the policy did not let that happen."""
     source = (resources.files("moorage.lab") / _PROFILER).read_bytes()
     code = code_of(record)
     files = {**code.files, "function.py": source, _SUBJECT: code.files["function.py"]}
     traced = replace(code, files=files, ref=replace(code.ref, digest=f"{code.ref.digest} traced"))
-    base = Limits()
-    limits = replace(base, evaluation_seconds=base.evaluation_seconds * PROFILE_FACTOR)
+    limits = replace(Limits(), evaluation_seconds=PROFILE_SECONDS)
     async with Rehearsal(job.mode, limits) as rehearsal:
         await rehearsal.upload(job.policy)
         rehearsal.use(traced)
-        await _play(rehearsal, record, job, wanted[:PROFILE_REQUESTS])
+        await _play(rehearsal, record, job, wanted[:PROFILE_REQUESTS], timeouts_max=1)
         try:
-            return await rehearsal.manage(record.ref.uri, TENANT, "profile")
+            profile = await rehearsal.manage(record.ref.uri, TENANT, "profile")
         except PolicyFault:
             return None
+    return profile if profile["lines"] else None
 
 
 def _short(value: Any) -> str:

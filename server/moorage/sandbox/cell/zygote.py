@@ -7,6 +7,7 @@ here and never from the server is what keeps tokens and client objects out of ev
 """
 
 import contextlib
+import faulthandler
 import gc
 import json
 import os
@@ -18,7 +19,7 @@ from typing import NoReturn
 
 from moorage.sandbox.cell import jail, preload, worker
 from moorage.sandbox.cell.syscalls import CHANNEL_FD
-from moorage.sandbox.wire.orders import ORDER, REPORT
+from moorage.sandbox.wire.orders import ORDER, REPORT, WHERE_SIGNAL
 
 
 def main() -> NoReturn:
@@ -91,6 +92,8 @@ def _become_cell(channel: int, plan: jail.JailPlan, null: int) -> NoReturn:
             os.dup2(null, number)
         os.dup2(safe, CHANNEL_FD)
         os.closerange(CHANNEL_FD + 1, 1 << 30)
+        # The host asks once, before it kills: the answer is plain text, and ends the channel.
+        faulthandler.register(WHERE_SIGNAL, file=CHANNEL_FD, all_threads=False)
         worker.live(plan)
         status = 0
     finally:

@@ -333,7 +333,7 @@ class CellPool:
         self.counters["timeouts"] += 1
         self.counters["kills"] += 1
         group = self._group_of.get(cell)
-        self._bury(cell, overran(limit, head.code.ref, "load" if loading else "answer"))
+        self._bury(cell, overran(limit, head.code, "load" if loading else "answer", cell.said))
         if group is None or loading:
             return
         group.overruns += 1

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
@@ -39,6 +40,7 @@ _CODES: Final[dict[frames.FailureKind, Code]] = {
     "context": Code.POLICY_ERROR,
     "unsupported": Code.UNSUPPORTED,
 }
+_PLACE: Final = re.compile(r'File "/policy/([^"\n]{1,100})", line (\d{1,6})\b')
 _EXPECTED: Final[dict[frames.FailureKind, str]] = {
     "output": "a value made of JSON types: dict, list, str, finite numbers, true, false, null",
     "context": f"plain JSON types, at most {CONTEXT_BYTES_MAX} bytes packed",
@@ -229,13 +231,24 @@ def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
     )
 
 
-def overran(seconds: float, ref: PolicyRef, doing: str) -> Refusal:
-    """Return the refusal for an evaluation that was killed at its deadline."""
-    return Refusal(
-        Code.POLICY_TIMEOUT,
-        f"the policy did not {doing} within {seconds:g} s and was stopped",
-        details={"policy_rule_uri": ref.uri, "seconds": seconds},
-    )
+def overran(seconds: float, code: PolicyCode, doing: str, said: str) -> Refusal:
+    """Return the refusal for an evaluation that was killed at its deadline.
+
+    Args:
+        seconds: The deadline.
+        code: The policy.
+        doing: What it did not.
+        said: What its cell said of where it was: text that a policy may have written itself.
+
+    """
+    reason = f"the policy did not {doing} within {seconds:g} s and was stopped"
+    details: dict[str, Any] = {"policy_rule_uri": code.ref.uri, "seconds": seconds}
+    for file, line in _PLACE.findall(said):
+        if file in code.files and int(line) <= code.files[file].count(b"\n") + 1:
+            reason += f" ({file}, line {line})"
+            details |= {"file": file, "line": int(line)}
+            break
+    return Refusal(Code.POLICY_TIMEOUT, reason, details=details)
 
 
 def demand_fields(demand: Demand) -> frames.DemandFields:

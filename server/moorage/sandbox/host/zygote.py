@@ -5,6 +5,7 @@ with the server but one SEQPACKET socket.
 """
 
 import asyncio
+import contextlib
 import inspect
 import json
 import os
@@ -24,7 +25,7 @@ import numpy as np
 import moorage
 from moorage.sandbox.host.contract import JailError, Mode
 from moorage.sandbox.wire.limits import Limits
-from moorage.sandbox.wire.orders import ORDER, REPORT
+from moorage.sandbox.wire.orders import ORDER, REPORT, WHERE_SIGNAL
 
 START_SECONDS_MAX: Final = 30.0
 """From exec to ready; numpy alone takes a tenth of a second, a cold disk much longer."""
@@ -280,6 +281,12 @@ def kill(pidfd: int) -> None:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:
         return  # It is dead already, which is what was wanted.
+
+
+def ask_where(pidfd: int) -> None:
+    """Have a cell write on its channel, as text, which line of its policy it is at."""
+    with contextlib.suppress(ProcessLookupError):  # It has just died: it has nothing to say.
+        signal.pidfd_send_signal(pidfd, WHERE_SIGNAL)
 
 
 def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
