@@ -7,7 +7,7 @@ stops reading, and no reading from a client that does not read.
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from websockets.asyncio.server import ServerConnection
@@ -58,15 +58,16 @@ class GatewayConnection(ServerConnection):
         """Whether a write can still reach the client."""
         return self.protocol.state is State.OPEN and not self.transport.is_closing()
 
-    def write(self, text: bytes) -> None:
-        """Send one text message without waiting; look at `paused` before the next.
+    def write(self, texts: Iterable[bytes]) -> None:
+        """Send text messages without waiting; look at `paused` before the next.
 
         Does nothing when the connection is closing: its client is not listening any more.
         """
         if self.open:
-            # What the library's own `broadcast` does for one connection.
-            self.protocol.send_text(text)
-            self.send_data()
+            # What the library's own `broadcast` does, but with one call to the system for all.
+            for text in texts:
+                self.protocol.send_text(text)
+            self.transport.write(b"".join(self.protocol.data_to_send()))
 
     async def drop(self, code: int, reason: str, seconds: float) -> None:
         """Close, and cut the connection when that takes longer than `seconds`.

@@ -273,13 +273,12 @@ class Session:
             self._outbox.clear()
             self._events.clear()
             self._missed = 0
-        while self._outbox and not connection.paused:
-            connection.write(self._outbox.popleft())
-        while self._events and not connection.paused:
-            connection.write(self._events.popleft())
+        for unwritten in (self._outbox, self._events):
+            while unwritten and not connection.paused:
+                connection.write(_piece(unwritten, self._settings.write_buffer_bytes_max))
         if self._missed and not connection.paused:
             missed, self._missed = self._missed, 0
-            connection.write(event("missed", {"missed": missed}))
+            connection.write([event("missed", {"missed": missed})])
         self._settle()
 
     def _settle(self) -> None:
@@ -316,3 +315,13 @@ class Session:
             self._slow.cancel()
             self._slow = None
         self._flush_soon()
+
+
+def _piece(unwritten: deque[bytes], bytes_max: int) -> list[bytes]:
+    """Take texts from the front: one, and others as long as there is room behind it."""
+    piece: list[bytes] = []
+    taken = 0
+    while unwritten and taken < bytes_max:
+        piece.append(unwritten.popleft())
+        taken += len(piece[-1])
+    return piece
