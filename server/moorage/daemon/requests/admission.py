@@ -37,7 +37,7 @@ from moorage.daemon.requests.reading import is_described, outranked, size_of
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.gateway.deliver import Request
-from moorage.model import Ask, ClusterId, Code, RequestId, SessionId, Tenant
+from moorage.model import Ask, ClusterId, Code, Lease, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest, BlockRequest
@@ -56,6 +56,7 @@ class ReplyContext:
     Args:
         message_id: The message's own `id`.
         request: The ask it became; empty for an operation.
+        token: Of the lease that the ask may be granted.
         shown: The reply names the ask.
         warnings: For the reply.
         version: The version that was chosen; empty where the message named it itself.
@@ -66,6 +67,7 @@ class ReplyContext:
 
     message_id: MessageId
     request: RequestId = _NONE
+    token: str = ""
     shown: bool = False
     warnings: list[str] = field(default_factory=list[str])
     version: str = ""
@@ -217,12 +219,13 @@ class Admission:
             return
         # Existing clients get the two documented keys; whoever asks for more gets the id.
         shown = message.id is not None or message.explain or message.lease is not None
-        context = ReplyContext(message.id, verdict.id, shown, warnings)
+        ask, token = verdict
+        context = ReplyContext(message.id, ask.id, token, shown, warnings)
         if alias:
             note = self._publishing.statistics(alias, version, tenant)
             context = replace(context, version=version, note=note, admitted_at=time.monotonic())
         self._remember(to, context)
-        self._post(Asked(to, verdict))
+        self._post(Asked(to, ask))
 
     def _wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
         """Return the clusters to have at hand: None for all; none where it is refused anyway."""
@@ -275,8 +278,12 @@ class Admission:
             warnings=context.warnings,
             version=context.version,
             workload=self._backends.seen(told) if told else None,
-            token=self._tokens.of(told) if told else "",
+            token=self._token(context, told) if told else "",
         )
+
+    def _token(self, context: ReplyContext, lease: Lease) -> str:
+        """Return the token of a lease: as it was made for this ask, or made anew."""
+        return context.token if lease.id == context.request else self._tokens.of(lease)
 
     def parked(self, to: Address) -> None:
         """Note that an ask waits in the queue: how long it takes says nothing of its policy."""
@@ -312,7 +319,8 @@ class Admission:
 
     def _ask(
         self, tenant: Tenant, message: AllocationRequest, warnings: list[str]
-    ) -> Ask | Refusal:
+    ) -> tuple[Ask, str] | Refusal:
+        """Return what a message asks for, and the token of the lease that it may be granted."""
         record = self._catalog.memory.policy(message.policy_rule_uri)
         if record is None:
             return self._unknown_policy(message.policy_rule_uri)
@@ -339,7 +347,8 @@ class Admission:
                 return refusal_of(error)
         drawn = secrets.token_bytes(16)  # One call to the system for both.
         request = RequestId(drawn[:8].hex())
-        return Ask(
+        token = self._tokens.make(request)
+        ask = Ask(
             id=request,
             tenant=tenant,
             policy=record.ref,
@@ -350,12 +359,13 @@ class Admission:
             inputs=inputs,
             parameters=parameters,
             settings=settings,
-            token_digest=digest(self._tokens.make(request)),
+            token_digest=digest(token),
             seed=int.from_bytes(drawn[8:]) >> 1,
             explain=message.explain,
             dry_run=message.dry_run,
             size=size_of(message),
         )
+        return ask, token
 
     def _unknown_policy(self, uri: str) -> Refusal:
         known = self._catalog.memory.policy_uris()

@@ -31,12 +31,13 @@ class LeaseTokens:
     """
 
     def __init__(self, secret: bytes) -> None:
-        self._secret = secret
+        self._keyed = hmac.new(secret, digestmod="sha256")
 
     def make(self, lease: RequestId) -> str:
         """Return the token of the lease that a request of this id may be granted."""
-        made = hmac.digest(self._secret, f"lease {lease}".encode(), "sha256")
-        return base64.urlsafe_b64encode(made[:_TOKEN_BYTES]).decode()
+        keyed = self._keyed.copy()
+        keyed.update(f"lease {lease}".encode())
+        return base64.urlsafe_b64encode(keyed.digest()[:_TOKEN_BYTES]).decode()
 
     def of(self, lease: Lease) -> str:
         """Return the token of a lease; "" where it was made with another secret."""
