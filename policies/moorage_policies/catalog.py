@@ -50,8 +50,12 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
                 "min": 0,
                 "description": "From which the streams of requests are drawn (a whole number)",
             },
+            "prices": {
+                "type": "boolean",
+                "description": "Whether a place is worth more the fewer like it the fleet has now",
+            },
         },
-        {"typical": [], "stream_seed": 1},
+        {"typical": [], "stream_seed": 1, "prices": True},
     ),
     "most_memory": ("The GPUs with the most free memory, and the node that has them.", {}, {}),
     "cheapest": (

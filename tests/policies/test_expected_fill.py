@@ -7,7 +7,15 @@ from hypothesis import strategies as st
 from small import ask, fleet_with, give, new_policy, node, take
 
 from moorage.model import Cluster, Demand, Gpu, Node
-from moorage.policy import Fleet, FleetView, MixLearner, RequestKind, read_typical
+from moorage.policy import (
+    Fleet,
+    FleetView,
+    MixLearner,
+    RequestKind,
+    RequestStreams,
+    read_typical,
+    streams,
+)
 from moorage_policies import expected_fill
 
 MILLI = st.sampled_from([100, 300, 460, 500, 700, 810, 1000])
@@ -76,7 +84,7 @@ def walk(stream, cpu, gpus):
 def streams_of(kinds, weights, length, seed):
     """Return balanced streams: one draw from each of `length` equal parts, shuffled."""
     chance = np.random.default_rng(seed)
-    parts = np.arange(length)[:, None] + chance.random((length, expected_fill.STREAMS))
+    parts = np.arange(length)[:, None] + chance.random((length, streams.STREAMS))
     edges = np.cumsum(weights)
     drawn = np.searchsorted(edges, parts / length * edges[-1], side="right")
     shuffled = chance.permuted(drawn.clip(0, len(weights) - 1), axis=0)
@@ -86,8 +94,9 @@ def streams_of(kinds, weights, length, seed):
 class Definition:
     """V, from the words of the policy's own docstring."""
 
-    def __init__(self, typical, fleet, seed=1):
+    def __init__(self, typical, fleet, seed=1, *, prices=False):
         self.kinds, self.fleet, self.seed = read_typical(typical), fleet, seed
+        self.prices = prices
         self.nodes = [
             (
                 fleet.models[fleet.gpu_model[row, 0]] if fleet.gpu_ids[row] else "",
@@ -149,10 +158,34 @@ class Definition:
             total += kind.weight * scarcity * copies * kind.milli
         return total
 
+    def copies(self, kind, model, cpu, gpus):
+        if not kind.gpus or not self.accepts(kind, model):
+            return 0
+        several = gpus.count(1000) // kind.gpus
+        copies = sum(free // kind.gpu_milli for free in gpus) if kind.gpus == 1 else several
+        return min(copies, cpu // kind.cpu_milli) if kind.cpu_milli else copies
+
+    def priced(self):
+        """Return the price of each kind on the fleet as it is."""
+        found = []
+        for kind in self.kinds:
+            room = 0
+            for row, (model, count, _, _) in enumerate(self.nodes):
+                cpu, _, gpus = self.fleet.capacity(row)
+                room += self.copies(kind, model, cpu, gpus[:count])
+            found.append(kind.weight * kind.milli / (1 + room / max(1, self.gpus / 600)) ** 2)
+        return found
+
     def value(self, row, cpu, memory, gpus):
         model = self.nodes[row][0]
         gpus = list(gpus)
-        return self.fill(model, cpu, gpus) + self.protection(model, cpu, memory, gpus)
+        value = self.fill(model, cpu, gpus) + self.protection(model, cpu, memory, gpus)
+        if not self.prices:
+            return value
+        places = zip(self.kinds, self.priced(), strict=True)
+        return 0.003 * value + sum(
+            price * self.copies(kind, model, cpu, gpus) for kind, price in places
+        )
 
     def scores(self, demand):
         """Return {(row, device columns): V after - V before} of all that is possible."""
@@ -187,11 +220,12 @@ class Definition:
     nodes=st.lists(NODES, min_size=1, max_size=4),
     demands=st.lists(DEMANDS, min_size=1, max_size=8),
     seed=st.integers(0, 3),
+    prices=st.booleans(),
 )
-def test_it_decides_as_the_definition_does(typical, nodes, demands, seed):
+def test_it_decides_as_the_definition_does(typical, nodes, demands, seed, prices):
     fleet, policy = fleet_of(nodes), new_policy("expected_fill")
-    definition = Definition(typical, fleet, seed)
-    parameters = {"typical": typical, "stream_seed": seed}
+    definition = Definition(typical, fleet, seed, prices=prices)
+    parameters = {"typical": typical, "stream_seed": seed, "prices": prices}
     for demand in demands:
         value, scores = ask(policy, fleet, demand, parameters=parameters), definition.scores(demand)
         if not scores:
@@ -199,7 +233,7 @@ def test_it_decides_as_the_definition_does(typical, nodes, demands, seed):
             continue
         row = fleet.row("c", value["node_id"])
         chosen = scores[row, tuple(map(int, value["gpus"]))]
-        assert chosen == pytest.approx(max(scores.values()), abs=1e-5)
+        assert chosen == pytest.approx(max(scores.values()), abs=1e-7 if prices else 1e-5)
         take(fleet, value, demand)
 
 
@@ -218,9 +252,9 @@ def test_on_a_node_of_mixed_gpus_the_first_that_may_serve_is_taken():
 def test_more_kinds_than_levels_are_told_apart_all_the_same():
     kinds = [
         RequestKind(1000 * number, 1 + (number % 5 == 0), 1000 - 20 * number * (number % 5 > 0))
-        for number in range(3 * expected_fill.LEVELS_MAX)
+        for number in range(3 * streams.LEVELS_MAX)
     ]
-    streams = expected_fill.Streams(kinds, np.ones((1, len(kinds))), 4, 7)
+    walked = RequestStreams(kinds, np.ones((1, len(kinds))), 4, 7)
     (drawn,) = [streams_of(kinds, np.ones(len(kinds)), 40, 7)]
     chance = np.random.default_rng(3)
     cpu = chance.integers(0, 99, 50) * 1000
@@ -229,27 +263,27 @@ def test_more_kinds_than_levels_are_told_apart_all_the_same():
         sum(walk(stream, c, g) for stream in drawn) / len(drawn)
         for c, g in zip(cpu, gpus.tolist(), strict=True)
     ]
-    assert streams.fill(np.zeros(50, np.int64), cpu, gpus).tolist() == slowly
+    assert walked.fill(np.zeros(50, np.int64), cpu, gpus).tolist() == slowly
 
 
 @pytest.mark.parametrize("width", [1, 32, 33, 64])
 def test_nodes_of_any_width_are_filled(width):
     kinds = [RequestKind(0, 1, 500)]
-    streams = expected_fill.Streams(kinds, np.ones((1, 1)), width, 1)
+    walked = RequestStreams(kinds, np.ones((1, 1)), width, 1)
     gpus = np.full((1, width), 1000)
     gpus[0, 0] = 400
-    (filled,) = streams.fill(np.zeros(1, np.int64), np.array([0]), gpus)
+    (filled,) = walked.fill(np.zeros(1, np.int64), np.array([0]), gpus)
     assert filled == 1000 * (width - 1)
 
 
 def test_many_states_at_once_are_valued_as_one_by_one():
     kinds = read_typical([{"gpus": 1, "gpu_milli": 300, "cpu_milli": 1000}, {"gpus": 2}])
-    streams = expected_fill.Streams(kinds, np.ones((1, 2)), 8, 1)
+    walked = RequestStreams(kinds, np.ones((1, 2)), 8, 1)
     chance = np.random.default_rng(1)
     cpu, gpus = chance.integers(0, 40, 90) * 1000, chance.choice([0, 1000, 700], (90, 8))
     sorts = np.zeros(90, np.int64)
-    together = streams.fill(sorts, cpu, gpus)
-    alone = [streams.fill(sorts[:1], cpu[n : n + 1], gpus[n : n + 1])[0] for n in range(90)]
+    together = walked.fill(sorts, cpu, gpus)
+    alone = [walked.fill(sorts[:1], cpu[n : n + 1], gpus[n : n + 1])[0] for n in range(90)]
     assert together.tolist() == alone
 
 
@@ -350,12 +384,13 @@ def test_a_warm_instance_answers_as_a_fresh_one(typical, nodes, steps):
             held.clear()
 
 
-def test_other_typical_requests_and_another_seed_are_noticed():
+def test_other_parameters_are_noticed():
     fleet, policy = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_policy("expected_fill")
-    for milli, seed in ((700, 1), (1000, 1), (1000, 2)):
-        parameters = {"typical": [{"gpus": 1, "gpu_milli": milli}], "stream_seed": seed}
+    for milli, seed, prices in ((700, 1, True), (1000, 1, True), (1000, 2, True), (1000, 2, False)):
+        typical = [{"gpus": 1, "gpu_milli": milli}]
+        parameters = {"typical": typical, "stream_seed": seed, "prices": prices}
         ask(policy, fleet, Demand(1), parameters=parameters)
-        assert policy._typical == (parameters["typical"], seed)
+        assert policy._typical == (typical, seed, prices)
 
 
 def test_demands_and_values_kept_are_bounded():
@@ -363,14 +398,16 @@ def test_demands_and_values_kept_are_bounded():
     for cpu in range(expected_fill.DEMANDS_MAX + 10):
         ask(policy, fleet, Demand(1, cpu_milli=cpu), parameters={"typical": [{"gpus": 1}]})
     assert len(policy._scored) == expected_fill.DEMANDS_MAX
-    full, values = (
-        expected_fill.VALUES_MAX,
-        expected_fill.Values([RequestKind(0, 1)], FleetView(fleet), 1),
-    )
-    for first, count, kept in ((0, full, full), (0, 9, full), (full, 9, 9)):
-        states = np.zeros((count, 4), np.int64)
-        values.of(states[:, 0], first + np.arange(count), states[:, 0], states)
-        assert len(values._known) == kept
+    # What was judged by numbers of states that mean others now is judged again.
+    values, full = policy._values, policy._values.states_max
+    states = np.zeros((full, 4), np.int64)
+    values.numbers(states[:, 0], np.arange(full), states[:, 0], states)
+    assert len(values) > full
+    demand, parameters = Demand(1, 300), {"typical": [{"gpus": 1}]}
+    warm = ask(policy, fleet, demand, parameters=parameters)
+    assert warm == ask(new_policy("expected_fill"), fleet, demand, parameters=parameters)
+    assert len(values) < 9
+    assert list(policy._scored) == [demand]
 
 
 def test_of_a_large_fleet_the_first_nodes_are_judged_first_and_the_rest_later():
@@ -399,6 +436,49 @@ def test_a_node_that_is_not_judged_yet_is_better_than_none_and_its_gpu_fits():
     )
     value = policy.eval({}, {"fleet": view, "inputs": {}, "seed": 1}, {})
     assert (value["node_id"], value["gpus"]) == (last, ["1"])
+
+
+# Prices ----------------------------------------------------------------------------------------
+
+
+@settings(max_examples=30)
+@given(
+    typical=st.lists(KINDS, min_size=1, max_size=4),
+    nodes=st.lists(NODES, min_size=12, max_size=12),
+    demands=st.lists(DEMANDS, min_size=6, max_size=14),
+    given_back=st.lists(st.integers(0, 9), max_size=9),
+)
+def test_prices_follow_the_fleet_in_steps_of_a_sixth_of_its_nodes(
+    typical, nodes, demands, given_back
+):
+    fleet, policy, held = fleet_of(nodes), new_policy("expected_fill"), []
+    for number, demand in enumerate(demands):
+        answer = ask(policy, fleet, demand, parameters={"typical": typical})
+        fresh = new_policy("expected_fill")
+        from_now = ask(fresh, fleet, demand, parameters={"typical": typical})
+        if number % 2 == 0:  # They are due.
+            assert answer == from_now
+            expected = fresh._values._prices.prices
+            assert policy._values._prices.prices.tolist() == expected.tolist()
+        assert ("declined" in answer) == ("declined" in from_now)
+        if "declined" not in answer:
+            take(fleet, answer, demand)
+            held.append((answer, demand))
+        if number < len(given_back) and given_back[number] < len(held):
+            give(fleet, *held.pop(given_back[number]))
+
+
+def test_what_the_fleet_has_run_out_of_is_kept_whole():
+    # One node could still take a request of four GPUs; of places for one GPU there are many.
+    fleet = fleet_of([(64, 4, "A"), *[(64, 4, "A")] * 5])
+    for row in range(1, 6):
+        fleet.set_capacity(row, 64_000, 65_536, [1000, 1000, 1000, 0])
+    typical = [{"gpus": 1, "weight": 40}, {"gpus": 4, "weight": 1}]
+    policy = new_policy("expected_fill")
+    for _ in range(15):
+        value = ask(policy, fleet, Demand(1), parameters={"typical": typical})
+        assert value["node_id"] != "n0"
+        take(fleet, value, Demand(1))
 
 
 # Learning --------------------------------------------------------------------------------------

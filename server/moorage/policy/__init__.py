@@ -4,8 +4,9 @@ A policy is a class named `AIOSv1PolicyRule`; `Rule` below is its contract. `Fle
 columnar view that it finds in `input_data["fleet"]`; `place` makes a whole policy of a score, and
 `read_demand`, `fitting_scores`, `best_rows`, `spread_rows`, `close_gpus`, `propose`, `decline` and
 `decline_because` are the steps from scores to an answer; `MixLearner` and `read_typical` say what
-requests look like; `NodeLabels` reads the labels of nodes; `parse_proposal` reads what the policy
-returned.
+requests look like, `RequestStreams` what of them a node can be expected to host, `fleet_shares`,
+`KindCopies` and `ScarcityPrices` how many more of them there is room for; `NodeLabels` reads the
+labels of nodes; `parse_proposal` reads what the policy returned.
 """
 
 from typing import Any, Protocol
@@ -15,6 +16,8 @@ from moorage.policy.choice import best_rows, decline, propose, read_demand, tigh
 from moorage.policy.fleet import NEVER, Fleet, Misfit
 from moorage.policy.labels import NodeLabels, capacity_type
 from moorage.policy.proposal import ProposalError, ProposedShare, parse_proposal
+from moorage.policy.scarcity import KindCopies, ScarcityPrices, fleet_shares
+from moorage.policy.streams import RequestStreams
 from moorage.policy.typical import MixLearner, RequestKind, mix, node_sorts, read_typical
 from moorage.policy.view import FleetView
 
@@ -22,19 +25,23 @@ __all__ = [
     "NEVER",
     "Fleet",
     "FleetView",
+    "KindCopies",
     "Misfit",
     "MixLearner",
     "NodeLabels",
     "ProposalError",
     "ProposedShare",
     "RequestKind",
+    "RequestStreams",
     "Rule",
+    "ScarcityPrices",
     "best_rows",
     "capacity_type",
     "close_gpus",
     "decline",
     "decline_because",
     "fitting_scores",
+    "fleet_shares",
     "mix",
     "node_sorts",
     "parse_proposal",

@@ -1,0 +1,163 @@
+"""How many more requests of each kind a fleet could take, and what a place for one is worth now.
+
+Called by policies that keep places for the requests that find the fewest: `expected_fill`.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.model import GPU_MILLI
+from moorage.policy.typical import RequestKind
+from moorage.policy.view import FleetView
+
+ROWS_MAX: Final = 4096
+"""Nodes counted at once: bounds the memory of it."""
+COPIES_MAX: Final = (1 << 16) - 1
+"""More copies than this on one node count as so many."""
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+def fleet_shares(
+    kinds: Sequence[RequestKind], serves: Bools, sort_of: Ints, fleet: FleetView
+) -> tuple[Floats, Floats]:
+    """Return which share of the fleet's GPUs each kind may use at all.
+
+    Args:
+        kinds: Kinds of request.
+        serves: Which sort of node may serve which kind: `[sorts, kinds]`.
+        sort_of: The sort of each node.
+        fleet: The nodes.
+
+    Returns:
+        Of the GPUs of nodes that may serve it, never 0; and of those on nodes that it fits when
+        they are empty.
+
+    """
+    devices = (fleet.gpu_total > 0).sum(1)
+    # Nodes that are equal when they are empty, and how many GPUs are on such nodes.
+    shape = np.stack([sort_of, devices, fleet.cpu_total, fleet.memory_total], 1)
+    shapes, nodes = np.unique(shape, axis=0, return_counts=True)
+    sort, gpus, cpu, memory = shapes.T
+    all_gpus = max(1, int(devices.sum()))
+    served = np.bincount(sort, nodes * gpus, minlength=len(serves)) @ serves
+    fitting = [
+        (nodes * gpus)[
+            serves[sort, number]
+            & (gpus >= kind.gpus)
+            & (cpu >= kind.cpu_milli)
+            & (memory >= kind.memory_mib)
+        ].sum()
+        for number, kind in enumerate(kinds)
+    ]
+    return served.clip(1) / all_gpus, np.array(fitting) / all_gpus
+
+
+class KindCopies:
+    """How many copies of each kind a node could hold of that kind alone, in closed form.
+
+    Memory is not looked at; several GPUs are whole ones.
+
+    Args:
+        kinds: Kinds of request with GPUs.
+        serves: Which sort of node may serve which kind: `[sorts, kinds]`.
+
+    """
+
+    def __init__(self, kinds: Sequence[RequestKind], serves: Bools) -> None:
+        self._serves = serves.astype(np.int32)
+        self._cpu = np.array([max(1, kind.cpu_milli) for kind in kinds], np.int64)
+        self._no_cpu = np.array([COPIES_MAX * (not k.cpu_milli) for k in kinds], np.int64)
+        self._gpus = np.array([kind.gpus for kind in kinds], np.int32)
+        sizes, self._size_of = np.unique([k.gpu_milli for k in kinds], return_inverse=True)
+        # How many shares of each size a GPU with so much free has room for.
+        shares = np.arange(GPU_MILLI + 1)[:, None] // sizes.astype(np.int64)
+        self._shares = shares.astype(np.int32)
+
+    def count(self, sorts: Ints, cpu: Ints, gpus: Ints) -> npt.NDArray[np.int32]:
+        """Return the copies of each kind on nodes in some states: `[states, kinds]`.
+
+        Args:
+            sorts: Sort of each node: `[states]`.
+            cpu: Free CPU milli: `[states]`.
+            gpus: Free milli of every GPU, 0 to 1000: `[states, devices]`.
+
+        """
+        by_size = self._shares.take(gpus, 0).sum(1, dtype=np.int32)
+        copies: npt.NDArray[np.int32] = by_size.take(self._size_of, 1)
+        copies //= self._gpus
+        by_cpu = np.maximum(cpu, 0)[:, None] // self._cpu + self._no_cpu
+        np.minimum(copies, by_cpu.clip(max=COPIES_MAX), out=copies, casting="unsafe")
+        copies *= self._serves[sorts]
+        return copies
+
+
+class ScarcityPrices:
+    """What one place for a request of each kind is worth, the more the fewer there are.
+
+        price = share of all requests x GPU milli / (1 + N / k)^2
+
+    N is how many copies the whole fleet could still hold, each node of this kind alone. It is kept
+    from the nodes that changed. k is a number of copies: one for every `GPUS_PER_COPY` GPUs of the
+    fleet, so that a fleet ten times as large has the same prices where ten times as many fit.
+
+    The prices are those of the last refresh, which is due when a request came for every sixth node:
+    a price says something of hundreds of nodes, and is out of date by a few.
+
+    Args:
+        kinds: Kinds of request with GPUs, their weights as shares of all requests.
+        copies: Counts the same kinds.
+        sort_of: The sort of each node.
+        fleet: The nodes.
+
+    Attributes:
+        prices: By kind.
+
+    """
+
+    GPUS_PER_COPY: Final = 600
+    NODES_PER_REQUEST: Final = 6
+
+    def __init__(
+        self,
+        kinds: Sequence[RequestKind],
+        copies: KindCopies,
+        sort_of: Ints,
+        fleet: FleetView,
+    ) -> None:
+        self._copies, self._sort_of = copies, sort_of
+        self._worths = np.array([kind.weight * kind.milli for kind in kinds])
+        gpus = int((fleet.gpu_total > 0).sum())
+        self._copies_k = max(1.0, gpus / self.GPUS_PER_COPY)
+        self._held = np.zeros((len(fleet), len(kinds)), np.uint16)
+        self._room = np.zeros(len(kinds), np.int64)
+        self._version = -1
+        self._every = max(1, len(fleet) // self.NODES_PER_REQUEST)
+        self._requests = self._every
+        self.prices = self._worths
+
+    def refresh(self, fleet: FleetView) -> bool:
+        """Count a request; return whether the prices were due, and are others now."""
+        self._requests += 1
+        if self._requests <= self._every:
+            return False
+        self._requests = 1
+        changed = fleet.changed_since(self._version)
+        rows = np.arange(len(fleet)) if changed is None else np.array(changed, np.int64)
+        self._version = fleet.version
+        for start in range(0, len(rows), ROWS_MAX):
+            self._count(fleet, rows[start : start + ROWS_MAX])
+        prices: Any = self._worths / (1 + self._room / self._copies_k) ** 2
+        self.prices = prices
+        return True
+
+    def _count(self, fleet: FleetView, rows: Ints) -> None:
+        gpus = np.maximum(fleet.gpu_free[rows], 0)
+        now = self._copies.count(self._sort_of[rows], fleet.cpu_free[rows], gpus)
+        self._room += now.sum(0) - self._held[rows].sum(0, dtype=np.int64)
+        self._held[rows] = now
