@@ -29,6 +29,7 @@ import uvloop
 
 from moorage.benchmarks import replay
 from moorage.benchmarks.backend_costs import engines
+from moorage.benchmarks.churn import churn
 from moorage.benchmarks.daemon_process import Running, child, daemon
 from moorage.benchmarks.fleet import fleet
 from moorage.benchmarks.kills import kills
@@ -353,7 +354,11 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "sandbox": sandbox,
 }
 
-ON_REQUEST: Final[dict[str, Callable[..., Figures]]] = {"placement": placement, "kills": kills}
+ON_REQUEST: Final[dict[str, Callable[..., Figures]]] = {
+    "placement": placement,
+    "churn": churn,
+    "kills": kills,
+}
 """They need a trace or many minutes, so they run only where they are named."""
 
 

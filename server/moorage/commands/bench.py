@@ -1,7 +1,8 @@
 """`moored bench`."""
 
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,28 +10,66 @@ from moorage.commands.errors import command_errors
 from moorage.commands.options import JsonFlag
 
 
+class Stays(StrEnum):
+    """How long requests stay, for `churn`; as `lab.churn` has it."""
+
+    MEMORYLESS = "memoryless"
+    LOGNORMAL = "lognormal"
+    SIZED = "sized"
+
+
 def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
             help="grants, startup, first_lease, candidates, workflow, fleet, slots, rules, "
-            "sandbox, engines; all of these by default. placement and kills, where named."
+            "sandbox, engines; all of these by default. placement, churn and kills, where named."
         ),
     ] = None,
     nodes: Annotated[
-        Path | None, typer.Option(help="Node file of a trace: `grants`, `rules`, `placement`.")
+        Path | None,
+        typer.Option(help="Node file of a trace: `grants`, `rules`, `placement`, `churn`."),
     ] = None,
     pods: Annotated[
-        Path | None, typer.Option(help="Request file; `placement` takes all beside the nodes.")
+        Path | None,
+        typer.Option(help="Request file; `placement` and `churn` take all beside the nodes."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each kind, for `placement`.")] = 10,
+    seeds: Annotated[
+        int | None,
+        typer.Option(min=1, help="Runs of each kind: 10 for `placement`, 5 for `churn`."),
+    ] = None,
     rule: Annotated[
         list[str] | None,
-        typer.Option(help="For `placement`, repeatable; else the six published ones."),
+        typer.Option(
+            help="Policy, repeatable: for `placement` in the place of the six published ones, for "
+            "`churn` of fgd, best_fit, expected_fill_unpriced and expected_fill."
+        ),
     ] = None,
     stream_seeds: Annotated[
         int, typer.Option(min=1, help="For `placement`: seeds of `expected_fill`'s streams.")
     ] = 1,
+    load: Annotated[
+        list[float] | None,
+        typer.Option(help="For `churn`, repeatable: GPU demand / capacity; 0.85, 0.95, 1.05, 1.2."),
+    ] = None,
+    stays: Annotated[
+        list[Stays] | None,
+        typer.Option(help="For `churn`, repeatable: how long requests stay; memoryless."),
+    ] = None,
+    queued: Annotated[
+        bool, typer.Option("--queued", help="For `churn`: what finds no room waits.")
+    ] = False,
+    length: Annotated[
+        float, typer.Option(min=0.01, help="For `churn`: mean stays that are measured.")
+    ] = 3.0,
+    later: Annotated[
+        Path | None,
+        typer.Option(help="For `churn`: the requests of the second half of what is measured."),
+    ] = None,
+    plot: Annotated[
+        list[Path] | None,
+        typer.Option(help="For `churn`: draw to this .png or .svg file; may be repeated."),
+    ] = None,
     kills: Annotated[int, typer.Option(min=1, help="For `kills`: of the daemon.")] = 20,
     category: Annotated[
         str, typer.Option(help="For `kills`: `process` or `container` workloads.")
@@ -42,6 +81,10 @@ def bench(
     from moorage.commands import display  # noqa: PLC0415  # As in serve.
 
     with command_errors():
-        table = {"seeds": seeds, "rules": rule or [], "stream_seeds": stream_seeds}
+        table = {"seeds": seeds or 10, "rules": rule or [], "stream_seeds": stream_seeds}
+        how_long = [each.value for each in stays or []]
+        given = {"rules": rule, "loads": load, "stays": how_long, "seeds": seeds, "plots": plot}
+        churning: dict[str, Any] = {name: value for name, value in given.items() if value}
+        churning |= {"queued": queued, "length": length, "later": later}
         killing = {"times": kills, "category": category, "image": image}
-        display.bench(names or [], nodes, pods, table, killing, as_json=as_json)
+        display.bench(names or [], nodes, pods, table, churning, killing, as_json=as_json)

@@ -16,7 +16,7 @@ from moorage.commands.demonstration import DemoOutcome
 from moorage.commands.findings import DoctorFinding
 from moorage.lab.errors import CommandError
 
-WITH_TRACE = frozenset({"grants", "placement", "rules"})
+WITH_TRACE = frozenset({"churn", "grants", "placement", "rules"})
 """Benchmarks that take the files of a trace."""
 _MARKS = {"ok": "[green]ok[/]", "missing": "[yellow]missing[/]", "broken": "[red]broken[/]"}
 
@@ -134,6 +134,7 @@ def bench(
     nodes: Path | None,
     pods: Path | None,
     table: Mapping[str, Any],
+    churning: Mapping[str, Any],
     killing: Mapping[str, Any],
     *,
     as_json: bool,
@@ -145,11 +146,14 @@ def bench(
         nodes: Node file of a trace.
         pods: Its request file.
         table: What `placement` shall compare.
+        churning: What `churn` shall compare, as the fields of its `ChurnJob`.
         killing: What `kills` shall kill, and how often.
         as_json: Print one JSON document.
 
     """
     from moorage.benchmarks import bench as benchmarks  # noqa: PLC0415  # The others start in half the time.
+    from moorage.benchmarks.churn import ChurnJob  # noqa: PLC0415  # As above.
+    from moorage.benchmarks.churn_report import table as churn_table  # noqa: PLC0415  # As above.
 
     known = {**benchmarks.BENCHMARKS, **benchmarks.ON_REQUEST}
     unknown = [name for name in names if name not in known]
@@ -163,6 +167,8 @@ def bench(
         given: dict[str, Any] = {"nodes": nodes, "pods": pods} if name in WITH_TRACE else {}
         if name == "placement":
             given |= {**table, "progress": tell}
+        if name == "churn":
+            given |= {"job": ChurnJob(**churning), "progress": tell}
         if name == "kills":
             given |= {**killing, "progress": tell}
         report[name] = known[name](**given)
@@ -171,6 +177,8 @@ def bench(
         return
     if "placement" in report:
         _console().print(_placement(report.pop("placement")))
+    if "churn" in report:
+        _console().print(churn_table(report.pop("churn")))
     if report:
         _console().print(_figures(report))
 

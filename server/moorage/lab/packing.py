@@ -5,7 +5,7 @@ proposes and grants or refuses, exactly as in the daemon. What is left out is wh
 socket, sandbox and ledger. `moored replay` asks the same questions of a real daemon.
 
 Called by `placement`, by the tests of the shipped policies and by
-tests/benchmarks/bench_policies.py.
+tests/benchmarks/bench_policies.py; `churn` takes its `Consulting` allocator.
 """
 
 import time
@@ -18,8 +18,8 @@ import msgspec
 from moorage.catalog.documents.clusters import read_cluster_document
 from moorage.core.allocator import Allocator
 from moorage.core.effects import Address, Consult, LeaseNews, Respond
-from moorage.core.events import Asked, ClusterSeen, Proposed
-from moorage.core.facts import Refusal
+from moorage.core.events import Asked, ClusterSeen, Event, Proposed
+from moorage.core.facts import Fact, Refusal
 from moorage.lab.trace import TraceNode, TracePod, cluster_document, permuted_names
 from moorage.model import Ask, Code, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
 from moorage.policy import FleetView, Rule
@@ -27,7 +27,9 @@ from moorage.sandbox.cell.cluster_data import ClusterData
 
 LEASE_SECONDS: Final = 1e9
 """Nothing departs: the clock of a packing stands still."""
-_FULL: Final = frozenset({Code.NO_CAPACITY, Code.NEVER_FITS})
+FOR_EVER: Final = LeaseTerms(ttl_seconds=LEASE_SECONDS)
+FULL: Final = frozenset({Code.NO_CAPACITY, Code.NEVER_FITS})
+"""Refusals that say that there is no room; others say that something is wrong."""
 _NOW: Final = 0.0
 
 
@@ -83,6 +85,60 @@ class Site:
         return ClusterData(keys, lambda _: self._entries, self.allocator.state.fleet)
 
 
+class Consulting:
+    """An allocator whose consultations a policy answers in this process.
+
+    Args:
+        policy: The policy, fresh or warm.
+        site: What it gives away.
+        parameters: The policy's merged parameters.
+
+    Attributes:
+        answers: What was answered, by the number of the message; the caller takes them out.
+        decisions: Consultations of the policy; a request that fits nowhere needs none.
+        seconds: Time inside `eval`, over all decisions.
+
+    """
+
+    def __init__(
+        self, policy: Rule, site: Site, parameters: Mapping[str, Any] | None = None
+    ) -> None:
+        self._policy, self._site = policy, site
+        self._parameters, self._context = dict(parameters or {}), dict[str, Any]()
+        self.answers: dict[int, LeaseNews | Refusal] = {}
+        self.decisions = 0
+        self.seconds = 0.0
+
+    def step(self, event: Event, now: float) -> list[Fact]:
+        """Take one event and all consultations that follow from it; return what came true."""
+        allocator, facts = self._site.allocator, list[Fact]()
+        turns = [allocator.step(event, now)]
+        for turn in turns:
+            facts += turn.facts
+            for effect in turn.effects:
+                if isinstance(effect, Respond):
+                    assert isinstance(effect.answer, LeaseNews | Refusal)
+                    self.answers[effect.to.number] = effect.answer
+                elif isinstance(effect, Consult):
+                    turns.append(allocator.step(self._proposal(effect), now))
+        return facts
+
+    def _proposal(self, consult: Consult) -> Proposed:
+        ask, fleet = consult.ask, self._site.allocator.state.fleet
+        input_data = {
+            "cluster_data": self._site.cluster_data(),
+            "inputs": ask.inputs,
+            "resources": {name: getattr(ask.demand, name) for name in Demand.__slots__},
+            "fleet": FleetView(fleet, ask.demand, None, consult.reserved),
+            "seed": ask.seed,
+        }
+        start = time.perf_counter()
+        value = self._policy.eval(self._parameters, input_data, self._context)
+        self.seconds += time.perf_counter() - start
+        self.decisions += 1
+        return Proposed(ask.id, consult.consultation, value)
+
+
 def openb(nodes: Sequence[TraceNode], seed: int, **metrics: Any) -> Site:
     """Return a site with the nodes of a trace, in the random order of `permuted_names`."""
     return Site(cluster_document(nodes, names=permuted_names(nodes, seed)), **metrics)
@@ -110,17 +166,19 @@ def pack(
 
     """
     packing, state = Packing(), site.allocator.state
+    consulting = Consulting(policy, site, parameters)
     capacity = int(state.fleet.gpu_total.sum())
-    given, context = dict(parameters or {}), dict[str, Any]()
     held = held_at_100 = arrived = 0
     for number, pod in enumerate(pods):
         before = arrived
         arrived += pod.demand_milli
-        answer = _ask(policy, site, _request(number, pod, seed), given, context, packing)
+        asked = Asked(Address(SessionId("trace"), number), request(number, pod, seed))
+        consulting.step(asked, _NOW)
+        answer = consulting.answers.pop(number)
         if isinstance(answer, LeaseNews):
             packing.granted += 1
             held += pod.demand_milli
-        elif answer.code in _FULL:
+        elif answer.code in FULL:
             packing.declined += 1
         else:
             raise ValueError(f"{pod.name}: {answer.code}: {answer.reason} {dict(answer.details)}")
@@ -129,47 +187,26 @@ def pack(
     if capacity:
         packing.allocated_percent = 100 * (capacity - int(state.fleet.gpu_free.sum())) / capacity
         packing.allocated_percent_at_100 = 100 * held_at_100 / capacity
+    packing.decisions, packing.seconds = consulting.decisions, consulting.seconds
     return packing
 
 
-def _request(number: int, pod: TracePod, seed: int) -> Ask:
+def request(number: int, pod: TracePod, seed: int, terms: LeaseTerms = FOR_EVER) -> Ask:
+    """Return the request of a trace as the core takes it.
+
+    Args:
+        number: Its place in the order of arrival; its name, too.
+        pod: What it asks for.
+        seed: From which its own seed comes.
+        terms: Of its lease.
+
+    """
     return Ask(
         id=RequestId(str(number)),
         tenant=Tenant("trace"),
         policy=PolicyRef("packing:1.0-trial", "0" * 64),
         demand=Demand(**{**pod.resources(), "models": pod.models}),
-        terms=LeaseTerms(ttl_seconds=LEASE_SECONDS),
+        terms=terms,
         inputs={},
         seed=(seed << 32) + number,
     )
-
-
-def _ask(
-    policy: Rule,
-    site: Site,
-    ask: Ask,
-    parameters: dict[str, Any],
-    context: dict[str, Any],
-    packing: Packing,
-) -> LeaseNews | Refusal:
-    """Take one request through the allocator, answering its consultations."""
-    allocator = site.allocator
-    turn = allocator.step(Asked(Address(SessionId("trace"), 0), ask), _NOW)
-    while True:
-        for effect in turn.effects:
-            if isinstance(effect, Respond):
-                assert isinstance(effect.answer, LeaseNews | Refusal)
-                return effect.answer
-        (consult,) = (effect for effect in turn.effects if isinstance(effect, Consult))
-        input_data = {
-            "cluster_data": site.cluster_data(),
-            "inputs": ask.inputs,
-            "resources": {name: getattr(ask.demand, name) for name in Demand.__slots__},
-            "fleet": FleetView(allocator.state.fleet, ask.demand, None, consult.reserved),
-            "seed": ask.seed,
-        }
-        start = time.perf_counter()
-        value = policy.eval(parameters, input_data, context)
-        packing.seconds += time.perf_counter() - start
-        packing.decisions += 1
-        turn = allocator.step(Proposed(ask.id, consult.consultation, value), _NOW)

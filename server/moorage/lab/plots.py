@@ -1,5 +1,7 @@
 """Draws what backtests came to: allocation and fragmentation over the requests, by policy.
 
+The benchmark `churn` draws on the same `panels`.
+
 matplotlib is an extra (`pip install 'moorage[plots]'`) and is imported only when there is something
 to draw. The same samples give the same bytes: no dates, no random ids in the files.
 """
@@ -62,13 +64,7 @@ def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]]) -> Non
     """
     if not paths:
         return
-    import matplotlib as mpl  # noqa: PLC0415  # An extra.
-    from matplotlib.figure import Figure  # noqa: PLC0415  # As above.
-
-    mpl.rcParams["svg.hashsalt"] = "moorage"
-    mpl.rcParams["svg.fonttype"] = "none"
-    figure = Figure(figsize=(9.0, 6.5), layout="constrained")
-    above, below = figure.subplots(2, 1, sharex=True)
+    figure, (above, below) = panels(share_x=True)
     timed = any(sample.at_seconds for samples in runs.values() for sample in samples)
     for name, samples in runs.items():
         across = [s.at_seconds / SECONDS_PER_DAY if timed else s.demanded_percent for s in samples]
@@ -78,8 +74,26 @@ def draw(paths: Sequence[Path], runs: Mapping[str, Sequence[PlotSample]]) -> Non
     below.set_ylabel("GPU free but of no use\nto typical requests, %")
     below.set_xlabel("days" if timed else "GPU demand that had arrived, % of the fleet")
     for axes in (above, below):
-        axes.grid(visible=True, alpha=0.3)
         axes.set_ylim(bottom=0)
     above.legend(loc="lower right", fontsize="small")
+    save(figure, paths)
+
+
+def panels(*, share_x: bool = False) -> tuple[Any, tuple[Any, Any]]:
+    """Return a figure of two panels, one above the other, as all pictures here are."""
+    import matplotlib as mpl  # noqa: PLC0415  # An extra.
+    from matplotlib.figure import Figure  # noqa: PLC0415  # As above.
+
+    mpl.rcParams["svg.hashsalt"] = "moorage"
+    mpl.rcParams["svg.fonttype"] = "none"
+    figure = Figure(figsize=(9.0, 6.5), layout="constrained")
+    above, below = figure.subplots(2, 1, sharex=share_x)
+    for axes in (above, below):
+        axes.grid(visible=True, alpha=0.3)
+    return figure, (above, below)
+
+
+def save(figure: Any, paths: Sequence[Path]) -> None:
+    """Write a figure to each of the files."""
     for path in paths:
         figure.savefig(path, dpi=120, metadata=dict(_METADATA[path.suffix]))

@@ -1,0 +1,171 @@
+"""Requests that come and go: a fleet in steady state, from the mix of a trace.
+
+Requests are drawn from a trace's own with replacement and arrive at random moments (Poisson). Each
+stays for a random time, a mean stay on the average over all of them. A load of 1 asks for as many
+GPUs as the fleet has, at every moment on the average. The start is warm: what a fleet without
+limits would hold at that moment arrives first, each with what is left of its stay.
+
+Called by `timeline`, for backtests, and by the benchmark `churn`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import sqrt
+from typing import Final, Literal, NamedTuple, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.lab.errors import CommandError
+from moorage.lab.trace import TracePod
+from moorage.model import GPU_MILLI
+
+Stays = Literal["memoryless", "lognormal", "sized"]
+"""How long requests stay: exponential; lognormal, a few very long; exponential, longer the more
+GPUs a request has."""
+STAYS: Final[tuple[Stays, ...]] = get_args(Stays)
+MEAN_STAY_SECONDS: Final = 3600.0
+LOGNORMAL_SIGMA: Final = 1.75
+WARM_UP_STAYS: Final = 2.0
+"""Mean stays until what arrived first has made room for what the policy placed in steady state."""
+
+
+class Arrival(NamedTuple):
+    """One request.
+
+    Args:
+        at: When it comes, in seconds from the start.
+        pod: What it asks for.
+        stay: How long it holds what it gets, in seconds.
+
+    """
+
+    at: float
+    pod: TracePod
+    stay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Churn:
+    """How requests come and go.
+
+    Args:
+        load: GPU demand that would be held if all of it fitted, as a multiple of the capacity.
+        stays: How long they stay.
+        length: Mean stays that are measured, after the warm-up.
+
+    """
+
+    load: float
+    stays: Stays = "memoryless"
+    length: float = 3.0
+
+    @property
+    def measured_from(self) -> float:
+        """When the warm-up is over, in seconds."""
+        return WARM_UP_STAYS * MEAN_STAY_SECONDS
+
+    @property
+    def end(self) -> float:
+        """When nothing arrives any more, in seconds."""
+        return (WARM_UP_STAYS + self.length) * MEAN_STAY_SECONDS
+
+
+def arrivals(
+    pods: Sequence[TracePod],
+    capacity_milli: int,
+    churn: Churn,
+    seed: int,
+    later: Sequence[TracePod] = (),
+) -> list[Arrival]:
+    """Return requests in the order of their arrival.
+
+    Args:
+        pods: The trace that they are drawn from.
+        capacity_milli: GPU milli of the fleet.
+        churn: How they come and go.
+        seed: Of all that is random.
+        later: Another trace that they are drawn from, at the same load, in the second half of
+            what is measured.
+
+    Raises:
+        CommandError: No request of the trace asks for GPUs.
+
+    """
+    chance = np.random.default_rng(seed)
+    change = (churn.measured_from + churn.end) / 2 if later else churn.end
+    came = _warm(pods, capacity_milli, churn, chance)
+    came += _coming(pods, capacity_milli, churn, chance, (0.0, change))
+    if later:
+        came += _coming(later, capacity_milli, churn, chance, (change, churn.end))
+    return came
+
+
+def _coming(
+    pods: Sequence[TracePod],
+    capacity_milli: int,
+    churn: Churn,
+    chance: np.random.Generator,
+    span: tuple[float, float],
+) -> list[Arrival]:
+    means = _means(pods, churn)
+    rate = _held_requests(pods, means, capacity_milli, churn) / means.mean()
+    count = int(chance.poisson(rate * (span[1] - span[0])))
+    times = np.sort(chance.uniform(*span, count))
+    drawn = chance.integers(len(pods), size=count)
+    if churn.stays == "lognormal":
+        factors = chance.lognormal(-(LOGNORMAL_SIGMA**2) / 2, LOGNORMAL_SIGMA, count)
+    else:
+        factors = chance.exponential(1.0, count)
+    return _arrivals(times, pods, drawn, means[drawn] * factors)
+
+
+def _warm(
+    pods: Sequence[TracePod], capacity_milli: int, churn: Churn, chance: np.random.Generator
+) -> list[Arrival]:
+    """Return what an unlimited fleet holds at a random moment, with what is left of each stay."""
+    means = _means(pods, churn)
+    count = int(chance.poisson(_held_requests(pods, means, capacity_milli, churn)))
+    # Whoever stays longer is met more often.
+    drawn = chance.choice(len(pods), count, p=means / means.sum())
+    if churn.stays == "lognormal":
+        sigma = LOGNORMAL_SIGMA
+        factors = chance.lognormal(sigma**2 / 2, sigma, count) * chance.random(count)
+    else:
+        factors = chance.exponential(1.0, count)
+    return _arrivals(np.zeros(count), pods, drawn, means[drawn] * factors)
+
+
+def _means(pods: Sequence[TracePod], churn: Churn) -> npt.NDArray[np.float64]:
+    """Return the mean stay of each, in seconds; `MEAN_STAY_SECONDS` on the average."""
+    if churn.stays != "sized":
+        return np.full(len(pods), MEAN_STAY_SECONDS)
+    sizes = np.array([sqrt(max(pod.demand_milli / GPU_MILLI, 1.0)) for pod in pods])
+    longer: npt.NDArray[np.float64] = sizes * (MEAN_STAY_SECONDS / sizes.mean())
+    return longer
+
+
+def _held_requests(
+    pods: Sequence[TracePod],
+    means: npt.NDArray[np.float64],
+    capacity_milli: int,
+    churn: Churn,
+) -> float:
+    """Return how many requests hold something at a time, if all of them fitted."""
+    demand = np.array([pod.demand_milli for pod in pods], np.float64)
+    held_milli = float((demand * means).sum() / means.sum())
+    if not held_milli:
+        raise CommandError("a load needs a trace in which requests ask for GPUs")
+    return churn.load * capacity_milli / held_milli
+
+
+def _arrivals(
+    times: npt.NDArray[np.float64],
+    pods: Sequence[TracePod],
+    drawn: npt.NDArray[np.int64],
+    stays: npt.NDArray[np.float64],
+) -> list[Arrival]:
+    return [
+        Arrival(at, pods[number], stay)
+        for at, number, stay in zip(times.tolist(), drawn.tolist(), stays.tolist(), strict=True)
+    ]
