@@ -1,17 +1,25 @@
 # The daemon alone, without root. The jail needs no privilege: it works under
 # Docker's default seccomp profile, with all capabilities dropped.
-FROM python:3.13-slim AS build
+FROM python:3.13-slim AS dependencies
 WORKDIR /source
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml ./
+# What it needs is a layer of its own: a change of the source installs nothing of it anew.
+RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+print(*p['dependencies'], *p['optional-dependencies']['server'], sep='\n')" > needs.txt \
+    && python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir -r needs.txt
+
+FROM dependencies AS build
+COPY README.md LICENSE ./
 COPY server server
 COPY policies policies
 COPY clients clients
-RUN python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir '.[server]'
+RUN /opt/moorage/bin/pip install --no-cache-dir --no-deps --prefix /opt/program .
 
 FROM python:3.13-slim
 RUN useradd --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin moorage \
     && install --directory --owner moorage --group moorage --mode 0700 /var/lib/moorage
-COPY --from=build /opt/moorage /opt/moorage
+COPY --from=dependencies /opt/moorage /opt/moorage
+COPY --from=build /opt/program /opt/moorage
 ENV PATH=/opt/moorage/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     MOORAGE_DATA_DIR=/var/lib/moorage \
@@ -22,6 +30,6 @@ VOLUME /var/lib/moorage
 EXPOSE 8765 8080
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=10s --timeout=5s --start-period=10s --retries=3 \
-    CMD ["python", "-c", "import urllib.request as r; r.urlopen('http://127.0.0.1:8080/healthz', timeout=4)"]
+    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f\"http://127.0.0.1:{os.environ.get('MOORAGE_HTTP_PORT', 8080)}/healthz\", timeout=4)"]
 ENTRYPOINT ["moored"]
 CMD ["serve"]

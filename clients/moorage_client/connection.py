@@ -4,6 +4,7 @@ Used by `Client`, which opens a new one when this one ends. A `Connection` never
 """
 
 import asyncio
+import http
 import itertools
 import json
 import os
@@ -99,7 +100,8 @@ class Connection:
                 raise refusal(Code.UNAUTHORIZED, reason) from error
             if status in _BUSY_STATUS:
                 raise ConnectionFailed(url, f"answers HTTP {status}: {body}") from error
-            raise ProtocolViolated(url, f"answers HTTP {status}, no WebSocket") from error
+            said = f": {body}" if status == http.HTTPStatus.UPGRADE_REQUIRED else ""
+            raise ProtocolViolated(url, f"answers HTTP {status}, no WebSocket{said}") from error
         except TimeoutError as error:
             raise ConnectionFailed(url, f"no answer within {open_seconds_max:g} s") from error
         except InvalidHandshake as error:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from moorage_client.cli.output import fields
+
 
 def only_json(done):
     """Return the one JSON document on stdout; nothing else may be there, nor on stderr."""
@@ -321,3 +323,11 @@ def test_an_ask_survives_a_server_that_restarts(shell, harbour):
         out, _ = process.communicate(timeout=30)
     assert process.returncode == 0
     assert json.loads(out)["lease"]["id"] == "l-1"
+
+
+def test_what_was_never_planned_has_no_time(capsys):
+    fields({"state": "active", "retry_at": 0.0, "workload": {"retry_at": 0, "attempt": 1}})
+    shown = capsys.readouterr().out
+    assert "1970" not in shown
+    assert "retry_at" not in shown
+    assert '{"attempt": 1}' in shown

@@ -3,14 +3,17 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from served import until
 
 from moorage.backends.local import control_groups
+from moorage.benchmarks.daemon_process import daemon
 from moorage.commands import display
 from moorage.commands.findings import DoctorFinding
 
@@ -97,6 +100,55 @@ def test_doctor_finds_this_machine_fit(capsys):
     assert (grouped["state"] == "missing") == (control_groups.find().base is None)
     display.doctor([DoctorFinding(**finding) for finding in told["findings"]], as_json=False)
     assert "self-test" in capsys.readouterr().out
+
+
+def test_doctor_shows_brackets_as_they_are(capsys):
+    details = ["pip install 'moorage[aws]'", "/data/[/x]/ledger.db", "[red]"]
+    findings = [DoctorFinding("[x]", "ok", detail) for detail in details]
+    display.doctor(findings, as_json=False)
+    shown = capsys.readouterr().out
+    assert all(detail in shown for detail in [*details, "[x]"])
+
+
+def test_doctor_knows_a_healthy_server_from_another_that_has_its_port():
+    with daemon() as running, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
+        healthy = {"MOORAGE_PORT": ports[0], "MOORAGE_HTTP_PORT": ports[1]}
+        told = json.loads(moored("doctor", "--json", **healthy).stdout)
+        found = [each for each in told["findings"] if each["name"].endswith(" port")]
+        assert [each["state"] for each in found] == ["ok", "ok"]
+        assert all("a healthy server" in each["detail"] for each in found)
+        taken = healthy | {"MOORAGE_HTTP_PORT": str(other.getsockname()[1])}
+        told = json.loads(moored("doctor", "--json", expect=1, **taken).stdout)
+        broken = [each["name"] for each in told["findings"] if each["state"] == "broken"]
+        assert broken == ["http port"]
+
+
+def test_a_log_in_a_file_has_no_colours(tmp_path):
+    environment = {"MOORAGE_LOG_FORMAT": "console", "MOORAGE_HTTP_HOST": "127.0.0.1"}
+    options = {"MOORAGE_LOG_LEVEL": "debug", "MOORAGE_SESSIONS_MAX": "1000000", **environment}
+    with daemon(environment=options) as running:
+        assert "sessions" in running.log.read_text()
+        assert "\x1b" not in running.log.read_text()
+
+
+def test_the_command_line_says_which_port_and_which_option():
+    with daemon(environment={"MOORAGE_TOKENS": "ann:sesame"}) as running:
+        wrong = running.http.replace("http", "ws")
+        told = moorage("--url", wrong, "--token", "sesame", "leases")
+        assert f"connect the WebSocket to port {urlsplit(running.ws).port}" in told
+        told = moorage("--url", running.ws, "--token", "nope", "leases")
+        assert "--token" in told
+        assert "MOORAGE_TOKEN" in told
+        assert "--token" in moorage("--http-url", running.http, "policy", "list")
+
+
+def moorage(*words: str) -> str:
+    """Return what the client's command line said of a failure."""
+    command = [Path(sys.executable).with_name("moorage"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode != 0
+    return done.stderr
 
 
 @pytest.fixture

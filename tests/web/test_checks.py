@@ -4,6 +4,8 @@ import asyncio
 
 import httpx
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import InvalidStatus
 
 from moorage.protocol.origins import Origins
 from moorage.web.server import WebServer
@@ -86,6 +88,18 @@ class TestPages:
             "Origin": "https://evil.example",
         }
         assert (await client.get("/", headers=upgrade)).status_code == 403
+
+
+async def test_a_websocket_is_told_the_right_port(site):
+    server = WebServer(site.house)
+    port = await server.start("127.0.0.1", 0)
+    server.name_websocket_port(8765)
+    with pytest.raises(InvalidStatus) as caught:
+        await connect(f"ws://127.0.0.1:{port}")
+    answer = caught.value.response
+    assert (answer.status_code, answer.headers["Connection"]) == (426, "close")
+    assert b"connect the WebSocket to port 8765" in answer.body
+    await server.close()
 
 
 async def test_old_programs_name_no_host(site):

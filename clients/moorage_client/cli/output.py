@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from moorage.model import Placement
+from moorage.model import Code, Placement
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.exits import TokenMissing
 from moorage_client.cli.shapes import Finding
@@ -155,6 +155,8 @@ def fields(document: Mapping[str, Any]) -> None:
 
 
 def _value(name: str, value: Any) -> str:
+    if name in _TIMES and value == 0:
+        return ""  # It has not happened, and is not planned.
     shown = _with_local_times(name, value, _LEVELS)
     return shown if isinstance(shown, str) else _json(shown, ensure_ascii=False)
 
@@ -166,7 +168,11 @@ def _with_local_times(name: str, value: Any, levels: int) -> Any:
     if levels and isinstance(value, list):
         return [_with_local_times(name, each, levels - 1) for each in value]
     if levels and isinstance(value, dict):
-        return {key: _with_local_times(key, each, levels - 1) for key, each in value.items()}
+        return {
+            key: _with_local_times(key, each, levels - 1)
+            for key, each in value.items()
+            if not (key in _TIMES and each == 0)
+        }
     return value
 
 
@@ -240,6 +246,8 @@ def explain_failure(error: MoorageError) -> None:
                     _explain_findings(value)
                 else:
                     note(f"  {name}: {_json(value, ensure_ascii=False)}")
+            if error.code == Code.UNAUTHORIZED:
+                note("Say who you are with --token, or MOORAGE_TOKEN.")
             if error.request:
                 note(f"More: moorage why {error.request}")
         case _:  # Errors are an open tree: of the others there is no more to say.

@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from moorage.benchmarks import replay as replaying
 from moorage.commands.demonstration import DemoOutcome
@@ -125,7 +126,8 @@ def doctor(findings: Sequence[DoctorFinding], *, as_json: bool) -> None:
     for heading in ("what", "state", "detail"):
         table.add_column(heading, overflow="fold")
     for finding in findings:
-        table.add_row(finding.name, _MARKS[finding.state], finding.detail)
+        # `moorage[aws]` and paths with brackets are text, not markup.
+        table.add_row(Text(finding.name), _MARKS[finding.state], Text(finding.detail))
     _console().print(table)
 
 

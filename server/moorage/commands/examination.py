@@ -6,6 +6,8 @@ ports by listening on them.
 
 import asyncio
 import contextlib
+import errno
+import http.client
 import os
 import platform
 import socket
@@ -35,6 +37,8 @@ PARTS: Final = {
     "services": "cluster registry, metrics store and policy store are built in",
 }
 """What every installation has."""
+ANSWER_SECONDS_MAX: Final = 2.0
+"""How long whoever has a port may take to say that it is well."""
 NOT_YET: Final = {"backends: ray, kubernetes": "this release does not have them"}
 """What this release does not do, whatever is installed beside it."""
 
@@ -156,6 +160,19 @@ def _confinement(folder: Path) -> DoctorFinding:
     return DoctorFinding("workloads and data", "ok" if found.way else "missing", detail)
 
 
+def _answers(host: str, port: int) -> bool:
+    """Return whether a server of ours has the port: both of its ports answer `/healthz`."""
+    here = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104  # Nothing is bound.
+    connection = http.client.HTTPConnection(here, port, timeout=ANSWER_SECONDS_MAX)
+    try:
+        connection.request("GET", "/healthz", headers={"Host": f"localhost:{port}"})
+        return connection.getresponse().status == http.HTTPStatus.OK
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+
+
 def _port(name: str, host: str, port: int) -> DoctorFinding:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -163,6 +180,9 @@ def _port(name: str, host: str, port: int) -> DoctorFinding:
         try:
             probe.bind((host, port))
         except OSError as error:
-            detail = f"{host}:{port}: {error.strerror}; is a daemon running there already?"
-            return DoctorFinding(name, "broken", detail)
+            if error.errno == errno.EADDRINUSE and _answers(host, port):
+                return DoctorFinding(
+                    name, "ok", f"{host}:{port}: a healthy server is there already"
+                )
+            return DoctorFinding(name, "broken", f"{host}:{port}: {error.strerror}")
     return DoctorFinding(name, "ok", f"{host}:{port} is free")

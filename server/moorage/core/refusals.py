@@ -18,15 +18,17 @@ def id_taken(request: RequestId) -> Refusal:
     return Refusal(Code.ALREADY_EXISTS, f"Request id {request} is taken.", "id")
 
 
-def too_many_undecided() -> Refusal:
+def too_many_undecided(most: int, most_bytes: int) -> Refusal:
     """The bound of requests that are being decided is reached."""
-    reason = "Too many requests are being decided, or too large ones; try again shortly."
+    limit = f"{most} requests, or {most_bytes >> 20} MiB of them"
+    reason = f"At most {limit}, are decided at one time; try again shortly."
     return Refusal(Code.BUSY, reason)
 
 
-def too_many_waiting() -> Refusal:
+def too_many_waiting(most: int, most_bytes: int) -> Refusal:
     """The bound of the queue is reached."""
-    reason = "Too many requests wait already, or too large ones; try again later."
+    limit = f"{most} requests, or {most_bytes >> 20} MiB of them"
+    reason = f"At most {limit}, wait at one time; try again later."
     return Refusal(Code.BUSY, reason)
 
 
@@ -64,7 +66,8 @@ def malformed(error: ProposalError) -> Refusal:
 
 def unsound(field: str, expected: str, found: str) -> Refusal:
     """The proposal breaks what was asked, or names what does not exist."""
-    reason = f"The policy's proposal is not sound: {field or 'it'}: expected {expected}; {found}."
+    at = f"{field}: " if field else ""
+    reason = f"The policy's proposal is not sound: {at}expected {expected}; {found}."
     return Refusal(Code.POLICY_UNSOUND, reason, field, expected)
 
 

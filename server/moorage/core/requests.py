@@ -25,7 +25,7 @@ from moorage.core.feasibility import Feasibility
 from moorage.core.idempotency import mismatch
 from moorage.core.leases import LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
-from moorage.core.pending import ASKS_BYTES_MAX, Pending
+from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX, Pending
 from moorage.core.turn import TurnWriter
 from moorage.core.verification import Stale, Unsound, verify
 from moorage.core.warm_reuse import ROOM_SECONDS_MAX, WarmReuse
@@ -118,7 +118,7 @@ class Requests:
         if self._requests.known(ask.id) or self._state.lease(ask.id):
             return refusals.id_taken(ask.id)
         if not self._pending.has_capacity(ask):
-            return refusals.too_many_undecided()
+            return refusals.too_many_undecided(PENDING_MAX, ASKS_BYTES_MAX)
         return None if self._state.clusters else refusals.no_cluster()
 
     def _asked_before(self, to: Address, ask: Ask) -> bool:
@@ -341,7 +341,7 @@ class Requests:
             return
         many, size = len(self._state.waiting), self._state.waiting_bytes + ask.size
         if waiter is None and (many >= WAITING_MAX or size > ASKS_BYTES_MAX):
-            self._answer(pending, refusals.too_many_waiting())
+            self._answer(pending, refusals.too_many_waiting(WAITING_MAX, ASKS_BYTES_MAX))
             return
         if waiter is None:
             patience = terms.wait_seconds or ROOM_SECONDS_MAX

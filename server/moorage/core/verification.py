@@ -51,7 +51,8 @@ def verify(
 
     """
     if ask.demand is not None and len(wishes) != ask.demand.nodes:
-        return _unsound("", f"{ask.demand.nodes} nodes", f"the policy proposed {len(wishes)} nodes")
+        wanted, got = _counted(ask.demand.nodes, "node"), _counted(len(wishes), "node")
+        return _unsound("", wanted, f"the policy proposed {got}")
     shares: list[Share] = []
     for number, proposed in enumerate(wishes):
         path = f"[{number}]." if len(wishes) > 1 else ""
@@ -131,7 +132,8 @@ def _on_node(
             )
         columns = [ids.index(gpu) for gpu in proposed.gpus]
         if ask.demand is not None and len(columns) != ask.demand.gpus:
-            return _unsound(f"{path}gpus", f"{ask.demand.gpus} GPUs", f"{len(columns)} proposed")
+            wanted = _counted(ask.demand.gpus, "GPU")
+            return _unsound(f"{path}gpus", wanted, f"{len(columns)} proposed")
         if not fleet.eligible_gpus(need)[row, columns].all():
             return _unsound(
                 f"{path}gpus", "GPUs that `resources` accepts", f"{list(proposed.gpus)}"
@@ -191,6 +193,10 @@ def _one_group(fleet: Fleet, row: int, columns: list[int], need: Demand) -> bool
 def _rack(fleet: Fleet, share: Share) -> int:
     row = fleet.row(share.cluster_id, share.node_id)
     return -1 if row is None else int(fleet.rack[row])
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _unsound(field: str, expected: str, found: str) -> Unsound:

@@ -307,6 +307,7 @@ class Daemon:
         http_port = await web.start(config.http_host, config.http_port)
         self._closing.push_async_callback(web.close)
         port = await self._gateway.start(config.host, config.port, http_port)
+        web.name_websocket_port(port)
         self._closing.push_async_callback(self._gateway.close)
         self._follow_prometheus()
         self._ready = True

@@ -142,7 +142,7 @@ def configure_log(config: Config) -> None:
     console = config.log_format == "console"
     renderer: structlog.typing.Processor = (
         # Quoted: what tenants named so cannot move a terminal's cursor.
-        structlog.dev.ConsoleRenderer(repr_native_str=True)
+        structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), repr_native_str=True)
         if console
         else structlog.processors.JSONRenderer()
     )

@@ -27,11 +27,15 @@ class RequestChecks:
         origins: Under which names, and for whose pages, requests are answered.
         connections: Those that requests come on.
 
+    Attributes:
+        websocket_port: Where WebSockets are spoken; 0 where nobody said.
+
     """
 
     def __init__(self, app: ASGIApp, origins: Origins, connections: Connections) -> None:
         self._app = app
         self.origins = origins
+        self.websocket_port = 0
         self._connections = connections
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,6 +48,8 @@ class RequestChecks:
         if foreign is not None:
             fault = ServiceError(Code.FORBIDDEN, foreign.advice, field=foreign.header)
             await failure(fault, scope["path"])(scope, receive, send)
+        elif ("upgrade", "websocket") in ((name, value.lower()) for name, value in headers):
+            await _last(self._elsewhere(), scope["path"], 426)(scope, receive, send)
         elif _LENGTHS.issubset(name for name, _ in headers):
             # Two programs on the way may each believe another one (RFC 9112, 6.1).
             fault = ServiceError.wrong_field(
@@ -58,9 +64,16 @@ class RequestChecks:
         else:
             await self._app(scope, receive, send)
 
+    def _elsewhere(self) -> ServiceError:
+        """Say where a WebSocket is spoken."""
+        at = f"port {self.websocket_port}" if self.websocket_port else "another port"
+        reason = f"this port speaks HTTP; connect the WebSocket to {at}"
+        return ServiceError(Code.UNSUPPORTED, reason, field="upgrade", expected=at)
 
-def _last(fault: ServiceError, path: str) -> Response:
+
+def _last(fault: ServiceError, path: str, status: int = 0) -> Response:
     """Return a failure after which the connection is closed."""
     answer = failure(fault, path)
+    answer.status_code = status or answer.status_code
     answer.headers["connection"] = "close"
     return answer

@@ -101,6 +101,10 @@ class WebServer:
             self._serving.result()  # Raises what kept it from starting.
         return bound
 
+    def name_websocket_port(self, port: int) -> None:
+        """Have those told who speak WebSocket here."""
+        self._checks.websocket_port = port
+
     async def close(self) -> None:
         """Take no more requests, let those under way finish, and stop. Bounded; idempotent."""
         if self._serving is None:

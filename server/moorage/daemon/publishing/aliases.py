@@ -329,7 +329,8 @@ class Publishing:
         self._tidy(alias.name, *alias.versions)
         self._shadows.follow(alias.name, alias)
         data = {"alias": alias.name, "policy_rule_uri": alias.version, **_plain(change)}
-        log.info("policy", **data)
+        by_itself = change.who == SELF  # It fell back, or ended a canary: somebody should look.
+        (log.warning if by_itself else log.info)("policy", **data)
         self._tell(change.what, data)
 
     def _tidy(self, name: str, *versions: str) -> None:

@@ -425,7 +425,7 @@ class Admission:
                 warnings.append(f"{what} were left out: {listed}{more}.")
         candidates = tuple(name for name in named if memory.is_live(name))
         if not candidates:
-            reason = f"clusters: none of the {len(named)} clusters named is registered and live."
+            reason = f"clusters: none of those named ({len(named)}) is registered and live."
             expected = "ids of live clusters"
             details = {"unknown": missing[:WARNED_MAX]}
             return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", expected, details)

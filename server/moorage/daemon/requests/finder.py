@@ -201,8 +201,8 @@ def _chosen(value: Any, offered: Sequence[str], uri: str, field: str) -> dict[st
             shown = repr(each)[:SHOWN_CHARS_MAX]
             raise ServiceError(
                 Code.POLICY_BAD_OUTPUT,
-                f"{uri} ranked {shown}, which is none of the {len(offered)} documents it was"
-                " given.",
+                f"{uri} ranked {shown}, which is none of the documents it was given"
+                f" ({len(offered)}).",
                 field=field,
                 expected="documents of its input, or their ids, the best first",
                 details={"policy_rule_uri": uri},
