@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 
 from moorage.slots import InvalidCheckin, InvalidRequest, ResourceUnavailable, UnknownResourceType
 from moorage_client import ConnectionFailed, ProtocolViolated
@@ -160,6 +161,11 @@ class TestAdapter:
         changed = Checkout({"gpus": [*taken["gpus"], {"id": "1", "slots": 1}]}, taken.transaction)
         with pytest.raises(InvalidCheckin):
             pool.checkin(changed)
+        pool.checkin(taken)
+
+    def test_what_is_checked_out_is_plain_for_yaml_and_json(self, pool):
+        taken = pool.checkout(GPU)
+        assert yaml.safe_load(yaml.safe_dump(taken)) == json.loads(json.dumps(taken)) == taken
         pool.checkin(taken)
 
     def test_the_state_says_who_holds_what(self, pool):

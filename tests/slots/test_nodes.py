@@ -1,9 +1,13 @@
 """The pool that knows nodes: colocation, exclusive nodes, several nodes, exact returns."""
 
+import copy
 import io
 import json
+import os
+import pickle
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,12 +50,13 @@ def test_what_is_asked_for_together_comes_from_one_node():
 
 
 def test_the_allocation_has_metadata_and_names_nodes():
-    taken = pool_of(a=1).checkout([gpus(1, exclusive=True)])
+    taken = pool_of(a=1).checkout([gpus(1)])
     number = taken["metadata"]["allocation"]
     assert taken == {
-        "metadata": {"allocation": number, "nodes": ["a"], "exclusive": ["a"]},
+        "metadata": {"allocation": number, "nodes": ["a"], "exclusive": []},
         "resources": {"gpus": [{"node": "a", "id": "0", "slots": 1}]},
     }
+    assert yaml.safe_load(yaml.safe_dump(taken)) == taken
 
 
 def test_it_is_the_node_that_has_most_left():
@@ -125,6 +130,25 @@ class TestExclusive:
         pool.checkin(taken)
         assert pool.slots_by_node("cpus") == {"a": 8}
 
+    def test_with_members_too_the_whole_node_is_handed_out(self):
+        pool = pool_of(a=2, b=4)
+        taken = pool.checkout([gpus(3, exclusive=True).add("cpus")])
+        assert nodes_of(taken) == ["b"]
+        assert [row["id"] for row in taken["resources"]["gpus"]] == ["0", "1", "2", "3"]
+        assert len(taken["resources"]["cpus"]) == 8
+        assert pool.get_node("b")["resources"]["cpus"][7] == {"id": "7", "slots": 0}
+        with pytest.raises(ResourceUnavailable, match="requested 3, available 2"):
+            pool.checkout([gpus(3, exclusive=True)])
+        pool.checkin(json.loads(json.dumps(taken)))
+        assert pool.slots_by_node("gpus") == {"a": 2, "b": 4}
+
+    def test_an_instance_that_is_asked_for_in_part_is_named_once_and_whole(self):
+        document = {"nodes": [{"id": "a", "resources": {"gpus": [{"id": "0", "slots": 4}]}}]}
+        pool = NodeResourcePool(document)
+        taken = pool.checkout([NodeRequest(exclusive=True).add("gpus", 2, slots=0.5)])
+        assert taken["resources"] == {"gpus": [{"node": "a", "id": "0", "slots": 4}]}
+        pool.checkin(taken)
+
     def test_it_is_placed_before_what_could_take_its_only_node(self):
         pool = pool_of(a=3, b=2)
         pool.checkout([gpus(1)])
@@ -142,12 +166,20 @@ class TestExclusive:
         pool.checkin(taken)
         assert pool.slots_by_node("mig") == {"a": 1}
 
+    def test_of_a_whole_that_is_asked_for_in_parts_all_parts_are_handed_out(self):
+        mig = [{"id": f"0:{n}", "part_of": {"type": "gpus", "id": "0"}} for n in range(3)]
+        resources = {"gpus": 2, "mig": mig}
+        pool = NodeResourcePool({"nodes": [{"id": "a", "resources": resources}]})
+        taken = pool.checkout([NodeRequest(exclusive=True).add("mig")])["resources"]
+        assert [row["id"] for row in taken["mig"]] == ["0:0", "0:1", "0:2"]
+        assert [row["id"] for row in taken["gpus"]] == ["1"]
+
 
 class TestCheckin:
     def test_a_round_trip_over_json_restores_it_exactly(self):
         pool = pool_of(a=4, b=4)
         before = pool.getstate()
-        taken = pool.checkout([gpus(1).add("cpus", 0.1, 3), gpus(2, exclusive=True)])
+        taken = pool.checkout([gpus(1).add("cpus", 3, 0.1), gpus(2, exclusive=True)])
         assert pool.getstate() != before
         pool.checkin(json.loads(json.dumps(taken)))
         assert pool.getstate() == before
@@ -205,11 +237,72 @@ def test_counts():
     assert pool.count("gpus") == pool.count("gpu") == 6
     assert pool.count_by_node("gpu") == {"a": 2, "b": 4}
     assert pool.slots_by_node("gpu") == {"a": 2, "b": 3}
-    assert pool.count_per_node("gpus") == 2
+    assert pool.count_per_node("cpus") == pool.count_per_node("cpu") == 8
+    with pytest.raises(ValueError, match="count_by_node says it of each: a has 2, b has 4"):
+        pool.count_per_node("gpus")
     assert (pool.nodes, pool.types, pool.empty()) == (["a", "b"], ["cpus", "gpus"], False)
     assert "gpus" in pool
     with pytest.raises(ResourceUnavailable, match="apples"):
         pool.count("apples")
+
+
+def test_add_means_so_many_members_of_one_slot():
+    request = NodeRequest().add("cpus", 4)
+    assert (request.count("cpus"), request.total_slots("cpus")) == (4, 4)
+    assert len(pool_of(a=1).checkout([request])["resources"]["cpus"]) == 4
+    halves = NodeRequest().add("gpus", count=2, slots=0.5)
+    assert (halves.count("gpus"), halves.total_slots()) == (2, 1)
+
+
+def test_populate_and_get_node():
+    pool = NodeResourcePool()
+    pool.populate(nodes=2, cpus=3, gpus=1, licences=2)
+    assert pool.nodes == ["0", "1"]
+    one = {"id": "0", "slots": 1}
+    assert pool.get_node("1") == {
+        "id": "1",
+        "resources": {
+            "cpus": [{**one, "id": n} for n in "012"],
+            "gpus": [one],
+            "licences": [
+                one,
+                {**one, "id": "1"},
+            ],
+        },
+        "additional_properties": {},
+    }
+    pool.get_node("1")["resources"]["gpus"].clear()
+    assert pool.count("gpus") == 2
+    pool.populate()
+    assert pool.count("nodes") == 1
+    assert pool.count("cpus") == len(os.sched_getaffinity(0))
+    with pytest.raises(ResourceUnavailable, match="node 7; there are 0"):
+        pool.get_node("7")
+    with pytest.raises(InvalidSpecification, match="nodes: expected a count"):
+        pool.populate(nodes=-1)
+
+
+@pytest.mark.parametrize(
+    "again",
+    [copy.copy, copy.deepcopy, lambda pool: pickle.loads(pickle.dumps(pool))],  # noqa: S301  # Our own.
+)
+def test_a_pool_can_be_copied_and_pickled(again):
+    pool = pool_of(a=2, b=4)
+    taken = pool.checkout([gpus(1, exclusive=True)])
+    other = again(pool)
+    assert other.getstate() == pool.getstate()
+    other.checkin(taken)
+    assert other.slots_by_node("gpus") == {"a": 2, "b": 4}
+    assert pool.slots_by_node("gpus") == {"a": 2, "b": 0}
+    pool.checkin(taken)
+    assert nodes_of(other.checkout([gpus(3)])) == ["b"]
+
+
+def test_extra_keys_of_instances_are_kept():
+    rows = [{"id": "0", "slots": 1, "uuid": "GPU-1"}]
+    pool = NodeResourcePool({"nodes": [{"id": "a", "resources": {"gpus": rows}}]})
+    assert pool.checkout([gpus(1)])["resources"]["gpus"] == [{"node": "a", "id": "0", "slots": 1}]
+    assert pool.get_node("a")["resources"]["gpus"] == [{"id": "0", "slots": 0, "uuid": "GPU-1"}]
 
 
 def test_accommodates_does_not_depend_on_what_is_checked_out():
@@ -238,13 +331,13 @@ def test_refusals():
 
 
 def test_a_node_request_can_be_counted_and_be_a_key():
-    request = NodeRequest([{"type": "cpus"}]).add("gpus", 0.5, 3)
+    request = NodeRequest([{"type": "cpus"}]).add("gpus", 3, 0.5)
     assert (request.count("gpus"), request.total_slots("gpus"), request.total_slots()) == (
         3,
         1.5,
         2.5,
     )
-    same = NodeRequest([{"type": "cpus"}]).add("gpus", 0.5, 3)
+    same = NodeRequest([{"type": "cpus"}]).add("gpus", 3, 0.5)
     assert len({request.freeze(), same.freeze()}) == 1
     assert same.freeze() != NodeRequest(exclusive=True).freeze()
 

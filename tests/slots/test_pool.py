@@ -1,11 +1,16 @@
 """The flat pool: the original's scenarios, its defects, which stay away, and what was decided."""
 
 import copy
+import datetime as dt
 import io
 import json
 import pickle
+import subprocess
+import sys
+from collections import Counter
 
 import pytest
+import yaml
 
 from moorage.slots import (
     EmptyResourcePoolError,
@@ -35,6 +40,9 @@ DIVIDED = {
         ],
     }
 }
+
+
+COPIES = [copy.copy, copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))]  # noqa: S301  # Our own.
 
 
 def of(**members) -> list[dict]:
@@ -308,12 +316,150 @@ class TestStale:
 
     def test_what_is_looked_at_is_a_copy(self):
         pool = ResourcePool({"resources": {"cpus": 1}, "additional_properties": {"a": [1]}})
-        pool.getstate()["additional_properties"]["a"].append(2)
-        pool.resources["cpus"][0]["slots"] = 7
-        pool.slots_per_resource_type["cpus"] = 7
+        state = pool.getstate()
+        state["additional_properties"]["a"].append(2)
+        state["resources"]["cpus"][0]["slots"] = 7
         assert pool.getstate()["additional_properties"] == {"a": [1]}
         assert free(pool, "cpus") == [1]
         assert pool.slots_per_resource_type["cpus"] == 1
+
+
+class TestPlain:
+    """What a pool returns is data like any other; what cannot be written says so."""
+
+    @pytest.mark.parametrize(
+        "dump",
+        [
+            yaml.safe_dump,
+            yaml.dump,
+            lambda data: yaml.dump(data, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)),
+        ],
+    )
+    def test_results_are_plain_for_yaml_and_json(self, dump):
+        pool = ResourcePool({"resources": {"cpus": [{"id": "01", "slots": 2}], "gpus": 1}})
+        taken = pool.checkout(of(cpus=1, gpus=1))
+        results = {
+            "taken": taken,
+            "resources": pool.resources,
+            "state": pool.getstate(),
+            "totals": pool.slots_per_resource_type,
+            "types": pool.types,
+            "popped": pool.pop("gpus"),
+        }
+        assert yaml.safe_load(dump(results)) == json.loads(json.dumps(results)) == results
+
+    @pytest.mark.parametrize(
+        "write",
+        [
+            lambda pool: setattr(pool, "resources", {"cpus": []}),
+            lambda pool: pool.resources.update(gpus=[]),
+            lambda pool: pool.resources.pop("cpus"),
+            lambda pool: pool.resources.setdefault("gpus", []),
+            lambda pool: pool.resources.__setitem__("gpus", []),
+            lambda pool: pool.resources.__delitem__("cpus"),
+            lambda pool: pool.resources.__ior__({}),
+            lambda pool: pool.resources.clear(),
+            lambda pool: pool.resources["cpus"].append({"id": "9", "slots": 1}),
+            lambda pool: pool.resources["cpus"].sort(),
+            lambda pool: pool.resources["cpus"].__iadd__([]),
+            lambda pool: pool.resources["cpus"].__setitem__(0, {}),
+            lambda pool: pool.resources["cpus"][0].update(slots=7),
+            lambda pool: pool.resources["cpus"][0].__setitem__("slots", 7),
+            lambda pool: pool.slots_per_resource_type.__setitem__("cpus", 7),
+            lambda pool: pool.slots_per_resource_type.update(cpus=7),
+            lambda pool: pool.slots_per_resource_type.subtract(cpus=1),
+        ],
+    )
+    def test_what_cannot_be_written_says_so_and_what_to_do(self, write):
+        pool = ResourcePool({"cpus": 2})
+        before = pool.getstate()
+        with pytest.raises((TypeError, AttributeError), match=r"cannot be written; fill\(\)"):
+            write(pool)
+        assert pool.getstate() == before
+        assert pool.slots_per_resource_type == {"cpus": 2, "gpus": 0}
+
+    @pytest.mark.parametrize("again", COPIES)
+    def test_a_copy_of_what_cannot_be_written_can_be(self, again):
+        pool = ResourcePool({"cpus": 2})
+        resources, totals = again(pool.resources), again(pool.slots_per_resource_type)
+        resources["gpus"] = [1]
+        totals["cpus"] += 1
+        assert (type(resources), type(totals)) == (dict, Counter)
+        copied = pool.slots_per_resource_type.copy()
+        copied.update(cpus=1)
+        assert copied == {"cpus": 3, "gpus": 0}
+
+    def test_extra_keys_of_instances_are_kept(self):
+        row = {"id": "0", "slots": 2, "uuid": "GPU-1", "links": {"1": "NVLink"}}
+        pool = ResourcePool({"resources": {"gpus": [row, {"id": "1", "vendor": "x"}]}})
+        taken = pool.checkout(of(gpus=1))
+        assert taken == {"gpus": [{"id": "1", "slots": 1}]}
+        pool.checkin(taken)
+        assert pool.resources["gpus"] == [row, {"id": "1", "slots": 1, "vendor": "x"}]
+        row["links"]["2"] = "not the pool's"
+        file = io.StringIO()
+        pool.dump(file)
+        again = ResourcePool(read_specification(file.getvalue()))
+        assert again.resources["gpus"][0]["links"] == {"1": "NVLink"}
+        assert pool.pop("gpus")[0]["uuid"] == "GPU-1"
+
+    @pytest.mark.parametrize("value", [object(), float("nan"), {1, 2}, dt.date(2026, 1, 1)])
+    def test_and_are_what_json_can_say(self, value):
+        with pytest.raises(
+            InvalidSpecification, match=r"gpus\[0\]: 'x': expected what JSON can say"
+        ):
+            ResourcePool({"resources": {"gpus": [{"id": "0", "x": value}]}})
+
+    @pytest.mark.parametrize("key", ["slot", "slotss", "partof", "part-of"])
+    def test_but_not_those_that_are_misspelt(self, key):
+        with pytest.raises(InvalidSpecification, match=f"unknown {key!r}; expected"):
+            ResourcePool({"resources": {"gpus": [{"id": "0", key: 2}]}})
+
+
+class TestCopies:
+    """A copy is a pool of its own, with all that the first one had, also what was checked out."""
+
+    @pytest.mark.parametrize("again", COPIES)
+    def test_a_pool_can_be_copied_and_pickled(self, again):
+        mig = [{"id": f"0:{n}", "part_of": {"type": "gpus", "id": "0"}} for n in range(2)]
+        resources = {"cpus": 3, "gpus": 2, "mig": mig}
+        pool = ResourcePool({"resources": resources, "additional_properties": {"site": ["lab"]}})
+        taken, part = pool.checkout(of(cpus=1)), pool.checkout(of(mig=1))
+        other = again(pool)
+        assert other.getstate() == pool.getstate()
+        assert other.slots_per_resource_type == pool.slots_per_resource_type
+        other.additional_properties["site"].append("there")
+        other.checkin(taken)
+        other.checkin(part)
+        assert free(other, "cpus") == [1, 1, 1]
+        assert (free(pool, "cpus"), pool.additional_properties) == ([0, 1, 1], {"site": ["lab"]})
+        assert other.slots_available("gpus") == 2
+        assert pool.slots_available("gpus") == 1
+        pool.checkin(taken)
+        for each in (pool, other):
+            with pytest.raises(InvalidCheckin):
+                each.checkin(taken)
+        again(ResourcePool()).fill({"cpus": 1})
+
+    def test_in_another_process_numbers_are_still_each_ones_own(self):
+        pool = ResourcePool({"resources": {"gpus": [{"id": "0", "slots": 3}]}})
+        first = pool.checkout(of(gpus=1))
+        program = (
+            "import pickle, sys; from moorage.slots import InvalidCheckin\n"
+            "pool, first = pickle.load(sys.stdin.buffer)\n"
+            "second = [pool.checkout([{'type': 'gpus'}]) for _ in range(2)]\n"
+            "pool.checkin(first); pool.checkin(second[0])\n"
+            "try: pool.checkin(first)\n"
+            "except InvalidCheckin: print(pool.slots_available('gpus'))\n"
+        )
+        ran = subprocess.run(
+            [sys.executable, "-c", program],
+            input=pickle.dumps((pool, first)),
+            capture_output=True,
+            check=True,
+            timeout=60,
+        )
+        assert ran.stdout == b"2\n"
 
 
 class TestFractions:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import moorage.slots
 from moorage.model import Code
 from moorage.slots import InvalidRequest, Outcome, SlotsError
+from moorage.slots.views import in_yaml
 from moorage_client.answers import UnreadableError, read_as
 from moorage_client.errors import ConnectionFailed, ProtocolViolated, Timeout, refusal
 from moorage_client.pool.addresses import Tcp, Uds, address_here, parse_address
@@ -24,6 +25,7 @@ ANSWER_BYTES_MAX: Final = 64 * 1024 * 1024
 T = TypeVar("T")
 
 
+@in_yaml
 class Checkout(dict[str, list[dict[str, Any]]]):
     """What was checked out, `{type: [{"id", "slots"}]}`; a plain dict in every other respect.
 

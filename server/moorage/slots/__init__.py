@@ -30,7 +30,8 @@ from moorage.slots.errors import (
 )
 from moorage.slots.inventory import AllocationTransaction, Allocator, Inventory
 from moorage.slots.machine import make_resource_pool
-from moorage.slots.nodes import NodeAllocation, NodeRequest, NodeResourcePool
+from moorage.slots.node_requests import NodeRequest
+from moorage.slots.nodes import NodeAllocation, NodeResourcePool
 from moorage.slots.outcome import Outcome
 from moorage.slots.outstanding import Allocation
 from moorage.slots.pool import ResourcePool

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -18,8 +19,9 @@ from moorage.slots.amounts import NONE, Amount, Slots, exact, plain, total
 from moorage.slots.errors import InvalidRequest, ResourceUnavailable, UnknownResourceType
 from moorage.slots.requests import Member
 from moorage.slots.specification import Instance, documents, parse_resources
+from moorage.slots.views import view_of
 
-__all__ = ["AllocationTransaction", "Allocator", "Inventory", "allocate", "insufficient"]
+__all__ = ["AllocationTransaction", "Allocator", "Inventory", "allocate", "insufficient", "merged"]
 
 
 class _Place:
@@ -128,12 +130,14 @@ class Inventory:
 
     @property
     def resources(self) -> dict[str, list[dict[str, Any]]]:
-        """What is free now, by type, in the order in which it was listed; a copy."""
+        """What is free now, by type, in the order in which it was listed; not to be written."""
+        view: dict[str, list[dict[str, Any]]] = view_of(self.listed())
+        return view
+
+    def listed(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the same as a plain copy."""
         return {
-            kind: documents(
-                Instance(place.instance.id, place.free, place.instance.part_of)
-                for place in bucket.places
-            )
+            kind: documents(replace(each.instance, slots=each.free) for each in bucket.places)
             for kind, bucket in self._buckets.items()
         }
 
@@ -168,7 +172,7 @@ class Inventory:
 
     def pop(self, rtype: str) -> list[dict[str, Any]]:
         """Remove a type; return what of it is free."""
-        listed = self.resources[rtype]
+        listed = self.listed()[rtype]
         for place in self._buckets.pop(rtype).places:
             for each in place.relatives:
                 each.relatives.remove(place)
@@ -206,12 +210,21 @@ class Inventory:
         place.change(slots)
 
     def everything(self) -> list[Member]:
-        """Return a request for all of it; of what has parts, for the whole."""
+        """Return a request for all that is free; of what has parts, for the whole, or what is left.
+
+        Of a whole of which a part is in use the other parts are left.
+        """
         return [
-            Member(kind, place.instance.slots)
+            Member(kind, place.free)
             for kind, bucket in self._buckets.items()
             for place in bucket.places
-            if place.instance.slots and place.instance.part_of is None
+            if place.free
+            and not place.blocked_by
+            # Of a part that can be had, its whole can be had as well, unless a sibling is in use.
+            and (
+                place.instance.part_of is None
+                or all(whole.blocked_by or not whole.free for whole in place.relatives)
+            )
         ]
 
     def instance(self, rtype: str, rid: str) -> Instance | None:
@@ -324,6 +337,23 @@ def insufficient(short: Mapping[str, tuple[Amount, Amount]]) -> str:
         for kind, (wanted, free) in sorted(short.items())
     )
     return f"insufficient slots of {', '.join(said)}"
+
+
+def merged(
+    *taken: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> dict[str, list[dict[str, Any]]]:
+    """Return allocations of one inventory as one, in which each instance is named once."""
+    slots: dict[str, dict[str, Amount]] = {}
+    for each in taken:
+        for kind, rows in each.items():
+            for row in rows:
+                have = slots.setdefault(kind, {})
+                more = exact(row["slots"]) or NONE
+                have[row["id"]] = Amount(have.get(row["id"], NONE) + more)
+    return {
+        kind: [{"id": name, "slots": plain(amount)} for name, amount in have.items()]
+        for kind, have in slots.items()
+    }
 
 
 def _positive(slots: Any) -> Amount:

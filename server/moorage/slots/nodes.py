@@ -3,7 +3,7 @@
 A request is a list of `NodeRequest`s. Each of them gets a node of its own, so two of them are two
 nodes; the largest is placed first, each on the node that has most left afterwards, and where that
 leaves one without a node, they are spread so that all have one, if there is a way. Nobody else uses
-the node of an exclusive one until it is checked in.
+the node of an exclusive one until it is checked in: all of it is handed out.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from typing import IO, Any, Final, NamedTuple, Self
+from typing import IO, Any, NamedTuple
 
-from moorage.slots.amounts import NONE, Amount, Slots, exact, plain, total
+from moorage.slots.amounts import NONE, Amount, Slots, exact, total
 from moorage.slots.errors import (
     EmptyResourcePoolError,
     InvalidCheckin,
@@ -24,15 +24,18 @@ from moorage.slots.errors import (
     ResourceUnavailable,
     UnknownResourceType,
 )
-from moorage.slots.inventory import Inventory, allocate, insufficient
+from moorage.slots.inventory import Inventory, allocate, insufficient, merged
 from moorage.slots.matching import matched
+from moorage.slots.node_requests import NodeRequest, parse_node_requests
 from moorage.slots.outcome import Outcome
-from moorage.slots.outstanding import next_number
-from moorage.slots.requests import MEMBERS_MAX, Member, parse_request
+from moorage.slots.outstanding import keep_number, next_number
+from moorage.slots.pool import populated
+from moorage.slots.requests import Member
 from moorage.slots.specification import (
     NODE_NAMES,
     Document,
     Format,
+    counted,
     only_keys,
     parse_resources,
     properties_of,
@@ -42,53 +45,8 @@ from moorage.slots.specification import (
 
 __all__ = ["NodeAllocation", "NodeRequest", "NodeResourcePool"]
 
-NODES_MAX: Final = 100_000
-"""Nodes of one request."""
-
 NodeAllocation = dict[str, Any]
 """`{"metadata": {"allocation", "nodes", "exclusive"}, "resources": {type: [{node, id, slots}]}}`"""
-
-
-class NodeRequest:
-    """What is wanted of one node.
-
-    Args:
-        resources: Members `{"type", "slots"}`, each to be satisfied by one instance.
-        exclusive: Nobody else may use the node; without members, all of it is taken.
-
-    Raises:
-        InvalidRequest: A member is malformed.
-
-    """
-
-    def __init__(
-        self, resources: Sequence[Mapping[str, Any]] = (), exclusive: bool = False
-    ) -> None:
-        self.members = parse_request(resources)
-        self.exclusive = exclusive
-
-    def add(self, type: str, slots: Slots = 1, count: int = 1) -> Self:  # noqa: A002  # As elsewhere.
-        """Ask for more: `count` members of so many slots each."""
-        if isinstance(count, bool) or not 0 <= count <= MEMBERS_MAX:
-            raise InvalidRequest(f"count: expected a number from 0 to {MEMBERS_MAX}: {count!r}")
-        self.members += parse_request([{"type": type, "slots": slots}]) * count
-        return self
-
-    def count(self, type: str) -> int:  # noqa: A002  # As elsewhere.
-        """Return how many members there are of a type."""
-        return sum(member.type == type for member in self.members)
-
-    def total_slots(self, type: str | None = None) -> Slots:  # noqa: A002  # As elsewhere.
-        """Return the slots of all members of a type; None: of all."""
-        return plain(total(m.slots for m in self.members if type in (None, m.type)))
-
-    def freeze(self) -> tuple[tuple[Member, ...], bool]:
-        """Return it as something that can be compared and be a key; order counts."""
-        return tuple(self.members), self.exclusive
-
-    def __repr__(self) -> str:
-        wanted = ", ".join(f"{plain(slots)} of {kind}" for kind, slots in self.members)
-        return f"<{type(self).__name__} {wanted}{' exclusive' if self.exclusive else ''}>"
 
 
 class _Node:
@@ -110,7 +68,7 @@ class _Node:
     def getstate(self) -> Document:
         return {
             "id": self.id,
-            "resources": self.now.resources,
+            "resources": self.now.listed(),
             "additional_properties": copy.deepcopy(self.additional_properties),
         }
 
@@ -139,6 +97,16 @@ class NodeResourcePool:
         self._outstanding: dict[int, list[_Placed]] = {}
         if pool:
             self.fill(pool)
+
+    def __getstate__(self) -> Document:
+        """Return what a copy is made with: what is checked out of this is so of the copy, too."""
+        with self._lock:
+            return copy.deepcopy({k: each for k, each in vars(self).items() if k != "_lock"})
+
+    def __setstate__(self, state: Document) -> None:
+        self._lock = threading.RLock()
+        vars(self).update(state)
+        keep_number(max(self._outstanding, default=0))
 
     def fill(self, pool: Mapping[str, Any]) -> None:
         """Make this the pool that is described; whatever was checked out is forgotten.
@@ -173,6 +141,35 @@ class NodeResourcePool:
             self.additional_properties = copy.deepcopy(properties_of(body))
             self._nodes = nodes
             self._outstanding = {}
+
+    def populate(self, nodes: int = 1, **kwds: int) -> None:
+        """Fill the pool with equal nodes, of so many instances of each type, of one slot each.
+
+        Args:
+            nodes: How many there are, with the ids "0", "1" and so on.
+            kwds: Counts by type; `cpus` is what this process may use, and `gpus` 0, if left out.
+
+        Raises:
+            InvalidSpecification: A count is negative, or none.
+
+        """
+        ids = [each.id for each in counted(nodes, "nodes")]
+        resources = populated(kwds)
+        self.fill({"nodes": [{"id": name, "resources": resources} for name in ids]})
+
+    def get_node(self, id: str) -> Document:  # noqa: A002  # As elsewhere.
+        """Return `{"id", "resources", "additional_properties"}` of a node as it is now; a copy.
+
+        Raises:
+            ResourceUnavailable: There is no such node.
+
+        """
+        with self._lock:
+            node = self._nodes.get(id)
+            if node is None:
+                known = ", ".join(self._nodes) or "none"
+                raise ResourceUnavailable(f"Resource unavailable: node {id}; there are {known}")
+            return node.getstate()
 
     @property
     def nodes(self) -> list[str]:
@@ -221,8 +218,20 @@ class NodeResourcePool:
             }
 
     def count_per_node(self, type: str) -> int:  # noqa: A002  # As elsewhere.
-        """Return how many instances of a type every node has at least."""
-        return min(self.count_by_node(type).values())
+        """Return how many instances of a type each node has, where all have as many.
+
+        Raises:
+            ResourceUnavailable: There is no such type.
+            InvalidRequest: The nodes differ. Also a `ValueError`.
+
+        """
+        counts = self.count_by_node(type)
+        if len(set(counts.values())) > 1:
+            said = ", ".join(f"{name} has {count}" for name, count in counts.items())
+            raise InvalidRequest(
+                f"count_per_node: the nodes differ in {type}; count_by_node says it of each: {said}"
+            )
+        return next(iter(counts.values()))
 
     def getstate(self) -> Document:
         """Return `{"additional_properties", "nodes"}` as they are now; a copy."""
@@ -248,7 +257,7 @@ class NodeResourcePool:
             InvalidRequest: The request is malformed.
 
         """
-        wanted = _requests(request)
+        wanted = parse_node_requests(request)
         with self._lock:
             self._refuse_if_empty()
             kinds = {member.type for each in wanted for member in each.members}
@@ -285,7 +294,7 @@ class NodeResourcePool:
 
         """
         del kwds
-        wanted = _requests(request)
+        wanted = parse_node_requests(request)
         with self._lock:
             self._refuse_if_empty()
             known = self.types
@@ -411,16 +420,19 @@ class _Placed(NamedTuple):
 def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _Placed:
     """Take what is wanted from the node that has most left afterwards."""
     ranked = []
+    members = request.members
     for node in nodes:
         inventory = node.idle if idle else node.now
-        members = request.members or (inventory.everything() if request.exclusive else [])
         left = _left(inventory, members)
         if left is not None:
-            ranked.append((left, node, inventory, members))
+            ranked.append((left, node, inventory))
     ranked.sort(key=lambda row: -row[0])  # Stable: of equal nodes the one listed first.
-    for _, node, inventory, members in ranked:
+    for _, node, inventory in ranked:
         with suppress(ResourceUnavailable):  # Enough in all, but not on any one instance.
-            return _Placed(node, inventory, allocate(inventory, members), request.exclusive)
+            taken = allocate(inventory, members)
+            if request.exclusive:  # Nobody else may have the rest.
+                taken = merged(taken, allocate(inventory, inventory.everything()))
+            return _Placed(node, inventory, taken, request.exclusive)
     if not nodes:
         raise ResourceUnavailable(
             f"no node is left for {request!r}: each is in use, exclusively so, or in this request"
@@ -456,23 +468,6 @@ def _total(members: Sequence[Member], kind: str) -> Amount:
 def _available(node: _Node, kind: str, *, idle: bool) -> Amount:
     inventory = node.idle if idle else node.now
     return inventory.available(kind) if kind in inventory else NONE
-
-
-def _requests(request: Any) -> list[NodeRequest]:
-    """Read a request: node requests, or the members of a flat one."""
-    if isinstance(request, NodeRequest):
-        return [request]
-    if not isinstance(request, str | Mapping) and isinstance(request, Iterable):
-        request = list(request)
-        if request and all(isinstance(each, NodeRequest) for each in request):
-            return list[NodeRequest](request)
-    members = parse_request(request)
-    nodes = [plain(member.slots) for member in members if member.type in NODE_NAMES]
-    wanted = NodeRequest()
-    wanted.members = [member for member in members if member.type not in NODE_NAMES]
-    if len(nodes) > 1 or not all(isinstance(each, int) and each <= NODES_MAX for each in nodes):
-        raise InvalidRequest(f"nodes: expected one whole number up to {NODES_MAX}")
-    return [wanted] * int(nodes[0] if nodes else 1)
 
 
 def _rows(placed: Iterable[_Placed]) -> Counter[tuple[Any, ...]]:

@@ -5,23 +5,40 @@ it is recognised even beside equal ones. One that came as plain JSON is recognis
 of equal ones the oldest is settled.
 """
 
+import threading
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from itertools import count
 from typing import Any, Final, NamedTuple
 
 from moorage.slots.amounts import Amount, exact, plain
 from moorage.slots.errors import InvalidCheckin
+from moorage.slots.views import in_yaml
 
-__all__ = ["Allocation", "Held", "Outstanding", "next_number", "parse_allocation"]
+__all__ = [
+    "Allocation",
+    "Held",
+    "Outstanding",
+    "keep_number",
+    "next_number",
+    "parse_allocation",
+]
 
-_NUMBERS: Final = count(1)
+_LAST: Final = {"number": 0}
 """Of all pools of this process, so that no pool takes an allocation of another for its own."""
+_LOCK: Final = threading.Lock()
 
 
 def next_number() -> int:
     """Return a number that no other allocation of this process has."""
-    return next(_NUMBERS)
+    with _LOCK:
+        _LAST["number"] += 1
+        return _LAST["number"]
+
+
+def keep_number(number: int) -> None:
+    """Give a number to no other allocation: one has it that came from another process."""
+    with _LOCK:
+        _LAST["number"] = max(_LAST["number"], number)
 
 
 class Held(NamedTuple):
@@ -32,6 +49,7 @@ class Held(NamedTuple):
     slots: Amount
 
 
+@in_yaml
 class Allocation(dict[str, list[dict[str, Any]]]):
     """What a checkout returns, `{type: [{"id", "slots"}]}`, and its number.
 
@@ -95,6 +113,10 @@ class Outstanding:
         for held, wanted in times.items():
             for _ in range(wanted):
                 self._forget(held, number)
+
+    def keep_numbers(self) -> None:
+        """Give the numbers of these allocations to no others."""
+        keep_number(max((max(each) for each in self._holders.values()), default=0))
 
     def forget_type(self, kind: str) -> None:
         """Forget everything of a type that the pool no longer has."""

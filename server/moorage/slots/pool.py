@@ -22,8 +22,9 @@ from moorage.slots.specification import (
     parse_specification,
     written,
 )
+from moorage.slots.views import ADVICE, Totals
 
-__all__ = ["ResourcePool", "cpus_here"]
+__all__ = ["ResourcePool", "cpus_here", "populated"]
 
 ALWAYS: Final = "gpus"
 """A type that every pool has, with no instances if need be: jobs may ask for 0 of it."""
@@ -57,15 +58,22 @@ class ResourcePool:
 
     @property
     def resources(self) -> dict[str, list[Document]]:
-        """What is free now: `{type: [{"id", "slots"}]}`, exhausted instances included; a copy."""
+        """What is free now: `{type: [{"id", "slots"}]}`, exhausted instances included.
+
+        It cannot be written, and says so; a copy of it can.
+        """
         with self._lock:
             return self._now.resources
 
+    @resources.setter
+    def resources(self, _: Any) -> None:
+        raise AttributeError(ADVICE)
+
     @property
     def slots_per_resource_type(self) -> Counter[str]:
-        """All slots of each type, free or not; a copy."""
+        """All slots of each type, free or not. It cannot be written, and says so."""
         with self._lock:
-            return self._idle.totals()
+            return Totals(self._idle.totals())
 
     @property
     def types(self) -> list[str]:
@@ -76,6 +84,16 @@ class ResourcePool:
     def __contains__(self, type: object) -> bool:  # noqa: A002  # The documents' word.
         with self._lock:
             return type in self._now
+
+    def __getstate__(self) -> Document:
+        """Return what a copy is made with: what is checked out of this is so of the copy, too."""
+        with self._lock:
+            return copy.deepcopy({k: each for k, each in vars(self).items() if k != "_lock"})
+
+    def __setstate__(self, state: Document) -> None:
+        self._lock = threading.RLock()
+        vars(self).update(state)
+        self._outstanding.keep_numbers()
 
     def __repr__(self) -> str:
         return written(self.getstate(), "yaml")
@@ -139,8 +157,7 @@ class ResourcePool:
             InvalidSpecification: A count is negative, or none.
 
         """
-        counts = {"cpus": len(cpus_here()), ALWAYS: 0} | kwds
-        self.fill({"resources": {kind: documents(counted(n, kind)) for kind, n in counts.items()}})
+        self.fill({"resources": populated(kwds)})
 
     def pop(self, type: str) -> list[Document] | None:  # noqa: A002  # The documents' word.
         """Remove a type, and what is checked out of it; return what was free, None if not there."""
@@ -163,7 +180,7 @@ class ResourcePool:
         with self._lock:
             return {
                 "additional_properties": copy.deepcopy(self.additional_properties),
-                "resources": self._now.resources,
+                "resources": self._now.listed(),
             }
 
     def dump(self, file: IO[Any], format: Format = "yaml") -> None:  # noqa: A002  # As in `json.dump` elsewhere.
@@ -246,6 +263,12 @@ class ResourcePool:
     def _refuse_if_empty(self) -> None:
         if not self._now.types:
             raise EmptyResourcePoolError
+
+
+def populated(counts: Mapping[str, int]) -> dict[str, list[Document]]:
+    """Return the instances that `populate` means by counts."""
+    counts = {"cpus": len(cpus_here()), ALWAYS: 0, **counts}
+    return {kind: documents(counted(n, kind)) for kind, n in counts.items()}
 
 
 def cpus_here() -> list[int]:

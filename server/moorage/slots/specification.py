@@ -8,13 +8,16 @@ A description names instances by type, each with an id and its slots. It comes a
   writes it;
 - in short, `{type: count}`, for ids "0" to "count-1" with one slot each.
 
+An instance may have other keys, which are kept and mean nothing here.
 `part_of: {"type", "id"}` says that an instance is a part of another one, as a MIG instance is of
 its GPU: whoever has the whole has all of its parts, so the two are never handed out together.
 """
 
+import copy
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from difflib import get_close_matches
 from typing import Any, Final, Literal
 
 import yaml
@@ -46,6 +49,9 @@ INSTANCES_MAX: Final = 1_000_000
 """Instances of one type."""
 
 OUTER_KEY: Final = "resource_pool"
+_OF_INSTANCES: Final = ("id", "slots", "part_of")
+_MISSPELT: Final = 0.85
+"""So much like one of these, a key is no extra one: `slot` would go unnoticed."""
 NODE_NAMES: Final = frozenset({"node", "nodes"})
 """No types: what is asked for by these names is nodes."""
 
@@ -58,12 +64,14 @@ class Instance:
         id: Its id, unique within its type.
         slots: How many it has.
         part_of: Type and id of the instance that it is a part of.
+        extra: Whatever else its description says, e.g. its UUID.
 
     """
 
     id: str
     slots: Amount
     part_of: tuple[str, str] | None = None
+    extra: Document = field(default_factory=Document, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +169,7 @@ def documents(instances: Iterable[Instance]) -> list[Document]:
     """Return instances as they are written in a description."""
     rows = []
     for each in instances:
-        row: Document = {"id": each.id, "slots": plain(each.slots)}
+        row: Document = {"id": each.id, "slots": plain(each.slots)} | copy.deepcopy(each.extra)
         if each.part_of:
             row["part_of"] = {"type": each.part_of[0], "id": each.part_of[1]}
         rows.append(row)
@@ -208,7 +216,7 @@ def only_keys(document: Mapping[str, Any], allowed: set[str], at: str) -> None:
 
 def _instance(document: Any, at: str) -> Instance:
     row = _mapping(document, at)
-    only_keys(row, {"id", "slots", "part_of"}, at)
+    extra = _extra(row, at)
     name = row.get("id")
     if isinstance(name, bool) or not isinstance(name, str | int | float) or name == "":
         raise InvalidSpecification(f"{at}.id: expected a text, found {name!r}")
@@ -217,7 +225,23 @@ def _instance(document: Any, at: str) -> Instance:
         raise InvalidSpecification(
             f"{at}.slots: expected a number from 0 to {SLOTS_MAX}, found {row['slots']!r}"
         )
-    return Instance(str(name), slots, _part_of(row.get("part_of"), f"{at}.part_of"))
+    part_of = _part_of(row.get("part_of"), f"{at}.part_of")
+    return Instance(str(name), slots, part_of, extra)
+
+
+def _extra(row: Mapping[Any, Any], at: str) -> Document:
+    """Return the other keys of an instance; what JSON cannot say is refused, and so are typos."""
+    extra: Document = {key: value for key, value in row.items() if key not in _OF_INSTANCES}
+    for key in extra:
+        if meant := get_close_matches(str(key), _OF_INSTANCES, 1, _MISSPELT):
+            raise InvalidSpecification(f"{at}: unknown {key!r}; expected {meant[0]!r}")
+    try:
+        return dict(json.loads(json.dumps(extra, allow_nan=False))) if extra else extra
+    except (TypeError, ValueError, RecursionError) as error:
+        listed = _list(sorted(map(str, extra)))
+        raise InvalidSpecification(
+            f"{at}: {listed}: expected what JSON can say: {error}"
+        ) from error
 
 
 def _part_of(document: Any, at: str) -> tuple[str, str] | None:

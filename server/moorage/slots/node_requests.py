@@ -1,0 +1,73 @@
+"""What is asked of a pool that knows nodes, read: `NodeRequest`, or flat members."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Final, Self
+
+from moorage.slots.amounts import Slots, plain, total
+from moorage.slots.errors import InvalidRequest
+from moorage.slots.requests import MEMBERS_MAX, Member, parse_request
+from moorage.slots.specification import NODE_NAMES
+
+__all__ = ["NODES_MAX", "NodeRequest", "parse_node_requests"]
+
+NODES_MAX: Final = 100_000
+"""Nodes of one request."""
+
+
+class NodeRequest:
+    """What is wanted of one node.
+
+    Args:
+        resources: Members `{"type", "slots"}`, each to be satisfied by one instance.
+        exclusive: Nobody else may use the node, and all of it is handed out.
+
+    Raises:
+        InvalidRequest: A member is malformed.
+
+    """
+
+    def __init__(
+        self, resources: Sequence[Mapping[str, Any]] = (), exclusive: bool = False
+    ) -> None:
+        self.members = parse_request(resources)
+        self.exclusive = exclusive
+
+    def add(self, type: str, count: int = 1, slots: Slots = 1) -> Self:  # noqa: A002  # As elsewhere.
+        """Ask for more: `count` members of so many slots each."""
+        if isinstance(count, bool) or not 0 <= count <= MEMBERS_MAX:
+            raise InvalidRequest(f"count: expected a number from 0 to {MEMBERS_MAX}: {count!r}")
+        self.members += parse_request([{"type": type, "slots": slots}]) * count
+        return self
+
+    def count(self, type: str) -> int:  # noqa: A002  # As elsewhere.
+        """Return how many members there are of a type."""
+        return sum(member.type == type for member in self.members)
+
+    def total_slots(self, type: str | None = None) -> Slots:  # noqa: A002  # As elsewhere.
+        """Return the slots of all members of a type; None: of all."""
+        return plain(total(m.slots for m in self.members if type in (None, m.type)))
+
+    def freeze(self) -> tuple[tuple[Member, ...], bool]:
+        """Return it as something that can be compared and be a key; order counts."""
+        return tuple(self.members), self.exclusive
+
+    def __repr__(self) -> str:
+        wanted = ", ".join(f"{plain(slots)} of {kind}" for kind, slots in self.members)
+        return f"<{type(self).__name__} {wanted}{' exclusive' if self.exclusive else ''}>"
+
+
+def parse_node_requests(request: Any) -> list[NodeRequest]:
+    """Read a request: node requests, or the members of a flat one."""
+    if isinstance(request, NodeRequest):
+        return [request]
+    if not isinstance(request, str | Mapping) and isinstance(request, Iterable):
+        request = list(request)
+        if request and all(isinstance(each, NodeRequest) for each in request):
+            return list[NodeRequest](request)
+    members = parse_request(request)
+    nodes = [plain(member.slots) for member in members if member.type in NODE_NAMES]
+    wanted = NodeRequest()
+    wanted.members = [member for member in members if member.type not in NODE_NAMES]
+    if len(nodes) > 1 or not all(isinstance(each, int) and each <= NODES_MAX for each in nodes):
+        raise InvalidRequest(f"nodes: expected one whole number up to {NODES_MAX}")
+    return [wanted] * int(nodes[0] if nodes else 1)
