@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from moorage.benchmarks import churn_report
-from moorage.benchmarks.churn import ChurnJob, HeldMilli, churn, run, size_of
+from moorage.benchmarks.churn import ChurnJob, HeldMilli, churn, run
 from moorage.benchmarks.churn_report import ChurnRun, SizeCount
 from moorage.core.facts import Ended, Granted
 from moorage.lab.churn import Churn
@@ -90,10 +90,6 @@ def test_what_is_held_is_added_up_over_the_time_that_counts():
     held.note(Granted(lease), 4.0)
     held.note(Ended(lease.id, 15.0, "expired"), 15.0)
     assert held.percent(20.0) == pytest.approx(100 * 1000 * 5 / (4000 * 10))
-
-
-def test_sizes_have_words():
-    assert [size_of(pod) for pod in PODS] == ["CPU only", "share", "1 GPU", "1 GPU", "4 GPUs"]
 
 
 def runs_of(*allocated, trace="t", rule="fgd"):

@@ -110,6 +110,10 @@ def test_policies_are_played_side_by_side(tmp_path):
     shown = moorage(*words).stdout
     assert "mine:0-test refused: 3 no_capacity" in shown
     assert "placed elsewhere" in shown
+    coming = json.loads(moorage(*words, "--churn", "0.5", "--stays", "sized", "--json").stdout)
+    assert coming["source"]["churn"] == {"load": 0.5, "stays": "sized"}
+    assert "1 GPU" in moorage(*words, "--churn", "0.5").stdout
+    assert "--churn" in moorage(*words, "--churn", "0.5", "--timed", expect=2).stderr
     assert "--ledger" in moorage("policy", "backtest", mine, expect=2).stderr
     assert (
         "no no/rule.py" in moorage("policy", "backtest", "no/rule.py", *words[4:], expect=2).stderr

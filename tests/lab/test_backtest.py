@@ -109,6 +109,28 @@ async def test_by_its_own_times_requests_wait_and_end(trace):
     assert 0 < waited["waited_seconds_mean"] < 300
 
 
+async def test_requests_come_and_go_and_what_counts_comes_after_the_warm_up(trace):
+    job = BacktestJob(shipped("first_fit", "expected_fill"), **trace, churn=1.2)
+    outcome = await backtest(job)
+    assert msgspec.json.encode(outcome) == msgspec.json.encode(await backtest(job))
+    assert outcome["source"]["churn"] == {"load": 1.2, "stays": "memoryless"}
+    first, second = outcome["rules"]
+    assert first["asked"] == second["asked"] > 20
+    for run in (first, second):
+        assert 50 < run["allocation_percent_mean"] <= 100
+        assert 0 < run["refused_percent"] < 100
+        assert list(run["sizes"]) == ["CPU only", "share", "2 GPUs"]
+        assert sum(size["asked"] for size in run["sizes"].values()) == run["asked"]
+        assert sum(size["granted"] for size in run["sizes"].values()) == run["granted"]
+        assert run["samples"][0][0] >= 2 * 3600
+    patient = BacktestJob(shipped("first_fit"), **trace, churn=0.9, stays="sized", wait_seconds=1e7)
+    (waited,) = (await backtest(patient))["rules"]
+    assert (waited["refused_percent"], waited["refusals"]) == (0, {})
+    longest = max(waited["sizes"].values(), key=lambda size: size["waited_seconds_mean"])
+    assert longest is waited["sizes"]["2 GPUs"]
+    assert longest["waited_seconds_mean"] > 0
+
+
 def lived(line):
     """Return the facts of a day, each with its time: every ask goes to the first node that fits."""
     allocator, facts, now = Allocator(), [], 0.0
@@ -185,6 +207,8 @@ async def test_what_cannot_be_replayed_is_said(trace, tmp_path):
         await backtest(BacktestJob(shipped("nope"), **trace))
     with pytest.raises(CommandError, match="there is no ledger"):
         await backtest(BacktestJob(shipped("first_fit"), ledger=str(tmp_path)))
+    with pytest.raises(CommandError, match="churn draws its own times"):
+        await backtest(BacktestJob(shipped("fgd"), **trace, churn=1.0, timed=True))
     with pytest.raises(CommandError, match=r"plots are \.png or \.svg files"):
         await backtest(BacktestJob(shipped("first_fit"), **trace, plots=["a.pdf"]))
     broken = {"policy_rule_uri": "a:1-b", "code": "class AIOSv1PolicyRule:\n  def"}

@@ -29,6 +29,14 @@ SEED_MAX: Final = 2**31 - 1
 """A request's own seed is this and its number, together in 63 bits."""
 
 
+class Stays(StrEnum):
+    """How long requests stay that come and go."""
+
+    MEMORYLESS = "memoryless"
+    LOGNORMAL = "lognormal"
+    SIZED = "sized"
+
+
 class Mode(StrEnum):
     """Where policies are evaluated."""
 
@@ -189,6 +197,13 @@ def backtest(
     timed: Annotated[
         bool, typer.Option("--timed", help="By the trace's own times, each request once")
     ] = False,
+    churn: Annotated[
+        float | None,
+        typer.Option(min=0.01, max=100, metavar="LOAD", help="A trace's requests come and go"),
+    ] = None,
+    stays: Annotated[
+        Stays, typer.Option(help="With --churn: how long they stay, an hour on the average")
+    ] = Stays.MEMORYLESS,
     wait: Annotated[
         float, typer.Option(min=0, help="Seconds that requests of a trace may wait")
     ] = 0.0,
@@ -203,6 +218,8 @@ def backtest(
     """Replay a trace, or a daemon's own history, through policies side by side."""
     if (trace is None) == (ledger is None):
         raise typer.BadParameter("give --trace NODES PODS, or --ledger DIR")
+    if churn is not None and (ledger is not None or timed):
+        raise typer.BadParameter("--churn draws its own times: leave out --timed, and --ledger")
     nodes, pods = trace or ("", "")
     outcome = run(
         "backtest",
@@ -213,6 +230,8 @@ def backtest(
             "ledger": "" if ledger is None else str(ledger),
             "arrive": arrive,
             "timed": timed,
+            "churn": churn or 0.0,
+            "stays": stays.value,
             "wait_seconds": wait,
             "seed": seed,
             "limit": limit,
@@ -241,7 +260,17 @@ def _policy(session: CommandSession, name: str) -> dict[str, Any]:
 
 def _show_backtest(outcome: dict[str, Any]) -> None:
     table(
-        ("rule", "asked>", "granted>", "alloc. %>", "mean %>", "fragm. %>", "waited>", "mean s>"),
+        (
+            "rule",
+            "asked>",
+            "granted>",
+            "alloc. %>",
+            "mean %>",
+            "refused %>",
+            "fragm. %>",
+            "waited>",
+            "mean s>",
+        ),
         (
             (
                 run["rule"],
@@ -249,6 +278,7 @@ def _show_backtest(outcome: dict[str, Any]) -> None:
                 run["granted"],
                 f"{run['allocation_percent']:.2f}",
                 f"{run['allocation_percent_mean']:.2f}",
+                f"{run['refused_percent']:.2f}",
                 f"{run['fragmentation_percent']:.2f}",
                 run["waited"],
                 f"{run['waited_seconds_mean']:.1f}",
@@ -256,6 +286,21 @@ def _show_backtest(outcome: dict[str, Any]) -> None:
             for run in outcome["rules"]
         ),
         empty="No policies.",
+    )
+    table(
+        ("rule", "size", "asked>", "granted>", "mean s>"),
+        (
+            (
+                run["rule"],
+                size,
+                each["asked"],
+                each["granted"],
+                f"{each['waited_seconds_mean']:.1f}",
+            )
+            for run in outcome["rules"]
+            for size, each in run["sizes"].items()
+        ),
+        empty="No requests.",
     )
     for played in outcome["rules"]:
         refused = ", ".join(f"{count} {code}" for code, count in played["refusals"].items())

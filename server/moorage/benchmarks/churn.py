@@ -20,11 +20,11 @@ from moorage.core.effects import Address, LeaseNews
 from moorage.core.events import Asked, Event, Tick
 from moorage.core.facts import Ended, Fact, Granted
 from moorage.lab import plots, trace
-from moorage.lab.churn import MEAN_STAY_SECONDS, STAYS, Arrival, Churn, Stays, arrivals
+from moorage.lab.churn import MEAN_STAY_SECONDS, STAYS, Arrival, Churn, Stays, arrivals, size_of
 from moorage.lab.errors import CommandError
 from moorage.lab.packing import FULL, Consulting, openb, request
 from moorage.lab.typical import typical_of
-from moorage.model import GPU_MILLI, LeaseTerms, SessionId
+from moorage.model import LeaseTerms, SessionId
 from moorage.policy import Rule
 from moorage_policies import catalog
 
@@ -223,7 +223,7 @@ class _Running:
     def _count(self, arrival: Arrival, now: float, *, refused: bool) -> None:
         if arrival.at < self._how.measured_from:
             return
-        count = self._counts[size_of(arrival.pod)]
+        count = self._counts[size_of(arrival.pod.gpus, arrival.pod.gpu_milli)]
         count.asked += 1
         count.asked_milli += arrival.pod.demand_milli
         count.refused += refused
@@ -236,15 +236,6 @@ class _Running:
             _, arrival = self._open.popitem()
             self._count(arrival, self._how.end, refused=False)
         return self._counts
-
-
-def size_of(pod: trace.TracePod) -> str:
-    """Return the size of a request, in words."""
-    if not pod.gpus:
-        return "CPU only"
-    if pod.gpu_milli < GPU_MILLI:
-        return "share"
-    return "1 GPU" if pod.gpus == 1 else f"{pod.gpus} GPUs"
 
 
 @dataclass

@@ -10,11 +10,10 @@ import msgspec
 from rich.table import Table
 
 from moorage.lab import plots
+from moorage.lab.churn import SIZES, by_size
 
 ALL: Final = "all"
 """Names the mean over the traces."""
-SIZES: Final = ("CPU only", "share", "1 GPU")
-"""Sizes of requests before those of several GPUs."""
 
 
 class SizeCount(msgspec.Struct):
@@ -140,9 +139,7 @@ def _percent(part: float, whole: float) -> float:
 def _order(key: str) -> tuple[str, int]:
     """Order figures by name, then by size, all sizes together first."""
     figure, _, size = key.partition(" ")
-    if not size or size in SIZES:
-        return figure, SIZES.index(size) - len(SIZES) if size else -len(SIZES) - 1
-    return figure, int(size.split()[0])
+    return figure, by_size(size) if size else -len(SIZES) - 1
 
 
 def table(figures: Mapping[str, Any]) -> Table:

@@ -10,7 +10,7 @@ from moorage.commands.errors import command_errors
 from moorage.commands.options import JsonFlag
 
 
-class Stays(StrEnum):
+class StayLength(StrEnum):
     """How long requests stay, for `churn`; as `lab.churn` has it."""
 
     MEMORYLESS = "memoryless"
@@ -53,7 +53,7 @@ def bench(
         typer.Option(help="For `churn`, repeatable: GPU demand / capacity; 0.85, 0.95, 1.05, 1.2."),
     ] = None,
     stays: Annotated[
-        list[Stays] | None,
+        list[StayLength] | None,
         typer.Option(help="For `churn`, repeatable: how long requests stay; memoryless."),
     ] = None,
     queued: Annotated[
@@ -61,7 +61,7 @@ def bench(
     ] = False,
     length: Annotated[
         float, typer.Option(min=0.01, help="For `churn`: mean stays that are measured.")
-    ] = 3.0,
+    ] = 2.0,
     later: Annotated[
         Path | None,
         typer.Option(help="For `churn`: the requests of the second half of what is measured."),

@@ -8,7 +8,7 @@ read no clock, draw from their seed alone and keep their deadlines.
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, assert_never
 
@@ -17,6 +17,7 @@ from moorage.core.effects import Advice, Information, LeaseNews, Response
 from moorage.core.facts import Refusal
 from moorage.daemon.requests.answers import refusal_of
 from moorage.lab import plots, timeline, trace
+from moorage.lab.churn import Churn, Stays, by_size, size_of
 from moorage.lab.errors import CommandError
 from moorage.lab.rehearsal import Decision, Document, Rehearsal
 from moorage.lab.typical import typical_of
@@ -45,6 +46,8 @@ class BacktestJob:
         seed: Of all that is random.
         limit: Asks at most.
         timed: A trace by its own times.
+        churn: A load, where requests of a trace shall come and go (`lab.churn`); 0 where not.
+        stays: How long they stay then.
         wait_seconds: How long requests of a trace may wait.
         plots: Files to draw to, `.png` or `.svg`.
         mode: As `moored serve --sandbox`.
@@ -59,14 +62,27 @@ class BacktestJob:
     seed: int = 42
     limit: int | None = None
     timed: bool = False
+    churn: float = 0.0
+    stays: Stays = "memoryless"
     wait_seconds: float = 0.0
     plots: list[str] = field(default_factory=list[str])
     mode: Mode = "jail"
 
 
 @dataclass(slots=True)
+class SizeOutcome:
+    """What became of the requests of one size, such as `share` or `8 GPUs`."""
+
+    asked: int = 0
+    granted: int = 0
+    waited_seconds_mean: float = 0.0
+
+
+@dataclass(slots=True)
 class BacktestRun:
     """One policy's run. Percentages are of the fleet's GPU milli, times in seconds of the timeline.
+
+    What came before the fleet was warm (`Timeline.measured_from`) is not in it.
 
     Attributes:
         name: The policy's URI.
@@ -76,6 +92,9 @@ class BacktestRun:
         fragmentation_percent: Free GPU that typical requests cannot use, at the last request.
         waited: Requests that were granted after some waiting.
         waited_seconds_mean: Over all that were granted.
+        refused_percent: GPU milli that were asked for and not granted, in percent of those asked
+            for.
+        sizes: By size of request: asked, granted, and the mean wait of those granted.
         refusals: By code.
         samples: Allocation and fragmentation while the requests came.
 
@@ -89,6 +108,8 @@ class BacktestRun:
     fragmentation_percent: float = 0.0
     waited: int = 0
     waited_seconds_mean: float = 0.0
+    refused_percent: float = 0.0
+    sizes: dict[str, SizeOutcome] = field(default_factory=dict[str, "SizeOutcome"])
     refusals: dict[str, int] = field(default_factory=dict[str, int])
     samples: list[plots.PlotSample] = field(default_factory=list[plots.PlotSample])
 
@@ -127,6 +148,8 @@ async def backtest(job: BacktestJob) -> dict[str, Any]:
 
 
 async def _line(job: BacktestJob) -> timeline.Timeline:
+    if job.churn and (job.ledger or job.timed):
+        raise CommandError("churn draws its own times: leave out the ledger, and timed")
     if job.ledger:
         return await timeline.of_ledger(Path(job.ledger), seed=job.seed, limit=job.limit)
     return timeline.of_trace(
@@ -137,6 +160,7 @@ async def _line(job: BacktestJob) -> timeline.Timeline:
         limit=job.limit,
         timed=job.timed,
         wait_seconds=job.wait_seconds,
+        churn=Churn(job.churn, job.stays) if job.churn else None,
     )
 
 
@@ -166,11 +190,11 @@ async def _play(
             await rehearsal.pass_to(at)
             decisions.append((at, await _asked(rehearsal, record, ask)))
             demanded += _gpu_milli(ask)
-            if number % every == 0 or number == len(line.asks) - 1:
+            if at >= line.measured_from and (number % every == 0 or number == len(line.asks) - 1):
                 fleet = rehearsal.allocator.state.fleet
                 run.samples.append(_sample(fleet, typical, at, demanded))
         await _let_wait(rehearsal)
-    _sum_up(run, decisions)
+    _sum_up(run, [each for each in decisions if each[0] >= line.measured_from])
     return run, {str(decision.ask.id): _outcome(decision.answer) for _, decision in decisions}
 
 
@@ -209,6 +233,11 @@ def _name(policy: Mapping[str, Any]) -> str:
     return str(
         policy.get("shipped") or policy.get("policy_rule_uri") or policy.get("name") or "a policy"
     )
+
+
+def _size(ask: Ask) -> str:
+    demand = ask.demand
+    return size_of(demand.gpus, demand.gpu_milli) if demand is not None else size_of(0, 0)
 
 
 def _gpu_milli(ask: Ask) -> int:
@@ -260,11 +289,18 @@ def fragmented_milli(fleet: Fleet, typical: Sequence[Mapping[str, Any]]) -> floa
 def _sum_up(run: BacktestRun, decisions: Sequence[tuple[float, Decision]]) -> None:
     refusals: Counter[str] = Counter()
     waits: list[float] = []
+    milli = granted_milli = 0
     for at, decision in decisions:
         run.asked += 1
+        milli += _gpu_milli(decision.ask)
+        size = run.sizes.setdefault(_size(decision.ask), SizeOutcome())
+        size.asked += 1
         match decision.answer:
             case LeaseNews(lease):
                 waits.append(lease.granted_at - at)
+                granted_milli += _gpu_milli(decision.ask)
+                size.granted += 1
+                size.waited_seconds_mean += waits[-1]
             case Refusal(code=code):
                 refusals[code.value] += 1
             case Advice() | Information() | None:
@@ -275,6 +311,10 @@ def _sum_up(run: BacktestRun, decisions: Sequence[tuple[float, Decision]]) -> No
     run.waited = sum(wait > 0 for wait in waits)
     run.waited_seconds_mean = round(sum(waits) / len(waits), DIGITS) if waits else 0.0
     run.refusals = dict(sorted(refusals.items()))
+    run.refused_percent = round(100 * (1 - granted_milli / milli), DIGITS) if milli else 0.0
+    run.sizes = {size: run.sizes[size] for size in sorted(run.sizes, key=by_size)}
+    for size in run.sizes.values():
+        size.waited_seconds_mean = round(size.waited_seconds_mean / max(1, size.granted), DIGITS)
     if run.samples:
         run.allocation_percent = run.samples[-1].allocation_percent
         run.fragmentation_percent = run.samples[-1].fragmentation_percent
@@ -332,6 +372,8 @@ def _description(run: BacktestRun) -> dict[str, Any]:
         "fragmentation_percent": run.fragmentation_percent,
         "waited": run.waited,
         "waited_seconds_mean": run.waited_seconds_mean,
+        "refused_percent": run.refused_percent,
+        "sizes": {size: asdict(each) for size, each in run.sizes.items()},
         "refusals": run.refusals,
         "samples": [
             [s.at_seconds, s.demanded_percent, s.allocation_percent, s.fragmentation_percent]

@@ -25,6 +25,8 @@ Stays = Literal["memoryless", "lognormal", "sized"]
 GPUs a request has."""
 STAYS: Final[tuple[Stays, ...]] = get_args(Stays)
 MEAN_STAY_SECONDS: Final = 3600.0
+SIZES: Final = ("CPU only", "share", "1 GPU")
+"""Sizes of requests before those of several GPUs."""
 LOGNORMAL_SIGMA: Final = 1.75
 WARM_UP_STAYS: Final = 2.0
 """Mean stays until what arrived first has made room for what the policy placed in steady state."""
@@ -58,7 +60,7 @@ class Churn:
 
     load: float
     stays: Stays = "memoryless"
-    length: float = 3.0
+    length: float = 2.0
 
     @property
     def measured_from(self) -> float:
@@ -169,3 +171,17 @@ def _arrivals(
         Arrival(at, pods[number], stay)
         for at, number, stay in zip(times.tolist(), drawn.tolist(), stays.tolist(), strict=True)
     ]
+
+
+def size_of(gpus: int, gpu_milli: int) -> str:
+    """Return the size of a request, in words."""
+    if not gpus:
+        return "CPU only"
+    if gpu_milli < GPU_MILLI:
+        return "share"
+    return "1 GPU" if gpus == 1 else f"{gpus} GPUs"
+
+
+def by_size(size: str) -> int:
+    """Return a number to sort sizes by: as in `size_of`, then by GPUs."""
+    return SIZES.index(size) - len(SIZES) if size in SIZES else int(size.split(maxsplit=1)[0])

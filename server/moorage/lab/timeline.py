@@ -1,7 +1,8 @@
 """What a backtest replays: clusters and asks in the order of their time, from a trace or a ledger.
 
 A trace of the openb kind is replayed either in the published packing protocol (random order, no
-departures, demand beyond the capacity) or by the times that it has itself.
+departures, demand beyond the capacity), or by the times that it has itself, or as requests that
+come and go (`lab.churn`).
 
 A ledger holds facts, not requests, so this is what can be known of the asks behind them. Those that
 waited are there as they were asked. Those that were granted at once are known by what they were
@@ -39,6 +40,7 @@ from moorage.core.facts import (
     Warmed,
 )
 from moorage.lab import trace
+from moorage.lab.churn import Churn, arrivals
 from moorage.lab.errors import CommandError
 from moorage.ledger.base import LedgerEntry, LedgerError
 from moorage.ledger.inspection import copy_ledger
@@ -71,6 +73,7 @@ class Timeline:
         pods: What was asked for, for policies that are told of it and for the fragmentation.
         documents: Cluster documents, where they are known.
         notes: What of it could not be known.
+        measured_from: When what comes begins to count, in seconds; before, the fleet warms up.
 
     """
 
@@ -80,6 +83,7 @@ class Timeline:
     pods: Sequence[trace.TracePod]
     documents: tuple[dict[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
+    measured_from: float = 0.0
 
 
 def of_trace(
@@ -91,6 +95,7 @@ def of_trace(
     limit: int | None,
     timed: bool,
     wait_seconds: float,
+    churn: Churn | None = None,
 ) -> Timeline:
     """Return the timeline of a trace.
 
@@ -102,6 +107,7 @@ def of_trace(
         limit: Requests at most.
         timed: By the trace's own times, each request once.
         wait_seconds: How long each may wait.
+        churn: How requests come and go; they do not where it is None.
 
     Raises:
         TraceError: A file cannot be read as a trace.
@@ -119,20 +125,27 @@ def of_trace(
         for number, pod in enumerate(order):
             at, seconds = spans[pod.name]
             asks.append((at, _ask(number, pod, seed, seconds, wait_seconds)))
+    elif churn is not None:
+        coming = arrivals(wanted, capacity, churn, seed)[:limit]
+        for number, (at, pod, seconds) in enumerate(coming):
+            asks.append((at, _ask(number, pod, seed, seconds, wait_seconds)))
     else:
         for number, pod in enumerate(trace.arrivals(wanted, capacity, arrive, seed)[:limit]):
             asks.append((0.0, _ask(number, pod, seed, FOR_EVER_SECONDS, wait_seconds)))
     document = trace.cluster_document(machines, names=trace.permuted_names(machines, seed))
     seen = ClusterSeen(read_cluster_document(document).cluster)
-    source = {
+    source: dict[str, Any] = {
         "trace": {"nodes": _digest(nodes), "pods": _digest(pods)},
-        "arrive": None if timed else arrive,
+        "arrive": None if timed or churn else arrive,
         "seed": seed,
         "limit": limit,
         "timed": timed,
         "wait_seconds": wait_seconds,
     }
-    return Timeline(source, [(0.0, seen)], asks, wanted, (document,))
+    if churn is not None:
+        source["churn"] = {"load": churn.load, "stays": churn.stays}
+    since = churn.measured_from if churn else 0.0
+    return Timeline(source, [(0.0, seen)], asks, wanted, (document,), measured_from=since)
 
 
 def _ask(number: int, pod: trace.TracePod, seed: int, seconds: float, wait_seconds: float) -> Ask:
