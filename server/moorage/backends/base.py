@@ -167,6 +167,7 @@ class Support:
         execute: Whether a command can be run inside of a workload.
         logs: Whether a workload's output can be read.
         gangs: Whether one workload may have several nodes.
+        nodes: Names of the nodes that it starts on; empty where it starts on any.
 
     """
 
@@ -177,6 +178,7 @@ class Support:
     execute: bool = False
     logs: bool = False
     gangs: bool = False
+    nodes: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

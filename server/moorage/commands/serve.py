@@ -1,6 +1,7 @@
 """`moored serve`."""
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,10 @@ def serve(
     sandbox: Annotated[
         str | None, typer.Option(help="`jail`, or `unsafe` for trusted policies.")
     ] = None,
+    here: Annotated[
+        bool,
+        typer.Option("--here", help="Register this machine, and publish the policies that ship."),
+    ] = False,
 ) -> None:
     """Run the daemon until SIGTERM or Ctrl-C.
 
@@ -33,7 +38,9 @@ def serve(
         "sandbox": sandbox,
     }
     settings = load_config(flags, config)
-    from moorage.daemon.main import serve as run  # noqa: PLC0415  # `--help` stays quick.
+    from moorage.commands.here import stock  # noqa: PLC0415  # `--help` stays quick.
+    from moorage.daemon.main import serve as run  # noqa: PLC0415  # As above.
 
     file = settings_file(os.environ, config)
-    raise typer.Exit(run(settings, lambda: Config.load(flags, os.environ, file), file))
+    read = partial(Config.load, flags, os.environ, file)
+    raise typer.Exit(run(settings, read, file, partial(stock, settings) if here else None))

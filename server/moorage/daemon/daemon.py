@@ -243,6 +243,7 @@ class Daemon:
             inside=self._inside,
             place=self._place,
             watchers=self._watchers,
+            fleet=allocator.state.fleet,
             failed=self._tasks.fail,
         )
 

@@ -39,22 +39,29 @@ GARBAGE_THRESHOLDS: Final = (50_000, 20, 50)
 10) that is half of the time in which a large document is decoded, and it finds nothing."""
 
 
-def serve(config: Config, read: Callable[[], Config], file: Path | None) -> int:
+def serve(
+    config: Config,
+    read: Callable[[], Config],
+    file: Path | None,
+    stock: Callable[[str], None] | None = None,
+) -> int:
     """Serve until SIGTERM or SIGINT; return the exit code.
 
     Args:
         config: All settings.
         read: Reads them anew; raises `ConfigError`.
         file: The TOML file with settings.
+        stock: Given the address of the HTTP side, fills the catalog before anybody is told that
+            this serves. It runs in a thread.
 
     """
     configure_log(config)
     descriptors.raise_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(config, Rereading(config, read, file)))
+        return runner.run(_serve(config, Rereading(config, read, file), stock))
 
 
-async def _serve(config: Config, rereading: Rereading) -> int:
+async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], None] | None) -> int:
     # First of all: who asks for a stop while the daemon starts gets a clean one.
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -86,9 +93,12 @@ async def _serve(config: Config, rereading: Rereading) -> int:
         "ws": f"ws://{_authority(config.host)}:{port}",
         "http": f"http://{_authority(config.http_host)}:{http_port}",
     }
+    running = asyncio.ensure_future(daemon.run())
+    if stock is not None:
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.http_host, config.http_host)  # noqa: S104  # Nothing is bound.
+        await asyncio.to_thread(stock, f"http://{_authority(host)}:{http_port}")
     with contextlib.suppress(BrokenPipeError):  # Whoever started it need not read on.
         os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
-    running = asyncio.ensure_future(daemon.run())
     waiting = asyncio.ensure_future(stopping.wait())
     following = asyncio.ensure_future(rereading.run(daemon.change_tokens))
     await asyncio.wait([running, waiting, following], return_when=asyncio.FIRST_COMPLETED)

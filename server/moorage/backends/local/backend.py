@@ -5,6 +5,7 @@ import contextlib
 import os
 import platform
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -64,7 +65,7 @@ class LocalBackend:
     """
 
     name: Final = "local"
-    support: Final = Support(
+    _support: Final = Support(
         categories=processes.CATEGORIES | containers.CATEGORIES,
         default="process",
         limits=LIMITS,
@@ -93,6 +94,11 @@ class LocalBackend:
             log.warning("backend", name=self.name, finding=kept_out.detail)
         self._processes = Processes(folders, self._devices, self._tell, kept_out, outlive=outlive)
         self._containers = Containers(boxes, self._devices, self._tell, hidden, outlive=outlive)
+
+    @property
+    def support(self) -> Support:
+        """See `Backend.support`."""
+        return replace(self._support, nodes=self._nodes)
 
     def listen(self, listener: Listener | None) -> None:
         """Have `listener` told of every change; see `Backend.listen`."""

@@ -4,7 +4,6 @@ Both front doors end here: the gateway's messages and `POST /allocate`. Everythi
 from outside the core (its policy, its candidates, a token, a seed) is settled before it is posted.
 """
 
-import difflib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,19 +32,24 @@ from moorage.daemon.publishing.aliases import Noting, Publishing
 from moorage.daemon.requests.answers import MessageId, encode, refusal_of, refuse
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.lease_tokens import LeaseTokens, digest
-from moorage.daemon.requests.reading import is_described, outranked, size_of
+from moorage.daemon.requests.reading import (
+    is_described,
+    outranked,
+    size_of,
+    unknown_policy,
+)
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.workloads.control import WorkloadControl
+from moorage.daemon.workloads.reach import within_reach
 from moorage.gateway.deliver import Request
 from moorage.model import Ask, ClusterId, Code, Lease, RequestId, SessionId, Tenant
+from moorage.policy import Fleet
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest, BlockRequest
 
 WARNED_MAX: Final = 20
 """Unknown clusters named one by one in a warning; the rest are counted."""
-NEAREST: Final = 3
-"""Registered names offered where an unknown one was given."""
 _NONE: Final = RequestId("")
 
 
@@ -91,6 +95,7 @@ class Admission:
         inside: Looks into a lease's workload and answers at the address.
         place: Finds the place of a block and answers at the address.
         watchers: Sessions that watch.
+        fleet: As it is at any moment; read only.
         failed: Learns of a defect.
 
     """
@@ -110,6 +115,7 @@ class Admission:
         inside: Callable[[Address, wire.Logs | wire.Exec], None],
         place: Callable[[Address, Tenant, BlockRequest, Sequence[str]], None],
         watchers: Watchers,
+        fleet: Fleet,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._config = config
@@ -125,6 +131,7 @@ class Admission:
         self._inside = inside
         self._place = place
         self._watchers = watchers
+        self._fleet = fleet
         self._failed = failed
         self._open: dict[Address, ReplyContext] = {}
         self._askers: dict[RequestId, Address] = {}
@@ -323,7 +330,7 @@ class Admission:
         """Return what a message asks for, and the token of the lease that it may be granted."""
         record = self._catalog.memory.policy(message.policy_rule_uri)
         if record is None:
-            return self._unknown_policy(message.policy_rule_uri)
+            return unknown_policy(message.policy_rule_uri, self._catalog.memory.policy_uris())
         refusal = self._refuse_unserved(message)
         if refusal is not None:
             return refusal
@@ -336,6 +343,8 @@ class Admission:
         candidates = self._candidates(message, warnings)
         if isinstance(candidates, Refusal):
             return candidates
+        nodes = self._backends.nodes(provision)
+        candidates, avoid = within_reach(self._fleet, nodes, candidates, demand)
         inputs = message.inputs
         parameters: Mapping[str, Any] = message.parameters or {}
         settings: Mapping[str, Any] = message.settings or {}
@@ -364,16 +373,9 @@ class Admission:
             explain=message.explain,
             dry_run=message.dry_run,
             size=size_of(message),
+            avoid=avoid,
         )
         return ask, token
-
-    def _unknown_policy(self, uri: str) -> Refusal:
-        known = self._catalog.memory.policy_uris()
-        near = difflib.get_close_matches(uri, known, n=NEAREST, cutoff=0.4)
-        hint = f" Did you mean {' or '.join(near)}?" if near else " Register it with POST /policy."
-        reason = f"No policy “{uri}” is registered.{hint}"
-        field, expected = "policy_rule_uri", "the URI of a registered policy"
-        return Refusal(Code.UNKNOWN_POLICY, reason, field, expected, {"nearest": near})
 
     def _refuse_unserved(self, message: AllocationRequest) -> Refusal | None:
         if message.lease is not None:

@@ -1,8 +1,17 @@
 """What a request says of itself, as `admission` needs to know it."""
 
+import difflib
+from collections.abc import Sequence
+from typing import Final
+
 import msgspec
 
+from moorage.core.facts import Refusal
+from moorage.model import Code
 from moorage.protocol.messages import AllocationRequest
+
+NEAREST: Final = 3
+"""Registered names offered where an unknown one was given."""
 
 
 def is_described(message: AllocationRequest) -> bool:
@@ -20,3 +29,12 @@ def size_of(message: AllocationRequest) -> int:
     """Return the bytes of what a message brings along for the policy and the backend alone."""
     parts = (message.inputs, message.parameters, message.settings, message.provision)
     return sum(len(msgspec.json.encode(part)) for part in parts if part)
+
+
+def unknown_policy(uri: str, known: Sequence[str]) -> Refusal:
+    """Return the refusal of a request whose policy is none of those known."""
+    near = difflib.get_close_matches(uri, known, n=NEAREST, cutoff=0.4)
+    hint = f" Did you mean {' or '.join(near)}?" if near else " Register it with POST /policy."
+    reason = f"No policy “{uri}” is registered.{hint}"
+    expected = "the URI of a registered policy"
+    return Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri", expected, {"nearest": near})
