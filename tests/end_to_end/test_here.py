@@ -80,5 +80,6 @@ def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
             assert (done.returncode, done.stdout) == (0, "x\n"), (words, done.stderr)
         done = moorage(server, tmp_path, "run", "--cluster", "a0", "--", "echo", "x")
         assert done.returncode != 0
-        assert f"the backend local starts on {platform.node()}" in done.stderr
+        assert "the backend local starts on" in done.stderr
+        assert "not on a0/a0-0" in done.stderr
         server.close()
