@@ -31,7 +31,7 @@ settings.load_profile("steady")
 IMAGE: Final = "localhost/moorage-test:1"
 SERVICE_SECONDS_MAX: Final = 30
 _HERE: Final = Path(__file__).parent
-_LONG_ROOMS: Final = ("end_to_end", "sandbox", "trials")
+_LONG_ROOMS: Final = ("end_to_end", "sandbox", "lab")
 
 
 class _Leftovers(logging.Handler):
@@ -108,6 +108,15 @@ def pytest_xdist_auto_num_workers() -> int | None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Have the packages go first whose single files take long: no worker ends alone with one."""
     items.sort(key=lambda item: Path(item.path).relative_to(_HERE).parts[0] not in _LONG_ROOMS)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Collect without the garbage collector: what is imported and found stays."""
+    gc.disable()
+    collected = yield
+    gc.enable()
+    return collected
 
 
 def pytest_collection_finish() -> None:

@@ -42,6 +42,7 @@ def main() -> NoReturn:
     sys.argv[:] = sys.orig_argv[:] = [""]
     gc.collect()
     gc.freeze()  # Forks then never write to these pages, so all cells share them.
+    gc.enable()  # Off until here: nothing that is imported is garbage.
     null = os.open(os.devnull, os.O_RDWR)
     start_kib = _private_kib()
     signal.signal(signal.SIGCHLD, lambda _signal, _frame: _reap(control, start_kib))

@@ -43,7 +43,7 @@ _ENVIRONMENT: Final = {
 _ISOLATED: Final = ("-P", "-s", "-S")
 """What `-I` means, but for the environment: the one above has nothing that was not put there."""
 _PROGRAM: Final = (
-    "import json, sys; sys.path[:0] = json.loads(sys.argv[1])['path']; "
+    "import gc, json, sys; gc.disable(); sys.path[:0] = json.loads(sys.argv[1])['path']; "
     "from moorage.sandbox.cell import zygote; zygote.main()"
 )
 
