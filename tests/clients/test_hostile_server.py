@@ -352,7 +352,7 @@ def test_what_a_good_server_answers_is_shown(hostile, words, answer, as_json):
 
 
 @settings(
-    max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     case=st.sampled_from(CASES), value=st.sampled_from(ABSURD), gone=st.booleans(), js=st.booleans()

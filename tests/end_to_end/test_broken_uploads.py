@@ -21,6 +21,8 @@ PAUSE_SECONDS = 0.005
 
 def upload(server, broken):
     """Upload a broken policy; return the status and the failure."""
+    if callable(broken):
+        broken = broken()
     if isinstance(broken, bytes):
         answer = server.http.post("/policy", content=broken)
     else:

@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 
 from moorage.benchmarks.daemon_process import Running, daemon
 
-pytestmark = pytest.mark.quiet
+pytestmark = [pytest.mark.heavy, pytest.mark.quiet]
 
 READERS = 20
 DELAY_SECONDS_MAX = 0.1

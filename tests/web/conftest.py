@@ -9,6 +9,7 @@ import pytest
 from moorage.catalog.opening import open_catalog
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.web.connections import CONNECTIONS_MAX
 from moorage.web.server import WebServer
 
 
@@ -75,10 +76,15 @@ def tokens():
 
 
 @pytest.fixture
-async def site(tmp_path, tokens):
+def connections_max():
+    return CONNECTIONS_MAX
+
+
+@pytest.fixture
+async def site(tmp_path, tokens, connections_max):
     catalog = await open_catalog(tmp_path / "catalog.db", lambda change: None)
     house = House(catalog, tokens)
-    server = WebServer(house)
+    server = WebServer(house, connections_max=connections_max)
     port = await server.start("127.0.0.1", 0)
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False

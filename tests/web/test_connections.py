@@ -15,6 +15,13 @@ from moorage.web import connections
 from moorage.web.server import WebServer
 
 PATIENCE_SECONDS = 30
+MOST = 256
+"""Connections that the server takes here: an eighth of the default."""
+
+
+@pytest.fixture
+def connections_max():
+    return MOST
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +92,7 @@ async def answers(site, path="/policy", address="127.0.0.1") -> int:
     "sends", [b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"]
 )
 async def test_idle_connections_lock_nobody_out(site, clients, sends):
-    await clients.connect(2_100, sends)
+    await clients.connect(MOST + 20, sends)
     for address in ("127.0.0.1", "127.0.0.2"):
         assert await answers(site, "/healthz", address) == 200
         assert await answers(site, "/readyz", address) == 200
@@ -94,7 +101,7 @@ async def test_idle_connections_lock_nobody_out(site, clients, sends):
 
 async def test_the_oldest_idle_connection_gives_way(site, clients):
     first, second = await clients.connect(2)
-    await clients.connect(most_of_one(connections.CONNECTIONS_MAX) - 1)
+    await clients.connect(most_of_one(MOST) - 1)
     assert await clients.rest(first) == b""
     ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     await asyncio.get_running_loop().sock_sendall(second, ask)
@@ -117,7 +124,7 @@ async def test_the_last_descriptors_are_the_servers_own(site):
 
 async def test_one_address_leaves_room_for_others(site, clients):
     (other,) = await clients.connect(address="127.0.0.2")
-    await clients.connect(2_500)
+    await clients.connect(MOST + 50)
     ask = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     await asyncio.get_running_loop().sock_sendall(other, ask)
     assert b" 200 " in await clients.rest(other)
@@ -127,7 +134,7 @@ async def test_bodies_that_never_come_take_no_health(site, clients):
     """Every connection that may be busy is; what comes then is told so, and health is told."""
     head = b"POST /policy HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
     for address in ("127.0.0.1", "127.0.0.2"):
-        await clients.connect(1_600, head, address)
+        await clients.connect(most_of_one(MOST) + 10, head, address)
     for address in ("127.0.0.1", "127.0.0.2", "127.0.0.3"):
         assert await answers(site, "/healthz", address) == 200
         assert await answers(site, "/policy", address) == 503
@@ -135,7 +142,7 @@ async def test_bodies_that_never_come_take_no_health(site, clients):
 
 async def test_one_address_that_is_busy_leaves_room_for_others(site, clients):
     head = b"POST /policy HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n"
-    await clients.connect(2_100, head)
+    await clients.connect(MOST + 20, head)
     assert await answers(site) == 503
     assert await answers(site, address="127.0.0.2") == 200
 
