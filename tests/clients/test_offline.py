@@ -34,10 +34,14 @@ def moorage(*words, expect=0, cwd=None):
     return done
 
 
-def test_a_policy_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_path):
-    assert "best_fit:1.0-stable: passed" in moorage("policy", "test", "best_fit").stdout
+def test_those_that_ship_are_named_where_one_is_not_known():
     done = moorage("policy", "test", "best_fitt", expect=2)
     assert "no shipped policy 'best_fitt'; there are first_fit, best_fit" in done.stderr
+
+
+@pytest.mark.heavy  # All built-in requests, twice: `lab` asks them in one process.
+def test_a_policy_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_path):
+    assert "best_fit:1.0-stable: passed" in moorage("policy", "test", "best_fit").stdout
     (tmp_path / "best_fit").mkdir()
     (tmp_path / "best_fit" / "function.py").write_text(POLICY)
     assert "best_fit:0-test: passed" in moorage("policy", "test", "best_fit", cwd=tmp_path).stdout

@@ -152,6 +152,7 @@ def test_what_is_whole_is_said_to_be_also_while_the_daemon_runs(tmp_path):
     assert json.loads(said)["findings"] == []
 
 
+@pytest.mark.heavy  # Seven processes; the catalog's is quicker, and `ledger` repairs by itself.
 def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(tmp_path):
     data = tmp_path / "data"
     granted = killed_with(data, 30)

@@ -114,10 +114,14 @@ async def test_a_choice_from_a_set_of_two_that_two_seeds_agree_about_is_found():
     assert "hash seeds 1 and 4)" in report.findings[0]
 
 
-async def test_what_is_sound_was_asked_under_all_seeds_and_what_is_slow_under_two():
-    row = "return fleet.placement(int(rows[0]))"
-    report = await try_policy(PolicyTestJob(policy(row), [ONE]))
+async def test_what_is_sound_was_asked_under_all_seeds():
+    report = await try_policy(PolicyTestJob(policy("return fleet.placement(int(rows[0]))"), [ONE]))
     assert (report.passed, report.hash_seeds) == (True, list(HASH_SEEDS))
+
+
+@pytest.mark.heavy  # It sleeps for seconds.
+async def test_what_is_slow_was_asked_under_two_seeds():
+    row = "return fleet.placement(int(rows[0]))"
     slow = f"import time\ntime.sleep({0.4 * QUICK_SECONDS})\n{row}"
     report = await try_policy(PolicyTestJob(policy(slow), [ONE] * 3))
     assert (report.passed, report.hash_seeds) == (True, [1, 2])
