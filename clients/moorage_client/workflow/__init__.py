@@ -24,7 +24,7 @@ from moorage_client.workflow.errors import (
     WorkflowError,
 )
 from moorage_client.workflow.executor import ResourceAwareExecutor
-from moorage_client.workflow.graph import DAG, DAGBuilder
+from moorage_client.workflow.graph import DAG, DAGBuilder, NodeId
 from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.leased import LeasedPool
 from moorage_client.workflow.picture import draw_timeline
@@ -48,6 +48,7 @@ __all__ = [
     "GraphError",
     "JournalError",
     "LeasedPool",
+    "NodeId",
     "NodeResult",
     "NodeStatus",
     "ProgressBar",

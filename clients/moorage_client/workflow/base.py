@@ -54,6 +54,7 @@ class BaseExecutor:
     Raises:
         WorkflowError: A number is none, or out of its range; the message names it.
         ResourceError: A requirement is no `ResourceRequirements` (a ValueError).
+        GraphError: `timeouts` or `retries` name a node that does not exist (a ValueError).
 
     """
 
@@ -82,6 +83,9 @@ class BaseExecutor:
                 )
         if max_workers is not None:
             _check_count(max_workers, "max_workers", 1)
+        for table, what in ((timeouts, "timeouts"), (retries, "retries")):
+            if isinstance(table, Mapping):
+                dag.shape.refuse_strangers(table, what)
         for what, each in _named(retries, "retries"):
             _check_count(each, what, 0)
         for what, each in (

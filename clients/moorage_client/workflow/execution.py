@@ -15,7 +15,7 @@ from typing import Any, Final
 from moorage_client.workflow.callbacks import ExecutionCallbacks
 from moorage_client.workflow.errors import ResourceError, TaskStopped, TaskTimeout
 from moorage_client.workflow.grants import Claim, Grant, Pool
-from moorage_client.workflow.graph import DAG
+from moorage_client.workflow.graph import DAG, Shape
 from moorage_client.workflow.journal import RunJournal
 from moorage_client.workflow.requirements import ResourceRequirements
 from moorage_client.workflow.results import CallbackError, ExecutionResult, NodeResult, NodeStatus
@@ -107,20 +107,21 @@ class Execution:
         self._space = space
         self._on_stop = on_stop
         self.tasks = tasks
-        dag = settings.dag
-        self._names = dag.names
-        self._levels = dag.bottom_levels(settings.costs)
-        self._needs, self._kinds, groups = _grouped(settings, kinds or {})
+        shape = self._shape = settings.dag.shape
+        shape.refuse_strangers(tasks, "tasks")
+        self._names = shape.names
+        self._levels = shape.bottom_levels(settings.costs)
+        self._needs, self._kinds, groups = _grouped(settings, shape, kinds or {})
         self._schedule = Schedule(
-            dag.following,
-            dag.predecessor_counts,
-            _ranks(dag, self._levels),
+            shape.following,
+            shape.predecessor_counts,
+            _ranks(shape, self._levels),
             groups,
-            [name in tasks for name in dag.names],
+            [name in tasks for name in shape.names],
             fail_fast=settings.fail_fast,
         )
         self._attempts: dict[int, int] = {}
-        self._results: list[NodeResult | None] = [None] * len(dag)
+        self._results: list[NodeResult | None] = [None] * len(shape.names)
         self._claims: dict[int, Claim] = {}
         self._news: deque[Claim] = deque()
         self._freed = False
@@ -138,11 +139,11 @@ class Execution:
         if self.trace is not None:
             self.trace.add(EventType.EXECUTION_STARTED)
         journal = self._settings.journal
-        done = {} if journal is None else journal.begin(self._settings.dag)
+        done = {} if journal is None else journal.begin(self._shape)
         if journal is not None:
             self._settings.pool.resume(journal)
         for name, value in done.items():
-            number = self._settings.dag.numbers[name]
+            number = self._shape.numbers[name]
             self._schedule.restored(number)
             self._results[number] = NodeResult(name, NodeStatus.CACHE_HIT, value)
             self._add(EventType.CACHE_HIT, name)
@@ -461,21 +462,21 @@ def _status(
     return (NodeStatus.COMPLETED, None) if error is None else (NodeStatus.FAILED, error)
 
 
-def _ranks(dag: DAG, levels: Sequence[float]) -> list[int]:
+def _ranks(shape: Shape, levels: Sequence[float]) -> list[int]:
     """Number the nodes by priority: the highest bottom level first, then topological order."""
-    ranks = [0] * len(dag)
-    for rank, number in enumerate(sorted(dag.order, key=levels.__getitem__, reverse=True)):
+    ranks = [0] * len(shape.names)
+    for rank, number in enumerate(sorted(shape.order, key=levels.__getitem__, reverse=True)):
         ranks[number] = rank
     return ranks
 
 
 def _grouped(
-    settings: Settings, kinds: Mapping[str, int]
+    settings: Settings, shape: Shape, kinds: Mapping[str, int]
 ) -> tuple[list[ResourceRequirements | None], list[int], list[int]]:
     """Return what each group needs, its kind, and the group of each node."""
     numbers: dict[tuple[ResourceRequirements | None, int], int] = {}
     groups = [
         numbers.setdefault((settings.requirements.get(name), kinds.get(name, 0)), len(numbers))
-        for name in settings.dag.names
+        for name in shape.names
     ]
     return [needs for needs, _ in numbers], [kind for _, kind in numbers], groups

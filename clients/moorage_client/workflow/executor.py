@@ -43,6 +43,7 @@ class ResourceAwareExecutor(BaseExecutor):
 
         Raises:
             ResourceError: The pool can never satisfy a requirement; nothing was run (ValueError).
+            GraphError: A task is for a node that does not exist; nothing was run (ValueError).
             JournalError: The journal is that of another graph.
 
         """

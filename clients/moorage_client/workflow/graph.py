@@ -1,88 +1,73 @@
 """The graph of a workflow: names, and what must end before what may start.
 
-Both executors read it. It never changes once it is built, so that many runs may share it.
+Both executors read it. A run reads the `Shape` that the graph has when it starts: a graph may
+change afterwards, and many runs may share it.
 """
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any, Final
 
 from moorage_client.workflow.errors import GraphError
 from moorage_client.workflow.requirements import finite
 
 COST_DEFAULT = 1.0
 """Of a node that `costs` does not name."""
+_LISTED_MAX: Final = 10
+"""Names that a message lists."""
 
 
-class DAG:
-    """A directed acyclic graph of named nodes; made by `DAG.builder()`.
+class NodeId(str):
+    """A node's name, as a graph hands it out: a text that has itself as `name`."""
 
-    Nodes are numbered in the order in which they were added. `order` is topological, and keeps
-    that order where the edges leave a choice.
+    __slots__ = ()
+
+    @property
+    def name(self) -> str:
+        """The name."""
+        return str(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What a graph looks like at one moment. Nodes are numbered in the order they were added.
 
     Args:
-        names: One per node, all different.
-        successors: Of each node by number, without repetitions.
-
-    Raises:
-        GraphError: There is a cycle; the message names its nodes.
+        names: Of the nodes.
+        following: The successors of each node, by number.
+        numbers: By name.
+        predecessor_counts: Of each node.
+        order: Topological; it keeps the order of adding where the edges leave a choice.
 
     """
 
-    def __init__(self, names: Sequence[str], successors: Sequence[Sequence[int]]) -> None:
-        self.names = tuple(names)
-        self.following = tuple(tuple(each) for each in successors)
-        self.numbers = {name: number for number, name in enumerate(self.names)}
-        counts = [0] * len(self.names)
-        for each in self.following:
-            for successor in each:
-                counts[successor] += 1
-        self.predecessor_counts = tuple(counts)
-        self.order = self._sorted()
+    names: tuple[str, ...]
+    following: tuple[tuple[int, ...], ...]
+    numbers: Mapping[str, int]
+    predecessor_counts: tuple[int, ...]
+    order: tuple[int, ...]
 
-    @staticmethod
-    def builder() -> "DAGBuilder":
-        """Return a builder without nodes."""
-        return DAGBuilder()
+    @classmethod
+    def of(cls, successors: Mapping[str, Iterable[str]]) -> "Shape":
+        """Return the shape of a graph.
 
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.numbers
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    @property
-    def edges(self) -> list[tuple[str, str]]:
-        """All edges, by the names of their ends."""
-        return [
-            (name, self.names[successor])
-            for name, following in zip(self.names, self.following, strict=True)
-            for successor in following
-        ]
-
-    def successors(self, name: str) -> list[str]:
-        """Return what may start only after this node.
+        Args:
+            successors: By name.
 
         Raises:
-            GraphError: There is no such node.
+            GraphError: There is a cycle; the message names its nodes.
 
         """
-        if name not in self.numbers:
-            raise GraphError(f"there is no node {name!r}")
-        return [self.names[number] for number in self.following[self.numbers[name]]]
-
-    def predecessors(self, name: str) -> list[str]:
-        """Return what must have ended before this node; errors as `successors`."""
-        if name not in self.numbers:
-            raise GraphError(f"there is no node {name!r}")
-        wanted = self.numbers[name]
-        return [each for each, to in zip(self.names, self.following, strict=True) if wanted in to]
-
-    def topological_order(self) -> list[str]:
-        """Return all names, each after its predecessors."""
-        return [self.names[number] for number in self.order]
+        numbers = {name: number for number, name in enumerate(successors)}
+        following = tuple(tuple(numbers[name] for name in each) for each in successors.values())
+        counts = [0] * len(numbers)
+        for each in following:
+            for successor in each:
+                counts[successor] += 1
+        names = tuple(successors)
+        return cls(names, following, numbers, tuple(counts), _sorted(names, following, counts))
 
     def bottom_levels(self, costs: Mapping[str, float] | None = None) -> list[float]:
         """Return, by number, the cost of the most expensive path from each node to an end.
@@ -105,35 +90,224 @@ class DAG:
             levels[number] = own + (max(map(levels.__getitem__, following)) if following else 0.0)
         return levels
 
-    def _sorted(self) -> tuple[int, ...]:
-        """Sort topologically (Kahn 1962)."""
-        left = list(self.predecessor_counts)
-        ready = deque(number for number, count in enumerate(left) if count == 0)
-        order: list[int] = []
-        while ready:
-            number = ready.popleft()
-            order.append(number)
-            for successor in self.following[number]:
-                left[successor] -= 1
-                if left[successor] == 0:
-                    ready.append(successor)
-        if len(order) < len(self.names):
-            raise GraphError(f"these nodes wait for each other: {' -> '.join(self._cycle(left))}")
-        return tuple(order)
+    def refuse_strangers(self, names: Iterable[str], what: str) -> None:
+        """Refuse names that are no nodes: a misspelt one would change nothing, in silence.
 
-    def _cycle(self, left: Sequence[int]) -> list[str]:
-        """Return a cycle among the nodes that the sorting left over."""
-        before: dict[int, int] = {}
-        for number, following in enumerate(self.following):
-            if left[number]:
-                before.update(dict.fromkeys((each for each in following if left[each]), number))
-        # Each node that is left has a predecessor that is left: going back ends in a cycle.
-        number, seen = next(iter(before)), list[int]()
-        while number not in seen:
-            seen.append(number)
-            number = before[number]
-        cycle = [*seen[seen.index(number) :], number]
-        return [self.names[each] for each in reversed(cycle)]
+        Args:
+            names: What was named.
+            what: By which argument.
+
+        Raises:
+            GraphError: One is no node; the message has the nearest one.
+
+        """
+        strangers = [name for name in names if name not in self.numbers]
+        if not strangers:
+            return
+        near = get_close_matches(str(strangers[0]), self.names, 1)
+        more = ", …" if len(self.names) > _LISTED_MAX else ""
+        known = ", ".join(map(repr, self.names[:_LISTED_MAX])) or "none"
+        raise GraphError(
+            f"{what}: there is no node {', '.join(map(repr, strangers[:_LISTED_MAX]))}"
+            + (f"; did you mean {near[0]!r}?" if near else f"; there are {known}{more}")
+        )
+
+
+class DAG:
+    """A directed acyclic graph of named nodes; made by `DAG.builder()`, or node by node.
+
+    Nodes are numbered in the order in which they were added. It is changed by one thread at a time.
+
+    Args:
+        names: One per node, all different.
+        successors: Of each node by number, without repetitions.
+
+    Raises:
+        GraphError: There is a cycle; the message names its nodes.
+
+    """
+
+    def __init__(self, names: Sequence[str] = (), successors: Sequence[Sequence[int]] = ()) -> None:
+        self._successors: dict[str, dict[str, None]] = {name: {} for name in names}
+        for name, each in zip(names, successors, strict=True):
+            self._successors[name] = dict.fromkeys(names[number] for number in each)
+        self._payloads: dict[str, Any] = {}
+        self._metadata: dict[str, Any] = {}
+        self._shape: Shape | None = Shape.of(self._successors)
+
+    @staticmethod
+    def builder() -> "DAGBuilder":
+        """Return a builder without nodes."""
+        return DAGBuilder()
+
+    @property
+    def shape(self) -> Shape:
+        """What it looks like now."""
+        if self._shape is None:
+            self._shape = Shape.of(self._successors)
+        return self._shape
+
+    def __len__(self) -> int:
+        return len(self._successors)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._successors
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._successors))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The nodes."""
+        return self.shape.names
+
+    @property
+    def edges(self) -> list[tuple[str, str]]:
+        """All edges, by the names of their ends."""
+        return [(name, each) for name, following in self._successors.items() for each in following]
+
+    def successors(self, name: str) -> list[NodeId]:
+        """Return what may start only after this node.
+
+        Raises:
+            GraphError: There is no such node.
+
+        """
+        return list(map(NodeId, self._successors[self._known(name)]))
+
+    def predecessors(self, name: str) -> list[NodeId]:
+        """Return what must have ended before this node; errors as `successors`."""
+        self._known(name)
+        return [NodeId(each) for each, to in self._successors.items() if name in to]
+
+    def get_payload(self, name: str) -> Any:
+        """Return the object that was attached to a node; None where none was."""
+        return self._payloads.get(self._known(name))
+
+    def set_payload(self, name: str, payload: Any) -> None:
+        """Attach an object to a node, in the place of the one that it had."""
+        self._payloads[self._known(name)] = payload
+
+    def get_metadata(self, name: str) -> Any:
+        """Return a node's labels, tags and the like; None where it has none."""
+        return self._metadata.get(self._known(name))
+
+    def set_metadata(self, name: str, metadata: Any) -> None:
+        """Give a node labels, tags and the like, in the place of those that it had."""
+        self._metadata[self._known(name)] = metadata
+
+    def topological_order(self) -> list[NodeId]:
+        """Return all nodes, each after its predecessors."""
+        return [NodeId(self.shape.names[number]) for number in self.shape.order]
+
+    def topological_sort(self) -> list[NodeId]:
+        """Return the same: another name of `topological_order`."""
+        return self.topological_order()
+
+    def topological_sort_dfs(self) -> list[NodeId]:
+        """Return all nodes, each after its predecessors, and depth first.
+
+        What follows a node comes before its siblings, as far as the edges allow.
+        """
+        shape = self.shape
+        after: list[int] = []  # Each node behind all that follow it.
+        seen = bytearray(len(shape.names))
+        for start in reversed(range(len(shape.names))):
+            stack = [] if shape.predecessor_counts[start] else [(start, False)]
+            while stack:
+                number, done = stack.pop()
+                if done:
+                    after.append(number)
+                elif not seen[number]:
+                    seen[number] = True
+                    stack.append((number, True))
+                    stack += ((each, False) for each in shape.following[number])
+        return [NodeId(shape.names[number]) for number in reversed(after)]
+
+    def topological_levels(self) -> list[list[NodeId]]:
+        """Return the nodes in levels: all that a node waits for is in levels before its own."""
+        shape = self.shape
+        depths = [0] * len(shape.names)
+        for number in shape.order:
+            for successor in shape.following[number]:
+                depths[successor] = max(depths[successor], depths[number] + 1)
+        levels: list[list[NodeId]] = [[] for _ in range(max(depths, default=-1) + 1)]
+        for name, depth in zip(shape.names, depths, strict=True):
+            levels[depth].append(NodeId(name))
+        return levels
+
+    def bottom_levels(self, costs: Mapping[str, float] | None = None) -> list[float]:
+        """Return, by number, the cost of the most expensive path from each node to an end.
+
+        As `Shape.bottom_levels`.
+        """
+        return self.shape.bottom_levels(costs)
+
+    def add_node(self, name: str, payload: Any = None, metadata: Any = None) -> NodeId:
+        """Add a node, and return its name; as `DAGBuilder.add_node`."""
+        _add_node(self._successors, name)
+        self._shape = None
+        if payload is not None:
+            self._payloads[name] = payload
+        if metadata is not None:
+            self._metadata[name] = metadata
+        return NodeId(name)
+
+    def add_edge(self, before: str, after: str) -> None:
+        """Say that one node must end before another may start.
+
+        Raises:
+            GraphError: One of them was not added, or they would wait for each other; nothing
+                changed.
+
+        """
+        following = self._successors[self._known(before)]
+        if self._reaches(self._known(after), before):
+            with_it = {**self._successors, before: {**following, after: None}}
+            self._shape = Shape.of(with_it)  # Which says what waits for what.
+        following[after] = None
+        self._shape = None
+
+    def remove_node(self, name: str) -> None:
+        """Remove a node and its edges. What followed it waits for it no longer.
+
+        Raises:
+            GraphError: There is no such node.
+
+        """
+        del self._successors[self._known(name)]
+        for following in self._successors.values():
+            following.pop(name, None)
+        self._payloads.pop(name, None)
+        self._metadata.pop(name, None)
+        self._shape = None
+
+    def remove_edge(self, before: str, after: str) -> None:
+        """Remove an edge.
+
+        Raises:
+            GraphError: There is no such edge.
+
+        """
+        if after not in self._successors[self._known(before)]:
+            raise GraphError(f"there is no edge from {before!r} to {after!r}")
+        del self._successors[before][after]
+        self._shape = None
+
+    def _reaches(self, start: str, end: str) -> bool:
+        """Return whether there is a path from one node to another, or they are one."""
+        seen = {start}
+        stack = [start]
+        while stack and end not in seen:
+            new = self._successors[stack.pop()].keys() - seen
+            seen |= new
+            stack += new
+        return end in seen
+
+    def _known(self, name: str) -> str:
+        if name not in self._successors:
+            raise GraphError(f"there is no node {name!r}")
+        return name
 
 
 class DAGBuilder:
@@ -141,19 +315,36 @@ class DAGBuilder:
 
     def __init__(self) -> None:
         self._successors: dict[str, dict[str, None]] = {}
+        self._given: dict[str, tuple[Any, Any]] = {}
 
-    def add_node(self, name: str) -> "DAGBuilder":
+    def add_node(self, name: str, payload: Any = None, metadata: Any = None) -> "DAGBuilder":
         """Add a node.
+
+        Args:
+            name: Of the node.
+            payload: Any object, for `DAG.get_payload`.
+            metadata: Labels, tags and the like, for `DAG.get_metadata`.
 
         Raises:
             GraphError: The name is empty, or taken.
 
         """
-        if not name:
-            raise GraphError(f"a node's name is a text of at least one character, not {name!r}")
-        if name in self._successors:
-            raise GraphError(f"there is a node {name!r} already")
-        self._successors[name] = {}
+        _add_node(self._successors, name)
+        self._given[name] = (payload, metadata)
+        return self
+
+    def remove_node(self, name: str) -> "DAGBuilder":
+        """Remove a node and its edges.
+
+        Raises:
+            GraphError: There is no such node.
+
+        """
+        if name not in self._successors:
+            raise GraphError(f"there is no node {name!r}")
+        del self._successors[name], self._given[name]
+        for following in self._successors.values():
+            following.pop(name, None)
         return self
 
     def add_edge(self, before: str, after: str) -> "DAGBuilder":
@@ -176,6 +367,54 @@ class DAGBuilder:
             GraphError: There is a cycle; the message names its nodes.
 
         """
-        numbers = {name: number for number, name in enumerate(self._successors)}
-        following = [[numbers[name] for name in each] for each in self._successors.values()]
-        return DAG(list(numbers), following)
+        shape = Shape.of(self._successors)
+        dag = DAG(shape.names, shape.following)
+        for name, (payload, metadata) in self._given.items():
+            if payload is not None:
+                dag.set_payload(name, payload)
+            if metadata is not None:
+                dag.set_metadata(name, metadata)
+        return dag
+
+
+def _add_node(successors: dict[str, dict[str, None]], name: str) -> None:
+    if not name:
+        raise GraphError(f"a node's name is a text of at least one character, not {name!r}")
+    if name in successors:
+        raise GraphError(f"there is a node {name!r} already")
+    successors[name] = {}
+
+
+def _sorted(
+    names: Sequence[str], following: Sequence[Sequence[int]], counts: Sequence[int]
+) -> tuple[int, ...]:
+    """Sort topologically (Kahn 1962)."""
+    left = list(counts)
+    ready = deque(number for number, count in enumerate(left) if count == 0)
+    order: list[int] = []
+    while ready:
+        number = ready.popleft()
+        order.append(number)
+        for successor in following[number]:
+            left[successor] -= 1
+            if left[successor] == 0:
+                ready.append(successor)
+    if len(order) < len(names):
+        cycle = (names[each] for each in _cycle(following, left))
+        raise GraphError(f"these nodes wait for each other: {' -> '.join(cycle)}")
+    return tuple(order)
+
+
+def _cycle(following: Sequence[Sequence[int]], left: Sequence[int]) -> list[int]:
+    """Return a cycle among the nodes that the sorting left over."""
+    before: dict[int, int] = {}
+    for number, successors in enumerate(following):
+        if left[number]:
+            before.update(dict.fromkeys((each for each in successors if left[each]), number))
+    # Each node that is left has a predecessor that is left: going back ends in a cycle.
+    number, seen = next(iter(before)), list[int]()
+    while number not in seen:
+        seen.append(number)
+        number = before[number]
+    cycle = [*seen[seen.index(number) :], number]
+    return cycle[::-1]

@@ -31,7 +31,7 @@ from types import TracebackType
 from typing import Any, Final, Self
 
 from moorage_client.workflow.errors import JournalError
-from moorage_client.workflow.graph import DAG
+from moorage_client.workflow.graph import Shape
 
 BATCH_MAX: Final = 1000
 """Lines that share one fsync."""
@@ -142,14 +142,14 @@ class RunJournal:
         self._writer.join()
         os.close(self._file)
 
-    def begin(self, dag: DAG) -> dict[str, Any]:
+    def begin(self, shape: Shape) -> dict[str, Any]:
         """Begin or go on with a graph; return what has completed, with its results.
 
         Raises:
             JournalError: It is the journal of another graph.
 
         """
-        digest = hashlib.sha256(json.dumps([dag.names, dag.following]).encode()).hexdigest()
+        digest = hashlib.sha256(json.dumps([shape.names, shape.following]).encode()).hexdigest()
         with self._lock:
             if self._history.graph not in ("", digest):
                 raise JournalError(

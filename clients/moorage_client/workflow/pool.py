@@ -14,7 +14,13 @@ from typing import Final
 from moorage_client.workflow.errors import ResourceError
 from moorage_client.workflow.grants import Claim, Grant
 from moorage_client.workflow.journal import RunJournal
-from moorage_client.workflow.requirements import ResourceRequirements, amount_of, declared, units
+from moorage_client.workflow.requirements import (
+    ResourceRequirements,
+    amount_of,
+    declared,
+    units,
+    wanted,
+)
 from moorage_client.workflow.timeline import ResourceTimeline
 from moorage_client.workflow.waiting import Account, Amounts, Ticket
 
@@ -35,7 +41,8 @@ class ResourcePool:
         capacities: Amounts by name, such as `{"gpu": 4, "cpu": 16, "memory_mb": 32000}`.
 
     Raises:
-        ResourceError: A capacity is negative, or no finite number (a ValueError).
+        ResourceError: A capacity is negative, no finite number, or so small that it would count
+            as nothing (a ValueError).
 
     """
 
@@ -46,7 +53,7 @@ class ResourcePool:
         self._names = tuple(self._capacities)
         self._numbers = {name: number for number, name in enumerate(self._names)}
         self._account = Account(
-            [units(amount, f"capacities[{name!r}]") for name, amount in self._capacities.items()]
+            [wanted(amount, f"capacities[{name!r}]") for name, amount in self._capacities.items()]
         )
         self._timeline = ResourceTimeline()
         self._lock = threading.Lock()
@@ -253,14 +260,14 @@ class ResourcePool:
                 raise ResourceError(
                     f"expected a ResourceRequirements, found {requirements!r}"
                 ) from error
-        wanted: dict[str, int] = {}
+        counts: dict[str, int] = {}
         for name, amount in requirements.resources.items():
             own = declared(name, self._capacities)
-            wanted[own] = wanted.get(own, 0) + units(amount, name)
-        wanted = {name: count for name, count in wanted.items() if count}
+            counts[own] = counts.get(own, 0) + units(amount, name)
+        counts = {name: count for name, count in counts.items() if count}
         amounts: Amounts | None = None
-        if wanted.keys() <= self._numbers.keys():
-            amounts = tuple((self._numbers[name], count) for name, count in wanted.items())
+        if counts.keys() <= self._numbers.keys():
+            amounts = tuple((self._numbers[name], count) for name, count in counts.items())
             amounts = amounts if self._account.possible(amounts) else None
         if len(self._compiled) >= COMPILED_MAX:
             self._compiled.clear()

@@ -43,6 +43,19 @@ def units(amount: float, what: str) -> int:
     return round(amount * UNITS)
 
 
+def wanted(amount: float, what: str) -> int:
+    """Return an amount that is asked for, in units; errors as `units`.
+
+    Raises:
+        ResourceError: It is more than nothing, and less than a unit: it would be had for nothing.
+
+    """
+    count = units(amount, what)
+    if 0 < amount * UNITS < 1:
+        raise ResourceError(f"{what} is {amount!r}; expected 0, or {1 / UNITS:f} or more")
+    return count
+
+
 def amount_of(count: int) -> float:
     """Return an amount from its units: an int where it is whole."""
     whole, rest = divmod(count, UNITS)
@@ -63,7 +76,8 @@ class ResourceRequirements:
         resources: Amounts by name, such as `{"gpu": 2, "cpu": 4, "memory_mb": 8000}`.
 
     Raises:
-        ResourceError: An amount is negative, NaN, infinite or no number (a ValueError).
+        ResourceError: An amount is negative, NaN, infinite, no number, or so small that it would
+            count as nothing (a ValueError).
 
     """
 
@@ -75,7 +89,7 @@ class ResourceRequirements:
         for name, amount in own.items():
             if not name:
                 raise ResourceError("a resource's name is a text of at least one character")
-            units(amount, f"resources[{name!r}]")
+            wanted(amount, f"resources[{name!r}]")
         object.__setattr__(self, "resources", own)
         # Pools look requirements up at every acquisition.
         object.__setattr__(self, "_hash", hash(frozenset(own.items())))

@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
-from operator import add, sub
+from operator import add, itemgetter, sub
 from typing import Final, overload
 
 from moorage_client.workflow.requirements import amount_of, units
@@ -21,7 +21,7 @@ class ResourceSnapshot:
     """How much of each resource was allocated, right after something changed.
 
     Args:
-        timestamp: Seconds since the epoch; never decreases within a timeline.
+        timestamp: Seconds since the epoch; a timeline's snapshots are in the order of theirs.
         allocated: Amount by resource.
         available: Amount by resource.
         node_name: For whom; None for callers without a name.
@@ -57,8 +57,7 @@ class ResourceTimeline:
         self._changes: deque[_Change] = deque()
         self._changes_max = snapshots_max
         self._peaks: dict[str, tuple[int, float]] = {}  # Of the changes that were dropped.
-        self._first = 0.0  # Of those that were dropped, and the latest of them.
-        self._latest = 0.0
+        self._first: float | None = None  # The earliest of those that were dropped.
         self._lock = threading.Lock()
         # The wall clock may be set back; the monotonic one tells how long after the start it is.
         self._offset = time.time() - time.monotonic()
@@ -132,9 +131,9 @@ class ResourceTimeline:
             self._changes.append(change)
             return
         with self._lock:
-            self._latest = max(self._latest, self._changes[0][3])
-            self._first = self._first or self._changes[0][3]
-            self._fold(self._changes.popleft())
+            dropped = self._changes.popleft()
+            self._first = dropped[3] if self._first is None else min(self._first, dropped[3])
+            self._fold(dropped)
             self._changes.append(change)
 
     def _fold(self, change: _Change) -> None:
@@ -156,24 +155,23 @@ class ResourceTimeline:
 
     @property
     def snapshots(self) -> list[ResourceSnapshot]:
-        """All snapshots that are kept, in chronological order."""
+        """All snapshots that are kept, by their times."""
         with self._lock:
-            changes, latest = list(self._changes), self._latest
-        first = self._first or (changes[0][3] if changes else 0.0)
-        snapshots = []
-        for names, there, used, when, node_name, event in changes:
-            latest = max(latest, when)  # Times that were given by hand may go back.
-            snapshots.append(
-                ResourceSnapshot(
-                    timestamp=latest,
-                    allocated=dict(zip(names, map(amount_of, used), strict=True)),
-                    available=dict(zip(names, map(amount_of, map(sub, there, used)), strict=True)),
-                    node_name=node_name,
-                    event=event,
-                    elapsed=latest - first,
-                )
+            # Times that were given by hand may go back.
+            changes, first = sorted(self._changes, key=itemgetter(3)), self._first
+        if changes:
+            first = changes[0][3] if first is None else min(first, changes[0][3])
+        return [
+            ResourceSnapshot(
+                timestamp=when,
+                allocated=dict(zip(names, map(amount_of, used), strict=True)),
+                available=dict(zip(names, map(amount_of, map(sub, there, used)), strict=True)),
+                node_name=node_name,
+                event=event,
+                elapsed=when - (first or 0.0),
             )
-        return snapshots
+            for names, there, used, when, node_name, event in changes
+        ]
 
     def __len__(self) -> int:
         return len(self._changes)

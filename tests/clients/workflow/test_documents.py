@@ -383,6 +383,24 @@ class TestResourceSnapshotAndTimeline:
         assert first == ResourceSnapshot(5.0, {"gpu": 1}, {"gpu": 3}, "a", "acquire")
         assert (second.event, second.allocated) == ("release", {"gpu": 0})
 
+    def test_snapshots_are_recorded_with_their_own_times(self, pool):
+        pool.acquire(ResourceRequirements.gpu(1))
+        for when in (30.0, 10.0, 20.0):
+            pool.timeline.record(
+                ResourceSnapshot(when, {"gpu": 1}, {"gpu": 1}, str(when), "acquire")
+            )
+        shown = pool.timeline.snapshots
+        assert [each.timestamp for each in shown[:3]] == [10.0, 20.0, 30.0]
+        assert [each.node_name for each in shown] == ["10.0", "20.0", "30.0", None]
+        assert [each.elapsed for each in shown[:3]] == [0, 10, 20]
+        assert shown[3].timestamp > 1e9
+
+    def test_also_where_the_oldest_are_dropped(self):
+        timeline = ResourceTimeline(snapshots_max=2)
+        for when in (5.0, 7.0, 6.0, 9.0):
+            timeline.record(ResourceSnapshot(when, {"gpu": 1}, {}, None, "acquire"))
+        assert [(each.timestamp, each.elapsed) for each in timeline.snapshots] == [(6, 1), (9, 4)]
+
     def test_all_recorded_snapshots_in_chronological_order(self, pool):
         for _ in range(3):
             pool.acquire(ResourceRequirements.gpu(1))

@@ -89,6 +89,25 @@ def test_wrong_arguments_are_named_before_anything_runs(kind, argument, said):
         kind(graph("a"), ResourcePool({"gpu": 1}), **argument)
 
 
+@both
+def test_a_task_for_a_node_that_does_not_exist_is_an_error_before_anything_runs(kind):
+    ran: list[str] = []
+    executor = kind(graph("train", "test"), ResourcePool({}))
+    tasks = {"test": lambda: ran.append("test"), "trian": lambda: ran.append("trian")}
+    with pytest.raises(ValueError, match="tasks: there is no node 'trian'; did you mean 'train'"):
+        execute(executor, tasks)
+    assert ran == []
+    with pytest.raises(GraphError, match="there is no node 'x'; there are 'train', 'test'"):
+        execute(executor, {"x": list})
+
+
+@both
+@pytest.mark.parametrize("argument", ["timeouts", "retries"])
+def test_so_is_a_bound_for_one(kind, argument):
+    with pytest.raises(GraphError, match=f"{argument}: there is no node 'trian'"):
+        kind(graph("train"), ResourcePool({}), **{argument: {"trian": 1}})
+
+
 def test_a_graph_can_be_read():
     dag = graph("a", "b", "c", edges="a>c b>c b>c")
     assert (dag.predecessors("c"), dag.successors("a")) == (["a", "b"], ["c"])

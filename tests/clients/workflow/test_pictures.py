@@ -135,5 +135,5 @@ def test_where_there_is_no_terminal_the_bar_is_written_once():
     dag = graph("a", "b")
     with ProgressBar(dag, console=Console(file=screen, width=100), done=1) as bar:
         executor = ResourceAwareExecutor(graph("b"), ResourcePool({}), callbacks=bar.callbacks)
-        assert executor.execute(dict.fromkeys(dag, lambda: 1)).succeeded == 1
+        assert executor.execute({"b": lambda: 1}).succeeded == 1
     assert screen.getvalue().count("2/2") == 1

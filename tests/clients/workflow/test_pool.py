@@ -239,3 +239,25 @@ def test_a_timeline_drops_the_oldest_and_keeps_its_peaks():
     assert len(timeline.snapshots) == 10
     assert timeline.peak_utilization() == {"gpu": 1.0}
     assert timeline.peak_allocated() == {"gpu": 4}
+
+
+@pytest.mark.parametrize("amount", [1e-7, 4e-7, 9e-7, 5e-324])
+def test_amounts_below_the_grain_are_refused_and_not_granted_for_nothing(amount):
+    with pytest.raises(
+        ValueError, match=r"resources\['gpu'\] is .*; expected 0, or 0.000001 or more"
+    ):
+        ResourceRequirements({"gpu": amount})
+    for make in (ResourceRequirements.gpu, ResourceRequirements.cpu, ResourceRequirements.memory):
+        with pytest.raises(ResourceError):
+            make(amount)
+    with pytest.raises(ResourceError, match=r"capacities\['gpu'\]"):
+        ResourcePool({"gpu": amount})
+
+
+def test_the_grain_itself_is_an_amount():
+    pool = ResourcePool({"gpu": 1e-6})
+    need = ResourceRequirements.gpu(1e-6)
+    assert pool.try_acquire(need)
+    assert not pool.try_acquire(need)
+    assert pool.try_acquire(ResourceRequirements.gpu(0))
+    assert not need.fits({"gpu": 0.1 + 0.2 - 0.3})  # What is left of arithmetic is nothing.

@@ -1,0 +1,151 @@
+"""Graphs: what nodes carry, how a graph changes, in which orders it is read."""
+
+import itertools
+import pickle
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from moorage_client.workflow import DAG, GraphError, ResourceAwareExecutor, ResourcePool
+
+
+def diamond() -> DAG:
+    dag = DAG()
+    for name in "abcde":
+        dag.add_node(name)
+    for before, after in ("ab", "ac", "bd", "cd", "be"):
+        dag.add_edge(before, after)
+    return dag
+
+
+def test_nodes_have_payloads_and_metadata():
+    dag = (
+        DAG.builder()
+        .add_node("fetch", payload={"url": "https://api.example.com"})
+        .add_node("parse", metadata={"team": "data-eng"})
+        .add_node("store")
+        .build()
+    )
+    assert dag.get_payload("fetch") == {"url": "https://api.example.com"}
+    assert dag.get_metadata("parse") == {"team": "data-eng"}
+    assert (dag.get_payload("store"), dag.get_metadata("store")) == (None, None)
+    dag.set_payload("store", 1)
+    dag.set_metadata("store", {"tier": "gold"})
+    assert (dag.get_payload("store"), dag.get_metadata("store")) == (1, {"tier": "gold"})
+    for call in (dag.get_payload, dag.get_metadata):
+        with pytest.raises(GraphError, match="there is no node 'stroe'"):
+            call("stroe")
+    for write in (dag.set_payload, dag.set_metadata):
+        with pytest.raises(GraphError, match="there is no node 'stroe'"):
+            write("stroe", 1)
+
+
+def test_a_graph_is_also_made_node_by_node():
+    dag = DAG()
+    assert len(dag) == 0
+    node = dag.add_node("extract", payload={"source": "api"}, metadata={"tier": "bronze"})
+    assert (node, node.name) == ("extract", "extract")
+    dag.add_node("transform")
+    dag.add_edge("extract", "transform")
+    dag.add_edge("extract", "transform")
+    assert [each.name for each in dag.predecessors("transform")] == ["extract"]
+    assert dag.successors("extract") == ["transform"]
+    assert dag.edges == [("extract", "transform")]
+    with pytest.raises(GraphError, match="already"):
+        dag.add_node("extract")
+    with pytest.raises(GraphError, match="no node 'load'"):
+        dag.add_edge("extract", "load")
+    with pytest.raises(GraphError, match=r"transform -> extract|extract -> transform"):
+        dag.add_edge("transform", "extract")
+    with pytest.raises(GraphError, match="extract -> extract"):
+        dag.add_edge("extract", "extract")
+    assert dag.edges == [("extract", "transform")]
+    assert dag.topological_order() == ["extract", "transform"]
+
+
+def test_nodes_are_removed_with_their_edges():
+    dag = diamond()
+    dag.set_payload("b", 1)
+    assert dag.remove_node("b") is None
+    assert "b" not in dag
+    assert list(dag) == ["a", "c", "d", "e"]
+    assert dag.edges == [("a", "c"), ("c", "d")]
+    assert dag.predecessors("d") == ["c"]
+    dag.add_node("b")
+    assert dag.get_payload("b") is None
+    with pytest.raises(GraphError, match="no node 'x'"):
+        dag.remove_node("x")
+    dag.remove_edge("a", "c")
+    with pytest.raises(GraphError, match="no edge from 'a' to 'c'"):
+        dag.remove_edge("a", "c")
+    tasks = dict.fromkeys(dag, lambda: 1)
+    assert ResourceAwareExecutor(dag, ResourcePool({})).execute(tasks).succeeded == 5
+    builder = DAG.builder().add_node("a").add_node("b").add_edge("a", "b").remove_node("a")
+    assert list(builder.build()) == ["b"]
+    with pytest.raises(GraphError):
+        builder.remove_node("a")
+
+
+def test_a_run_goes_on_with_the_graph_that_it_started_with():
+    dag = diamond()
+
+    def change() -> None:
+        dag.remove_node("d")
+        dag.add_node("z")
+
+    tasks = {**dict.fromkeys(dag, lambda: 1), "a": change}
+    result = ResourceAwareExecutor(dag, ResourcePool({})).execute(tasks)
+    assert sorted(result.node_results) == ["a", "b", "c", "d", "e"]
+    assert list(dag) == ["a", "b", "c", "e", "z"]
+
+
+def test_depth_first_order_and_levels():
+    dag = diamond()
+    assert dag.topological_sort() == dag.topological_order() == ["a", "b", "c", "e", "d"]
+    assert dag.topological_sort_dfs() == ["a", "b", "e", "c", "d"]
+    assert [[each.name for each in level] for level in dag.topological_levels()] == [
+        ["a"],
+        ["b", "c"],
+        ["d", "e"],
+    ]
+    assert DAG().topological_levels() == DAG().topological_sort_dfs() == []
+
+
+@given(
+    st.integers(1, 12).flatmap(
+        lambda size: st.tuples(
+            st.just(size),
+            st.lists(st.tuples(st.integers(0, size - 1), st.integers(0, size - 1)), max_size=30),
+            st.permutations(range(size)),
+        )
+    )
+)
+def test_every_order_respects_every_edge(drawn):
+    size, pairs, places = drawn
+    dag = DAG()
+    for number in range(size):
+        dag.add_node(str(number))
+    for one, other in pairs:
+        if places[one] != places[other]:
+            before, after = sorted((one, other), key=places.__getitem__)
+            dag.add_edge(str(before), str(after))
+    levels = dag.topological_levels()
+    depths = {name: depth for depth, level in enumerate(levels) for name in level}
+    for order in (dag.topological_sort(), dag.topological_sort_dfs(), list(depths)):
+        assert sorted(order) == sorted(dag)
+        assert all(order.index(before) < order.index(after) for before, after in dag.edges)
+    for name in dag:
+        assert depths[name] == max((depths[each] + 1 for each in dag.predecessors(name)), default=0)
+
+
+def test_a_deep_graph_has_every_order():
+    dag = DAG()
+    names = [str(number) for number in range(3000)]
+    for name in names:
+        dag.add_node(name)
+    for before, after in itertools.pairwise(names):
+        dag.add_edge(before, after)
+    assert dag.topological_sort_dfs() == names
+    assert dag.topological_levels() == [[name] for name in names]
+    assert list(pickle.loads(pickle.dumps(dag))) == names  # noqa: S301  # Our own.
