@@ -110,22 +110,26 @@ def test_commands_beside_one_workload_are_bounded(server, shared):
         in_state(server, lease, "ended")
 
 
-@pytest.mark.parametrize("damage", [*DAMAGES, shutil.rmtree])
-def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data, damage):
+def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data):
     with killed(data) as running, contextlib.closing(Server(running)) as before:
         fill(before)
-        lease = run(before, WRITES)
-        in_state(before, lease, "active")
+        leases = [(damage, run(before, WRITES)) for damage in (*DAMAGES, shutil.rmtree)]
+        for _, lease in leases:
+            in_state(before, lease, "active")
         os.kill(running.pid, 9)
         dead(running.pid)
-    folder = data / "local" / "running" / lease["id"]
-    damage(folder if damage is shutil.rmtree else folder / "order.json")
+    folders = data / "local"
+    for damage, lease in leases:
+        folder = folders / "running" / lease["id"]
+        damage(folder if damage is shutil.rmtree else folder / "order.json")
     with daemon(data) as running, contextlib.closing(Server(running)) as after:
-        in_state(after, lease, "ended")
-        assert lease["id"] not in marked(data)
-        if damage is not shutil.rmtree:
-            assert "is no record of a workload" in running.log.read_text()
-            assert (data / "local" / "damaged" / lease["id"] / "process.json").exists()
+        for damage, lease in leases:
+            in_state(after, lease, "ended")
+            assert lease["id"] not in marked(data), damage
+            if damage is not shutil.rmtree:
+                said = f"{lease['id']} is no record of a workload"
+                assert said in running.log.read_text(), damage
+                assert (folders / "damaged" / lease["id"] / "process.json").exists(), damage
         again = run(after, WRITES, gpus=8)
         in_state(after, again, "active")
         release(after, again)

@@ -73,6 +73,18 @@ def test_sessions_of_a_removed_token_end_and_no_others(tmp_path, asked):
         server.close()
 
 
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("shared")) as (file, server):
+        yield file, server
+        server.close()
+
+
+def known(server, token):
+    headers = {"Authorization": f"Bearer {token}"}
+    return server.http.get("/policy", headers=headers).status_code == 200
+
+
 @pytest.mark.parametrize(
     ("text", "setting", "said"),
     [
@@ -83,24 +95,26 @@ def test_sessions_of_a_removed_token_end_and_no_others(tmp_path, asked):
         (None, "config", "cannot be read"),
     ],
 )
-def test_a_broken_file_leaves_the_tokens_as_they_are_and_is_named(tmp_path, text, setting, said):
-    with served(tmp_path) as (file, server):
-        with session(server, "old") as old:
-            if text is None:
-                file.unlink()
-            else:
-                file.write_text(text)
-            os.kill(server.running.pid, signal.SIGHUP)
-            until(lambda: lines(server, "settings"))
-            (line,) = lines(server, "settings")
-            assert (line["level"], line["setting"]) == ("error", setting)
-            assert said in line["finding"]
-            assert "two words" not in line["finding"]
-            assert leases(old)
-            file.write_text(WITHOUT_OLD)  # Mended: nobody has to ask.
-            with pytest.raises(ConnectionClosed):
-                old.recv(30)
-        server.close()
+def test_a_broken_file_leaves_the_tokens_as_they_are_and_is_named(shared, text, setting, said):
+    file, server = shared
+    file.write_text(FIRST)
+    until(lambda: known(server, "old"))
+    before = len(lines(server, "settings"))
+    with session(server, "old") as old:
+        if text is None:
+            file.unlink()
+        else:
+            file.write_text(text)
+        os.kill(server.running.pid, signal.SIGHUP)
+        until(lambda: lines(server, "settings")[before:])
+        (line,) = lines(server, "settings")[before:]
+        assert (line["level"], line["setting"]) == ("error", setting)
+        assert said in line["finding"]
+        assert "two words" not in line["finding"]
+        assert leases(old)
+        file.write_text(WITHOUT_OLD)  # Mended: nobody has to ask.
+        with pytest.raises(ConnectionClosed):
+            old.recv(30)
 
 
 def test_other_settings_are_named_and_wait_for_a_restart(tmp_path):
