@@ -11,6 +11,7 @@ from moorage_policies import catalog
 
 sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests of this package import `served`.
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))  # And `aws_world`.
+sys.path.insert(0, str(Path(__file__).parents[1] / "web"))  # And `interface`.
 
 from served import Server, cluster
 

@@ -8,6 +8,7 @@ import zipfile
 from collections.abc import Callable
 
 import httpx
+from interface import CHECKED_BYTES_MAX, Interface
 from websockets.sync.client import connect
 
 from moorage.benchmarks.daemon_process import Running
@@ -52,6 +53,23 @@ class Server:
     def __init__(self, running: Running) -> None:
         self.running = running
         self.http = httpx.Client(base_url=running.http, timeout=30)
+        self.http.event_hooks = {"response": [self._check]}
+        self._interface: Interface | None = None
+
+    def _check(self, response: httpx.Response) -> None:
+        """Hold every exchange against what the server says of its interface, if it is small."""
+        request = response.request
+        length = int(response.headers.get("content-length", CHECKED_BYTES_MAX + 1))
+        if request.url.path == "/openapi.json" or length > CHECKED_BYTES_MAX:
+            return
+        if self._interface is None:
+            headers = {k: v for k, v in request.headers.items() if k == "authorization"}
+            described = self.http.get("/openapi.json", headers=headers)
+            if not described.is_success:  # Nobody who asks like this is told.
+                return
+            self._interface = Interface(described.json())
+        response.read()
+        self._interface.check(request, response)
 
     def register(self, *documents: dict) -> None:
         for document in documents:

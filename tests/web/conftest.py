@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -11,6 +13,10 @@ from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 from moorage.web.connections import CONNECTIONS_MAX
 from moorage.web.server import WebServer
+
+sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests here import `interface`.
+
+from interface import Interface
 
 
 class House:
@@ -75,13 +81,19 @@ def tokens():
     return {None: "local"}
 
 
+@pytest.fixture(scope="session")
+def described():
+    """What the server says of its interface, once one was asked."""
+    return {}
+
+
 @pytest.fixture
 def connections_max():
     return CONNECTIONS_MAX
 
 
 @pytest.fixture
-async def site(tmp_path, tokens, connections_max):
+async def site(tmp_path, tokens, connections_max, described):
     catalog = await open_catalog(tmp_path / "catalog.db", lambda change: None)
     house = House(catalog, tokens)
     server = WebServer(house, connections_max=connections_max)
@@ -89,6 +101,19 @@ async def site(tmp_path, tokens, connections_max):
     async with httpx.AsyncClient(
         base_url=f"http://127.0.0.1:{port}", timeout=30, trust_env=False
     ) as client:
+        if not described:
+            token = next(iter(tokens))
+            headers = {"authorization": f"Bearer {token}"} if token else {}
+            answer = await client.get("/openapi.json", headers=headers)
+            described |= answer.raise_for_status().json()
+        interface = Interface(described)
+
+        async def check(response):
+            await response.aread()
+            real = not response.request.url.path.startswith(("/allocate", "/api/"))
+            interface.check(response.request, response, body=real)  # `House` reads those its way.
+
+        client.event_hooks = {"response": [check]}
         yield Site(server, house, client, port)
     await server.close()
     await catalog.close()

@@ -5,7 +5,9 @@ import logging
 
 import httpx
 import msgspec
+import openapi_spec_validator
 import pytest
+from interface import Interface
 
 from moorage.web.bodies import BODY_BYTES_MAX
 
@@ -49,8 +51,46 @@ async def test_the_interface_is_described(client):
     for operation in operations.values():
         assert operation["summary"]
         assert operation["description"]
-    assert "201" in operations["post", "/policy"]["responses"]
-    assert "requestBody" in operations["post", "/policy"]
+
+
+NO_BODY = ("/rollback", "/create-infra")
+"""Ends of paths that are posted to and take none."""
+
+
+def typed(schema):
+    """Tell whether a schema says anything; a value that a policy chose is any."""
+    return bool(schema.get("$ref") or schema.get("type") or all(map(typed, schema["anyOf"])))
+
+
+async def test_every_operation_says_what_it_takes_and_answers(client):
+    described = (await client.get("/openapi.json")).json()
+    openapi_spec_validator.validate(described)  # All references resolve, too.
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            takes = method in {"post", "put"} and not path.endswith(NO_BODY)
+            assert ("requestBody" in operation) is takes, (method, path)
+            if takes:
+                assert typed(operation["requestBody"]["content"]["application/json"]["schema"])
+            answers = {**operation["responses"]}
+            failure = answers.pop("default")["content"]["application/json"]["schema"]
+            wanted = "ClusterFailure" if path.startswith("/clusters") else "Failure"
+            assert failure == {"$ref": f"#/components/schemas/{wanted}"}
+            assert answers, (method, path)
+            for status, answer in answers.items():
+                assert status in {"200", "201", "503"}  # None of the framework's own.
+                (content,) = answer["content"].values()
+                assert typed(content["schema"]), (method, path, status)
+
+
+def test_an_answer_that_is_not_as_described_is_found():
+    schema = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
+    answers = {"200": {"content": {"application/json": {"schema": schema}}}, "default": {}}
+    described = {"paths": {"/x/{id}": {"get": {"responses": answers}}}, "components": {}}
+    request = httpx.Request("GET", "http://localhost/x/1")
+    Interface(described).check(request, httpx.Response(200, json={"id": "a", "more": 1}))
+    for wrong in ({"id": 1}, {}):
+        with pytest.raises(AssertionError, match="200"):
+            Interface(described).check(request, httpx.Response(200, json=wrong))
 
 
 PROTECTED = [

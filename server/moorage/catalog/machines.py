@@ -6,7 +6,7 @@ is looked up in the file before it refuses anything: a change may have failed to
 
 from typing import Any, Final
 
-from moorage.catalog.documents.clusters import ClusterDocument, cluster_model, read_cluster_document
+from moorage.catalog.documents.clusters import CheckedCluster, cluster_model, read_cluster_document
 from moorage.catalog.documents.encoding import decode
 from moorage.catalog.embedded.store import Database
 from moorage.model import Cluster, ClusterId, Code, Node, is_same_machine
@@ -35,7 +35,7 @@ class Machines:
                 if self._places.setdefault(key, (cluster.id, node.id)) == (cluster.id, node.id):
                     self._keys.setdefault(cluster.id, []).append(key)
 
-    def read(self, database: Database, given: Any) -> ClusterDocument:
+    def read(self, database: Database, given: Any) -> CheckedCluster:
         """Read a cluster document that is about to be stored.
 
         Raises:

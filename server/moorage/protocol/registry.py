@@ -162,7 +162,9 @@ class CanaryStart(Struct, frozen=True, forbid_unknown_fields=True):
 
     """
 
-    policy_rule_uri: str
-    percent: Annotated[float, Meta(gt=0, le=100)]
-    by: Literal["request", "tenant"] = "request"
-    seed: int = 0
+    policy_rule_uri: Annotated[str, Meta(min_length=1, description="a text")]
+    percent: Annotated[float, Meta(gt=0, le=100, description="a number above 0, up to 100")]
+    by: Annotated[Literal["request", "tenant"], Meta(description="`request` or `tenant`")] = (
+        "request"
+    )
+    seed: Annotated[int, Meta(description="a whole number")] = 0

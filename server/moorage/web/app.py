@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 from starlette.routing import compile_path
 
 from moorage.model import Code
@@ -22,6 +22,7 @@ from moorage.protocol.faults import ServiceError
 from moorage.web.bodies import ENCODING, TENANT, BodyReader, failure, json_response
 from moorage.web.notes import Noted
 from moorage.web.routes import service_routes
+from moorage.web.schemas import HealthAnswer, ReadinessAnswer, completed, operation
 from moorage.web.services import WebServices
 
 __all__ = ["create_app"]
@@ -85,12 +86,14 @@ def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None
 def _health_routes(services: WebServices) -> APIRouter:
     router = APIRouter(tags=["health"])
 
-    @router.get("/healthz", summary="Is the process alive?")
+    @router.get("/healthz", summary="Is the process alive?", **operation(HealthAnswer, bare=True))
     async def health() -> Response:
         """Answer 200 as long as the event loop turns."""
         return json_response({"status": "ok"})
 
-    @router.get("/readyz", summary="Can requests be served?")
+    ready_or_not = operation(ReadinessAnswer, statuses=(200, 503), bare=True)
+
+    @router.get("/readyz", summary="Can requests be served?", **ready_or_not)
     async def readiness() -> Response:
         """Answer 200 or 503, and what says so by component."""
         ready, details = services.readiness()
@@ -105,9 +108,9 @@ def _health_routes(services: WebServices) -> APIRouter:
 def _about_routes(app: FastAPI, services: WebServices) -> APIRouter:
     router = APIRouter(tags=["about"])
     # It never changes, and costs as much as a hundred other answers.
-    described = cache(lambda: msgspec.json.encode(app.openapi()))
+    described = cache(lambda: msgspec.json.encode(completed(app.openapi())))
 
-    @router.get("/metrics", summary="The server's own metrics")
+    @router.get("/metrics", summary="The server's own metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
         """Answer in the Prometheus text format."""
         async with getattr(app.state, ENCODING):
@@ -115,7 +118,11 @@ def _about_routes(app: FastAPI, services: WebServices) -> APIRouter:
             await asyncio.sleep(0)  # Whoever asks for many has them made one by one.
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
-    @router.get("/openapi.json", summary="This interface, described")
+    @router.get(
+        "/openapi.json",
+        summary="This interface, described",
+        **operation(dict[str, Any], bare=True),
+    )
     async def openapi() -> Response:
         """Answer the OpenAPI document."""
         return Response(described(), media_type="application/json")

@@ -10,13 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import BodyReader, described, query_of, read_document, succeeded
+from moorage.web.bodies import BodyReader, query_of, read_document, succeeded
+from moorage.web.schemas import (
+    BlockDocument,
+    BlockMetricsDocument,
+    DocumentChange,
+    MongoQuery,
+    operation,
+)
 from moorage.web.services import WebServices
 
 __all__ = ["block_document_routes"]
-
-_FILTER_BODY = described('A Mongo-style filter, bare or as `{"query": filter}`.')
-_CHANGE_BODY = described("A whole document, or `$set` and `$unset` with dotted paths.")
 
 
 def block_document_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
@@ -35,35 +39,41 @@ def block_document_routes(services: WebServices, bodies: BodyReader) -> APIRoute
 
 def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
     router, blocks = APIRouter(tags=["block documents"]), services.blocks
+    one = operation(BlockDocument)
 
     @router.post(
         "/blocks",
         summary="Add a block",
-        status_code=201,
-        openapi_extra=described("A block document: `id`, `cluster.id` where it runs, and more."),
+        **operation(BlockDocument, BlockDocument, statuses=(201,)),
     )
     async def create(request: Request) -> Response:
         """Store a new block document, which filters of `matchType` `block` search."""
         return succeeded(await blocks.create(await read_document(request, bodies)), 201)
 
-    @router.post("/blocks/query", summary="Find blocks", openapi_extra=_FILTER_BODY)
+    @router.post(
+        "/blocks/query", summary="Find blocks", **operation(list[BlockDocument], MongoQuery)
+    )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
         wanted = query_of(await read_document(request, bodies))
         return succeeded(await blocks.query("block", wanted))
 
-    @router.get("/blocks/{block_id}", summary="Read a block")
+    @router.get("/blocks/{block_id}", summary="Read a block", **one)
     async def get(block_id: str) -> Response:
         """Answer the document."""
         return succeeded(await blocks.get("block", block_id))
 
-    @router.put("/blocks/{block_id}", summary="Change a block", openapi_extra=_CHANGE_BODY)
+    @router.put(
+        "/blocks/{block_id}",
+        summary="Change a block",
+        **operation(BlockDocument, DocumentChange),
+    )
     async def update(block_id: str, request: Request) -> Response:
         """Answer the new document."""
         change = await read_document(request, bodies)
         return succeeded(await blocks.update("block", block_id, change))
 
-    @router.delete("/blocks/{block_id}", summary="Remove a block")
+    @router.delete("/blocks/{block_id}", summary="Remove a block", **one)
     async def delete(block_id: str) -> Response:
         """Answer the document that was removed; what it runs is none of this server's business."""
         return succeeded(await blocks.delete("block", block_id))
@@ -73,29 +83,36 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
 
 def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
     router, blocks = APIRouter(tags=["block metrics"]), services.blocks
+    one = operation(BlockMetricsDocument)
+    stored = operation(BlockMetricsDocument, BlockMetricsDocument, statuses=(200, 201))
 
     async def store(request: Request) -> Response:
         """Store the metrics of a block: 201 for the first, 200 for those that replace others."""
         document, created = await blocks.put_metrics(await read_document(request, bodies))
         return succeeded(document, 201 if created else 200)
 
-    body = described("A block metrics document: `blockId`, `instances`.")
-    router.post("/block", summary="Report block metrics", openapi_extra=body)(store)
-    router.put("/block", summary="Report block metrics", openapi_extra=body)(store)
+    router.post("/block", summary="Report block metrics", **stored)(store)
+    router.put("/block", summary="Report block metrics", **stored)(store)
 
-    @router.post("/block/query", summary="Find block metrics", openapi_extra=_FILTER_BODY)
+    @router.post(
+        "/block/query",
+        summary="Find block metrics",
+        **operation(list[BlockMetricsDocument], MongoQuery),
+    )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
         wanted = query_of(await read_document(request, bodies))
         return succeeded(await blocks.query("block_metrics", wanted))
 
-    @router.get("/block/{block_id}", summary="Read block metrics")
+    @router.get("/block/{block_id}", summary="Read block metrics", **one)
     async def get(block_id: str) -> Response:
         """Answer the metrics of a block."""
         return succeeded(await blocks.get("block_metrics", block_id))
 
     @router.put(
-        "/block/{block_id}", summary="Replace or change block metrics", openapi_extra=_CHANGE_BODY
+        "/block/{block_id}",
+        summary="Replace or change block metrics",
+        **operation(BlockMetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def put(block_id: str, request: Request) -> Response:
         """Answer the new document. A whole document is stored even where there was none."""
@@ -107,7 +124,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
         document, created = await blocks.put_metrics(change)
         return succeeded(document, 201 if created else 200)
 
-    @router.delete("/block/{block_id}", summary="Remove block metrics")
+    @router.delete("/block/{block_id}", summary="Remove block metrics", **one)
     async def delete(block_id: str) -> Response:
         """Answer the metrics that were removed."""
         return succeeded(await blocks.delete("block_metrics", block_id))

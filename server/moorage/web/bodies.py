@@ -7,7 +7,7 @@ no number of slow or large uploads can take the server's memory.
 import asyncio
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from moorage.model import Code, Tenant
+from moorage.protocol.diagnosis import expectations
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts, encode_in_parts, is_large
 
@@ -22,15 +23,17 @@ __all__ = [
     "BODY_BYTES_MAX",
     "TENANT",
     "BodyReader",
-    "described",
     "failure",
+    "is_of_clusters",
     "json_response",
     "query_of",
+    "read_as",
     "read_document",
     "succeeded",
     "who_of",
 ]
 
+T = TypeVar("T", bound=msgspec.Struct)
 ENCODING: Final = "encoding"
 """Where `web.app` keeps, in its own state, the lock that large answers take turns with."""
 TENANT: Final = "tenant"
@@ -205,15 +208,28 @@ def who_of(request: Request) -> Tenant:
     return tenant
 
 
-def described(description: str) -> dict[str, Any]:
-    """Return what OpenAPI says of a body, for `openapi_extra`."""
-    return {
-        "requestBody": {
-            "required": True,
-            "description": description,
-            "content": {"application/json": {"schema": {"type": "object"}}},
-        }
-    }
+def read_as(body: dict[str, Any], kind: type[T]) -> T:
+    """Return a body as its type; what it is told of a field is that field's description.
+
+    Raises:
+        ServiceError: `bad_message` naming the field that is wrong.
+
+    """
+    expected = expectations(kind)
+    if kind.__struct_config__.forbid_unknown_fields:
+        for field in body.keys() - expected.keys():
+            raise ServiceError.wrong_field(field, f"one of {', '.join(expected)}")
+    try:
+        return msgspec.convert(body, kind)
+    except msgspec.ValidationError as error:
+        # It names the field at its end, as `percent` where it is missing and else as `$.percent`.
+        field = str(error).rpartition("`")[0].rpartition("`")[2].removeprefix("$.")
+        raise ServiceError.wrong_field(field, expected[field]) from error
+
+
+def is_of_clusters(path: str) -> bool:
+    """Tell whether a path is the cluster database's, which has failures of its own form."""
+    return path == "/clusters" or path.startswith("/clusters/")
 
 
 def failure(fault: ServiceError, path: str) -> Response:
@@ -231,7 +247,7 @@ def failure(fault: ServiceError, path: str) -> Response:
     if fault.expected:
         error["expected"] = fault.expected
     content: dict[str, Any] = {"success": False, "message": fault.reason, "error": error}
-    if path == "/clusters" or path.startswith("/clusters/"):
+    if is_of_clusters(path):
         content["error"], content["details"] = fault.reason, error
     response = json_response(content, fault.status)
     if fault.status == 401:  # noqa: PLR2004  # The status that has to say how to do better.

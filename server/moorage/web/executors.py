@@ -1,17 +1,24 @@
 """Endpoints of the executor service: their documents, and the execution of a policy."""
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
-from moorage.web.bodies import BodyReader, described, query_of, read_document, succeeded, who_of
+from moorage.web.bodies import BodyReader, query_of, read_document, succeeded, who_of
+from moorage.web.schemas import (
+    DocumentChange,
+    ExecutionRequest,
+    ExecutorDocument,
+    MongoQuery,
+    operation,
+)
 from moorage.web.services import WebServices
 
 __all__ = ["executor_routes"]
-
-_DOCUMENT = "An executor document: `executor_id`, and whatever else you want to keep with it."
 
 
 def executor_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
@@ -22,17 +29,19 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.post(
         "/executor/{executor}/execute_policy",
         summary="Execute a policy",
-        openapi_extra=described(
-            "`policy_rule_uri`, `input_data`, `parameters`, and `settings` or nothing."
-        ),
+        **operation(Any, ExecutionRequest),
     )
     async def execute(executor: str, request: Request) -> Response:
         """Evaluate a policy of this server on the input given; answer what it returned."""
         body = await read_document(request, bodies)
         return succeeded(await services.execute(executor, body, who_of(request)))
 
-    @router.post("/executor/{executor}/create-infra", summary="Not needed here")
-    @router.delete("/executor/{executor}/remove-infra", summary="Not needed here")
+    @router.post(
+        "/executor/{executor}/create-infra", summary="Not needed here", **operation(dict[str, Any])
+    )
+    @router.delete(
+        "/executor/{executor}/remove-infra", summary="Not needed here", **operation(dict[str, Any])
+    )
     async def infrastructure(executor: str) -> Response:
         """Refuse: executors of this server run in its own sandbox."""
         reason = f"the executor {executor[:100]} runs in this server's own sandbox and needs none"
@@ -42,11 +51,12 @@ def executor_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
 
 
 def _documents(router: APIRouter, services: WebServices, bodies: BodyReader) -> None:
+    one = operation(ExecutorDocument)
+
     @router.post(
         "/executor",
         summary="Register an executor",
-        status_code=201,
-        openapi_extra=described(_DOCUMENT),
+        **operation(ExecutorDocument, ExecutorDocument, statuses=(201,)),
     )
     async def create(request: Request) -> Response:
         """Store a new executor document and answer it."""
@@ -55,7 +65,7 @@ def _documents(router: APIRouter, services: WebServices, bodies: BodyReader) -> 
     @router.post(
         "/executor/query",
         summary="Find executors",
-        openapi_extra=described('A Mongo-style filter, bare or as `{"query": filter}`.'),
+        **operation(list[ExecutorDocument], MongoQuery),
     )
     async def query(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
@@ -63,20 +73,22 @@ def _documents(router: APIRouter, services: WebServices, bodies: BodyReader) -> 
             await services.executors.query(query_of(await read_document(request, bodies)))
         )
 
-    @router.get("/executor/{executor}", summary="Read an executor")
+    @router.get("/executor/{executor}", summary="Read an executor", **one)
     async def read(executor: str) -> Response:
         """Answer the document."""
         return succeeded(await services.executors.get(executor))
 
     @router.put(
-        "/executor/{executor}", summary="Change an executor", openapi_extra=described(_DOCUMENT)
+        "/executor/{executor}",
+        summary="Change an executor",
+        **operation(ExecutorDocument, DocumentChange),
     )
     async def update(executor: str, request: Request) -> Response:
         """Take a whole document, or `$set` and `$unset`; answer the new one."""
         change = await read_document(request, bodies)
         return succeeded(await services.executors.update(executor, change))
 
-    @router.delete("/executor/{executor}", summary="Remove an executor")
+    @router.delete("/executor/{executor}", summary="Remove an executor", **one)
     async def delete(executor: str) -> Response:
         """Answer the document that was removed."""
         return succeeded(await services.executors.delete(executor))

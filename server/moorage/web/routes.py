@@ -4,7 +4,7 @@
 docs/reference/allocation-server.md, "Services" and "Decisions".
 """
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from fastapi import APIRouter
 from starlette.requests import Request
@@ -12,31 +12,39 @@ from starlette.responses import Response
 
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
+from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Document
 from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
 from moorage.web.bodies import BodyReader, json_response, query_of, who_of
-from moorage.web.bodies import described as _body
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import succeeded as _success
 from moorage.web.executors import executor_routes
+from moorage.web.schemas import (
+    AllocationAnswer,
+    BlockPlacementRequest,
+    ClusterDocument,
+    DocumentChange,
+    FilterQuery,
+    MetricsDocument,
+    MetricsPipeline,
+    MongoQuery,
+    PolicyDocument,
+    PolicyHistoryEntry,
+    PublishedPolicy,
+    QueryEnvelope,
+    RankingQuery,
+    SelectedClusters,
+    TaskReference,
+    TaskReport,
+    operation,
+)
 from moorage.web.services import WebServices
 
 __all__ = ["service_routes"]
 
 SERVER_ERRORS: Final = 500
 """The first status that means that the server, not the request, is at fault."""
-_FILTER: Final = (
-    '`{"matchType": "cluster", "filter": {"clusterQuery": …, "clusterMetricsQuery": …}}`, bare or'
-    ' in `{"header": {}, "body": {"values": …}}`. A query is a condition `{"variable", "operator",'
-    ' "value"}`, conditions under `{"logicalOperator", "conditions"}`, or a Mongo-style filter.'
-)
-_SEARCH: Final = (
-    '`{"matchType": "cluster", "rankingPolicyRule": {"policyRuleURI", "settings", "parameters":'
-    ' {"filterRule", "return"}}}`, bare or in an envelope. Without `policyRuleURI`, clusters are'
-    " ranked by likeness to `parameters.like`, an id or a part of a document, with"
-    " `parameters.weights` by path."
-)
 
 
 def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
@@ -66,13 +74,12 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
 
 
 def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router = APIRouter(tags=["clusters"])
+    router, one = APIRouter(tags=["clusters"]), operation(ClusterDocument, bare=True)
 
     @router.post(
         "/clusters",
         summary="Add a cluster",
-        status_code=201,
-        openapi_extra=_body("A cluster document with its nodes in `nodes.nodeData`."),
+        **operation(ClusterDocument, ClusterDocument, statuses=(201,), bare=True),
     )
     async def create_cluster(request: Request) -> Response:
         """Store a new cluster document; answers it with the aggregates it omitted."""
@@ -82,14 +89,14 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.post(
         "/clusters/query",
         summary="Find clusters",
-        openapi_extra=_body('A Mongo-style filter, bare or as `{"query": filter}`.'),
+        **operation(list[ClusterDocument], MongoQuery, bare=True),
     )
     async def query_clusters(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
         query = query_of(await _document(request, bodies))
         return json_response(await services.clusters.query(query))
 
-    @router.get("/clusters/{cluster_id}", summary="Read a cluster")
+    @router.get("/clusters/{cluster_id}", summary="Read a cluster", **one)
     async def get_cluster(cluster_id: str) -> Response:
         """Answer the bare document."""
         return json_response(await services.clusters.get(cluster_id))
@@ -97,14 +104,14 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.put(
         "/clusters/{cluster_id}",
         summary="Change a cluster",
-        openapi_extra=_body("A whole document, or `$set` and `$unset` with dotted paths."),
+        **operation(ClusterDocument, DocumentChange, bare=True),
     )
     async def update_cluster(cluster_id: str, request: Request) -> Response:
         """Answer the new document."""
         change = await _document(request, bodies)
         return json_response(await services.clusters.update(cluster_id, change))
 
-    @router.delete("/clusters/{cluster_id}", summary="Remove a cluster")
+    @router.delete("/clusters/{cluster_id}", summary="Remove a cluster", **one)
     async def delete_cluster(cluster_id: str) -> Response:
         """Answer the document that was removed. Leases on the cluster stand until they end."""
         return json_response(await services.clusters.delete(cluster_id))
@@ -113,27 +120,31 @@ def _clusters(services: WebServices, bodies: BodyReader) -> APIRouter:
 
 
 def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
-    router = APIRouter(tags=["cluster metrics"])
-    metrics_body = _body("A metrics document: `clusterId`, `nodes`, and `cluster` or nothing.")
+    router, one = APIRouter(tags=["cluster metrics"]), operation(MetricsDocument)
+    stored = operation(MetricsDocument, MetricsDocument, statuses=(200, 201))
 
     async def store(request: Request) -> Response:
         """Store the metrics of a cluster: 201 for the first, 200 for those that replace others."""
         document, created = await services.metrics.put(await _document(request, bodies))
         return _success(document, 201 if created else 200)
 
-    router.post("/cluster", summary="Report metrics", openapi_extra=metrics_body)(store)
-    router.put("/cluster", summary="Report metrics", openapi_extra=metrics_body)(store)
+    router.post("/cluster", summary="Report metrics", **stored)(store)
+    router.put("/cluster", summary="Report metrics", **stored)(store)
 
     @router.post(
         "/cluster/query",
         summary="Find metrics",
-        openapi_extra=_body('A Mongo-style filter, bare or as `{"query": filter}`.'),
+        **operation(list[MetricsDocument], MongoQuery),
     )
     async def query_metrics(request: Request) -> Response:
         """Answer the list of matching documents; `{}` matches all."""
         return _success(await services.metrics.query(query_of(await _document(request, bodies))))
 
-    @router.get("/cluster/query", summary="Find metrics by equality")
+    @router.get(
+        "/cluster/query",
+        summary="Find metrics by equality",
+        **operation(list[MetricsDocument]),
+    )
     async def query_metrics_by_parameters(request: Request) -> Response:
         """Every URL parameter is a field and its value; one given twice matches either."""
         query: Document = {}
@@ -142,7 +153,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
             query[field] = values[0] if len(values) == 1 else {"$in": values}
         return _success(await services.metrics.query(query))
 
-    @router.get("/cluster/{cluster_id}", summary="Read metrics")
+    @router.get("/cluster/{cluster_id}", summary="Read metrics", **one)
     async def get_metrics(cluster_id: str) -> Response:
         """Answer the metrics of a cluster."""
         return _success(await services.metrics.get(cluster_id))
@@ -150,7 +161,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.put(
         "/cluster/{cluster_id}",
         summary="Replace or change metrics",
-        openapi_extra=_body("A whole document, or `$set` and `$unset` with dotted paths."),
+        **operation(MetricsDocument, DocumentChange, statuses=(200, 201)),
     )
     async def put_metrics(cluster_id: str, request: Request) -> Response:
         """Answer the new document. A whole document is stored even where there was none."""
@@ -162,7 +173,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
         document, created = await services.metrics.put(change)
         return _success(document, 201 if created else 200)
 
-    @router.delete("/cluster/{cluster_id}", summary="Remove metrics")
+    @router.delete("/cluster/{cluster_id}", summary="Remove metrics", **one)
     async def delete_metrics(cluster_id: str) -> Response:
         """Answer the metrics that were removed."""
         return _success(await services.metrics.delete(cluster_id))
@@ -176,10 +187,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.post(
         "/cluster/aggregate",
         summary="Aggregate metrics",
-        openapi_extra=_body(
-            'A list of stages, bare or as `{"pipeline": stages}`: `$match`, `$unwind`, `$group`,'
-            " `$project`, `$sort`, `$skip`, `$limit`, `$count`."
-        ),
+        **operation(list[dict[str, Any]], (MetricsPipeline, list[dict[str, Any]])),
     )
     async def aggregate_metrics(request: Request) -> Response:
         """Answer what the stages make of all metrics documents, one after the other."""
@@ -187,12 +195,20 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
         stages = body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
         return _success(await services.metrics.aggregate(stages))
 
-    @router.get("/cluster-metrics/{cluster_id}", summary="Read metrics, as at the gateway")
+    @router.get(
+        "/cluster-metrics/{cluster_id}",
+        summary="Read metrics, as at the gateway",
+        **operation(MetricsDocument),
+    )
     async def gateway_metrics(cluster_id: str) -> Response:
         """Answer the metrics of a cluster."""
         return _success(await services.metrics.get(cluster_id))
 
-    @router.get("/cluster-metrics/{cluster_id}/node/{node_id}", summary="Read metrics of a node")
+    @router.get(
+        "/cluster-metrics/{cluster_id}/node/{node_id}",
+        summary="Read metrics of a node",
+        **operation(dict[str, Any]),
+    )
     async def node_metrics(cluster_id: str, node_id: str) -> Response:
         """Answer the part of a cluster's metrics that is about one node."""
         document = await services.metrics.get(cluster_id)
@@ -228,10 +244,12 @@ def _search(services: WebServices, bodies: BodyReader) -> APIRouter:
         """Answer the documents that the filter rule finds, ranked, the best first."""
         return await found("search", request)
 
+    filters = operation(list[dict[str, Any]], (FilterQuery, QueryEnvelope))
+    rankings = operation(list[dict[str, Any]], (RankingQuery, QueryEnvelope))
     for path in ("/api/filter-data", "/api/no-ir/filter"):
-        router.post(path, summary="Filter clusters", openapi_extra=_body(_FILTER))(filtered)
+        router.post(path, summary="Filter clusters", **filters)(filtered)
     for path in ("/api/similarity-search", "/api/no-ir/similarity-search"):
-        router.post(path, summary="Rank clusters", openapi_extra=_body(_SEARCH))(ranked)
+        router.post(path, summary="Rank clusters", **rankings)(ranked)
     return router
 
 
@@ -241,11 +259,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.post(
         "/policy",
         summary="Publish a policy",
-        status_code=201,
-        openapi_extra=_body(
-            "A PolicyRule document. `code` is source text, an archive (.zip, .tar.gz, .tar.xz) in"
-            " base64, a data: or http(s) URL, or a path under the configured folder."
-        ),
+        **operation(PublishedPolicy, PolicyDocument, statuses=(201,)),
     )
     async def publish_policy(request: Request) -> Response:
         """Check the policy in the jail, try it on its own examples, and register it.
@@ -256,7 +270,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
         uri = await services.publications.publish(document, who)
         return _success({"policy_rule_uri": uri}, 201)
 
-    @router.get("/policy", summary="List policies")
+    @router.get("/policy", summary="List policies", **operation(list[PolicyDocument]))
     async def list_policies() -> Response:
         """Answer all PolicyRule documents, by URI."""
         return _success(await services.policies.query())
@@ -264,14 +278,14 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.post(
         "/policy/query",
         summary="Find policies",
-        openapi_extra=_body('A Mongo-style filter, bare or as `{"query": filter}`.'),
+        **operation(list[PolicyDocument], MongoQuery),
     )
     async def query_policies(request: Request) -> Response:
         """Answer the list of matching PolicyRule documents; `{}` matches all."""
         query = query_of(await _document(request, bodies))
         return _success(await services.policies.query(query))
 
-    @router.get("/policy/{uri}", summary="Read a policy")
+    @router.get("/policy/{uri}", summary="Read a policy", **operation(PolicyDocument))
     async def get_policy(uri: str) -> Response:
         """Answer the PolicyRule document, with the digest of its content."""
         return _success(await services.policies.get(uri))
@@ -279,7 +293,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.put(
         "/policy/{uri}",
         summary="Describe a policy anew",
-        openapi_extra=_body("A whole PolicyRule document, or `$set` and `$unset`."),
+        **operation(PolicyDocument, DocumentChange),
     )
     async def update_policy(uri: str, request: Request) -> Response:
         """Change descriptive fields; another code, default or schema needs a new version."""
@@ -287,7 +301,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
         who = who_of(request)
         return _success(await services.publications.update(uri, change, who))
 
-    @router.delete("/policy/{uri}", summary="Remove a policy")
+    @router.delete("/policy/{uri}", summary="Remove a policy", **operation(PolicyDocument))
     async def delete_policy(uri: str, request: Request, force: str = "") -> Response:
         """Answer the PolicyRule document that was removed. Leases it proposed stand.
 
@@ -299,7 +313,11 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
         who = who_of(request)
         return _success(await services.publications.delete(uri, who, force=force == "true"))
 
-    @router.get("/policy/{uri}/history", summary="Who changed a policy, and when?")
+    @router.get(
+        "/policy/{uri}/history",
+        summary="Who changed a policy, and when?",
+        **operation(list[PolicyHistoryEntry]),
+    )
     async def policy_history(uri: str) -> Response:
         """Answer its changes, the first one first: `at`, `who`, `what`, `digest`, `fields`."""
         return _success(await services.policies.history(uri))
@@ -315,10 +333,7 @@ def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.post(
         "/allocate",
         summary="Ask for a placement",
-        openapi_extra=_body(
-            "The message of the WebSocket, `adhoc` being ignored: `policy_rule_uri` and `inputs`"
-            " are required."
-        ),
+        **operation(AllocationAnswer, AllocationRequest, bare=True),
     )
     async def allocate(request: Request) -> Response:
         """Answer as the WebSocket would: 400 for missing fields, 500 for every other failure."""
@@ -332,20 +347,22 @@ def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
 
 def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
     router = APIRouter(tags=["blocks"])
-    block_body = _body(
-        "A block document, bare or under `input`: `policies` (or `policyRulesSpec`) names its"
-        " `clusterAllocator` and `resourceAllocator`, each `{policyRuleURI, parameters, settings}`."
-    )
 
     @router.post(
-        "/blockActions/selectClusters", summary="Where could it run?", openapi_extra=block_body
+        "/blockActions/selectClusters",
+        summary="Where could it run?",
+        **operation(SelectedClusters, BlockPlacementRequest, bare=True),
     )
     async def select_clusters(request: Request) -> Response:
         """Answer what the clusterAllocator selects, bare: `{"clusters": [documents]}`."""
         body, tenant = await _document(request, bodies), who_of(request)
         return json_response(await services.block_actions.select_clusters(body, tenant))
 
-    @router.post("/blockActions/dryRun", summary="Where would it run?", openapi_extra=block_body)
+    @router.post(
+        "/blockActions/dryRun",
+        summary="Where would it run?",
+        **operation(dict[str, Any], BlockPlacementRequest),
+    )
     async def dry_run(request: Request) -> Response:
         """Answer the cluster chosen, with its score and node. Nothing is reserved."""
         body, tenant = await _document(request, bodies), who_of(request)
@@ -354,14 +371,16 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
         return json_response(answer | {"warnings": warnings} if warnings else answer)
 
     @router.post(
-        "/blockActions/allocate", summary="Where would it run? Later", openapi_extra=block_body
+        "/blockActions/allocate",
+        summary="Where would it run? Later",
+        **operation(TaskReference, BlockPlacementRequest, bare=True),
     )
     async def allocate(request: Request) -> Response:
         """Answer `{"task_id"}` at once; the task makes the dry run. Nothing is reserved."""
         body, tenant = await _document(request, bodies), who_of(request)
         return json_response({"task_id": await services.block_actions.allocate(body, tenant)})
 
-    @router.get("/api/tasks/{task_id}", summary="Read a task")
+    @router.get("/api/tasks/{task_id}", summary="Read a task", **operation(TaskReport))
     async def task(task_id: str, request: Request) -> Response:
         """Answer `status`: `pending`, `completed` with `result`, or `failed` with `error`."""
         return _success(await services.block_actions.task(task_id, who_of(request)))

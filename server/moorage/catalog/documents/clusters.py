@@ -21,7 +21,7 @@ from moorage.catalog.values import Document
 from moorage.model import DEVICE, Cluster, ClusterId, Code, Gpu, Node, NodeId
 from moorage.protocol.faults import ServiceError
 
-__all__ = ["ClusterDocument", "cluster_model", "is_live", "read_cluster_document"]
+__all__ = ["CheckedCluster", "cluster_model", "is_live", "read_cluster_document"]
 
 LIVE_STATUSES: Final = frozenset({"live", "active", "ready", "online"})
 """Values of `status`, in any case, that make a cluster a candidate; so does none at all."""
@@ -40,7 +40,7 @@ _OBJECT: Final = "an object"
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterDocument:
+class CheckedCluster:
     """A checked document, complete, with the part that placement depends on."""
 
     id: ClusterId
@@ -49,7 +49,7 @@ class ClusterDocument:
     live: bool
 
 
-def read_cluster_document(given: Any) -> ClusterDocument:
+def read_cluster_document(given: Any) -> CheckedCluster:
     """Check a cluster document and fill in the aggregates that it omits.
 
     Args:
@@ -64,7 +64,7 @@ def read_cluster_document(given: Any) -> ClusterDocument:
         document = _with_aggregates(given)
     except WrongField as wrong:
         raise wrong.fault() from None
-    return ClusterDocument(cluster.id, document, cluster, is_live(document))
+    return CheckedCluster(cluster.id, document, cluster, is_live(document))
 
 
 def is_live(document: Mapping[str, Any]) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.catalog.documents.clusters import ClusterDocument, read_cluster_document
+from moorage.catalog.documents.clusters import CheckedCluster, read_cluster_document
 from moorage.catalog.documents.encoding import PACKABLE, is_packable
 from moorage.catalog.documents.metrics import read_metrics_document
 from moorage.model import Code
@@ -76,7 +76,7 @@ class Example:
     place: str
     name: str
     request: AllocationRequest | None
-    fleet: Sequence[ClusterDocument]
+    fleet: Sequence[CheckedCluster]
     metrics: Mapping[str, Any]
     input_data: Any
     parameters: Mapping[str, Any]
@@ -179,10 +179,10 @@ def _request(given: Any, place: str, uri: str) -> AllocationRequest:
         raise _inside(place, error.reason, field, error.expected) from error
 
 
-def _fleet(given: Any, place: str) -> tuple[ClusterDocument, ...]:
+def _fleet(given: Any, place: str) -> tuple[CheckedCluster, ...]:
     if not isinstance(given, list) or not given:
         raise _wrong(place, "a list of cluster documents, not empty", _shown(given))
-    fleet: list[ClusterDocument] = []
+    fleet: list[CheckedCluster] = []
     for number, each in enumerate(given):
         try:
             fleet.append(read_cluster_document(each))

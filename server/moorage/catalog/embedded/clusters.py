@@ -4,7 +4,7 @@ Documents are checked, completed and written in the store's thread. The file hol
 given; what the server fills in is worked out again when they are loaded, so it never goes stale.
 """
 
-from moorage.catalog.documents.clusters import ClusterDocument
+from moorage.catalog.documents.clusters import CheckedCluster
 from moorage.catalog.documents.encoding import snapshot
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.embedded.records import (
@@ -43,7 +43,7 @@ class EmbeddedClusters:
     async def create(self, document: Document) -> Document:
         """See `DocumentCollection.create`."""
 
-        def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
+        def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
             encoded, given = snapshot(document)
             read = self._machines.read(database, given)
             if database.has("cluster", read.id):
@@ -64,7 +64,7 @@ class EmbeddedClusters:
     async def update(self, cluster_id: str, change: Document) -> Document:
         """See `DocumentCollection.update`."""
 
-        def work(database: Database) -> tuple[DocumentEntry, ClusterDocument]:
+        def work(database: Database) -> tuple[DocumentEntry, CheckedCluster]:
             encoded, given = changed(database, "cluster", cluster_id, change, "id")
             read = self._machines.read(database, given)
             return write(database, "cluster", read.id, encoded, read.document), read
@@ -84,6 +84,6 @@ class EmbeddedClusters:
         found = await self._memory.index.clusters(parse_filter(query))
         return answered([kept[name] for name in found if name in kept])
 
-    def _publish(self, result: tuple[DocumentEntry, ClusterDocument]) -> None:
+    def _publish(self, result: tuple[DocumentEntry, CheckedCluster]) -> None:
         entry, read = result
         self._memory.keep_cluster(entry, read.cluster, live=read.live)

@@ -1,0 +1,481 @@
+"""What goes in and out over HTTP, as types: `/openapi.json` is made of them.
+
+`operation` puts them beside an endpoint. Bodies that only this server defines are read as their
+type (`bodies.read_as`); documents may have fields of their own, and whoever keeps them checks them,
+so their types say what is read of them and let all else pass.
+"""
+
+import inspect
+from functools import cache
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType, field
+
+from moorage.model import Code
+from moorage.protocol.messages import AllocationRequest
+from moorage.protocol.registry import CanaryStart
+from moorage.web.bodies import is_of_clusters
+
+__all__ = ["completed", "operation"]
+
+Amount = float | str | None
+"""A number; their database casts texts."""
+Name = str | int
+Latency = dict[str, float] | None
+Yes = Annotated[bool, Meta(extra_json_schema={"const": True})]
+No = Annotated[bool, Meta(extra_json_schema={"const": False})]
+_REFERENCE: Final = "#/components/schemas/{name}"
+
+
+class WebType(Struct, rename="camel"):
+    """What all types here are: objects that may have more fields."""
+
+
+# Documents --------------------------------------------------------------------------------------
+
+
+class DeviceDocument(WebType):
+    """A GPU of a node."""
+
+    id: Name | None = None
+    model_name: str | None = None
+    memory: Amount = None
+    link_group: Name | None = None
+    numa: int = -1
+    exclusive: bool = False
+    uuid: str | None = None
+    parent_uuid: str | None = None
+
+
+class DevicesDocument(WebType):
+    """The GPUs of a node: counted, listed, or both."""
+
+    count: Amount = None
+    memory: Amount = None
+    model_names: list[str] | None = None
+    gpus: list[DeviceDocument] | None = None
+
+
+class CoresDocument(WebType):
+    """The CPU cores of a node."""
+
+    count: Amount = None
+
+
+class NodeDocument(WebType):
+    """A node; `memory` is in MB."""
+
+    id: Name
+    gpus: DevicesDocument | None = None
+    vcpus: CoresDocument | None = None
+    memory: Amount = None
+    rack: str | None = None
+    labels: dict[str, str | float | bool] | None = None
+    machine_id: str | None = None
+    provider_id: str | None = None
+
+
+class NodesDocument(WebType):
+    """The nodes of a cluster."""
+
+    count: Any = None
+    node_data: list[NodeDocument] | None = None
+
+
+class ClusterDocument(WebType):
+    """A cluster; the server adds the totals over its nodes where they are left out."""
+
+    id: str
+    status: str | None = None
+    nodes: NodesDocument | None = None
+
+
+class MetricsDocument(WebType):
+    """Metrics of a cluster; the server adds `cluster`, the totals, where it is left out."""
+
+    cluster_id: str
+    nodes: list[dict[str, Any]] | None = None
+    cluster: dict[str, Any] | None = None
+
+
+class BlockDocument(WebType):
+    """A block; `cluster.id` says where it runs."""
+
+    id: str
+    cluster: dict[str, Any] | None = None
+
+
+class BlockMetricsDocument(WebType):
+    """Metrics of a block."""
+
+    block_id: str
+    instances: list[Any] = []
+
+
+class ExecutorDocument(WebType, rename=None):
+    """An executor; all but its id is yours."""
+
+    executor_id: str
+
+
+class PolicyDocument(WebType, rename=None):
+    """A PolicyRule document. `policy_rule_uri` is `name`:`version`-`release_tag`; give either.
+
+    `code` is source text, an archive (.zip, .tar.gz, .tar.xz) in base64, a data: or http(s) URL, or
+    a path under the configured folder.
+    """
+
+    code: str
+    policy_rule_uri: str | None = None
+    name: str | None = None
+    version: str | None = None
+    release_tag: str | None = None
+    type: str | None = None
+    code_type: str | None = None
+    description: str | None = None
+    metadata: dict[str, Any] | None = None
+    tags: str | list[Any] | None = None
+    policy_input_schema: dict[str, Any] | None = None
+    policy_output_schema: dict[str, Any] | None = None
+    policy_settings_schema: dict[str, Any] | None = None
+    policy_parameters_schema: dict[str, Any] | None = None
+    policy_settings: dict[str, Any] | None = None
+    policy_parameters: dict[str, Any] | None = None
+    management_commands_schema: list[Any] | None = None
+    functionality_data: dict[str, Any] | None = None
+    resource_estimates: dict[str, Any] | None = None
+    digest: str | None = None
+
+
+# Bodies -----------------------------------------------------------------------------------------
+
+
+class DocumentChange(WebType):
+    """A whole document, or `$set` and `$unset` with dotted paths."""
+
+    set: dict[str, Any] | UnsetType = field(default=UNSET, name="$set")
+    unset: Any = field(default=UNSET, name="$unset")
+
+
+class MongoQuery(WebType):
+    """A Mongo-style filter, bare or as `{"query": filter}`; `{}` matches all."""
+
+    query: dict[str, Any] | UnsetType = UNSET
+
+
+class MetricsPipeline(WebType):
+    """A list of stages, bare or as `{"pipeline": stages}`.
+
+    There are `$match`, `$unwind`, `$group`, `$project`, `$sort`, `$skip`, `$limit`, `$count`.
+    """
+
+    pipeline: list[dict[str, Any]]
+
+
+class FilterQuery(WebType):
+    """A filter: `matchType`, such as `cluster`, and `filter`, queries by what they are of.
+
+    A query is a condition `{"variable", "operator", "value"}`, conditions under
+    `{"logicalOperator", "conditions"}`, or a Mongo-style filter.
+    """
+
+    match_type: str
+    filter: dict[str, dict[str, Any]] | None
+
+
+class RankingQuery(WebType):
+    """A similarity search: `matchType`, and a rule with the URI and parameters of a policy.
+
+    Without `policyRuleURI`, clusters are ranked by likeness to `parameters.like`, an id or a part
+    of a document, with `parameters.weights` by path.
+    """
+
+    match_type: str
+    ranking_policy_rule: dict[str, Any]
+
+
+class QueryValues(WebType):
+    """What an envelope holds."""
+
+    values: dict[str, Any]
+
+
+class QueryEnvelope(WebType):
+    """A filter or a search in its envelope, as `body.values`."""
+
+    body: QueryValues
+    header: Any = None
+
+
+class BlockPlacementRequest(WebType):
+    """A block document, bare or under `input`.
+
+    `policies` (or `policyRulesSpec`) names its `clusterAllocator` and `resourceAllocator`, each
+    `{policyRuleURI, parameters, settings}`.
+    """
+
+    input: dict[str, Any] | UnsetType = UNSET
+    policies: dict[str, Any] | list[Any] | None = None
+    policy_rules_spec: dict[str, Any] | list[Any] | None = None
+
+
+class VersionChoice(WebType, rename=None):
+    """A registered version of the alias's policy."""
+
+    policy_rule_uri: Annotated[str, Meta(min_length=1, description="a text")]
+
+
+class ManagementCall(WebType, rename=None):
+    """What is passed to `management`."""
+
+    action: Annotated[str, Meta(min_length=1, description="a text")]
+    data: Annotated[dict[str, Any] | None, Meta(description="an object")] = None
+
+
+class ExecutionRequest(WebType, rename=None):
+    """A policy of this server, and what it is evaluated on."""
+
+    policy_rule_uri: str
+    input_data: Any
+    parameters: dict[str, Any] | None = None
+    settings: dict[str, Any] | None = None
+
+
+# Answers ----------------------------------------------------------------------------------------
+
+
+class FailureError(WebType):
+    """What went wrong: the field and what was expected there, where it is about one."""
+
+    code: Code
+    reason: str
+    field: str | UnsetType = UNSET
+    expected: str | UnsetType = UNSET
+
+
+class Failure(WebType):
+    """Every failure."""
+
+    success: No
+    message: str
+    error: FailureError
+
+
+class ClusterFailure(WebType):
+    """Every failure under `/clusters`: the text stands in `error`, the rest in `details`."""
+
+    success: No
+    message: str
+    error: str
+    details: FailureError
+
+
+class HealthAnswer(WebType):
+    """The process is alive."""
+
+    status: Literal["ok"]
+
+
+class ReadinessAnswer(WebType):
+    """Whether requests can be served, and what says so, by component."""
+
+    ready: bool
+    details: dict[str, Any]
+
+
+class PublishedPolicy(WebType, rename=None):
+    """The URI that it is registered under."""
+
+    policy_rule_uri: str
+
+
+class PolicyHistoryEntry(WebType):
+    """A change of a policy; `at` is in seconds since the epoch."""
+
+    at: float
+    who: str
+    what: Literal["registered", "described", "removed"]
+    digest: str
+    fields: list[str] = []
+
+
+class PolicyOutput(WebType, rename=None):
+    """What a version printed and logged, and whether it rests for the caller's tenant."""
+
+    policy_rule_uri: str
+    printed: dict[str, str]
+    rests: dict[str, float] | None
+
+
+class CanaryShare(WebType):
+    """A share of the requests goes to another version."""
+
+    version: str
+    percent: float
+    by: Literal["request", "tenant"]
+    seed: int
+
+
+class AliasDocument(WebType, rename=None):
+    """What an alias means; a list of aliases leaves the histories out."""
+
+    alias: str
+    policy_rule_uri: str
+    canary: CanaryShare | None
+    shadow: str | None
+    history: list[dict[str, Any]] = []
+
+
+class VersionReport(WebType, rename=None):
+    """How a version did under an alias."""
+
+    policy_rule_uri: str
+    asked: int
+    granted: int
+    advised: int
+    refused: dict[str, int]
+    faults: int
+    consecutive_faults: int
+    tenants: int
+    failing_tenants: int
+    latency_ms: Latency
+
+
+class CanaryOutcomes(WebType):
+    """How the active version and the candidate do."""
+
+    alias: str
+    canary: CanaryShare | None
+    active: VersionReport
+    candidate: VersionReport | None
+
+
+class ComparedVersion(WebType, rename=None):
+    """What one of two versions did with the same requests."""
+
+    policy_rule_uri: str
+    placed: int
+    refused: int
+    latency_ms: Latency
+    outcomes: dict[str, int] = {}
+    gpus_opened: int = 0
+    nodes_opened: int = 0
+
+
+class ShadowComparison(WebType, rename=None):
+    """How the candidate differs; whole for the alias's owner, else figures of many requests."""
+
+    alias: str
+    since: float
+    whole: bool
+    asked: int
+    dropped: int
+    abandoned: int
+    compared: int
+    same: int
+    differ: int
+    active: ComparedVersion
+    candidate: ComparedVersion
+    cost: dict[str, int]
+    samples: list[dict[str, Any]]
+    differ_alone: int = 0
+
+
+class AllocationAnswer(WebType, rename=None):
+    """What the WebSocket answers."""
+
+    success: Yes
+    data: Any
+    id: Name | None = None
+    request: str = ""
+    lease: dict[str, Any] | None = None
+    warnings: list[str] = []
+    reasons: dict[str, Any] | None = None
+    policy_rule_uri: str = ""
+
+
+class SelectedClusters(WebType):
+    """The documents of the clusters that the clusterAllocator selects."""
+
+    clusters: list[dict[str, Any]]
+
+
+class TaskReference(WebType, rename=None):
+    """A task that was started."""
+
+    task_id: str
+
+
+class TaskReport(WebType, rename=None):
+    """A task: `completed` with `result`, or `failed` with `error`."""
+
+    task_id: str
+    status: Literal["pending", "completed", "failed"]
+    result: Any = None
+    error: FailureError | None = None
+    warnings: list[str] = []
+
+
+# The description --------------------------------------------------------------------------------
+
+
+def operation(
+    answer: Any, body: Any = None, *, statuses: tuple[int, ...] = (200,), bare: bool = False
+) -> dict[str, Any]:
+    """Return what FastAPI's decorators are told of an endpoint.
+
+    Args:
+        answer: The type of what it answers.
+        body: The type of what it takes, or a tuple of types, the first of which says what it is;
+            None: it takes nothing.
+        statuses: Of its answers, the usual one first.
+        bare: The answer stands alone, not as `data` of `{"success": true, "data"}`.
+
+    """
+    schema = _schema(answer)
+    if not bare:
+        warnings = _schema(list[str])
+        properties = {"success": _schema(Yes), "data": schema, "warnings": warnings}
+        schema = {"type": "object", "properties": properties, "required": ["success", "data"]}
+    answered = {"description": "Success", "content": _json(schema)}
+    told: dict[str, Any] = {
+        "status_code": statuses[0],
+        "responses": dict.fromkeys(statuses, answered),
+    }
+    if body is not None:
+        kinds = body if isinstance(body, tuple) else (body,)
+        alternatives = [_schema(kind) for kind in kinds]
+        schema = alternatives[0] if len(kinds) == 1 else {"anyOf": alternatives}
+        described = {
+            "required": True,
+            "description": inspect.getdoc(kinds[0]),
+            "content": _json(schema),
+        }
+        told["openapi_extra"] = {"requestBody": described}
+    return told
+
+
+def completed(document: dict[str, Any]) -> dict[str, Any]:
+    """Return FastAPI's description, with the types it refers to and the failures as they are."""
+    for path, operations in document["paths"].items():
+        failure = _schema(ClusterFailure if is_of_clusters(path) else Failure)
+        for each in operations.values():
+            each["responses"].pop("422", None)  # The framework's own, which nobody is answered.
+            each["responses"]["default"] = {"description": "Failure", "content": _json(failure)}
+    types = (*WebType.__subclasses__(), AllocationRequest, CanaryStart)
+    _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)
+    for schema in schemas.values():
+        if "description" in schema:
+            schema["description"] = inspect.cleandoc(schema["description"])
+    return {**document, "components": {"schemas": schemas}}
+
+
+@cache
+def _schema(kind: Any) -> dict[str, Any]:
+    (schema,), _ = msgspec.json.schema_components((kind,), ref_template=_REFERENCE)
+    return schema
+
+
+def _json(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"application/json": {"schema": schema}}

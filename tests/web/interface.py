@@ -1,0 +1,70 @@
+"""Holds what goes over HTTP against what `/openapi.json` says of it; tests of the server use it."""
+
+import json
+from functools import cached_property
+
+import httpx
+from jsonschema import Draft202012Validator
+from starlette.routing import compile_path
+
+CHECKED_BYTES_MAX = 65_536
+"""Larger bodies are let pass: they are of tests about size."""
+
+
+class Interface:
+    """A server's interface as it describes it."""
+
+    def __init__(self, described):
+        self.described = described
+
+    @cached_property
+    def operations(self):
+        """By method and path: the pattern of the path, and the operation."""
+        return {
+            (method.upper(), path): (compile_path(path)[0], operation)
+            for path, methods in self.described["paths"].items()
+            for method, operation in methods.items()
+        }
+
+    def problems(self, schema, value):
+        whole = {**schema, "components": self.described["components"]}
+        return [
+            f"{error.json_path}: {error.message[:300]}"
+            for error in Draft202012Validator(whole).iter_errors(value)
+        ]
+
+    def found(self, request):
+        """Return the operation of a request; the most literal path wins, as at the server."""
+        matching = [
+            (path.count("{"), method, path)
+            for (method, path), (pattern, _) in self.operations.items()
+            if method == request.method and pattern.match(request.url.path)
+        ]
+        return min(matching)[1:] if matching else None
+
+    def check(self, request: httpx.Request, response: httpx.Response, *, body: bool = True) -> None:
+        """Fail where an answer, or the body of a request that was served, is not as described.
+
+        Without `body`, only the answer.
+        """
+        if len(response.content) > CHECKED_BYTES_MAX:
+            return
+        key = self.found(request)
+        if key is None:
+            return
+        _, operation = self.operations[key]
+        status = str(response.status_code)
+        answers = operation["responses"]
+        content = answers.get(status, answers["default"])["content"]
+        kind = response.headers["content-type"].partition(";")[0]
+        assert kind in content, (key, status, kind)
+        if kind == "application/json":
+            problems = self.problems(content[kind]["schema"], response.json())
+            assert problems == [], (key, status, problems)
+        if response.status_code >= 300:
+            return
+        assert status in answers, (key, status)
+        if body and "requestBody" in operation and len(request.content) <= CHECKED_BYTES_MAX:
+            schema = operation["requestBody"]["content"]["application/json"]["schema"]
+            problems = self.problems(schema, json.loads(request.content))
+            assert problems == [], (key, "body", problems)
