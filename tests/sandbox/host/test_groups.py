@@ -1,10 +1,11 @@
 """Tenants that share a policy's cells: whose turn it is, and how long one may make another wait."""
 
 import asyncio
+import itertools
 
-from moorage.model import Code, PolicyRef, Tenant
+from moorage.model import Code, LeaseTerms, PolicyRef, RequestId, Tenant
 from moorage.sandbox.host.contract import PolicyCode
-from moorage.sandbox.host.groups import Backlog
+from moorage.sandbox.host.groups import QUICK_ANSWERS_MIN, Backlog
 from moorage.sandbox.host.sandbox import Limits
 from moorage.sandbox.host.work import Work
 
@@ -17,6 +18,7 @@ if input_data['inputs'].get('hang'):
 time.sleep(input_data['inputs'].get('seconds', 0))
 return input_data['inputs'].get('n', 0)
 """
+TERMS = LeaseTerms(ttl_seconds=60)
 A, B = Tenant("a"), Tenant("b")
 CODE = PolicyCode(PolicyRef("rule:1-x", "digest"), {})
 
@@ -122,3 +124,63 @@ async def test_who_took_long_once_has_its_turn_beside_one_who_never_stops_asking
         assert served - before < 20 * limits.pipeline_max
     stop.set()
     await asyncio.gather(*flood)
+
+
+async def test_a_burst_of_one_tenant_spreads_over_cells(make_bench):
+    bench = await make_bench()
+    code = bench.policy(HANGS)
+    assert await bench.value(code, {"n": 0}) == 0
+    # All go into the pipe of one cell, since nobody knows yet; the first one tells.
+    burst = [bench.ask(code, {"seconds": 0.4, "n": n}) for n in range(8)]
+    quick = bench.ask(code, {"n": 99})
+    assert (await quick).value == 99
+    done = sum(each.done() for each in burst)
+    assert done < len(burst) / 2, "it waited for one evaluation at most, not for all"
+    assert [(await each).value for each in burst] == list(range(8))
+    most = Limits().cells_per_policy_max
+    assert bench.sandbox.report().cells[code.ref.uri] == most
+    # Known to take long: nothing is put behind anything, and no more cells come of it.
+    again = [bench.ask(code, {"seconds": 0.1, "n": n}) for n in range(3 * most)]
+    assert [(await each).value for each in again] == list(range(3 * most))
+    assert bench.sandbox.report().cells[code.ref.uri] <= most
+    assert "timeouts" not in bench.sandbox.report().counters
+
+
+async def test_who_is_quick_again_shares_a_pipe_again(make_bench):
+    bench = await make_bench()
+    code = bench.policy(HANGS)
+    assert await bench.value(code, {"seconds": 0.2, "n": 1}) == 1
+    (group,) = bench.sandbox._pool._groups.values()
+    for n in range(QUICK_ANSWERS_MIN):
+        assert group._heavy
+        assert await bench.value(code, {"n": n}) == n
+    assert not group._heavy
+    several = [bench.ask(code, {"n": n}) for n in range(20)]
+    assert [(await each).value for each in several] == list(range(20))
+    assert len(group.cells) == 1
+
+
+async def test_leases_that_want_one_place_are_decided_by_few_cells_at_a_time(make_bench):
+    bench = await make_bench()
+    code = bench.policy(HANGS)
+    slow = {"seconds": 0.15}
+    assert await bench.value(code, slow) == 0
+    (group,) = bench.sandbox._pool._groups.values()
+
+    async def deciding(granted: bool) -> int:
+        """Return how many cells decide about leases at one time, and settle them all so."""
+        names = [f"{next(numbers)}" for _ in range(12)]
+        works = [bench.ask(code, slow, request=name, terms=TERMS) for name in names]
+        most = 0
+        for name, work in zip(names, works, strict=True):
+            await work
+            most = max(most, sum(bool(cell.sent) for cell in group.cells))
+            bench.sandbox.settle(RequestId(name), granted)
+        return most
+
+    numbers = itertools.count()
+    assert await deciding(granted=True) > 2
+    await deciding(granted=False)
+    assert await deciding(granted=False) <= 1
+    await deciding(granted=True)
+    assert await deciding(granted=True) > 1

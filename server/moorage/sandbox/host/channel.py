@@ -162,6 +162,18 @@ class Cell(asyncio.Protocol):
         self._push(work, data)
         return None
 
+    def take_back(self) -> list[Work]:
+        """Return what stands behind the head; what the cell says of it counts for nothing.
+
+        It is asked no more, since it will begin with it all the same: whoever owns it ends it when
+        the head is answered.
+        """
+        head, *behind = self.sent
+        self.sent = deque([head])
+        self._sent_bytes = head.size
+        self.retired = True
+        return behind
+
     def settle(self, request: str) -> None:
         """Tell the cell, with its next consultation, that a proposal is no longer outstanding."""
         if self._sync is not None and not self._sync.settle(request):
@@ -351,6 +363,7 @@ class Cell(asyncio.Protocol):
 
     def _pop(self) -> None:
         head = self.sent.popleft()
+        head.slow = self.slow
         self._sent_bytes -= head.size
         self.evaluations += 1
         if head.call is not None:

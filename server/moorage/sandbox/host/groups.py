@@ -1,10 +1,15 @@
 """The cells of one policy, what waits for them, and whose turn it is. Used by `pool` alone.
 
-Tenants take turns at the cells that they share. One whose evaluations take long is given a cell for
-each of them, with nothing behind it, and never all cells: so those of another wait for no more than
-what happens to run when they come.
+Evaluations that take long get a cell each, up to as many as a policy may have, with nothing behind
+them. Tenants take turns at the cells that they share, and one whose evaluations take long never has
+all of them: so those of another wait for no more than what happens to run when they come.
+
+Cells that decide about leases at one time may want the same place, and all but one decide in vain.
+So how many do, of a policy that takes long, follows from how that goes: half as many after each
+that came to nothing, and one more after some that were granted.
 """
 
+import math
 from collections import OrderedDict, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,7 +18,7 @@ from typing import Final
 from moorage.core.facts import Refusal
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import PolicyCode
-from moorage.sandbox.host.work import Work
+from moorage.sandbox.host.work import Work, moved_on
 
 HOG_OVERRUNS: Final = 2
 """After so many overruns in a row a policy's fresh cells run at idle priority from the start, until
@@ -23,6 +28,10 @@ HEAVY_SECONDS: Final = 30.0
 """How long a tenant counts as one whose evaluations take long, since the latest that did."""
 HEAVY_TENANTS_MAX: Final = 1024
 """Such tenants remembered by a group; the one whose evaluation took long the longest ago goes."""
+QUICK_ANSWERS_MIN: Final = 32
+"""After so many quick answers in a row a tenant that is alone counts as quick again."""
+GRANTS_PER_CELL: Final = 4
+"""After so many leases that were granted one more cell decides about them at one time."""
 GroupKey = tuple[str, str, str]
 """URI, digest, isolation key."""
 
@@ -107,6 +116,10 @@ class Group:
     """Another one has asked since."""
     _heavy: OrderedDict[str, float] = field(default_factory=OrderedDict[str, float])
     """Until when a tenant's evaluations are expected to take long."""
+    _quick_answers: dict[str, int] = field(default_factory=dict[str, int])
+    """Of such tenants, since the latest that took long."""
+    _deciders: float = math.inf
+    """How many cells may decide about leases at one time, of evaluations that take long."""
 
     @property
     def hogs(self) -> bool:
@@ -124,14 +137,35 @@ class Group:
 
     def took_long(self, work: Work, now: float) -> None:
         """Expect the next evaluations of this one's tenant to take long, too."""
+        self._quick_answers[work.tenant] = 0
         self._heavy[work.tenant] = now + HEAVY_SECONDS
         self._heavy.move_to_end(work.tenant)
         if len(self._heavy) > HEAVY_TENANTS_MAX:
-            self._heavy.popitem(last=False)
+            tenant, _ = self._heavy.popitem(last=False)
+            del self._quick_answers[tenant]
+
+    def answered(self, work: Work) -> None:
+        """Note an answer: where they are quick again, so may be what comes."""
+        if work.slow or work.tenant not in self._heavy:
+            return
+        self._quick_answers[work.tenant] += 1
+        if not self._shared and self._quick_answers[work.tenant] >= QUICK_ANSWERS_MIN:
+            del self._heavy[work.tenant], self._quick_answers[work.tenant]
+
+    def settled(self, cells_max: int, *, granted: bool) -> None:
+        """Note what became of a proposal for a lease, if leases take long here."""
+        if self._heavy:
+            deciders = min(self._deciders, cells_max)
+            self._deciders = deciders + 1 / GRANTS_PER_CELL if granted else max(1.0, deciders / 2)
+
+    def refuse_late(self, work: Work, fleet_version: int) -> Refusal | None:
+        """Refuse what is asked aside once the fleet is not that of the live question any more."""
+        late = self.aside and work.fleet_version != fleet_version
+        return moved_on(self.code.ref) if late else None
 
     def heavy(self, work: Work, now: float) -> bool:
-        """Whether nobody else may be made to wait behind this."""
-        return self._shared and self._heavy.get(work.tenant, 0.0) > now
+        """Whether nothing may be made to wait behind this."""
+        return bool(self._heavy) and self._heavy.get(work.tenant, 0.0) > now
 
     def owes(self, now: float) -> bool:
         """Whether somebody waits who has burnt nothing, beside those who have."""
@@ -154,9 +188,12 @@ class Group:
         if self.spawning:
             return False
         heads = [work for work in self.backlog.heads() if not self._sated(work, cells_max, now)]
-        # The full pipe of a quick cell drains by itself; but what is heavy goes into no pipe.
-        quick = any(self._quick())
-        return bool(heads) and not (quick and not any(self.heavy(each, now) for each in heads))
+        if not heads:
+            return False
+        if any(self.heavy(each, now) for each in heads):  # It goes into no pipe but an empty one.
+            coming = sum(len(c.sent) == 1 and c.sent[0].kind == "load" for c in self.cells)
+            return coming < len(self.backlog)
+        return not any(self._quick())  # The full pipe of a quick cell drains by itself.
 
     def _choose(self, work: Work, cells_max: int, now: float, kept: Cell | None) -> Cell | None:
         """Return a quick cell with room, preferably the first and one that was not demoted.
@@ -187,8 +224,13 @@ class Group:
         """Whether its tenant's heavy evaluations run in as many cells as they may."""
         if not self.heavy(work, now):
             return False
-        taken = sum(cell.sent[0].tenant == work.tenant for cell in self.cells if cell.sent)
-        return taken >= max(1, cells_max - 1)
+        heads = [cell.sent[0] for cell in self.cells if cell.sent]
+        if work.provisional and sum(head.provisional for head in heads) >= int(
+            min(self._deciders, cells_max)
+        ):
+            return True
+        taken = sum(head.tenant == work.tenant for head in heads)
+        return self._shared and taken >= max(1, cells_max - 1)
 
     def idle_cell(self, work: Work, cells_max: int, now: float) -> Cell | None:
         """The first cell, if it has nothing to do and nothing against it, and nothing waits."""

@@ -16,6 +16,7 @@ from typing import Any, Final
 from moorage.core.facts import Refusal
 from moorage.model import Code, PolicyRef
 from moorage.policy import Fleet
+from moorage.sandbox.host import work as outcomes
 from moorage.sandbox.host.cell_sync import World
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.circuit_breaker import CircuitBreaker
@@ -23,7 +24,7 @@ from moorage.sandbox.host.contexts import Contexts
 from moorage.sandbox.host.contract import HostServices, JailError, Mode, OpenCircuit, PolicyCode
 from moorage.sandbox.host.groups import Group, GroupKey
 from moorage.sandbox.host.spawner import Spawner
-from moorage.sandbox.host.work import Work, crashed, killed, overran, refusal_of, refusal_of_faults
+from moorage.sandbox.host.work import Work
 from moorage.sandbox.host.zygote import ORPHANED, Death, Spawned, SpawnError
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import Limits
@@ -139,11 +140,7 @@ class CellPool:
             self.counters["busy"] += 1
             if single_use:
                 del self._groups[key]
-            return Refusal(
-                Code.BUSY,
-                f"{waiting - 1} consultations already wait for {ref.uri}",
-                expected=f"fewer than {self.limits.queue_max}; try again shortly",
-            )
+            return outcomes.too_many(ref, self.limits)
         group.backlog.append(work)
         self._mark(group)
         return None
@@ -157,6 +154,11 @@ class CellPool:
             cell.flush()
             self.watch_soon()
         return refusal
+
+    def settled(self, cell: Cell, *, granted: bool) -> None:
+        """Note what became of a proposal of a cell for a lease."""
+        if (group := self._group_of.get(cell)) is not None:
+            group.settled(self.limits.cells_per_policy_max, granted=granted)
 
     def withdraw(self, work: Work) -> None:
         """Take back work, if it was not sent yet."""
@@ -215,7 +217,7 @@ class CellPool:
                 work, cell = turn
                 group.backlog.take(work)
                 work.alone = group.heavy(work, now)
-                refusal = self._refuse_late(group, work) or cell.put(work)
+                refusal = group.refuse_late(work, self.world.fleet.version) or cell.put(work)
                 if refusal is None:
                     touched[cell] = None
                     cell.retired = cell.retired or group.single_use
@@ -228,24 +230,14 @@ class CellPool:
             if touched:
                 self.watch_soon()
 
-    def _refuse_late(self, group: Group, work: Work) -> Refusal | None:
-        """Refuse what is asked aside once the fleet is not that of the live question any more."""
-        if not group.aside or work.fleet_version == self.world.fleet.version:
-            return None
-        return Refusal(Code.BUSY, f"{group.code.ref.uri} was busy, and the fleet has moved on")
-
     def _refuse_stale(self, group: Group, now: float) -> None:
         """Refuse what has waited too long behind a slow policy's other consultations."""
         limit = self.limits.queue_seconds
         while stale := [w for w in group.backlog.heads() if w.submitted_at < now - limit]:
             for work in stale:
                 self.counters["busy"] += 1
-                uri = group.code.ref.uri
-                reason = (
-                    f"{uri} is too slow for so many requests: this one waited {limit:g} s for it"
-                )
                 group.backlog.take(work)
-                self._finish(work, None, Refusal(Code.BUSY, reason), None)
+                self._finish(work, None, outcomes.too_slow(group.code.ref, limit), None)
 
     # Spawning ------------------------------------------------------------------------------
 
@@ -266,7 +258,9 @@ class CellPool:
     def _evict(self, wanting: Group) -> bool:
         """Return whether one more cell may live, after ending an idle one where that is needed."""
         spawning = sum(group.spawning for group in self._groups.values())
-        if len(self._group_of) + spawning < self.limits.cells_max:
+        # Bursts leave a quarter to policies that have no cell yet: these wait for no other's.
+        kept = self.limits.cells_max // 4 if wanting.cells else 0
+        if len(self._group_of) + spawning < self.limits.cells_max - kept:
             return True
         for group in () if wanting.aside else self._groups.values():
             for cell in group.cells:
@@ -319,6 +313,8 @@ class CellPool:
             group = self._group_of.get(cell)
             if cell.slow and group is not None:
                 group.took_long(cell.sent[0], now)
+                if len(cell.sent) > 1 and self.limits.cells_per_policy_max > 1 and not group.aside:
+                    self._resend(group, cell.take_back())
             if verdict == "overrun":
                 self._overran(cell, now)
             elif verdict == "hog" and cell.demote():
@@ -333,7 +329,9 @@ class CellPool:
         self.counters["timeouts"] += 1
         self.counters["kills"] += 1
         group = self._group_of.get(cell)
-        self._bury(cell, overran(limit, head.code, "load" if loading else "answer", cell.said))
+        self._bury(
+            cell, outcomes.overran(limit, head.code, "load" if loading else "answer", cell.said)
+        )
         if group is None or loading:
             return
         group.overruns += 1
@@ -359,7 +357,7 @@ class CellPool:
         if cause != "exit":
             self.counters["protocol_breaches"] += 1
             self.counters["kills"] += 1
-            self._bury(cell, crashed(cause, cell.sent[0].code.ref) if cell.sent else None)
+            self._bury(cell, outcomes.crashed(cause, cell.sent[0].code.ref) if cell.sent else None)
             return
         self.counters["crashes"] += 1
         group = self._group_of.get(cell)
@@ -378,12 +376,12 @@ class CellPool:
         """The head, or all that stood behind the load of its policy, learns how a cell ended."""
         ref = works[0].code.ref
         if not death.innocent and works[0].kind == "load":
-            self._fault(group, works, crashed(f"{death.cause}, while it was loaded", ref))
+            self._fault(group, works, outcomes.crashed(f"{death.cause}, while it was loaded", ref))
         elif not death.innocent:
-            self._finish(works[0], None, crashed(death.cause, ref), None)
+            self._finish(works[0], None, outcomes.crashed(death.cause, ref), None)
         else:
             self.counters["killed_outside"] += death is not ORPHANED
-            refused = {work: killed(death, work, self.limits) for work in works}
+            refused = {work: outcomes.killed(death, work, self.limits) for work in works}
             for work, refusal in refused.items():
                 if refusal is not None:
                     self._finish(work, None, refusal, None)
@@ -456,7 +454,7 @@ class CellPool:
                 work.future.set_result(frame)
         elif frame.faults:
             group = self._group_of.get(cell)
-            self._fault(group, self._remove(cell), refusal_of_faults(frame, work.code.ref))
+            self._fault(group, self._remove(cell), outcomes.refusal_of_faults(frame, work.code.ref))
         else:
             self._after_answer(cell)
 
@@ -467,7 +465,7 @@ class CellPool:
             self._printed(work, frame.output)
         self.circuits.answered(work)
         self._finish(work, value, None, cell)
-        self._after_answer(cell, answered=True)
+        self._after_answer(cell, work)
 
     def failed(self, cell: Cell, work: Work, frame: frames.Failed) -> None:
         """As in `Owner`."""
@@ -478,15 +476,16 @@ class CellPool:
         if frame.kind == "memory":
             cell.retired = True  # Its address space may be full of what is left.
         self.circuits.answered(work)
-        self._finish(work, None, refusal_of(frame, work.code.ref), cell)
+        self._finish(work, None, outcomes.refusal_of(frame, work.code.ref), cell)
         self._after_answer(cell)
 
-    def _after_answer(self, cell: Cell, *, answered: bool = False) -> None:
+    def _after_answer(self, cell: Cell, answered: Work | None = None) -> None:
         group = self._group_of.get(cell)
         if group is None:
             return
-        if answered:
+        if answered is not None:
             group.overruns = 0
+            group.answered(answered)
         if cell.evaluations >= self.limits.evaluations_per_cell_max:
             cell.retired = True
         if not cell.sent:

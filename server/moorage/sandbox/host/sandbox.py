@@ -255,6 +255,7 @@ class Sandbox:
         cell = self._proposers.pop(request, None)
         if cell is not None:
             self._pool.counters["granted" if granted else "not_granted"] += 1
+            self._pool.settled(cell, granted=granted)
             cell.settle(request)
 
     def documents_changed(self, cluster_id: str) -> None:

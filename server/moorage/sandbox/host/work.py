@@ -83,6 +83,7 @@ class Work(msgspec.Struct, eq=False):
         fleet: For `apply`, as `Apply` has it.
         proxied: The tenant stands for many that are not known here.
         alone: Nothing is put behind it into its cell's pipe: it is expected to take long.
+        slow: It took long.
         kills: How often a cell that it was at the head of was killed from outside.
         hungry: How often such a cell held nearly all the memory that it may.
         snapshot_bytes: What the cell has to read of the fleet first, which is not the policy's
@@ -114,6 +115,7 @@ class Work(msgspec.Struct, eq=False):
     chain: Chain | None = None
     size: int = 0
     forgotten: bool = False
+    slow: bool = False
     calls: int = 0
     calls_seconds: float = 0.0
     call: asyncio.Task[None] | None = None
@@ -229,6 +231,24 @@ def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
         expected="the same request, in a second; and memory for all that runs here",
         details={**details, "retry_after_seconds": RETRY_SECONDS},
     )
+
+
+def too_many(ref: PolicyRef, limits: Limits) -> Refusal:
+    """Return the refusal of what nothing may wait behind any more."""
+    expected = f"fewer than {limits.queue_max}; try again shortly"
+    reason = f"{limits.queue_max} consultations already wait for {ref.uri}"
+    return Refusal(Code.BUSY, reason, expected=expected)
+
+
+def too_slow(ref: PolicyRef, seconds: float) -> Refusal:
+    """Return the refusal of what has waited for too long behind others."""
+    reason = f"{ref.uri} is too slow for so many requests: this one waited {seconds:g} s for it"
+    return Refusal(Code.BUSY, reason)
+
+
+def moved_on(ref: PolicyRef) -> Refusal:
+    """Return the refusal of what was asked aside, and came too late for it."""
+    return Refusal(Code.BUSY, f"{ref.uri} was busy, and the fleet has moved on")
 
 
 def overran(seconds: float, code: PolicyCode, doing: str, said: str) -> Refusal:

@@ -102,7 +102,7 @@ class Limits:
     memory_mib: int = 256
     output_bytes_max: int = 16 << 10
     cells_max: int = 64
-    cells_per_policy_max: int = 4
+    cells_per_policy_max: int = 8
     pipeline_max: int = 32
     queue_max: int = 4096
     queue_seconds: float = 30.0
