@@ -204,6 +204,37 @@ async def test_parked_messages_beyond_their_limit_count_again(open_port):
     assert {(await client.reply())["id"] for _ in range(20)} == set(range(20))
 
 
+async def test_what_would_wait_beyond_the_limit_is_busy_and_the_socket_goes_on(open_port):
+    port = await open_port(inflight_max=8, parked_max=20)
+    client = await port.client()
+    patient = {"lease": {"wait_seconds": 60}}
+    for n in range(50):
+        await client.ask(n, "park", id=n, **patient)
+    replies = [await client.reply() for _ in range(30)]
+    assert {reply["error"]["code"] for reply in replies} == {"busy"}
+    assert {reply["id"] for reply in replies} == set(range(20, 50))
+    assert "20 requests of this connection may wait" in replies[0]["message"]
+    await client.ask("not patient", id="a", lease={"wait_seconds": 0})
+    assert (await client.reply())["id"] == "a"
+    port.harbour.answer(3)
+    assert (await client.reply())["id"] == 3
+    await client.ask(99, "park", id=99, **patient)  # There is room for one again.
+    await port.harbour.until(lambda: 99 in port.harbour.held)
+    assert port.gateway.stats().parked == 20
+
+
+async def test_a_socket_that_is_not_read_is_not_taken_for_dead(open_port):
+    port = await open_port(inflight_max=1, ping_interval_seconds=0.05, ping_timeout_seconds=0.05)
+    client = await port.client()
+    for n in range(60):  # More than are read ahead.
+        await client.ask(n, "hold")
+    await asyncio.sleep(1)  # Many pings, and no pong that anybody reads.
+    for n in range(60):
+        await port.harbour.until(lambda n=n: n in port.harbour.held)
+        port.harbour.answer(n)
+    assert [await client.data() for _ in range(60)] == list(range(60))
+
+
 async def test_many_clients_at_once_get_their_own_answers(port):
     async def one(name: int) -> None:
         client = await port.client()

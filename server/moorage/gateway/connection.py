@@ -14,6 +14,7 @@ from websockets.asyncio.server import ServerConnection
 from websockets.protocol import State
 
 from moorage.model import SessionId, Tenant
+from moorage.protocol.codes import Close
 from moorage.protocol.peers import Peers, most_of_one
 
 
@@ -81,6 +82,30 @@ class GatewayConnection(ServerConnection):
         if self.protocol.state is not State.CLOSED:
             self.transport.abort()
         await self.wait_closed()
+
+    async def keepalive(self) -> None:
+        """Ping the client, and close where no pong comes in time, though the socket is read.
+
+        The library closes where none was read, also where nobody reads: a pong of a client that has
+        more under way than it may stands in the socket, behind its further messages.
+        """
+        assert self.ping_interval is not None
+        assert self.ping_timeout is not None
+        while True:
+            await asyncio.sleep(self.ping_interval)
+            pong = asyncio.ensure_future(await self.ping())
+            while not pong.done():
+                unread = self._unread
+                await asyncio.wait([pong], timeout=self.ping_timeout)
+                unread = unread or self._unread
+                if not pong.done() and not unread:
+                    async with self.send_context():
+                        self.protocol.fail(Close.DEFECT, "keepalive ping timeout")
+
+    @property
+    def _unread(self) -> bool:
+        """Whether the socket is not read at the moment, so that what came says nothing."""
+        return self.recv_messages.paused
 
     # What asyncio tells a protocol ---------------------------------------------------------
 

@@ -23,6 +23,7 @@ from moorage.model import Code, SessionId, Tenant
 from moorage.protocol.codes import Close
 from moorage.protocol.errors import BadMessage
 from moorage.protocol.messages import (
+    AllocationRequest,
     FleetListing,
     LeaseListing,
     QueueListing,
@@ -94,6 +95,8 @@ class Session:
         self._early: dict[int, bytes] = {}
         """Replies that wait in the line for those before them."""
         self._parked: set[int] = set()
+        self._patient: set[int] = set()
+        """Messages that may have to wait in the queue."""
         self._outbox: deque[bytes] = deque()
         self._events: deque[bytes] = deque()
         self._missed = 0
@@ -166,6 +169,11 @@ class Session:
                 return None
             self._listing = number
         self._expect(number, in_line=message.id is None)
+        if isinstance(message, AllocationRequest) and message.lease and message.lease.wait_seconds:
+            if len(self._patient) >= self._settings.parked_max:
+                self.tell(number, failure(Code.BUSY, self._waiting_too, id=message.id))
+                return None
+            self._patient.add(number)
         if self.draining:
             text = "The server is stopping; connect again in a moment."
             self.tell(number, failure(Code.SHUTTING_DOWN, text, id=message.id))
@@ -187,6 +195,11 @@ class Session:
             await self._deliver.request(to, self.tenant, message, warnings)
         except Exception as error:  # noqa: BLE001  # As in `_take`.
             self._defect(error)
+
+    @property
+    def _waiting_too(self) -> str:
+        most = self._settings.parked_max
+        return f"{most} requests of this connection may wait already, and no more may; try later."
 
     def _expect(self, number: int, *, in_line: bool) -> None:
         self._unanswered[number] = in_line
@@ -215,6 +228,7 @@ class Session:
         if in_line is None:
             raise AssertionError(f"message {number} of session {self.id} has no open question")
         self._parked.discard(number)
+        self._patient.discard(number)
         self._counts.replies += 1
         if not in_line:
             self._outbox.append(reply)

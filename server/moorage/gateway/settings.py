@@ -36,13 +36,13 @@ class GatewaySettings:
         inflight_max: Messages of a session whose replies are not yet written. Beyond it the
             socket is not read; nothing is dropped.
         parked_max: Messages of a session that wait in the queue and so do not count as in
-            flight. Beyond it they count.
+            flight. Beyond it those that are ready to wait are refused as busy, others count.
         events_max: Pushed messages that a session may have unread. Beyond it they are dropped,
             and the session is told how many once it reads again.
         slow_seconds_max: How long a client may leave a full write buffer unread. Then: close
             1013, and the connection is cut `close_seconds_max` later.
         ping_interval_seconds: Pause between keepalive pings.
-        ping_timeout_seconds: How long a pong may take. Then: close 1011.
+        ping_timeout_seconds: How long a pong may take, while the socket is read. Then: close 1011.
         open_seconds_max: How long an opening handshake may take. Then the connection is cut.
         close_seconds_max: How long a closing handshake may take. Then the connection is cut.
         drain_seconds_max: How long `Gateway.close` waits for replies to be written.
