@@ -135,6 +135,27 @@ class DAG:
         self._metadata: dict[str, Any] = {}
         self._shape: Shape | None = Shape.of(self._successors)
 
+    @classmethod
+    def of(
+        cls, successors: Mapping[str, Mapping[str, None]], given: Mapping[str, tuple[Any, Any]]
+    ) -> "DAG":
+        """Return a graph, for the builder.
+
+        Args:
+            successors: By name.
+            given: Payload and metadata by name; None where there is none.
+
+        Raises:
+            GraphError: There is a cycle; the message names its nodes.
+
+        """
+        dag = cls()
+        dag._shape = Shape.of(successors)
+        dag._successors = {name: dict(each) for name, each in successors.items()}
+        dag._payloads = {name: each for name, (each, _) in given.items() if each is not None}
+        dag._metadata = {name: each for name, (_, each) in given.items() if each is not None}
+        return dag
+
     @staticmethod
     def builder() -> "DAGBuilder":
         """Return a builder without nodes."""
@@ -330,7 +351,8 @@ class DAGBuilder:
 
         """
         _add_node(self._successors, name)
-        self._given[name] = (payload, metadata)
+        if payload is not None or metadata is not None:
+            self._given[name] = (payload, metadata)
         return self
 
     def remove_node(self, name: str) -> "DAGBuilder":
@@ -342,7 +364,8 @@ class DAGBuilder:
         """
         if name not in self._successors:
             raise GraphError(f"there is no node {name!r}")
-        del self._successors[name], self._given[name]
+        del self._successors[name]
+        self._given.pop(name, None)
         for following in self._successors.values():
             following.pop(name, None)
         return self
@@ -367,14 +390,7 @@ class DAGBuilder:
             GraphError: There is a cycle; the message names its nodes.
 
         """
-        shape = Shape.of(self._successors)
-        dag = DAG(shape.names, shape.following)
-        for name, (payload, metadata) in self._given.items():
-            if payload is not None:
-                dag.set_payload(name, payload)
-            if metadata is not None:
-                dag.set_metadata(name, metadata)
-        return dag
+        return DAG.of(self._successors, self._given)
 
 
 def _add_node(successors: dict[str, dict[str, None]], name: str) -> None:

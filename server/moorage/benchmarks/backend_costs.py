@@ -1,9 +1,10 @@
 """`moored bench engines`: what a warm resource saves, and that its use leaves nothing behind.
 
 `bench` runs it. The resource engine is used as the library that it is, over this machine: a
-process, and a container where a container engine answers. Acquiring one that is warm is timed
-against acquiring one that has to be started; then nothing of it all may be left. Beside it stand
-the same through a daemon (`benchmarks.warm_costs`).
+process that has a reset command, and a container where a container engine answers, which is
+started again by each release. Acquiring one that is warm is timed against acquiring one that has to
+be started; then nothing of it all may be left. Beside it stand the same through a daemon
+(`benchmarks.warm_costs`).
 """
 
 import asyncio
@@ -42,7 +43,7 @@ def engines() -> Figures:
 
     """
     command = ["sleep", "100000"]
-    process = ProcessResourceSpec(command=command, cpu_count=1)
+    process = ProcessResourceSpec(command=command, cpu_count=1, reset_command=["true"])
     figures = {f"process_{name}": each for name, each in cycles(process, CYCLES).items()}
     container = ContainerResourceSpec(image=IMAGE, command=command, stop_seconds=0)
     try:
