@@ -18,7 +18,7 @@ NAMES = ("first_fit", "fgd", "cheapest", "gang")
 
 
 async def opened(path: Path) -> Catalog:
-    return await open_catalog(path, lambda _: None)
+    return await open_catalog(path)
 
 
 async def killed(path: Path) -> dict[str, dict]:

@@ -19,7 +19,7 @@ def cluster(name, *nodes):
 
 @pytest.fixture
 async def catalog(tmp_path):
-    catalog = await open_catalog(tmp_path / "catalog.db", lambda _change: None)
+    catalog = await open_catalog(tmp_path / "catalog.db")
     yield catalog
     await catalog.close()
 
@@ -107,9 +107,9 @@ async def test_updating_renaming_and_moving(catalog):
 
 async def test_machines_are_known_after_a_restart(tmp_path):
     path = tmp_path / "catalog.db"
-    catalog = await open_catalog(path, lambda _change: None)
+    catalog = await open_catalog(path)
     await catalog.clusters.create(cluster("lab", node("a", machineId="m")))
     await catalog.close()
-    catalog = await open_catalog(path, lambda _change: None)
+    catalog = await open_catalog(path)
     await refused(catalog.clusters.create(cluster("copy", node("a", machineId="m"))))
     await catalog.close()

@@ -299,9 +299,11 @@ async def open_port() -> AsyncIterator[Open]:
     ) -> Port:
         harbour = Harbour()
         quick = {"close_seconds_max": 0.5, "drain_seconds_max": 0.5, **settings}
-        gateway = Gateway(harbour, GatewaySettings(**quick), authenticate)
+        gateway = Gateway(GatewaySettings(**quick), authenticate)
         harbour.gateway = gateway
-        ports.append(Port(gateway, harbour, await gateway.start("127.0.0.1", 0, pages_port)))
+        ports.append(
+            Port(gateway, harbour, await gateway.start(harbour, "127.0.0.1", 0, pages_port))
+        )
         return ports[-1]
 
     yield open_one

@@ -240,8 +240,8 @@ async def test_messages_sent_before_a_client_leaves_count(port):
 
 async def test_a_port_that_is_taken_is_an_error_of_the_system(port, open_port):
     with pytest.raises(OSError, match=r".*"):
-        await port.gateway.__class__(port.harbour, port.gateway._settings, lambda _: None).start(
-            "127.0.0.1", port.number
+        await port.gateway.__class__(port.gateway._settings, lambda _: None).start(
+            port.harbour, "127.0.0.1", port.number
         )
 
 

@@ -94,7 +94,7 @@ def connections_max():
 
 @pytest.fixture
 async def site(tmp_path, tokens, connections_max, described):
-    catalog = await open_catalog(tmp_path / "catalog.db", lambda change: None)
+    catalog = await open_catalog(tmp_path / "catalog.db")
     house = House(catalog, tokens)
     server = WebServer(house, connections_max=connections_max)
     port = await server.start("127.0.0.1", 0)

@@ -232,7 +232,7 @@ def first_lease() -> Figures:
     base, first = [], []
     for _ in range(STARTS):
         started = time.perf_counter()
-        imports = "import moorage.daemon.daemon, moorage_client"
+        imports = "import moorage.daemon.start, moorage_client"
         subprocess.run([sys.executable, "-P", "-c", imports], check=True)  # noqa: S603  # Ours.
         base.append(time.perf_counter() - started)
         command = [sys.executable, "-P", "-m", "moorage", "demo", "--json"]
@@ -314,7 +314,7 @@ def _asks(running: Running, message: str) -> float:
 
 async def _write_clusters(data: Path, clusters: int) -> None:
     """Fill the catalog of a daemon that is not started yet."""
-    catalog = await open_catalog(data / "catalog.db", lambda _: None)
+    catalog = await open_catalog(data / "catalog.db")
     for start in range(0, clusters, CLUSTERS_FEW):
         numbers = range(start, min(start + CLUSTERS_FEW, clusters))
         await asyncio.gather(*(catalog.clusters.create(_cluster(each)) for each in numbers))

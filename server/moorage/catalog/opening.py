@@ -5,7 +5,6 @@ everything itself.
 """
 
 import contextlib
-from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -50,19 +49,9 @@ from moorage.protocol.faults import ServiceError
 
 __all__ = ["External", "open_catalog"]
 
-Examine = Callable[[PolicyRecord], Awaitable[str]]
-
-
-async def _passed(_: PolicyRecord) -> str:
-    return ""
-
 
 async def open_catalog(
-    path: Path,
-    on_change: Callable[[CatalogChange], None],
-    sources: CodeSources | None = None,
-    external: External | None = None,
-    examine: Examine = _passed,
+    path: Path, sources: CodeSources | None = None, external: External | None = None
 ) -> Catalog:
     """Open or create the file, load what it holds, and read an external registry a first time.
 
@@ -71,11 +60,8 @@ async def open_catalog(
 
     Args:
         path: The file; its folder must exist.
-        on_change: Called on the event loop with every change, once it is durable; where a service
-            is mirrored, from `Freshness.keep_fresh` on.
         sources: Where the code of policies may come from; None: no files, and all public hosts.
         external: Which services are mirrored; None: none.
-        examine: Runs the examples of mirrored policies, as `PolicyMirror` takes it.
 
     Raises:
         ServiceError: `unavailable`: the file is no catalog, is damaged, or is newer.
@@ -118,13 +104,11 @@ async def open_catalog(
                 clusters=mirrors.clusters() or catalog.clusters,
                 metrics=mirrors.metrics() or catalog.metrics,
                 blocks=mirrors.blocks(blocks) or blocks,
-                policies=mirrors.policies(sources, examine) or catalog.policies,
+                policies=mirrors.policies(sources) or catalog.policies,
                 search=mirrors.search() or catalog.search,
-                freshness=mirrors.freshness(on_change),
+                freshness=mirrors.freshness(),
             )
             await mirrors.first_read()
-        else:
-            memory.listeners.append(on_change)
         return replace(catalog, closing=stack.pop_all())
 
 
@@ -187,7 +171,7 @@ class _Mirrors:
         self._stack.push_async_callback(mirror.close)
         return MirroredBlocks(kept, mirror)
 
-    def policies(self, sources: CodeSources, examine: Examine) -> MirroredPolicies | None:
+    def policies(self, sources: CodeSources) -> MirroredPolicies | None:
         service, memory = self._external.service("policies"), self._memory
         if service is None:
             return None
@@ -203,7 +187,6 @@ class _Mirrors:
             prepare=prepare,
             keep=keep,
             drop=memory.drop_policy,
-            examine=examine,
             fresh_seconds=self._external.policy_fresh_seconds,
             stale_seconds_max=self._external.stale_seconds_max,
         )
@@ -218,11 +201,10 @@ class _Mirrors:
         self._stack.push_async_callback(service.close)
         return MirroredSearch(self._memory.index, SearchService(service))
 
-    def freshness(self, on_change: Callable[[CatalogChange], None]) -> MirroredFreshness:
+    def freshness(self) -> MirroredFreshness:
         return MirroredFreshness(
             memory=self._memory,
             aliases=self._catalog.aliases,
-            on_change=on_change,
             clusters=self._clusters,
             metrics=self._metrics,
             policies=self._policies,

@@ -16,7 +16,7 @@ from moorage.catalog.embedded.aliases import Aliases
 from moorage.catalog.embedded.contexts import KeptContexts
 from moorage.catalog.embedded.executors import Executors
 from moorage.catalog.embedded.memory import Memory
-from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy, SearchAction
+from moorage.catalog.values import Document, Examine, PolicyRecord, PreparedPolicy, SearchAction
 from moorage.model import ClusterId
 from moorage.protocol.registry import BlockDocuments, DocumentCollection, Metrics, PolicyDocuments
 from moorage.query import Filter
@@ -139,10 +139,12 @@ class ClusterSearch(Protocol):
 class Freshness(Protocol):
     """What an ask needs: from memory where that is fresh, else from whoever knows."""
 
-    async def keep_fresh(self) -> None:
+    async def keep_fresh(self, examine: Examine) -> None:
         """Follow the services that the catalog mirrors; runs until cancelled, or has nothing to do.
 
-        Changes are reported from here on.
+        Args:
+            examine: Runs the examples of a mirrored policy; returns why they fail, or "".
+
         """
 
     @property

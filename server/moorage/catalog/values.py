@@ -1,6 +1,6 @@
 """What a catalog hands out: documents, and policies as the sandbox loads them."""
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ __all__ = [
     "BlockKind",
     "Document",
     "DocumentKind",
+    "Examine",
     "PolicyRecord",
     "PreparedPolicy",
     "SearchAction",
@@ -42,6 +43,10 @@ class PolicyRecord:
     parameters: Mapping[str, Any]
     document: Document
     schemas: PolicySchemas | None = None
+
+
+Examine = Callable[[PolicyRecord], Awaitable[str]]
+"""Runs the examples of a policy; returns why they fail, or ""."""
 
 
 @dataclass(frozen=True, slots=True)

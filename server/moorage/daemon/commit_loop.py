@@ -6,9 +6,8 @@ stepped already (group commit: the slower the disk, the larger the group).
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, Protocol
 
 from moorage.core.allocator import Allocator
 from moorage.core.effects import EARLY, Effect, Respond
@@ -16,6 +15,8 @@ from moorage.core.events import Asked, Event, Tick
 from moorage.core.facts import Fact, Refusal
 from moorage.core.state import condense
 from moorage.core.turn import Turn
+from moorage.daemon.inbox import Inbox
+from moorage.daemon.tasks import Tasks
 from moorage.ledger.base import Ledger
 from moorage.model import Code
 
@@ -32,17 +33,28 @@ FULL: Final = Refusal(
 )
 
 
+class Effects(Protocol):
+    """What comes of steps, outside the core."""
+
+    def stepped(self, event: Event, turn: Turn) -> None:
+        """Take note of a step, before anything of it leaves."""
+
+    def durable(self, facts: Sequence[Fact]) -> None:
+        """Take note of the facts of a turn once they are on the disk, before its effects."""
+
+    def carry_out(self, effect: Effect) -> None:
+        """Let an effect out; those of a turn come in order."""
+
+
 class CommitLoop:
     """Turns events into facts and effects.
 
     Args:
         allocator: The core; nobody else may step it.
         ledger: Open.
-        last_seq: The ledger's last fact.
-        carry_out: Called for each effect, in order, once its facts are durable.
-        stepped: Called after each step, before anything of it leaves.
-        durable: Called with the facts of each turn once they are on the disk, before its effects.
-        failed: Called once, with what broke; the process must end.
+        inbox: Has the events.
+        effects: Where they go, once their facts are durable.
+        tasks: Runs what goes on beside the loop.
         checkpoint_every_facts: Facts between checkpoints.
 
     """
@@ -51,48 +63,31 @@ class CommitLoop:
         self,
         allocator: Allocator,
         ledger: Ledger,
-        *,
-        last_seq: int,
-        carry_out: Callable[[Effect], None],
-        stepped: Callable[[Event, Turn], None],
-        durable: Callable[[Sequence[Fact]], None],
-        failed: Callable[[BaseException], None],
+        inbox: Inbox,
+        effects: Effects,
+        tasks: Tasks,
         checkpoint_every_facts: int,
     ) -> None:
         self._allocator = allocator
         self._ledger = ledger
-        self._carry_out = carry_out
-        self._stepped = stepped
-        self._durable = durable
-        self._failed = failed
+        self._inbox = inbox
+        self._effects = effects
+        self._tasks = tasks
         self._checkpoint_every_facts = checkpoint_every_facts
-        self._inbox: deque[Event] = deque()
-        self._scheduled = False
         self._turns: list[Turn] = []
         self._facts_waiting = 0
         self._committing = False
+        self._committed = asyncio.Event()
         self._idle = asyncio.Event()
-        self._idle.set()
         self._work = asyncio.Event()
-        self._handed = last_seq
-        self._checkpointed = last_seq
-        self._checkpoints: set[asyncio.Task[None]] = set()
+        self._handed = self._checkpointed = ledger.last_seq
+        self._checkpoints: list[asyncio.Task[None]] = []
         # Time of day as of now, counted on by a clock that nobody sets: a step of the system's
         # clock must neither end every lease at once nor keep waiters waiting for hours.
         self._epoch = time.time() - time.monotonic()
         self._now = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
-        self._loop = asyncio.get_running_loop()
-
-    def post(self, event: Event) -> None:
-        """Have an event stepped soon, after those posted before it."""
-        if isinstance(event, Asked) and event.ask.terms is not None and self._ledger.is_full:
-            self._carry_out(Respond(event.to, FULL))
-            return
-        self._inbox.append(event)
-        self._idle.clear()
-        self._schedule()
 
     @property
     def backlog(self) -> int:
@@ -101,8 +96,25 @@ class CommitLoop:
 
     async def settled(self) -> None:
         """Return when every event is stepped and every effect carried out."""
-        while not self._idle.is_set():  # What was posted between the bell and here counts too.
+        while not self._is_idle():  # What was posted between the bell and here counts too.
+            self._idle.clear()
             await self._idle.wait()
+
+    async def step_forever(self) -> None:
+        """Step what is posted, batch by batch. Runs until cancelled."""
+        while True:
+            await self._inbox.wait()
+            while self._facts_waiting >= UNCOMMITTED_MAX:
+                self._committed.clear()
+                await self._committed.wait()
+            until = time.monotonic() + BATCH_SECONDS_MAX
+            for _ in range(min(len(self._inbox), BATCH_MAX)):
+                self._take(self._inbox.take())
+                if time.monotonic() > until:
+                    break
+            self._set_timer()
+            self._rest()
+            await asyncio.sleep(0)  # Sockets are read in between.
 
     async def commit_forever(self) -> None:
         """Make facts durable, then carry out effects. Runs until cancelled."""
@@ -120,15 +132,15 @@ class CommitLoop:
             await self._ledger.append(facts, self._now)
             self._facts_waiting -= len(facts)
             for turn in turns:  # What a turn did is told before what the next one did.
-                self._durable(turn.facts)
+                self._effects.durable(turn.facts)
                 self._let_go(turn)
             self._committing = False
             if body is not None:
                 # Beside the next commits: grants must not wait for it.
-                writing = self._loop.create_task(self._ledger.checkpoint(self._handed, body))
-                self._checkpoints.add(writing)
-                writing.add_done_callback(self._checkpoint_written)
-            self._schedule()
+                writing = self._tasks.spawn(self._ledger.checkpoint(self._handed, body))
+                self._checkpoints = [each for each in self._checkpoints if not each.done()]
+                self._checkpoints.append(writing)
+            self._committed.set()
             self._rest()
 
     async def checkpoint(self) -> None:
@@ -138,44 +150,25 @@ class CommitLoop:
             self._checkpointed = self._handed
             await self._ledger.checkpoint(self._handed, list(condense(self._allocator.state)))
 
-    def _checkpoint_written(self, task: asyncio.Task[None]) -> None:
-        self._checkpoints.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
-
     def _is_checkpoint_due(self) -> bool:
         due = self._handed - self._checkpointed >= self._checkpoint_every_facts
         if due:
             self._checkpointed = self._handed
         return due
 
-    def _schedule(self) -> None:
-        if not self._scheduled and self._inbox and self._facts_waiting < UNCOMMITTED_MAX:
-            self._scheduled = True
-            self._loop.call_soon(self._turn)
-
-    def _turn(self) -> None:
-        self._scheduled = False
-        try:
-            until = time.monotonic() + BATCH_SECONDS_MAX
-            for _ in range(min(len(self._inbox), BATCH_MAX)):
-                self._step(self._inbox.popleft())
-                if time.monotonic() > until:
-                    break
-        except Exception as error:  # noqa: BLE001  # A broken invariant ends the process.
-            self._failed(error)
-            return
-        self._schedule()
-        self._set_timer()
-        self._rest()
+    def _take(self, event: Event) -> None:
+        if isinstance(event, Asked) and event.ask.terms is not None and self._ledger.is_full:
+            self._effects.carry_out(Respond(event.to, FULL))
+        else:
+            self._step(event)
 
     def _step(self, event: Event) -> None:
         self._now = self._clock()
         turn = self._allocator.step(event, self._now)
-        self._stepped(event, turn)
+        self._effects.stepped(event, turn)
         for effect in turn.effects:
             if isinstance(effect, EARLY):
-                self._carry_out(effect)
+                self._effects.carry_out(effect)
         if turn.facts or self._turns or self._committing:
             self._turns.append(turn)
             self._facts_waiting += len(turn.facts)
@@ -186,7 +179,7 @@ class CommitLoop:
     def _let_go(self, turn: Turn) -> None:
         for effect in turn.effects:
             if not isinstance(effect, EARLY):
-                self._carry_out(effect)
+                self._effects.carry_out(effect)
 
     def _set_timer(self) -> None:
         at = self._allocator.next_deadline()
@@ -196,7 +189,8 @@ class CommitLoop:
             self._timer.cancel()
         self._timer_at = at
         if at is not None:
-            self._timer = self._loop.call_later(max(0.0, at - self._clock()), self._tick)
+            loop = asyncio.get_running_loop()
+            self._timer = loop.call_later(max(0.0, at - self._clock()), self._tick)
 
     def _clock(self) -> float:
         """Return seconds since the epoch; it never goes back."""
@@ -204,8 +198,11 @@ class CommitLoop:
 
     def _tick(self) -> None:
         self._timer = self._timer_at = None
-        self.post(Tick())
+        self._inbox.post(Tick())
+
+    def _is_idle(self) -> bool:
+        return not (self._inbox or self._turns or self._committing)
 
     def _rest(self) -> None:
-        if not self._inbox and not self._turns and not self._committing:
+        if self._is_idle():
             self._idle.set()

@@ -19,7 +19,7 @@ import uvloop
 from moorage.backends.base import BackendError
 from moorage.config.settings import Config
 from moorage.daemon import descriptors
-from moorage.daemon.daemon import Daemon
+from moorage.daemon.start import start
 from moorage.daemon.token_refresh import Rereading
 from moorage.ledger.base import LedgerError, LedgerLocked
 from moorage.protocol.faults import ServiceError
@@ -70,12 +70,11 @@ async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], No
     loop.add_signal_handler(signal.SIGHUP, rereading.asked, stopping.set)
     jail.hide()  # Tokens live in this process: no core dumps, and only root may look into it.
     _hide_environment()
-    daemon = Daemon(config)
     # What a start builds stays. To look through it for garbage, again and again while it grows, is
     # a third of the time that a million GPUs take.
     gc.disable()
     try:
-        port, http_port = await daemon.start()
+        daemon = await start(config)
     except (LedgerError, ServiceError, JailError, BackendError, OSError) as failure:
         advice = " (exit code 3: mend this, then start again)"
         if isinstance(failure, LedgerLocked):
@@ -90,13 +89,13 @@ async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], No
         gc.enable()
     ready = {
         "event": "ready",
-        "ws": f"ws://{_authority(config.host)}:{port}",
-        "http": f"http://{_authority(config.http_host)}:{http_port}",
+        "ws": f"ws://{_authority(config.host)}:{daemon.port}",
+        "http": f"http://{_authority(config.http_host)}:{daemon.http_port}",
     }
     running = asyncio.ensure_future(daemon.run())
     if stock is not None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.http_host, config.http_host)  # noqa: S104  # Nothing is bound.
-        await asyncio.to_thread(stock, f"http://{_authority(host)}:{http_port}")
+        await asyncio.to_thread(stock, f"http://{_authority(host)}:{daemon.http_port}")
     with contextlib.suppress(BrokenPipeError):  # Whoever started it need not read on.
         os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
     waiting = asyncio.ensure_future(stopping.wait())

@@ -12,11 +12,12 @@ class Tasks:
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running: set[asyncio.Task[None]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run this until it ends or until `close`."""
         task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def fail(self, error: BaseException) -> None:
         """Break the daemon by this error, unless one broke it before."""

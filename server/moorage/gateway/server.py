@@ -66,7 +66,6 @@ class Gateway:
     """The front door.
 
     Args:
-        deliver: The daemon's side.
         settings: Limits.
         authenticate: Given the bearer token of a handshake, or None where there was none,
             returns whose it is, or None to refuse with 401.
@@ -75,11 +74,9 @@ class Gateway:
 
     def __init__(
         self,
-        deliver: Deliver,
         settings: GatewaySettings,
         authenticate: Callable[[str | None], Tenant | None],
     ) -> None:
-        self._deliver = deliver
         self._settings = settings
         self._authenticate = authenticate
         self._counts = Counts()
@@ -92,10 +89,11 @@ class Gateway:
         self._server: Server | None = None
         self._draining = False
 
-    async def start(self, host: str, port: int, pages_port: int = 0) -> int:
+    async def start(self, deliver: Deliver, host: str, port: int, pages_port: int = 0) -> int:
         """Listen.
 
         Args:
+            deliver: The daemon's side.
             host: Address or name to bind to.
             port: Port, 0 for a free one.
             pages_port: Port of the server's own pages, which may connect.
@@ -110,7 +108,7 @@ class Gateway:
         settings = self._settings
         self._doorman.origins = replace(settings.origins, pages_port=pages_port)
         self._server = await serve(
-            self._handle,
+            functools.partial(self._handle, deliver),
             host,
             port,
             backlog=settings.handshakes_max,
@@ -232,26 +230,31 @@ class Gateway:
             refused_foreign_total=counts.refused_foreign,
         )
 
-    async def _handle(self, connection: ServerConnection) -> None:
+    @property
+    def listening(self) -> bool:
+        """Whether clients may connect: from `start` to `close`."""
+        return self._server is not None
+
+    async def _handle(self, deliver: Deliver, connection: ServerConnection) -> None:
         """Live through one session. The library closes the connection afterwards."""
         if not isinstance(connection, GatewayConnection) or connection.tenant is None:
             raise TypeError("a session without a tenant")
         session = Session(
-            connection, connection.tenant, self._deliver, self._settings, self._counts, self._drop
+            connection, connection.tenant, deliver, self._settings, self._counts, self._drop
         )
         session.draining = self._draining
         self._counts.sessions += 1
         self._sessions[session.id] = session
         self._opening.remove(connection)
         self._open.add(connection, connection.address)
-        self._deliver.opened(session.id, session.tenant)
+        deliver.opened(session.id, session.tenant)
         self._expel_stranger(session)  # Tokens may have changed since the handshake began.
         try:
             await session.serve()
         finally:
             del self._sessions[session.id]
             self._open.remove(connection)
-            self._deliver.lost(session.id)
+            deliver.lost(session.id)
 
     def _drop(self, session: Session, code: int, reason: str) -> None:
         closing = session.connection.drop(code, reason, self._settings.close_seconds_max)

@@ -109,7 +109,7 @@ class Rehearsal:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="moorage-"))
-            self._catalog = await open_catalog(Path(folder) / "catalog.db", lambda _: None)
+            self._catalog = await open_catalog(Path(folder) / "catalog.db")
             stack.push_async_callback(self._catalog.close)
             self._sandbox = Sandbox(
                 fleet=self.allocator.state.fleet,

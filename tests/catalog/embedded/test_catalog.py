@@ -43,7 +43,8 @@ class Opened:
         self.changes = []
 
     async def open(self):
-        self.catalog = await open_catalog(self.path, self.changes.append)
+        self.catalog = await open_catalog(self.path)
+        self.catalog.memory.listeners.append(self.changes.append)
         return self.catalog
 
     async def reopen(self):
@@ -153,7 +154,8 @@ async def test_a_change_is_reported_once_it_is_durable(tmp_path):
         seen.extend(other.execute("SELECT id FROM records").fetchall())
         other.close()
 
-    catalog = await open_catalog(path, on_change)
+    catalog = await open_catalog(path)
+    catalog.memory.listeners.append(on_change)
     await catalog.clusters.create(cluster("c1"))
     assert seen == [("c1",)]
     await catalog.close()
@@ -366,12 +368,12 @@ def test_the_numbers_of_the_limits(records, size, allowed):
 
 
 async def test_what_the_start_read_is_not_believed_after_a_change(tmp_path):
-    first = await open_catalog(tmp_path / "c.db", lambda _: None)
+    first = await open_catalog(tmp_path / "c.db")
     node = {"id": "n", "gpus": {"count": 2}}
     for name in ("a", "b"):
         await first.clusters.create({"id": name, "nodes": {"nodeData": [node]}})
     await first.close()
-    catalog = await open_catalog(tmp_path / "c.db", lambda _: None)
+    catalog = await open_catalog(tmp_path / "c.db")
     more = {"id": "n", "gpus": {"count": 3}}
     await catalog.clusters.update("a", {"$set": {"nodes": {"nodeData": [more]}}})
     for _ in range(2):

@@ -17,7 +17,7 @@ POLICY = "class AIOSv1PolicyRule: ...\n"
 
 @pytest.fixture
 async def catalog(tmp_path):
-    opened = await open_catalog(tmp_path / "catalog.db", lambda change: None)
+    opened = await open_catalog(tmp_path / "catalog.db")
     yield opened
     await opened.close()
 
@@ -66,7 +66,7 @@ async def test_it_survives_a_restart(catalog, tmp_path):
     await publish(catalog)
     await catalog.policies.delete(URI, "dan")
     await catalog.close()
-    again = await open_catalog(tmp_path / "catalog.db", lambda change: None)
+    again = await open_catalog(tmp_path / "catalog.db")
     assert [each["what"] for each in await again.policies.history(URI)] == ["registered", "removed"]
     await again.close()
 

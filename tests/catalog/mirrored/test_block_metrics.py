@@ -22,10 +22,6 @@ async def faulty():
     await faulty.stop()
 
 
-async def trust(record):
-    return ""
-
-
 @pytest.fixture
 async def opened(tmp_path, faulty):
     """Open catalogs that have the same two blocks, each with other bounds of age."""
@@ -36,7 +32,7 @@ async def opened(tmp_path, faulty):
             block_metrics=faulty.url, timeout_seconds=0.5, metrics_fresh_seconds=fresh_seconds
         )
         path = tmp_path / f"{len(catalogs)}.db"
-        catalog = await open_catalog(path, lambda _: None, external=external, examine=trust)
+        catalog = await open_catalog(path, external=external)
         catalogs.append(catalog)
         for name in ("busy", "idle"):
             await catalog.blocks.create({"id": name})

@@ -121,10 +121,12 @@ class Opened:
             **{"timeout_seconds": 1.0, "cluster_refresh_seconds": 3600.0, **more},
         )
         path = self.path / f"{len(self.catalogs)}.db"
-        catalog = await open_catalog(path, self.hear, external=external, examine=self.examine)
+        catalog = await open_catalog(path, external=external)
         self.catalogs.append(catalog)
         if follow:
-            self.tasks.append(asyncio.create_task(catalog.freshness.keep_fresh()))
+            catalog.memory.listeners.insert(0, self.hear)
+            keeping = catalog.freshness.keep_fresh(self.examine)
+            self.tasks.append(asyncio.create_task(keeping))
             await asyncio.sleep(0)
         return catalog
 

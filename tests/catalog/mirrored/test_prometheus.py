@@ -87,7 +87,7 @@ def small() -> Iterator[Small]:
 
 @pytest.fixture
 async def catalog(tmp_path):
-    catalog = await open_catalog(tmp_path / "catalog.db", lambda _: None)
+    catalog = await open_catalog(tmp_path / "catalog.db")
     await catalog.clusters.create(cluster())
     yield catalog
     await catalog.close()

@@ -56,7 +56,7 @@ class House:
 
 @pytest.fixture
 async def house(tmp_path):
-    catalog = await open_catalog(tmp_path / "catalog.db", lambda change: None)
+    catalog = await open_catalog(tmp_path / "catalog.db")
     house = House(catalog)
     yield house
     await house.sandbox.close()

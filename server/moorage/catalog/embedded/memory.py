@@ -48,6 +48,7 @@ class Memory:
         self.policies: dict[str, PolicyEntry] = {}
         self.index = DocumentSearch(self.clusters, self.metrics)
         self.listeners: list[Callable[[CatalogChange], None]] = []
+        """Called on the event loop with every change, once it is durable."""
         self.version = 0
         """Grows with every change of a cluster document or of metrics."""
         self._aliases = aliases

@@ -5,7 +5,7 @@ from typing import Any
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.search import DocumentSearch
-from moorage.catalog.values import Document, SearchAction
+from moorage.catalog.values import Document, Examine, SearchAction
 from moorage.model import ClusterId
 from moorage.query import Filter
 
@@ -46,8 +46,9 @@ class AlwaysFresh:
 
     registry_known = True
 
-    async def keep_fresh(self) -> None:
+    async def keep_fresh(self, examine: Examine) -> None:
         """See `Freshness.keep_fresh`."""
+        del examine
 
     def at_hand(self, uri: str, cluster_ids: Sequence[str] | None) -> list[str] | None:
         """See `Freshness.at_hand`."""

@@ -1,16 +1,16 @@
 """What an ask needs of a catalog with mirrored parts: whether memory has it, else who is asked."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from moorage.catalog.allowances import Allowance
-from moorage.catalog.changes import CatalogChange
 from moorage.catalog.documents.policies import is_policy_uri
 from moorage.catalog.embedded.aliases import Aliases
 from moorage.catalog.embedded.memory import Memory
 from moorage.catalog.mirrored.clusters import ClusterMirror, MetricsMirror
 from moorage.catalog.mirrored.policies import PolicyMirror
+from moorage.catalog.values import Examine
 
 __all__ = ["MirroredFreshness"]
 
@@ -22,7 +22,6 @@ class MirroredFreshness:
     Args:
         memory: Holds what they read.
         aliases: Names that may stand for a policy's URI.
-        on_change: Told every change, from `keep_fresh` on.
         clusters: Of the registry; None: it is embedded.
         metrics: Likewise.
         policies: Likewise.
@@ -32,22 +31,19 @@ class MirroredFreshness:
 
     memory: Memory
     aliases: Aliases
-    on_change: Callable[[CatalogChange], None]
     clusters: ClusterMirror | None
     metrics: MetricsMirror | None
     policies: PolicyMirror | None
     searches: bool
 
-    async def keep_fresh(self) -> None:
+    async def keep_fresh(self, examine: Examine) -> None:
         """See `Freshness.keep_fresh`."""
-        # Before it is followed, nobody has been told what there is, so nothing has changed.
-        self.memory.listeners.insert(0, self.on_change)
         async with asyncio.TaskGroup() as group:
             if self.clusters is not None:
                 group.create_task(self.clusters.run())
             if self.policies is not None:
                 group.create_task(self.policies.run())
-                group.create_task(self.policies.examine())
+                group.create_task(self.policies.examine(examine))
 
     @property
     def registry_known(self) -> bool:

@@ -21,7 +21,7 @@ from moorage.catalog.limits import STORE_BYTES_MAX
 from moorage.catalog.mirrored.batches import Batches
 from moorage.catalog.mirrored.envelopes import Denied
 from moorage.catalog.mirrored.services import PolicyStore
-from moorage.catalog.values import Document, PolicyRecord
+from moorage.catalog.values import Document, Examine, PolicyRecord
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -70,7 +70,6 @@ class PolicyMirror:
         prepare: Turns a PolicyRule document into a record, as for an upload.
         keep: Puts a record into memory, in the place of the one before.
         drop: Takes a policy out of memory.
-        examine: Runs the examples of a policy; returns why they fail, or "".
         fresh_seconds: What was read longer ago is asked for again. What is in use is asked for
             again before that, by `run`, so that no ask has to.
         stale_seconds_max: Where the store does not answer, a policy that is known is used that
@@ -85,7 +84,6 @@ class PolicyMirror:
         prepare: Callable[[Document], Awaitable[PolicyRecord]],
         keep: Callable[[PolicyRecord], None],
         drop: Callable[[str], None],
-        examine: Callable[[PolicyRecord], Awaitable[str]],
         fresh_seconds: float,
         stale_seconds_max: float,
     ) -> None:
@@ -93,7 +91,6 @@ class PolicyMirror:
         self._prepare = prepare
         self._keep = keep
         self._drop = drop
-        self._examine = examine
         self._unexamined: dict[str, None] = {}
         self._new = asyncio.Event()
         self._fresh_seconds = fresh_seconds
@@ -117,7 +114,7 @@ class PolicyMirror:
                 with contextlib.suppress(ServiceError):  # What fails is told by the next ask.
                     await self._read(uri)
 
-    async def examine(self) -> None:
+    async def examine(self, examine: Examine) -> None:
         """Run the examples of policies that are new here, one after the other, until cancelled."""
         while True:
             await self._new.wait()
@@ -129,7 +126,7 @@ class PolicyMirror:
             if before is None:
                 continue
             try:
-                doubt = await self._examine(before.record)
+                doubt = await examine(before.record)
             except ServiceError:  # No cell was to be had.
                 await asyncio.sleep(EXAMINED_AGAIN_SECONDS)
                 self._unexamined[uri] = None

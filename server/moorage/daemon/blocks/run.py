@@ -292,7 +292,7 @@ async def _plain(value: Any) -> Any:
             return {name: await _plain(each) for name, each in value.items()}
         case list():
             return [await _plain(each) for each in value]
-        case _:
+        case _:  # Foreign JSON: whatever else it is, nothing is packed in it.
             return value
 
 

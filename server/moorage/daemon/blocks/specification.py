@@ -98,7 +98,7 @@ def _named(section: Any, at: str) -> Iterator[tuple[Role, Any, str]]:
             rows = [(role, each, f"{at}.{role}") for role, each in section.items()]
         case list():
             rows = [(None, each, f"{at}[{number}]") for number, each in enumerate(section)]
-        case _:
+        case _:  # Foreign JSON may be anything.
             raise ServiceError.wrong_field(at, "an object of policies by role, or a list of them")
     for key, each, place in rows:
         given, where = each, place

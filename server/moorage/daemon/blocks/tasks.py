@@ -47,7 +47,7 @@ class BlockServices:
     """
 
     def __init__(
-        self, blocks: BlockPlacement, spawn: Callable[[Coroutine[Any, Any, None]], None]
+        self, blocks: BlockPlacement, spawn: Callable[[Coroutine[Any, Any, None]], object]
     ) -> None:
         self._blocks = blocks
         self._spawn = spawn

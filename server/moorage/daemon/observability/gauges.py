@@ -6,8 +6,10 @@ from prometheus_client.metrics_core import Metric
 
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.core.allocator import Allocator
+from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.observability.counters import gauge, gauges
 from moorage.gateway.server import GatewayStats
+from moorage.ledger.base import Ledger
 from moorage.sandbox.host.contract import SandboxReport
 
 
@@ -24,6 +26,12 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
     yield gauge("moorage_gpu_milli_total", "GPU milli there is", int(fleet.gpu_total.sum()))
     yield gauge("moorage_gpu_milli_free", "GPU milli free", int(fleet.gpu_free.sum()))
     yield gauge("moorage_gpu_milli_warm", "GPU milli that would be freed on demand", warm_milli)
+
+
+def commit_gauges(ledger: Ledger, commit_loop: CommitLoop) -> Iterable[Metric]:
+    """Yield how far the ledger is, and what is on its way there."""
+    yield gauge("moorage_ledger_seq", "Facts ever stored", ledger.last_seq)
+    yield gauge("moorage_backlog", "Events and facts under way", commit_loop.backlog)
 
 
 def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:

@@ -7,7 +7,7 @@ before it finish with the version that they were given.
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import blake2b
 from typing import Any, Final
@@ -26,11 +26,14 @@ from moorage.catalog.embedded.aliases import (
     unknown_alias,
 )
 from moorage.catalog.ports import Catalog
+from moorage.core.allocator import Allocator
 from moorage.core.effects import Response
 from moorage.daemon.observability.counters import gauges_of
 from moorage.daemon.publishing.shadows import Shadows
 from moorage.daemon.publishing.version_statistics import VersionStatistics
 from moorage.daemon.publishing.versions import Versions
+from moorage.daemon.requests.watchers import Watchers
+from moorage.daemon.tasks import Tasks
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
@@ -53,32 +56,31 @@ class Publishing:
     Args:
         catalog: Has them, and the versions.
         sandbox: Loads a version before it is activated.
-        shadows: Follow what aliases say of candidates.
+        allocator: Knows the version that an idempotency key's first request went to; read only.
+        watchers: Are told what happened, as events of the topic `policies`.
+        tasks: Runs what may take a moment.
         failures_max: Faults in a row after which an alias falls back; 0: never.
-        asked_before: Returns the version that an idempotency key's first request went to, or "".
-        tell: Passes on what happened, as an event of the topic `policies`.
-        spawn: Runs a task that may take a moment.
+
+    Attributes:
+        shadows: Follow what aliases say of candidates.
 
     """
 
     def __init__(
         self,
-        *,
         catalog: Catalog,
         sandbox: Sandbox,
-        shadows: Shadows,
+        allocator: Allocator,
+        watchers: Watchers,
+        tasks: Tasks,
         failures_max: int,
-        asked_before: Callable[[Tenant, str], str],
-        tell: Callable[[str, dict[str, Any]], None],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
     ) -> None:
         self._catalog = catalog
         self._sandbox = sandbox
-        self._shadows = shadows
+        self._allocator = allocator
+        self._watchers = watchers
+        self._tasks = tasks
         self._failures_max = failures_max
-        self._asked_before = asked_before
-        self._tell = tell
-        self._spawn = spawn
         self._statistics: dict[tuple[str, str], VersionStatistics] = {}
         self._changes: dict[What, int] = {}
         self._falling: set[str] = set()
@@ -86,9 +88,10 @@ class Publishing:
         # No version is deleted between the look whether it is there and an alias meaning it.
         self._changing = asyncio.Lock()
         self.aliases = catalog.aliases
+        self.shadows = Shadows(catalog, sandbox, allocator)
         self._versions = Versions(catalog, sandbox)
         for alias in self.aliases.all():
-            shadows.follow(alias.name, alias)
+            self.shadows.follow(alias.name, alias)
 
     # The hot path --------------------------------------------------------------------------
 
@@ -102,7 +105,7 @@ class Publishing:
         assert alias is not None  # The caller found its name in `aliases`.
         key = message.lease.idempotency_key if message.lease is not None else ""
         if key:
-            earlier = self._asked_before(tenant, key)
+            earlier = self._allocator.policy_asked(tenant, key)
             if earlier and name_of(earlier) == name_of(alias.name):
                 return earlier
         if alias.canary is not None and self._drawn(alias.canary, tenant, key):
@@ -231,7 +234,7 @@ class Publishing:
         alias = self._found(given)
         ref = await self._versions.loadable(alias.name, uri, who)
         self._refuse_active(alias, uri)
-        self._shadows.follow(alias.name, None)
+        self.shadows.follow(alias.name, None)
         after = await self._change(alias.name, who, "shadow_started", ref, shadow=uri)
         return after.document()
 
@@ -249,7 +252,7 @@ class Publishing:
         The alias's owner is shown all of it, others what it says of their own requests.
         """
         alias = self._found(given)
-        report = self._shadows.report(alias.name, Tenant(who), whole=alias.owned_by(who))
+        report = self.shadows.report(alias.name, Tenant(who), whole=alias.owned_by(who))
         if report is None:
             reason = f"alias: {alias.name} has no shadow; start one with {{policy_rule_uri}}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
@@ -270,7 +273,7 @@ class Publishing:
             )
         gone = await self.aliases.delete(alias.name)
         self._tidy(gone.name)
-        self._shadows.follow(gone.name, None)
+        self.shadows.follow(gone.name, None)
         return gone.document()
 
     async def delete_version(self, uri: str, who: str, *, force: bool = False) -> dict[str, Any]:
@@ -327,11 +330,11 @@ class Publishing:
         change = alias.history[-1]
         self._changes[change.what] = self._changes.get(change.what, 0) + 1
         self._tidy(alias.name, *alias.versions)
-        self._shadows.follow(alias.name, alias)
+        self.shadows.follow(alias.name, alias)
         data = {"alias": alias.name, "policy_rule_uri": alias.version, **_plain(change)}
         by_itself = change.who == SELF  # It fell back, or ended a canary: somebody should look.
         (log.warning if by_itself else log.info)("policy", **data)
-        self._tell(change.what, data)
+        self._watchers.tell("policies", change.what, data)
 
     def _tidy(self, name: str, *versions: str) -> None:
         for key in [k for k in self._statistics if k[0] == name and k[1] not in versions]:
@@ -372,9 +375,9 @@ class Publishing:
             return
         self._falling.add(name)
         if alias.canary is not None and alias.canary.version == statistics.version:
-            self._spawn(self._end_canary(name, statistics.version, statistics.failure))
+            self._tasks.spawn(self._end_canary(name, statistics.version, statistics.failure))
         elif alias.version == statistics.version:
-            self._spawn(self._fall_back(name, statistics, statistics.failure))
+            self._tasks.spawn(self._fall_back(name, statistics, statistics.failure))
         else:
             self._falling.discard(name)  # It is not asked any more.
 
@@ -412,7 +415,7 @@ class Publishing:
     def _stays(self, name: str, version: str, failure: str, finding: str) -> None:
         data = {"alias": name, "policy_rule_uri": version, "reason": failure}
         log.warning("policy", finding=finding, **data)
-        self._tell("no_fallback", {**data, "finding": finding})
+        self._watchers.tell("policies", "no_fallback", {**data, "finding": finding})
 
     # Looking -------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ server.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 import msgspec
 
@@ -36,7 +36,7 @@ class _Services:
 
     example: Example
 
-    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, client: str, method: contract.Method, arguments: tuple[Any, ...]) -> Any:
         """See `sandbox.host.contract.HostServices`."""
         clusters = {str(each.id): each.document for each in self.example.fleet}
         known = clusters if client == "cluster_client" else self.example.metrics
@@ -45,14 +45,18 @@ class _Services:
                 if arguments[0] not in known:
                     raise contract.CallRefusedError(f"the example has no {arguments[0]!r}", 404)
                 return known[arguments[0]]
-            case _:
+            case "execute_query" | "query_clusters" | "get_block" | "query_blocks":
                 try:
                     matches = compile_filter(arguments[0] if arguments else None)
                 except ServiceError as error:
                     raise contract.CallRefusedError(error.reason, error.status) from error
                 return [each for each in known.values() if matches(each)]
+            case _:
+                assert_never(method)
 
-    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
+    def at_hand(
+        self, client: str, method: contract.Method, ids: Sequence[str]
+    ) -> Mapping[str, bytes]:
         """See `sandbox.host.contract.HostServices`: nothing is packed beforehand."""
         del client, method, ids
         return {}

@@ -14,7 +14,7 @@ shown the differences at their own requests, and of the others counts that move 
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
@@ -24,6 +24,7 @@ from prometheus_client.metrics_core import Metric
 
 from moorage.catalog.embedded.aliases import Alias
 from moorage.catalog.ports import Catalog
+from moorage.core.allocator import Allocator
 from moorage.core.effects import Consult, Respond
 from moorage.core.events import ConsultFailed, Proposed
 from moorage.core.facts import Dequeued, Refusal
@@ -255,8 +256,7 @@ class Shadows:
     Args:
         catalog: Has the candidates.
         sandbox: Asks them.
-        state: The core's; read only.
-        undecided: Returns how many asks are being decided.
+        allocator: Knows what is free, and how many asks are being decided; read only.
 
     """
 
@@ -264,13 +264,11 @@ class Shadows:
         self,
         catalog: Catalog,
         sandbox: Sandbox,
-        state: Callable[[], State],
-        undecided: Callable[[], int],
+        allocator: Allocator,
     ) -> None:
         self._catalog = catalog
         self._sandbox = sandbox
-        self._state = state
-        self._undecided = undecided
+        self._allocator = allocator
         self._by_alias: dict[str, Shadow] = {}
         self._by_active: dict[str, list[Shadow]] = {}
 
@@ -307,7 +305,7 @@ class Shadows:
                 continue
             shadow.asked += 1
             key = (ask.id, consult.consultation)
-            pair = shadow.pairs[key] = Pair(ask, time.monotonic(), self._undecided() <= 1)
+            pair = shadow.pairs[key] = Pair(ask, time.monotonic(), self._allocator.undecided <= 1)
             asked = consult
             try:
                 if record.schemas is not None:  # They may be others than the active version's.
@@ -359,7 +357,7 @@ class Shadows:
     def _finish(self, shadow: Shadow, key: Key, pair: Pair) -> None:
         if pair.active is not None and pair.candidate is not None and key in shadow.pairs:
             del shadow.pairs[key]
-            shadow.compare(key[0], pair, self._state())
+            shadow.compare(key[0], pair, self._allocator.state)
 
     def metrics(self) -> Iterable[Metric]:
         """Yield the counts of every shadow, as everybody may see them."""

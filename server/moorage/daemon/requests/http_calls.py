@@ -4,7 +4,11 @@ import asyncio
 from typing import Final
 
 from moorage.core.effects import Address
-from moorage.model import SessionId
+from moorage.core.facts import Refusal
+from moorage.model import Code, SessionId
+
+STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
+"""Answers calls from `draining` on."""
 
 
 class HttpCalls:

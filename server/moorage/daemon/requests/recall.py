@@ -2,14 +2,32 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, assert_never
 
 import msgspec
 import structlog
 
 from moorage.core import explain
 from moorage.core.effects import Information, Recall, Response
-from moorage.core.facts import Dequeued, Ended, Finished, Granted, Queued, Refusal, Requeued
+from moorage.core.facts import (
+    Carried,
+    ClusterRemoved,
+    ClusterSet,
+    Counted,
+    Dequeued,
+    Ended,
+    Ending,
+    Finished,
+    Granted,
+    Paused,
+    Queued,
+    Refusal,
+    Renewed,
+    Requeued,
+    Resumed,
+    Started,
+    Warmed,
+)
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
 from moorage.model import Code
 
@@ -31,7 +49,9 @@ async def told(question: Recall, ledger: Ledger) -> Response:
     return answer(question, entries, since)
 
 
-def answer(question: Recall, entries: Sequence[LedgerEntry], since: float | None) -> Response:
+def answer(  # noqa: C901  # One case per fact.
+    question: Recall, entries: Sequence[LedgerEntry], since: float | None
+) -> Response:
     """Tell the story of a lease or request.
 
     Args:
@@ -79,6 +99,19 @@ def answer(question: Recall, entries: Sequence[LedgerEntry], since: float | None
                 story |= {"state": "ended", "reason": reason}
             case Dequeued(_, _, refusal):
                 story |= {"state": "refused", **explain.refusal_object(refusal)}
-            case _:
+            case (
+                ClusterSet()
+                | ClusterRemoved()
+                | Renewed()
+                | Started()
+                | Paused()
+                | Resumed()
+                | Ending()
+                | Warmed()
+                | Carried()
+                | Counted()
+            ):
                 story["history"][-1] |= msgspec.to_builtins(fact)
+            case _:
+                assert_never(fact)
     return Information(story)

@@ -3,30 +3,29 @@
 Siblings do not meet; they meet here. What HTTP reads and writes as it is, `daemon` hands through.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, assert_never
 
 import msgspec
 
 from moorage.catalog import opening
 from moorage.catalog.allowances import Allowance
-from moorage.catalog.changes import CatalogChange
 from moorage.catalog.documents.sources import CodeSources
 from moorage.catalog.mirrored.external import External
 from moorage.catalog.mirrored.prometheus import PrometheusSource
 from moorage.catalog.mirrored.samples import Labels
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document as JsonDocument
-from moorage.catalog.values import PolicyRecord, SearchAction
+from moorage.catalog.values import SearchAction
 from moorage.config.settings import Config
 from moorage.core.facts import Refusal
 from moorage.daemon.publishing.aliases import Publishing
 from moorage.daemon.publishing.management import Management
 from moorage.daemon.publishing.vetting import vet, vet_change
-from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.answers import refuse
 from moorage.daemon.requests.finder import Finder
-from moorage.daemon.requests.http_calls import HttpCalls
+from moorage.daemon.requests.http_calls import STOPPING, HttpCalls
+from moorage.daemon.requests.router import Router
 from moorage.gateway.deliver import Request
 from moorage.model import Code, Tenant
 from moorage.protocol import messages as wire
@@ -35,22 +34,9 @@ from moorage.protocol.faults import ServiceError, twin_status
 from moorage.sandbox.host import contract
 from moorage.sandbox.host.sandbox import Sandbox
 
-STOPPING: Final = Refusal(Code.SHUTTING_DOWN, "The server is stopping; connect again in a moment.")
 
-
-async def open_catalog(
-    config: Config,
-    changed: Callable[[CatalogChange], None],
-    examine: Callable[[PolicyRecord], Awaitable[str]],
-) -> Catalog:
-    """Open the embedded catalog, or the one that mirrors the services named in its place.
-
-    Args:
-        config: Says which, and where.
-        changed: Told what changes.
-        examine: Runs the examples of mirrored policies, as `policy_mirror` takes it.
-
-    """
+async def open_catalog(config: Config) -> Catalog:
+    """Open the embedded catalog, or the one that mirrors the services that `config` names."""
     path, root = config.data_dir / "catalog.db", config.policy_code_root
     hosts = frozenset(config.policy_code_hosts) or None
     external = External(
@@ -65,7 +51,7 @@ async def open_catalog(
         policy_fresh_seconds=config.policy_fresh_seconds,
         stale_seconds_max=config.external_stale_seconds_max,
     )
-    return await opening.open_catalog(path, changed, CodeSources(root, hosts), external, examine)
+    return await opening.open_catalog(path, CodeSources(root, hosts), external)
 
 
 def prometheus_source(config: Config) -> PrometheusSource:
@@ -88,36 +74,43 @@ class CatalogReader:
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, client: str, method: contract.Method, arguments: tuple[Any, ...]) -> Any:
         """Answer an injected client; see `sandbox.host.contract.HostServices`."""
+        del client  # Each method belongs to one.
+        catalog, (argument,) = self._catalog, arguments
         try:
-            match client, method, arguments:
-                case ["cluster_client", "read_cluster", (cluster_id,)]:
-                    return await self._catalog.clusters.get(cluster_id)
-                case ["cluster_client", "execute_query", (query,)]:
-                    return await self._catalog.clusters.query(query or {})
-                case ["cluster_metrics_client", "get_cluster", (cluster_id,)]:
-                    return await self._catalog.metrics.get(cluster_id)
-                case ["cluster_metrics_client", "query_clusters", (query,)]:
-                    return await self._catalog.metrics.query(query)
-                case ["block_metrics_client", "get_block", (block_id,)]:
-                    return await self._catalog.blocks.get("block_metrics", block_id)
-                case ["block_metrics_client", "query_blocks", (query,)]:
-                    return await self._catalog.blocks.query("block_metrics", query)
+            match method:
+                case "read_cluster":
+                    return await catalog.clusters.get(argument)
+                case "execute_query":
+                    return await catalog.clusters.query(argument or {})
+                case "get_cluster":
+                    return await catalog.metrics.get(argument)
+                case "query_clusters":
+                    return await catalog.metrics.query(argument)
+                case "get_block":
+                    return await catalog.blocks.get("block_metrics", argument)
+                case "query_blocks":
+                    return await catalog.blocks.query("block_metrics", argument)
                 case _:
-                    raise contract.CallRefusedError(f"{client} has no method {method}")
+                    assert_never(method)
         except ServiceError as error:
             raise contract.CallRefusedError(error.reason, error.status) from error
 
-    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
+    def at_hand(
+        self, client: str, method: contract.Method, ids: Sequence[str]
+    ) -> Mapping[str, bytes]:
         """Return what `call` would answer where the catalog has it in memory."""
-        match client, method:
-            case ["cluster_client", "read_cluster"]:
+        del client
+        match method:
+            case "read_cluster":
                 return self._catalog.memory.packed("cluster", ids)
-            case ["cluster_metrics_client", "get_cluster"]:
+            case "get_cluster":
                 return self._catalog.memory.packed("metrics", ids)
-            case _:
+            case "execute_query" | "query_clusters" | "get_block" | "query_blocks":
                 return {}
+            case _:
+                assert_never(method)
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[contract.Document]:
         """Return the packed documents of clusters."""
@@ -180,13 +173,13 @@ class AllocationServices:
     """`POST /allocate`, the HTTP twin of an ad-hoc request.
 
     Args:
-        admission: Where the request goes.
+        router: Where the request goes.
         calls: Addresses for it.
 
     """
 
-    def __init__(self, admission: Admission, calls: HttpCalls) -> None:
-        self._admission = admission
+    def __init__(self, router: Router, calls: HttpCalls) -> None:
+        self._router = router
         self._calls = calls
 
     async def allocate(self, body: bytes, tenant: Tenant) -> tuple[int, bytes]:
@@ -200,8 +193,8 @@ class AllocationServices:
         if self._calls.draining:
             return twin_status(STOPPING.code), refuse(STOPPING, message_id=message.id)
         to, future = self._calls.open()
-        if not self._admission.request_nowait(to, tenant, message, warnings):
-            await self._admission.request(to, tenant, message, warnings)
+        if not self._router.request_nowait(to, tenant, message, warnings):
+            await self._router.request(to, tenant, message, warnings)
         reply = await future
         verdict = msgspec.json.decode(reply, type=_Verdict)
         code = verdict.error.code if verdict.error else None

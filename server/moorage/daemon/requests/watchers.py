@@ -30,7 +30,7 @@ from moorage.core.facts import (
     Warmed,
 )
 from moorage.daemon.observability.counters import gauges
-from moorage.model import Code, PolicyRef, RequestId, SessionId, Tenant
+from moorage.model import Code, Lease, PolicyRef, RequestId, SessionId, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.replies import event
 from moorage.sandbox.host.sandbox import OpenCircuit
@@ -49,17 +49,17 @@ class Watchers:
 
     Args:
         push: Sends news to a session, or counts it as missed there.
-        owner: Returns whose a lease is, or None where nobody knows any more.
+        lease: Finds a lease that holds, or one of the last that ended.
 
     """
 
     def __init__(
         self,
         push: Callable[[SessionId, bytes], None],
-        owner: Callable[[RequestId], Tenant | None],
+        lease: Callable[[RequestId], Lease | None],
     ) -> None:
         self._push = push
-        self._owner = owner
+        self._lease = lease
         self._watching: dict[str, dict[SessionId, Tenant]] = {topic: {} for topic in TOPICS}
         self._told: Counter[str] = Counter()
 
@@ -122,9 +122,15 @@ class Watchers:
                 self.tell("leases", "granted", lease_row(fact.lease), fact.lease.tenant)
             elif isinstance(fact, _AboutLease):
                 # Only what the fact says: the state may be ahead of what is durable.
-                owner = self._owner(fact.lease)
-                if owner is not None:
-                    self.tell("leases", *_about_lease(fact), owner)
+                lease = self._lease(fact.lease)
+                if lease is not None:
+                    self.tell("leases", *_about_lease(fact), lease.tenant)
+
+    def workload(self, workload: WorkloadReport) -> None:
+        """Tell those who watch their leases how far a workload is."""
+        lease = self._lease(RequestId(workload.id))
+        if lease is not None:
+            self.tell("leases", "workload", _about_workload(workload), lease.tenant)
 
     def circuits(self, rest: OpenCircuit) -> None:
         """Tell a tenant that a policy is not asked for a while, at its requests."""
@@ -150,7 +156,7 @@ class Watchers:
         yield told
 
 
-def about_workload(workload: WorkloadReport) -> dict[str, Any]:
+def _about_workload(workload: WorkloadReport) -> dict[str, Any]:
     """Return how far a workload is, as the news of its lease."""
     news: dict[str, Any] = {
         "id": workload.id,

@@ -7,12 +7,12 @@ speaks on the channel itself, and its cell is killed.
 import contextlib
 import re
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import msgspec
 
 from moorage.policy import Fleet
-from moorage.sandbox.host.contract import CallRefusedError, HostServices
+from moorage.sandbox.host.contract import CallRefusedError, HostServices, Method
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
     AHEAD_BYTES_MAX,
@@ -36,6 +36,7 @@ _METHODS: Final = {
     ("block_metrics_client", "query_blocks"): "query or None",
 }
 _CLIENTS: Final = {method: client for client, method in _METHODS}
+_NAMES: Final[dict[str, Method]] = {name: name for name in get_args(Method)}
 _encoder: Final = msgspec.msgpack.Encoder()
 _decode_arguments: Final = msgspec.msgpack.Decoder(tuple[Any]).decode
 
@@ -88,7 +89,7 @@ def answer_at_once(
     (name,) = arguments
     if not isinstance(name, str):
         return None
-    packed = services.at_hand(frame.client, frame.method, arguments).get(name)
+    packed = services.at_hand(frame.client, _NAMES[frame.method], arguments).get(name)
     return None if packed is None else _answer(frame.nonce, packed)
 
 
@@ -97,7 +98,7 @@ async def answer_call(
 ) -> frames.CallAnswer:
     """Let the services answer a call and return the frame for the cell."""
     try:
-        value = _encoder.encode(await services.call(frame.client, frame.method, arguments))
+        value = _encoder.encode(await services.call(frame.client, _NAMES[frame.method], arguments))
     except Exception as error:  # noqa: BLE001  # A foreign failure becomes the client's answer.
         return _refused(frame, error)
     return _answer(frame.nonce, value)
@@ -176,6 +177,6 @@ def _found(
 ) -> Iterable[tuple[str, bytes]]:
     client = _CLIENTS.get(kind)
     if client is not None:
-        return services.at_hand(client, kind, cluster_ids).items()
+        return services.at_hand(client, _NAMES[kind], cluster_ids).items()
     # One after the other: documents may be large, and then these are not even packed.
     return ((each.id, each.blob) for name in cluster_ids for each in services.documents((name,)))

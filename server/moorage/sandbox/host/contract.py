@@ -18,6 +18,10 @@ from moorage.model import PolicyRef, Tenant
 from moorage.policy import Fleet
 
 Mode = Literal["jail", "unsafe"]
+Method = Literal[
+    "read_cluster", "execute_query", "get_cluster", "query_clusters", "get_block", "query_blocks"
+]
+"""What the injected clients may call."""
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 
 
@@ -129,7 +133,7 @@ class Document:
 class HostServices(Protocol):
     """How the host answers a cell; implemented by the daemon over the catalog."""
 
-    async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
+    async def call(self, client: str, method: Method, arguments: tuple[Any, ...]) -> Any:
         """Answer an injected client with plain JSON data.
 
         Args:
@@ -145,7 +149,7 @@ class HostServices(Protocol):
 
         """
 
-    def at_hand(self, client: str, method: str, ids: Sequence[str]) -> Mapping[str, bytes]:
+    def at_hand(self, client: str, method: Method, ids: Sequence[str]) -> Mapping[str, bytes]:
         """Return what `call` would answer about these, as msgpack, where that needs no waiting.
 
         A policy that calls waits for the answer, and what is answered at once takes half the time.

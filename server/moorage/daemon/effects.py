@@ -1,0 +1,96 @@
+"""Effects: what comes of the core's steps goes to whoever sees to it. The commit loop calls it."""
+
+from collections.abc import Sequence
+from typing import assert_never
+
+from moorage.core.effects import (
+    Consult,
+    Effect,
+    Forget,
+    KeepWarm,
+    Look,
+    Recall,
+    Respond,
+    Start,
+    Stop,
+)
+from moorage.core.events import ConsultFailed, Event, Proposed
+from moorage.core.facts import Fact, Queued
+from moorage.core.turn import Turn
+from moorage.daemon.observability.counters import Measures
+from moorage.daemon.requests import recall
+from moorage.daemon.requests.consultations import Consultations
+from moorage.daemon.requests.replies import Replies
+from moorage.daemon.requests.watchers import Watchers
+from moorage.daemon.workloads.control import WorkloadControl
+from moorage.ledger.base import Ledger
+
+
+class EffectCarrier:
+    """See `commit_loop.Effects`.
+
+    Args:
+        replies: Answers.
+        consultations: Has policies asked.
+        workloads: Starts and stops them.
+        watchers: Are told the news.
+        measures: Counts.
+        ledger: Has what the core has forgotten.
+
+    """
+
+    def __init__(
+        self,
+        replies: Replies,
+        consultations: Consultations,
+        workloads: WorkloadControl,
+        watchers: Watchers,
+        measures: Measures,
+        ledger: Ledger,
+    ) -> None:
+        self._replies = replies
+        self._consultations = consultations
+        self._workloads = workloads
+        self._watchers = watchers
+        self._measures = measures
+        self._ledger = ledger
+
+    def stepped(self, event: Event, turn: Turn) -> None:
+        """Pass on what the step means, before anything of it leaves.
+
+        The cells learn what became of their proposals before they are asked anything else; the
+        gateway learns whose messages wait in the queue and are in flight no longer.
+        """
+        for fact in turn.facts:
+            if isinstance(fact, Queued):
+                self._replies.queued(fact.ask.id)
+        if isinstance(event, Proposed | ConsultFailed):
+            self._consultations.decided(event, turn)
+        self._measures.stepped(event, turn)
+
+    def durable(self, facts: Sequence[Fact]) -> None:
+        """Pass on facts that are on the disk."""
+        self._watchers.durable(facts)
+
+    def carry_out(self, effect: Effect) -> None:
+        """Have an effect seen to."""
+        match effect:
+            case Respond(to, answer):
+                self._measures.told(effect)
+                self._replies.answer(to, answer)
+            case Consult():
+                self._consultations.consult(effect)
+            case Forget():
+                self._consultations.forget(effect)
+            case Look(lease):
+                self._workloads.look(lease)
+            case Start(lease):
+                self._workloads.start(lease)
+            case Stop(lease):
+                self._workloads.stop(lease)
+            case KeepWarm(lease):
+                self._workloads.keep(lease)
+            case Recall(to):
+                self._replies.answer_later(to, recall.told(effect, self._ledger))
+            case _:
+                assert_never(effect)

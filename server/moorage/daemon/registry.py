@@ -1,0 +1,88 @@
+"""What changes in the registry becomes events of the core, and news for the cells."""
+
+from collections.abc import Set as AbstractSet
+from typing import assert_never
+
+from moorage.catalog.changes import (
+    CatalogChange,
+    ClusterDeleted,
+    ClusterPut,
+    ClustersListed,
+    MetricsDeleted,
+    MetricsPut,
+    PolicyDeleted,
+    PolicyPut,
+)
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import PolicyRecord
+from moorage.core.events import ClusterGone, ClusterSeen
+from moorage.core.state import State
+from moorage.daemon.inbox import Inbox
+from moorage.daemon.publishing.vetting import examine
+from moorage.daemon.requests.watchers import Watchers
+from moorage.model import ClusterId
+from moorage.sandbox.host.sandbox import Sandbox
+
+
+class RegistryChanges:
+    """Follows the catalog.
+
+    Args:
+        catalog: Open, and followed by nobody yet.
+        sandbox: Has the cells, which keep documents.
+        state: The core's; read only.
+        inbox: Where events go.
+        watchers: Are told of policies that fail their own examples.
+
+    """
+
+    def __init__(
+        self, catalog: Catalog, sandbox: Sandbox, state: State, inbox: Inbox, watchers: Watchers
+    ) -> None:
+        self._catalog = catalog
+        self._sandbox = sandbox
+        self._state = state
+        self._inbox = inbox
+        self._watchers = watchers
+
+    def reconcile(self) -> None:
+        """Bring the core up to date before anybody may ask; changes are passed on from here on."""
+        live = {cluster.id: cluster for cluster in self._catalog.memory.models()}
+        if self._catalog.freshness.registry_known:
+            self._all_but(live.keys())
+        for cluster in live.values():
+            self._inbox.post(ClusterSeen(cluster))
+        self._catalog.memory.listeners.insert(0, self._changed)
+
+    async def keep_fresh(self) -> None:
+        """Follow the services that the catalog mirrors, until cancelled."""
+        await self._catalog.freshness.keep_fresh(self._examine)
+
+    def _changed(self, change: CatalogChange) -> None:
+        match change:
+            case ClusterPut(cluster, live):
+                self._sandbox.documents_changed(cluster.id)
+                self._inbox.post(ClusterSeen(cluster) if live else ClusterGone(cluster.id))
+            case ClusterDeleted(cluster_id):
+                self._sandbox.documents_changed(cluster_id)
+                self._inbox.post(ClusterGone(cluster_id))
+            case ClustersListed(cluster_ids):
+                self._all_but(cluster_ids)
+            case MetricsPut(cluster_id) | MetricsDeleted(cluster_id):
+                self._sandbox.documents_changed(cluster_id)
+            case PolicyPut():
+                pass  # Admission looks policies up anew for every ask.
+            case PolicyDeleted(uri):
+                self._sandbox.forget_contexts(uri)
+            case _:
+                assert_never(change)
+
+    def _all_but(self, cluster_ids: AbstractSet[ClusterId]) -> None:
+        """Have the core forget the clusters that are not among these."""
+        for cluster_id in self._state.clusters.keys() - cluster_ids:
+            self._inbox.post(ClusterGone(cluster_id))
+
+    async def _examine(self, record: PolicyRecord) -> str:
+        if doubt := await examine(self._sandbox, record):
+            self._watchers.examples_failed(record.ref, doubt)
+        return doubt

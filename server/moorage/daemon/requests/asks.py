@@ -1,0 +1,201 @@
+"""What a client asked for becomes an `Ask` of the core, or a refusal that says what to change.
+
+`admission` has it made once all that the ask needs from elsewhere is at hand: no function here but
+`searched` waits for anything.
+"""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any, Final
+
+from msgspec import structs
+
+from moorage.catalog.allowances import Allowance
+from moorage.catalog.ports import Catalog
+from moorage.catalog.values import SearchAction
+from moorage.config.settings import Config
+from moorage.core.facts import Refusal
+from moorage.daemon.requests.answers import refusal_of
+from moorage.daemon.requests.finder import Finder
+from moorage.daemon.requests.lease_tokens import LeaseTokens, digest
+from moorage.daemon.requests.reading import size_of, unknown_policy
+from moorage.daemon.workloads.control import WorkloadControl
+from moorage.daemon.workloads.reach import within_reach
+from moorage.model import Ask, ClusterId, Code, RequestId, Tenant
+from moorage.policy import Fleet
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.messages import AllocationRequest
+
+WARNED_MAX: Final = 20
+"""Unknown clusters named one by one in a warning; the rest are counted."""
+
+
+class Asks:
+    """Makes asks.
+
+    Args:
+        config: Bounds and defaults.
+        catalog: Knows policies and clusters.
+        finder: Finds the clusters that a request describes.
+        workloads: Knows what can be started.
+        tokens: Makes the tokens of leases.
+        fleet: As it is at any moment; read only.
+
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        finder: Finder,
+        workloads: WorkloadControl,
+        tokens: LeaseTokens,
+        fleet: Fleet,
+    ) -> None:
+        self._config = config
+        self._catalog = catalog
+        self._finder = finder
+        self._workloads = workloads
+        self._tokens = tokens
+        self._fleet = fleet
+
+    def wanted(self, message: AllocationRequest) -> tuple[ClusterId, ...] | None:
+        """Return the clusters to have at hand: None for all; none where it is refused anyway."""
+        named = message.candidates()
+        too_many = named is not None and len(named) > self._config.candidates_max
+        return () if too_many else named
+
+    async def searched(
+        self, tenant: Tenant, message: AllocationRequest, allowance: Allowance
+    ) -> tuple[AllocationRequest, list[str]]:
+        """Name the candidates that a request describes; return it, and warnings for its reply."""
+        body = message.filter or message.search
+        assert body is not None
+        action: SearchAction = "filter" if message.filter else "search"
+        named = await self._catalog.search.ask(action, body, allowance)
+        if named is None:
+            found = await self._finder.find(
+                action, body, tenant, allowance, at=action, candidates=True
+            )
+            ids, matched = tuple(map(ClusterId, found.ids)), found.matched
+            warnings = found.warnings
+        else:
+            ids, matched, warnings = tuple(named), len(named), list[str]()
+        if not ids:
+            what = f"{matched} clusters match, but none is live" if matched else ""
+            reason = f"{action}: {what or 'no cluster matches'}."
+            expected = "a description that live clusters meet"
+            raise ServiceError(Code.UNKNOWN_CLUSTERS, reason, field=action, expected=expected)
+        limit = self._config.candidates_max
+        if len(ids) > limit:
+            warnings.append(f"Only the first {limit} of {len(ids)} clusters found were considered.")
+        return structs.replace(message, clusters=ids[:limit], filter=None, search=None), warnings
+
+    def ask(
+        self, tenant: Tenant, message: AllocationRequest, warnings: list[str]
+    ) -> tuple[Ask, str] | Refusal:
+        """Return what a message asks for, and the token of the lease that it may be granted."""
+        record = self._catalog.memory.policy(message.policy_rule_uri)
+        if record is None:
+            return unknown_policy(message.policy_rule_uri, self._catalog.memory.policy_uris())
+        refusal = self._refuse_unserved(message)
+        if refusal is not None:
+            return refusal
+        demand, provision = message.demand(), message.provisioning()
+        if provision is not None:
+            settled = self._workloads.settled(provision, 1 if demand is None else demand.nodes)
+            if isinstance(settled, Refusal):
+                return settled
+            provision = settled
+        candidates = self._candidates(message, warnings)
+        if isinstance(candidates, Refusal):
+            return candidates
+        nodes = self._workloads.nodes(provision)
+        candidates, avoid = within_reach(self._fleet, nodes, candidates, demand)
+        inputs = message.inputs
+        parameters: Mapping[str, Any] = message.parameters or {}
+        settings: Mapping[str, Any] = message.settings or {}
+        if record.schemas is not None:
+            try:
+                inputs = record.schemas.given(inputs)
+                parameters, settings = record.schemas.overrides(parameters, settings)
+            except ServiceError as error:
+                return refusal_of(error)
+        drawn = secrets.token_bytes(16)  # One call to the system for both.
+        request = RequestId(drawn[:8].hex())
+        token = self._tokens.make(request)
+        ask = Ask(
+            id=request,
+            tenant=tenant,
+            policy=record.ref,
+            candidates=candidates,
+            demand=demand,
+            terms=message.terms(),
+            provision=provision,
+            inputs=inputs,
+            parameters=parameters,
+            settings=settings,
+            token_digest=digest(token),
+            seed=int.from_bytes(drawn[8:]) >> 1,
+            explain=message.explain,
+            dry_run=message.dry_run,
+            size=size_of(message),
+            avoid=avoid,
+        )
+        return ask, token
+
+    def _refuse_unserved(self, message: AllocationRequest) -> Refusal | None:
+        if message.lease is not None:
+            longest = self._config.lease_ttl_seconds_max
+            if message.lease.ttl_seconds > longest:
+                reason = f"lease.ttl_seconds: expected at most {longest:g}; renew it for longer."
+                expected = f"at most {longest:g}"
+                return Refusal(Code.BAD_MESSAGE, reason, "lease.ttl_seconds", expected)
+        if message.provision is not None:
+            if message.lease is None:
+                reason = "provision: expected a `lease` beside it; only a lease starts anything."
+                return Refusal(Code.BAD_MESSAGE, reason, "lease", "a lease to start it under")
+            asked = message.provision
+            if asked.attempts_max is not None and asked.on_failure != "requeue":
+                expected = '`on_failure` "requeue" beside it; else there is one start'
+                reason = f"provision.attempts_max: expected {expected}."
+                return Refusal(Code.BAD_MESSAGE, reason, "provision.attempts_max", expected)
+            longest = self._config.keep_warm_seconds_max
+            if asked.keep_warm_seconds > longest:
+                reason = f"provision.keep_warm_seconds: expected at most {longest:g}."
+                field_name, expected = "provision.keep_warm_seconds", f"at most {longest:g}"
+                return Refusal(Code.BAD_MESSAGE, reason, field_name, expected)
+        return None
+
+    def _candidates(
+        self, message: AllocationRequest, warnings: list[str]
+    ) -> tuple[ClusterId, ...] | Refusal | None:
+        limit, memory = self._config.candidates_max, self._catalog.memory
+        named = message.candidates()
+        if named is None:
+            live = memory.live_ids()
+            if len(live) <= limit:
+                return None
+            what = f"only the first {limit} of {len(live)} live clusters were considered"
+            warnings.append(f"No clusters, filter or search was given: {what}.")
+            return live[:limit]
+        if len(named) > limit:
+            reason = f"clusters: expected at most {limit} ids, got {len(named)}."
+            return Refusal(Code.BAD_MESSAGE, reason, "clusters", f"at most {limit} ids")
+        missing = [name for name in named if not memory.is_live(name)]
+        if not missing:
+            return named
+        gone = [name for name in missing if not memory.known(name)]
+        asleep = [name for name in missing if memory.known(name)]
+        for names, what in ((gone, "Unknown clusters"), (asleep, "Clusters that are not live")):
+            if names:
+                more = f" and {len(names) - WARNED_MAX} more" if len(names) > WARNED_MAX else ""
+                listed = ", ".join(names[:WARNED_MAX])
+                warnings.append(f"{what} were left out: {listed}{more}.")
+        candidates = tuple(name for name in named if memory.is_live(name))
+        if not candidates:
+            reason = f"clusters: none of those named ({len(named)}) is registered and live."
+            expected = "ids of live clusters"
+            details = {"unknown": missing[:WARNED_MAX]}
+            return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", expected, details)
+        return candidates

@@ -1,0 +1,136 @@
+"""Operations: messages that carry `op`. They become events of the core, or are answered here.
+
+The router hands them over; `admission` has the requests for a placement.
+"""
+
+from typing import Any, assert_never
+
+import structlog
+
+from moorage.core.effects import Address, Information, Response
+from moorage.core.events import (
+    CancelAsked,
+    FlushAsked,
+    Inquired,
+    ReleaseAsked,
+    RenewAsked,
+    SessionLost,
+)
+from moorage.core.facts import Refusal
+from moorage.daemon.inbox import Inbox
+from moorage.daemon.publishing.management import Management
+from moorage.daemon.requests.answers import refusal_of
+from moorage.daemon.requests.lease_tokens import digest
+from moorage.daemon.requests.replies import Replies, ReplyContext
+from moorage.daemon.requests.watchers import Watchers
+from moorage.daemon.workloads.access import WorkloadAccess
+from moorage.model import ClusterId, Code, RequestId, SessionId, Tenant
+from moorage.protocol import messages as wire
+from moorage.protocol.faults import ServiceError
+
+log = structlog.get_logger("moored")
+
+
+class Operations:
+    """Does what operations say.
+
+    Args:
+        inbox: Where events go.
+        replies: Where answers go.
+        watchers: Sessions that watch.
+        management: Runs `management` of policies.
+        access: Looks into the workloads of leases.
+        ttl_seconds_max: How long a lease may be renewed for at a time.
+
+    """
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        replies: Replies,
+        watchers: Watchers,
+        management: Management,
+        access: WorkloadAccess,
+        ttl_seconds_max: float,
+    ) -> None:
+        self._inbox = inbox
+        self._replies = replies
+        self._watchers = watchers
+        self._management = management
+        self._access = access
+        self._ttl_seconds_max = ttl_seconds_max
+
+    def lost(self, session: SessionId) -> None:
+        """Note that a session is over."""
+        self._watchers.lost(session)
+        self._inbox.post(SessionLost(session))
+
+    def take(  # noqa: C901, PLR0912  # One case per operation.
+        self, to: Address, tenant: Tenant, message: wire.Operation
+    ) -> None:
+        """Do what a message says; it is answered at `to`, now or later."""
+        self._replies.expect(to, ReplyContext(message.id))
+        match message:
+            case wire.Release():
+                self._inbox.post(ReleaseAsked(to, RequestId(message.lease), digest(message.token)))
+            case wire.Renew():
+                ttl, longest = message.ttl_seconds, self._ttl_seconds_max
+                if ttl is not None and ttl > longest:
+                    reason = f"ttl_seconds: expected at most {longest:g}; renew again for longer."
+                    refusal = Refusal(
+                        Code.BAD_MESSAGE, reason, "ttl_seconds", f"at most {longest:g}"
+                    )
+                    self._replies.answer(to, refusal)
+                else:
+                    shown = digest(message.token)
+                    self._inbox.post(RenewAsked(to, RequestId(message.lease), shown, ttl))
+            case wire.Flush():
+                self._inbox.post(FlushAsked(to, tenant, ClusterId(message.cluster) or None))
+            case wire.Cancel():
+                self._inbox.post(CancelAsked(to, self._replies.named(to, message.request), tenant))
+            case wire.Status():
+                self._inbox.post(Inquired(to, "status", tenant, message.subject))
+            case wire.Why():
+                self._inbox.post(Inquired(to, "why", tenant, message.subject))
+            case wire.QueueListing():
+                self._list(to, "queue", tenant, message)
+            case wire.LeaseListing():
+                self._list(to, "leases", tenant, message)
+            case wire.FleetListing():
+                self._list(to, "fleet", tenant, message)
+            case wire.Manage():
+                self._replies.answer_later(to, self._manage(to, tenant, message))
+            case wire.Logs() | wire.Exec():
+                self._replies.answer_later(to, self._access.answer(message))
+            case wire.WatchTopics():
+                self._replies.answer(to, self._watch(to, tenant, message))
+            case wire.WhatIf() | wire.Resume():
+                name = type(message).__struct_config__.tag
+                reason = f"The operation “{name}” is not served yet."
+                self._replies.answer(to, Refusal(Code.UNSUPPORTED, reason, "op"))
+            case _:
+                assert_never(message)
+
+    def _watch(self, to: Address, tenant: Tenant, message: wire.WatchTopics) -> Response:
+        try:
+            return Information({"topics": self._watchers.add(to.session, tenant, message.topics)})
+        except ServiceError as error:
+            return refusal_of(error)
+
+    def _list(
+        self,
+        to: Address,
+        question: Any,
+        tenant: Tenant,
+        message: "wire.QueueListing | wire.LeaseListing | wire.FleetListing",
+    ) -> None:
+        filters = message.equalities()
+        self._inbox.post(Inquired(to, question, tenant, "", filters, message.cursor, message.limit))
+
+    async def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> Response:
+        uri, action = message.policy_rule_uri, message.action
+        whence = self._replies.remote(to)
+        data = await self._management.run(uri, tenant, action, message.data)
+        about = {"what": "manage", "policy_rule_uri": uri, "action": action, "remote": whence}
+        log.info("changed", who=tenant, **about)
+        return Information(data)

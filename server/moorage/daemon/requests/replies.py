@@ -1,0 +1,182 @@
+"""Replies: what the answer at an address needs beside itself, and the way it leaves by.
+
+`admission` and `operations` note an address, the commit loop's effects answer it. The gateway has
+the addresses of sockets, `HttpCalls` those of `POST /allocate`.
+"""
+
+import time
+from collections.abc import Awaitable
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from moorage.core.effects import Address, LeaseNews, Response
+from moorage.daemon.publishing.aliases import Noting
+from moorage.daemon.requests.answers import MessageId, encode, refusal_of
+from moorage.daemon.requests.http_calls import HttpCalls
+from moorage.daemon.requests.lease_tokens import LeaseTokens
+from moorage.daemon.tasks import Tasks
+from moorage.daemon.workloads.control import WorkloadControl
+from moorage.gateway.server import Gateway
+from moorage.model import Lease, RequestId, SessionId
+from moorage.protocol.faults import ServiceError
+
+_NONE: Final = RequestId("")
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyContext:
+    """What the reply to a message needs beside the answer.
+
+    Args:
+        message_id: The message's own `id`.
+        request: The ask it became; empty for an operation.
+        token: Of the lease that the ask may be granted.
+        shown: The reply names the ask.
+        warnings: For the reply.
+        version: The version that was chosen; empty where the message named it itself.
+        note: Takes the outcome, where an alias was named.
+        admitted_at: By the monotonic clock; for `note`.
+
+    """
+
+    message_id: MessageId
+    request: RequestId = _NONE
+    token: str = ""
+    shown: bool = False
+    warnings: list[str] = field(default_factory=list[str])
+    version: str = ""
+    note: Noting | None = None
+    admitted_at: float = 0.0
+
+
+class Replies:
+    """The addresses where an answer is awaited.
+
+    Args:
+        gateway: Has the sockets.
+        calls: Has the calls over HTTP.
+        workloads: Says how far the workload of a lease is.
+        tokens: Makes the tokens of leases.
+        tasks: Runs what has to wait for its answer.
+
+    """
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        calls: HttpCalls,
+        workloads: WorkloadControl,
+        tokens: LeaseTokens,
+        tasks: Tasks,
+    ) -> None:
+        self._gateway = gateway
+        self._calls = calls
+        self._workloads = workloads
+        self._tokens = tokens
+        self._tasks = tasks
+        self._open: dict[Address, ReplyContext] = {}
+        self._askers: dict[RequestId, Address] = {}
+        self._numbers: dict[SessionId, set[Address]] = {}
+
+    def opened(self, session: SessionId) -> None:
+        """Note that a session exists."""
+        self._numbers[session] = set()
+
+    def lost(self, session: SessionId) -> None:
+        """Note that a session is over: nobody reads its answers any more."""
+        for to in tuple(self._numbers.pop(session, ())):
+            self._forget(to)
+
+    def expect(self, to: Address, context: ReplyContext) -> None:
+        """Note what the answer at an address needs, before anything answers it."""
+        self._open[to] = context
+        if context.request:
+            self._askers[context.request] = to
+        self._numbers.get(to.session, set()).add(to)
+
+    def named(self, to: Address, name: str) -> RequestId:
+        """Return the request that `name` means: its server's id, or its message's own `id`."""
+        for other in self._numbers.get(to.session, ()):
+            context = self._open[other]
+            own = context.message_id
+            if context.request and own is not None and str(own) == name:
+                return context.request
+        return RequestId(name)
+
+    def queued(self, request: RequestId) -> None:
+        """Note that a request waits in the queue.
+
+        Its message is in flight no longer, and how long it takes says nothing of its policy.
+        """
+        to = self._askers.get(request)
+        if to is None:
+            return
+        self._gateway.park(to)
+        context = self._open[to]
+        if context.note is not None:
+            self._open[to] = replace(context, admitted_at=0.0)
+
+    def answer(self, to: Address, answer: Response) -> None:
+        """Answer at an address, unless nobody listens there any more."""
+        context = self._open.get(to)
+        if context is None:
+            return
+        self._forget(to)
+        if context.note is not None:
+            now, waited = time.monotonic(), context.admitted_at == 0.0
+            context.note(answer, None if waited else now - context.admitted_at, now)
+        told = answer.lease if isinstance(answer, LeaseNews) else None
+        reply = encode(
+            answer,
+            message_id=context.message_id,
+            request=context.request if context.shown else "",
+            warnings=context.warnings,
+            version=context.version,
+            workload=self._workloads.seen(told) if told else None,
+            token=self._token(context, told) if told else "",
+        )
+        self.send(to, reply)
+
+    def answer_later(self, to: Address, work: Awaitable[Response]) -> None:
+        """Answer with what this returns, or with the `ServiceError` that it raises."""
+        self._tasks.spawn(self._answer_later(to, work))
+
+    def send(self, to: Address, reply: bytes) -> None:
+        """Send a finished reply."""
+        if to.session == HttpCalls.SESSION:
+            self._calls.reply(to, reply)
+        else:
+            self._gateway.tell(to, reply)
+
+    def send_later(self, to: Address, work: Awaitable[bytes]) -> None:
+        """Send the finished reply that this returns."""
+        self._tasks.spawn(self._send_later(to, work))
+
+    def remote(self, to: Address) -> str:
+        """Return where whoever awaits an answer connects from; "" where nobody knows."""
+        return self._gateway.remote(to.session)
+
+    def drain(self, answer: Response) -> None:
+        """Answer this to all calls over HTTP that still wait, in the queue or for a policy."""
+        for to in self._calls.waiting():
+            self.answer(to, answer)
+
+    def _token(self, context: ReplyContext, lease: Lease) -> str:
+        """Return the token of a lease: as it was made for this ask, or made anew."""
+        return context.token if lease.id == context.request else self._tokens.of(lease)
+
+    async def _answer_later(self, to: Address, work: Awaitable[Response]) -> None:
+        try:
+            answer = await work
+        except ServiceError as error:
+            answer = refusal_of(error)
+        self.answer(to, answer)
+
+    async def _send_later(self, to: Address, work: Awaitable[bytes]) -> None:
+        self.send(to, await work)
+
+    def _forget(self, to: Address) -> None:
+        context = self._open.pop(to, None)
+        if context is not None:
+            self._askers.pop(context.request, None)
+        self._numbers.get(to.session, set()).discard(to)

@@ -1,0 +1,346 @@
+"""Starting a daemon, in phases: each builds its parts whole, of what the phases before it built.
+
+`daemon.main` starts one. What is opened is closed in the reverse order: when the daemon stops, or
+when its start fails.
+"""
+
+import asyncio
+import gc
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from moorage.catalog.mirrored.prometheus import PrometheusPoller
+from moorage.catalog.ports import Catalog
+from moorage.config.settings import Config
+from moorage.core.allocator import Allocator
+from moorage.core.events import Restarted
+from moorage.daemon import descriptors, pruning
+from moorage.daemon.blocks.placement import BlockPlacement
+from moorage.daemon.blocks.tasks import BlockServices
+from moorage.daemon.commit_loop import CommitLoop
+from moorage.daemon.daemon import Daemon
+from moorage.daemon.effects import EffectCarrier
+from moorage.daemon.inbox import Inbox
+from moorage.daemon.observability import gauges
+from moorage.daemon.observability.counters import Measures
+from moorage.daemon.observability.health import Health
+from moorage.daemon.publishing.aliases import Publishing
+from moorage.daemon.publishing.management import Management
+from moorage.daemon.registry import RegistryChanges
+from moorage.daemon.requests import services
+from moorage.daemon.requests.admission import Admission
+from moorage.daemon.requests.asks import Asks
+from moorage.daemon.requests.consultations import Consultations
+from moorage.daemon.requests.context_keeper import ContextKeeper
+from moorage.daemon.requests.executor import PolicyExecutor
+from moorage.daemon.requests.finder import Finder
+from moorage.daemon.requests.http_calls import HttpCalls
+from moorage.daemon.requests.lease_tokens import LeaseTokens, open_secret
+from moorage.daemon.requests.operations import Operations
+from moorage.daemon.requests.origins import names
+from moorage.daemon.requests.remote_policies import remote_policies
+from moorage.daemon.requests.replies import Replies
+from moorage.daemon.requests.router import Router
+from moorage.daemon.requests.tokens import Tokens
+from moorage.daemon.requests.watchers import Watchers
+from moorage.daemon.tasks import Tasks
+from moorage.daemon.workloads.access import WorkloadAccess
+from moorage.daemon.workloads.backends import configured_backends
+from moorage.daemon.workloads.control import WorkloadControl
+from moorage.gateway.server import Gateway, GatewaySettings
+from moorage.ledger.base import Ledger
+from moorage.ledger.sqlite import SqliteLedger
+from moorage.sandbox.host.sandbox import Sandbox
+from moorage.sandbox.wire.limits import Limits
+from moorage.web.server import WebServer
+from moorage.web.services import WebServices
+
+log = structlog.get_logger("moored")
+
+
+@dataclass(frozen=True, slots=True)
+class Stores:
+    """What is on the disk, open, and the core as the ledger has it."""
+
+    ledger: Ledger
+    allocator: Allocator
+    lease_tokens: LeaseTokens
+    catalog: Catalog
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    """What the other parts post to, run on and count with."""
+
+    inbox: Inbox
+    tasks: Tasks
+    tokens: Tokens
+    gateway: Gateway
+    watchers: Watchers
+    measures: Measures
+
+
+@dataclass(frozen=True, slots=True)
+class Runners:
+    """What runs the code of others."""
+
+    sandbox: Sandbox
+    workloads: WorkloadControl
+
+
+@dataclass(frozen=True, slots=True)
+class RequestParts:
+    """What answers requests."""
+
+    finder: Finder
+    publishing: Publishing
+    management: Management
+    blocks: BlockPlacement
+    consultations: Consultations
+    calls: HttpCalls
+    replies: Replies
+    router: Router
+
+
+async def start(config: Config) -> Daemon:
+    """Open everything and serve.
+
+    Raises:
+        LedgerError: The ledger cannot be opened.
+        JailError: Policies cannot be locked in here.
+        BackendError: What a backend needs is not here.
+        OSError: An address cannot be listened on.
+
+    """
+    tasks = Tasks()
+    async with AsyncExitStack() as stack:
+        try:
+            return await _start(config, tasks, stack)
+        except BaseException:
+            await tasks.close()
+            raise
+
+
+async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
+    stores = await _open_stores(config, stack)
+    core = _core(config, stores, tasks)
+    runners = await _open_runners(config, stores, core, stack)
+    requests = _requests(config, stores, core, runners, stack)
+    commit_loop = await _run_core(config, stores, core, runners, requests)
+    # What was loaded stays. Without this, collections that look through ten thousand documents
+    # in vain stop the server for a third of a second each (measured).
+    gc.freeze()
+    health = Health(
+        core.gateway, stores.ledger, commit_loop, runners.sandbox, config.sandbox, tasks
+    )
+    web = _web(config, stores, core, runners, requests, health)
+    http_port = await web.start(config.http_host, config.http_port)
+    stack.push_async_callback(web.close)
+    port = await core.gateway.start(requests.router, config.host, config.port, http_port)
+    stack.push_async_callback(core.gateway.close)
+    web.name_websocket_port(port)
+    _follow_prometheus(config, stores.catalog, core, stack)
+    return Daemon(
+        port=port,
+        http_port=http_port,
+        tokens=core.tokens,
+        gateway=core.gateway,
+        calls=requests.calls,
+        replies=requests.replies,
+        commit_loop=commit_loop,
+        tasks=tasks,
+        closing=stack.pop_all(),
+    )
+
+
+async def _open_stores(config: Config, stack: AsyncExitStack) -> Stores:
+    config.data_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    ledger = SqliteLedger(config.data_dir / "ledger.db")
+    recovery = await ledger.open()
+    stack.push_async_callback(ledger.close)
+    tokens = LeaseTokens(open_secret(config.data_dir / "lease_secret"))
+    allocator = Allocator(config.requeue_pause_seconds)
+    allocator.replay(recovery.facts, recovery.fencing)
+    catalog = await services.open_catalog(config)
+    stack.push_async_callback(catalog.close)
+    for warning in (*recovery.warnings, *catalog.warnings):
+        log.warning("damage", finding=warning)
+    return Stores(ledger, allocator, tokens, catalog)
+
+
+def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
+    settings = GatewaySettings(
+        sessions_max=config.sessions_max,
+        connections_max=descriptors.connection_limits().gateway,
+        message_bytes_max=config.message_bytes_max,
+        deflate=config.deflate,
+        origins=names(config),
+    )
+    if settings.sessions_max > settings.connections_max:
+        log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
+    tokens = Tokens(config.tokens)
+    gateway = Gateway(settings, tokens.tenant)
+    watchers = Watchers(gateway.push, stores.allocator.state.lease)
+    return Core(Inbox(), tasks, tokens, gateway, watchers, Measures())
+
+
+async def _open_runners(
+    config: Config, stores: Stores, core: Core, stack: AsyncExitStack
+) -> Runners:
+    state = stores.allocator.state
+    sandbox = Sandbox(
+        fleet=state.fleet,
+        services=services.CatalogReader(stores.catalog),
+        deliver=core.inbox.post,
+        limits=Limits(
+            evaluation_seconds=config.policy_deadline_seconds,
+            memory_mib=config.policy_memory_mib,
+        ),
+        mode=config.sandbox,
+        isolation=config.isolation,
+        circuits=core.watchers.circuits,
+    )
+    report = await sandbox.start()
+    stack.push_async_callback(sandbox.close)
+    log.info("sandbox", mode=report.mode, layers=dict(report.layers), warning=report.warning)
+    contexts = ContextKeeper(stores.catalog.contexts, sandbox)
+    await contexts.restore()
+    stack.push_async_callback(contexts.close)
+    core.tasks.spawn(contexts.run())
+    backends = configured_backends(config, lambda: state.clusters)
+    workloads = WorkloadControl(backends, core.inbox.post, core.tasks.fail, core.watchers.workload)
+    stack.push_async_callback(workloads.close)
+    await workloads.open([each.workload for each in state.leases.values() if each.provision])
+    return Runners(sandbox, workloads)
+
+
+def _requests(
+    config: Config, stores: Stores, core: Core, runners: Runners, stack: AsyncExitStack
+) -> RequestParts:
+    catalog, allocator, inbox, tasks = stores.catalog, stores.allocator, core.inbox, core.tasks
+    sandbox, workloads, state = runners.sandbox, runners.workloads, allocator.state
+    finder = Finder(catalog, sandbox)
+    executor = remote_policies(config, catalog, lambda: state.fleet, inbox.post)
+    if executor is not None:
+        stack.push_async_callback(executor.close)
+    publishing = Publishing(
+        catalog, sandbox, allocator, core.watchers, tasks, config.policy_fallback_failures
+    )
+    management = Management(catalog, sandbox, elsewhere=executor is not None)
+    blocks = BlockPlacement(
+        catalog=catalog,
+        finder=finder,
+        sandbox=sandbox,
+        fleet=lambda: state.fleet,
+        clusters_max=config.candidates_max,
+    )
+    calls = HttpCalls()
+    replies = Replies(core.gateway, calls, workloads, stores.lease_tokens, tasks)
+    asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, state.fleet)
+    admission = Admission(catalog, publishing, asks, inbox, replies)
+    access = WorkloadAccess(workloads, state.lease)
+    operations = Operations(
+        inbox, replies, core.watchers, management, access, config.lease_ttl_seconds_max
+    )
+    return RequestParts(
+        finder,
+        publishing,
+        management,
+        blocks,
+        Consultations(catalog, sandbox, executor, publishing.shadows, inbox.post),
+        calls,
+        replies,
+        Router(admission, operations, blocks, replies, tasks),
+    )
+
+
+async def _run_core(
+    config: Config, stores: Stores, core: Core, runners: Runners, requests: RequestParts
+) -> CommitLoop:
+    """Have the core stepped from now on, up to date with the world before anybody may ask."""
+    allocator, inbox, tasks = stores.allocator, core.inbox, core.tasks
+    effects = EffectCarrier(
+        requests.replies,
+        requests.consultations,
+        runners.workloads,
+        core.watchers,
+        core.measures,
+        stores.ledger,
+    )
+    commit_loop = CommitLoop(
+        allocator, stores.ledger, inbox, effects, tasks, config.checkpoint_every_facts
+    )
+    registry = RegistryChanges(
+        stores.catalog, runners.sandbox, allocator.state, inbox, core.watchers
+    )
+    registry.reconcile()
+    inbox.post(Restarted(config.restart_grace_seconds))
+    tasks.spawn(registry.keep_fresh())
+    tasks.spawn(pruning.prune_forever(stores.ledger, config))
+    tasks.spawn(commit_loop.commit_forever())
+    tasks.spawn(commit_loop.step_forever())
+    settled = asyncio.ensure_future(commit_loop.settled())
+    await asyncio.wait([settled, tasks.broken], return_when=asyncio.FIRST_COMPLETED)
+    settled.cancel()
+    if tasks.broken.done():  # It never settles then.
+        await tasks.broken
+    publishing = requests.publishing
+    for figures in (
+        partial(gauges.core_gauges, allocator),
+        partial(gauges.commit_gauges, stores.ledger, commit_loop),
+        lambda: gauges.sandbox_gauges(runners.sandbox.report()),
+        lambda: gauges.gateway_gauges(core.gateway.stats()),
+        core.watchers.metrics,
+        publishing.metrics,
+        publishing.shadows.metrics,
+    ):
+        core.measures.watch(figures)
+    return commit_loop
+
+
+def _web(
+    config: Config,
+    stores: Stores,
+    core: Core,
+    runners: Runners,
+    requests: RequestParts,
+    health: Health,
+) -> WebServer:
+    catalog, sandbox = stores.catalog, runners.sandbox
+    allocation = services.AllocationServices(requests.router, requests.calls)
+    behind = WebServices(
+        clusters=catalog.clusters,
+        metrics=catalog.metrics,
+        blocks=catalog.blocks,
+        executors=catalog.executors,
+        policies=catalog.policies,
+        publications=services.PolicyServices(
+            catalog, sandbox, requests.publishing, requests.management
+        ),
+        aliases=requests.publishing,
+        block_actions=BlockServices(requests.blocks, core.tasks.spawn),
+        search=services.SearchServices(requests.finder).search,
+        execute=PolicyExecutor(catalog, sandbox).execute,
+        allocate=allocation.allocate if config.allocate_over_http else None,
+        authenticate=core.tokens.tenant,
+        readiness=health.readiness,
+        metrics_text=core.measures.text,
+    )
+    limits = descriptors.connection_limits()
+    return WebServer(behind, origins=names(config), connections_max=limits.web)
+
+
+def _follow_prometheus(config: Config, catalog: Catalog, core: Core, stack: AsyncExitStack) -> None:
+    if not config.prometheus_url:
+        return
+
+    def tell(finding: str) -> None:
+        log.warning("prometheus", finding=finding)
+
+    poller = PrometheusPoller(catalog, services.prometheus_source(config), tell)
+    stack.push_async_callback(poller.close)
+    core.measures.watch(partial(gauges.prometheus_gauges, poller))
+    core.tasks.spawn(poller.run())
