@@ -180,6 +180,8 @@ class Services:
         self.url = url.rstrip("/")
         self._timeout = timeout
         self._session = requests.Session()
+        self.warnings: tuple[str, ...] = ()
+        """Of the latest reply: what may not be as its sender thinks."""
         if token := token or os.environ.get("MOORAGE_TOKEN"):
             self._session.headers["Authorization"] = f"Bearer {token}"
 
@@ -195,7 +197,10 @@ class Services:
         self._session.close()
 
     def publish_policy(self, document: Document) -> str:
-        """Register a policy; return its URI. The same content again is answered the same."""
+        """Register a policy; return its URI. The same content again is answered the same.
+
+        What may not be as its author thinks is in `warnings` then.
+        """
         registered = self._enveloped("POST", "/policy", document, kind=dict[str, Any])
         return str(self._understood(str, registered.get("policy_rule_uri")))
 
@@ -334,6 +339,7 @@ class Services:
             raise ProtocolViolated(self.url, f"{method} {path} answered no envelope")
         if reply["success"] is not True:
             raise _refusal(reply, Code.INTERNAL, "the server gave no reason")
+        self.warnings = tuple(self._understood(list[str], reply.get("warnings") or []))
         return self._understood(kind, reply.get("data"))
 
     def _call(self, method: str, path: str, body: Document | None = None) -> Any:

@@ -1,14 +1,16 @@
 """Broken policies, each in a way of its own, and what its author must be told; for the tests.
 
 `BROKEN` maps a kind to a PolicyRule document (or the bytes of a request's body) and to a piece of
-the one sentence that the answer must have. `HTTP` stands for the daemon's own HTTP address.
+the one sentence that the answer must have. `WARNED` has what is registered all the
+same. `HTTP` stands for the daemon's own HTTP address.
 """
 
 from typing import Any
 
-from broken_code import ARCHIVES, GOOD, HTTP, POLICIES, REQUIREMENTS, URI, Broken, document, files
+from broken_code import ARCHIVES, GOOD, HTTP, POLICIES, URI, Broken, document, files
+from broken_code import WARNED as WARNED_CODE
 
-__all__ = ["BROKEN", "HTTP", "URI"]
+__all__ = ["BROKEN", "HTTP", "URI", "WARNED"]
 
 
 def exampled(*examples: Any, **more: Any) -> dict[str, Any]:
@@ -55,7 +57,7 @@ DOCUMENTS: Broken = {
     "metadata in a list": (document(metadata=[]), "metadata: expected an object"),
     "tags as a number": (document(tags=7), "tags: expected a text with commas, or a list"),
     "a code_type that is none": (document(code_type=7), "code_type: expected a text"),
-    "a type that is none": (document(type=7), "type: expected `python_class_v1`: policies"),
+    "a type that is none": (document(type=7), "type: expected `policy` or `python_class_v1`"),
     "a description in a list": (document(description=[]), "description: expected a text"),
     "settings in a list": (document(policy_settings=[]), "policy_settings: expected an object"),
     "parameters as a text": (
@@ -111,9 +113,13 @@ SCHEMAS: Broken = {
         document(policy_output_schema=[]),
         "policy_output_schema: expected an object with one entry",
     ),
-    "a JSON Schema": (
-        document(policy_input_schema={"type": "object", "properties": {}}),
-        "this is no JSON Schema",
+    "a JSON Schema of a text": (
+        document(policy_input_schema={"type": "string"}),
+        "policy_input_schema.type: expected object, or array with items that are",
+    ),
+    "a JSON Schema with alternatives": (
+        document(policy_input_schema={"type": "object", "oneOf": []}),
+        "policy_input_schema.oneOf: expected a constraint that is known here",
     ),
     "an entry that is a text": (
         schema("number"),
@@ -124,10 +130,13 @@ SCHEMAS: Broken = {
         "policy_input_schema.size.type: expected one of string",
     ),
     "a type of another language": (
-        schema({"type": "integer"}),
-        '"integer", which is `number` here',
+        schema({"type": "int"}),
+        '"int", which is `integer` here',
     ),
-    "a misspelt constraint": (schema({**SIZE, "mim": 1}), "size.mim: expected one of type"),
+    "a misspelt constraint": (
+        schema({**SIZE, "mim": 1}),
+        "size.mim: expected a constraint that is known here; did you mean `min`?",
+    ),
     "a pattern for a number": (
         schema({**SIZE, "pattern": "x"}),
         "no `pattern` where the type is num",
@@ -161,8 +170,8 @@ SCHEMAS: Broken = {
         "size.default: expected a number of at least 1; found 0",
     ),
     "required fields in a list": (
-        schema({"type": "object", "required": ["a"]}),
-        "each required field says so itself",
+        schema({"type": "object", "required": [7]}),
+        "expected true or false, or a list of names",
     ),
     "properties of a number": (
         schema({**SIZE, "properties": {}}),
@@ -246,8 +255,7 @@ BROKEN: Broken = {
     **DOCUMENTS,
     **SOURCES,
     **ARCHIVES,
-    **REQUIREMENTS,
     **POLICIES,
-    **SCHEMAS,
     **EXAMPLES,
 }
+WARNED: Broken = {**WARNED_CODE, **SCHEMAS}

@@ -78,7 +78,7 @@ class Server:
     def publish(self, *documents: dict) -> None:
         for document in documents:
             answer = self.http.post("/policy", json=document)
-            assert answer.status_code == 201, answer.text
+            assert answer.status_code == 200, answer.text
 
     def socket(self, headers: dict[str, str] | None = None):
         options = {"compression": None, "max_size": None, "additional_headers": headers}

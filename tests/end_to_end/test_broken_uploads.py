@@ -8,7 +8,7 @@ import json
 import threading
 
 import pytest
-from broken_uploads import BROKEN, HTTP, URI
+from broken_uploads import BROKEN, HTTP, URI, WARNED
 from served import ask_message
 
 pytestmark = pytest.mark.heavy  # Many daemons, restarts and kills: minutes in all.
@@ -58,7 +58,15 @@ def answers(server):
 
 
 def test_there_are_a_hundred_kinds():
-    assert len(BROKEN) >= KINDS_MIN
+    assert len(BROKEN) + len(WARNED) >= KINDS_MIN
+
+
+def test_what_existing_documents_have_is_registered_with_a_warning(server):
+    for kind, (document, text) in WARNED.items():
+        status, said = upload(server, document)
+        assert status == 200, (kind, said)
+        assert any(text in each for each in said["warnings"]), (kind, said)
+        assert server.http.delete(f"/policy/{URI}").status_code == 200
 
 
 @pytest.mark.parametrize("kind", BROKEN)

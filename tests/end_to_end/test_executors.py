@@ -129,7 +129,7 @@ def test_executor_documents_live_at_their_documented_paths(pair):
     _, server = pair
     http = server.http
     document = {"executor_id": "e2", "description": "second"}
-    assert http.post("/executor", json=document).status_code == 201
+    assert http.post("/executor", json=document).status_code == 200
     assert http.post("/executor", json=document).status_code == 409
     assert http.post("/executor", json={"executor_id": "../x"}).status_code == 400
     assert http.get("/executor/e2").json()["data"] == document

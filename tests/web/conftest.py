@@ -37,7 +37,8 @@ class House:
 
     async def publish(self, document, who):
         prepared = await self.catalog.policies.prepare(document)
-        return (await self.catalog.policies.register(prepared, who)).ref.uri
+        record = await self.catalog.policies.register(prepared, who)
+        return record.ref.uri, prepared.warnings
 
     async def update(self, uri, change, who):
         return await self.catalog.policies.update(uri, change, who)

@@ -137,7 +137,7 @@ async def test_policies(client, site, code):
     document = {"policy_rule_uri": URI, "code": code, "policy_parameters": {"spread": True}}
     for _ in range(2):
         published = await client.post("/policy", json=document)
-        assert published.status_code == 201
+        assert published.status_code == 200
         assert published.json() == {"success": True, "data": {"policy_rule_uri": URI}}
     assert site.house.catalog.memory.policy(URI).files == {"function.py": POLICY.encode()}
     read = await client.get(f"/policy/{URI}")

@@ -12,7 +12,7 @@ import typer
 
 from moorage_client.answers import read_as
 from moorage_client.cli.asking import json_object
-from moorage_client.cli.output import local_time, print_json, say, table
+from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import PolicyRow, ShownPolicyChange
@@ -73,8 +73,12 @@ def push(
         document["metadata"] = {**metadata, "examples": _json(examples)}
     with session.services() as services:
         registered = services.publish_policy(document)
+        warnings = services.warnings
+    for warning in () if session.json else warnings:
+        note(f"warning: {warning}")
     if session.json:
-        print_json({"policy_rule_uri": registered})
+        said = {"warnings": list(warnings)} if warnings else {}
+        print_json({"policy_rule_uri": registered, **said})
     else:
         say(registered)
 

@@ -55,6 +55,12 @@ class PreparedPolicy:
 
     Nothing of it has been compiled or run: whoever registers it lets a jail load it first, and run
     its examples.
+
+    Args:
+        record: What is registered.
+        warnings: What is not as its author may think, and no reason to refuse it.
+
     """
 
     record: PolicyRecord
+    warnings: tuple[str, ...] = ()

@@ -153,6 +153,7 @@ async def try_policy(job: PolicyTestJob) -> PolicyTestReport:
             report.find(error.reason)
             return report
         report.uri = record.ref.uri
+        report.notes += rehearsal.warnings
         began = time.monotonic()
         report.requests = await _play(rehearsal, record, job, wanted)
         seconds = time.monotonic() - began

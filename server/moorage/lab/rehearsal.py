@@ -86,6 +86,7 @@ class Rehearsal:
         allocator: The core. Its state may be read.
         now: Seconds since the epoch, as far as the core is concerned.
         decisions: By request.
+        warnings: Of the latest upload.
 
     """
 
@@ -95,6 +96,7 @@ class Rehearsal:
         self.allocator = Allocator()
         self.now = 0.0
         self.decisions: dict[RequestId, Decision] = {}
+        self.warnings: tuple[str, ...] = ()
         self._mode: Mode = mode
         self._limits = replace(
             limits or Limits(), cells_per_policy_max=1, circuit_overruns=0, hash_seed=hash_seed
@@ -133,9 +135,9 @@ class Rehearsal:
             ServiceError: What is wrong with it.
 
         """
-        record = await self._catalog.policies.register(
-            await vet(self._catalog, self._sandbox, document, "rehearsal"), "rehearsal"
-        )
+        prepared = await vet(self._catalog, self._sandbox, document, "rehearsal")
+        record = await self._catalog.policies.register(prepared, "rehearsal")
+        self.warnings = prepared.warnings
         self._codes[record.ref.uri] = code_of(record)
         return record
 

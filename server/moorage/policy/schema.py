@@ -1,18 +1,14 @@
-"""The schema mini-language of PolicyRule documents: what a schema says, and checking values.
+"""The schemas of PolicyRule documents: what a schema says of an object, and checking values.
 
-A schema is an object with one entry per field:
+Both dialects that authors write are read. The documented one has one entry per field:
 
     {"replicas": {"type": "number", "min": 1, "max": 8, "default": 1, "description": "copies"},
      "zone": {"type": "string", "choices": ["a", "b"], "required": true}}
 
-`type` is one of `string`, `number`, `boolean`, `array`, `object`, `any`. A `string` may have a
-`pattern` (which may occur anywhere in it; `^` and `$` are its ends), a `string` or an `array` a
-`length` or a `max_length`, a `number` a `min` and a `max`; all but an `array` and an `object` may
-have `choices`. `properties` says what is in an `object`, `items` what is in an `array`.
-
-The documents say nothing of fields that are left out. Here a field may be left out unless it is
-`required`, and then gets its `default`; `null` counts as left out, except where the type is `any`.
-Fields that the schema does not name are let through.
+There a field that is `null` counts as left out, except where the type is `any`. A JSON Schema says
+it with `{"type": "object", "properties": …, "required": […]}`, and there `null` is a value. In both
+a field may be left out unless it is required, and then gets its `default`; fields that are not
+named are let through, unless `additionalProperties` says otherwise.
 
 `catalog.documents.schemas` has the schemas of an upload read by `schema_reader`; admission and the
 sandbox's host check values with them. Everything is bounded: no value can hold up the loop.
@@ -39,9 +35,11 @@ SHOWN_CHARS_MAX: Final = 60
 KINDS: Final[Mapping[str, tuple[type, ...]]] = {
     "string": (str,),
     "number": (int, float),
+    "integer": (int, float),
     "boolean": (bool,),
     "array": (list, tuple),
     "object": (dict,),
+    "null": (type(None),),
     "any": (object,),
 }
 NO_VALUE: Final = object()
@@ -94,21 +92,53 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class FieldSchema:
-    """What a schema says of one field."""
+class Sizes:
+    """How long a text or a list may be."""
 
-    kind: str
-    required: bool = False
+    exactly: int | None = None
+    least: int | None = None
+    most: int | None = None
+
+    def allow(self, size: int) -> bool:
+        return (
+            (self.exactly is None or size == self.exactly)
+            and (self.least is None or size >= self.least)
+            and (self.most is None or size <= self.most)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Between which numbers a number may be; an end that is excluded is no part of it."""
+
+    low: float | None = None
+    high: float | None = None
+    low_excluded: float | None = None
+    high_excluded: float | None = None
+
+    def allow(self, value: float) -> bool:
+        return (
+            (self.low is None or value >= self.low)
+            and (self.high is None or value <= self.high)
+            and (self.low_excluded is None or value > self.low_excluded)
+            and (self.high_excluded is None or value < self.high_excluded)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FieldSchema:
+    """What a schema says of one field; each constraint is about values of its own type alone."""
+
+    kinds: tuple[str, ...] = ("any",)
     default: Any = NO_VALUE
     pattern: SchemaPattern | None = None
-    length: int | None = None
-    max_length: int | None = None
-    minimum: float | None = None
-    maximum: float | None = None
+    text_sizes: Sizes | None = None
+    list_sizes: Sizes | None = None
+    range: Range | None = None
     choices: frozenset[tuple[type, Any]] | None = None
     properties: "Schema | None" = None
     items: "FieldSchema | None" = None
-    expected: str = ""
+    expected: str = "a value"
     """All of it in words, for the refusal of a value."""
 
     def check(self, value: Any, budget: Budget) -> Any:
@@ -119,11 +149,11 @@ class FieldSchema:
 
         """
         budget.spend(1)
-        if not isinstance(value, KINDS[self.kind]) or not self._allows(value, budget):
+        if not any(_is_a(value, kind) for kind in self.kinds) or not self._allows(value, budget):
             raise SchemaError("", self.expected, f"found {shown(value)}")
-        if self.properties is not None:
+        if self.properties is not None and isinstance(value, dict):
             return self.properties.checked(value, budget)
-        if self.items is None:
+        if self.items is None or not isinstance(value, list | tuple):
             return value
         given = cast("Sequence[Any]", value)
         elements = list(_each(given, self.items.check, budget))
@@ -131,25 +161,31 @@ class FieldSchema:
         return given if unchanged else elements
 
     def _allows(self, value: Any, budget: Budget) -> bool:
-        if self.kind == "number" and not finite(value):
-            return False
         if self.choices is not None and comparable(value) not in self.choices:
             return False
-        if self.minimum is not None and value < self.minimum:
-            return False
-        if self.maximum is not None and value > self.maximum:
-            return False
-        if self.length is not None and len(value) != self.length:
-            return False
-        if self.max_length is not None and len(value) > self.max_length:
-            return False
-        if self.pattern is not None:
-            if len(value) > MATCHED_TEXT_CHARS_MAX:
-                expected = f"{self.expected}, of at most {MATCHED_TEXT_CHARS_MAX} characters"
-                raise SchemaError("", expected, f"found {len(value)} characters")
-            budget.spend(0, len(value))
-            return self.pattern.matches(value)
+        if isinstance(value, str):
+            if self.text_sizes is not None and not self.text_sizes.allow(len(value)):
+                return False
+            return self.pattern is None or self._matches(self.pattern, value, budget)
+        if isinstance(value, list | tuple):
+            return self.list_sizes is None or self.list_sizes.allow(len(value))
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return self.range is None or self.range.allow(value)
         return True
+
+    def _matches(self, pattern: SchemaPattern, value: str, budget: Budget) -> bool:
+        if len(value) > MATCHED_TEXT_CHARS_MAX:
+            expected = f"{self.expected}, of at most {MATCHED_TEXT_CHARS_MAX} characters"
+            raise SchemaError("", expected, f"found {len(value)} characters")
+        budget.spend(0, len(value))
+        return pattern.matches(value)
+
+
+def _is_a(value: Any, kind: str) -> bool:
+    fits = isinstance(value, KINDS[kind])
+    if not fits or kind not in {"number", "integer"}:
+        return fits
+    return finite(value) and (kind == "number" or isinstance(value, int) or value.is_integer())
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,23 +193,23 @@ class Schema:
     """What is known of the fields of an object. Made by `policy.schema_reader.read_schema`.
 
     Attributes:
+        required: The fields that may not be left out.
         defaults: What fields get that are left out, by name.
+        null_is_value: As JSON Schema has it; otherwise what is null counts as left out.
+        others: What fields may be that it does not name: anything, what is said, or not there.
 
     """
 
     _entries: Mapping[str, FieldSchema]
-    _required: tuple[str, ...]
+    required: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    null_is_value: bool = False
+    others: FieldSchema | bool = True
 
     @property
     def names(self) -> Collection[str]:
         """The fields that it says something of."""
         return self._entries.keys()
-
-    @property
-    def required(self) -> tuple[str, ...]:
-        """The fields that may not be left out."""
-        return self._required
 
     def check(self, value: Any, path: str, *, known: Collection[str] = ()) -> Mapping[str, Any]:
         """Check an object.
@@ -238,20 +274,32 @@ class Schema:
                     changed[name] = self.defaults[name]
                 else:
                     unset.append(name)
+            for name in () if self.others is True else sorted(given.keys() - self._entries.keys()):
+                self._check_other(name, given[name], changed, budget)
         except SchemaError as error:
             raise error.within(name) from None
         if not changed and given.keys().isdisjoint(unset):
             return given
         return {name: each for name, each in given.items() if name not in unset} | changed
 
+    def _check_other(self, name: str, found: Any, changed: dict[str, Any], budget: Budget) -> None:
+        if not isinstance(self.others, FieldSchema):
+            names = cut(", ".join(self._entries)) or "no field"
+            raise SchemaError("", f"no field of this name, only {names}", f"found {shown(found)}")
+        completed = self.others.check(found, budget)
+        if completed is not found:
+            changed[name] = completed
+
     def _demand(self, given: Mapping[str, Any], known: Collection[str]) -> None:
-        for name in self._required:
+        for name in self.required:
             if name not in known and self._left_out(name, given):
                 raise SchemaError(name, self._entries[name].expected, "it is missing")
 
     def _left_out(self, name: str, given: Mapping[str, Any]) -> bool:
-        value = given.get(name)
-        return value is None and (self._entries[name].kind != "any" or name not in given)
+        if name not in given:
+            return True
+        kept = self.null_is_value or "any" in self._entries[name].kinds
+        return given[name] is None and not kept
 
 
 def _each(

@@ -1,12 +1,15 @@
-"""Reads schemas of the mini-language that `policy.schema` describes, or says where they are wrong.
+"""Reads schemas in the two dialects that `policy.schema` describes, and says what it cannot read.
 
 `catalog.documents.schemas` calls `read_schema` when a policy is uploaded. A schema is written by a
 user: it is bounded, and every constraint is checked to be one that a value of its type can meet.
+Existing servers never read schemas, so nothing in one is refused: what cannot be read is noted, and
+not enforced; the rest is.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import partial
 from typing import Any, Final
 
 from moorage.policy.schema import (
@@ -14,9 +17,11 @@ from moorage.policy.schema import (
     NO_VALUE,
     Budget,
     FieldSchema,
+    Range,
     Schema,
     SchemaError,
     SchemaPattern,
+    Sizes,
     comparable,
     cut,
     finite,
@@ -34,145 +39,299 @@ PATTERNS_MAX: Final = 32
 """Patterns of one schema; turning one into its table may take milliseconds."""
 PATTERN_CHARS_MAX: Final = 256
 CHOICES_MAX: Final = 1000
+NOTES_MAX: Final = 20
+"""What cannot be read in one schema, named one by one; of more, only that there is more."""
 
 _NOUNS: Final[Mapping[str, str]] = {
     "string": "a text",
     "number": "a number",
+    "integer": "a whole number",
     "boolean": "true or false",
     "array": "a list",
     "object": "an object",
+    "null": "null",
     "any": "a value",
 }
-_SIZED: Final = frozenset({"string", "array"})
-_PICKED: Final = frozenset({"string", "number", "boolean", "any"})
 _WHERE: Final[Mapping[str, Collection[str]]] = {
     "pattern": ("string",),
-    "length": _SIZED,
-    "max_length": _SIZED,
-    "min": ("number",),
-    "max": ("number",),
-    "choices": _PICKED,
+    "length": ("array", "string"),
+    "max_length": ("array", "string"),
+    "minLength": ("string",),
+    "maxLength": ("string",),
+    "minItems": ("array",),
+    "maxItems": ("array",),
+    "min": ("integer", "number"),
+    "max": ("integer", "number"),
+    "minimum": ("integer", "number"),
+    "maximum": ("integer", "number"),
+    "exclusiveMinimum": ("integer", "number"),
+    "exclusiveMaximum": ("integer", "number"),
+    "choices": ("any", "boolean", "integer", "null", "number", "string"),
     "properties": ("object",),
+    "additionalProperties": ("object",),
     "items": ("array",),
 }
 """Which types a constraint is for."""
-_KEYS: Final = ("type", "description", "required", "default", *_WHERE)
+_ENFORCED: Final = ("type", "required", "default", "enum", "const", "nullable", *_WHERE)
+_NOTES: Final = frozenset(
+    ("description", "title", "examples", "example", "format", "deprecated", "readOnly", "writeOnly",
+     "$schema", "$id", "$comment", "$defs", "definitions", "id")
+)  # fmt: skip
+"""What is said to readers alone."""
+_OTHER_NAMES: Final[Mapping[str, str]] = {
+    "str": "`string`",
+    "text": "`string`",
+    "int": "`integer`",
+    "float": "`number`",
+    "bool": "`boolean`",
+    "list": "`array`",
+    "dict": "`object`",
+}
+_ANY: Final = FieldSchema()
 
 
 def read_schema(
     document: Any, path: str, compile_pattern: Callable[[str, str], SchemaPattern]
-) -> Schema | None:
-    """Return what a schema says, or None for an empty one.
+) -> tuple[Schema | None, tuple[SchemaError, ...]]:
+    """Return what a schema says, and what of it cannot be read and is not enforced.
 
     Args:
         document: The schema as JSON data; None and `{}` say nothing.
         path: Its place, e.g. `policy_input_schema`.
         compile_pattern: Makes a pattern of a text and its place; raises `SchemaError`.
 
-    Raises:
-        SchemaError: It is malformed; the path says where, and `expected` what may stand there.
+    Returns:
+        The schema, None where nothing of it can be enforced; and a note for each part that cannot
+        be: its path says where, and `expected` what may stand there.
 
     """
     if document is None or document == {}:
-        return None
-    return _Reader(compile_pattern).fields(document, path, 1)
+        return None, ()
+    reader = _Reader(compile_pattern, json_schema=_is_json_schema(document))
+    schema = reader.attempt(lambda: reader.whole(document, path), None)
+    return schema, tuple(reader.notes)
+
+
+def _is_json_schema(document: Any) -> bool:
+    """Return which dialect it is: the other one has an object for each field, whatever its name."""
+    if not isinstance(document, dict):
+        return False
+    properties = document.get("properties")
+    return (
+        isinstance(document.get("type"), str | list)
+        or isinstance(document.get("$schema"), str)
+        or isinstance(document.get("required"), list)
+        or any(isinstance(document.get(key), list) for key in ("allOf", "anyOf", "oneOf"))
+        or (isinstance(properties, dict) and not isinstance(properties.get("type"), str | list))
+    )
 
 
 class _Reader:
     """One schema on its way from JSON to `FieldSchema`, and what of its bounds is used up."""
 
-    def __init__(self, compile_pattern: Callable[[str, str], SchemaPattern]) -> None:
+    def __init__(
+        self, compile_pattern: Callable[[str, str], SchemaPattern], *, json_schema: bool
+    ) -> None:
         self._compile = compile_pattern
+        self._json = json_schema
         self._entries = 0
         self._patterns = 0
+        self.notes: list[SchemaError] = []
 
-    def fields(self, document: Any, path: str, depth: int) -> Schema:
+    def attempt(self, read: Callable[[], Any], otherwise: Any) -> Any:
+        """Return what is read, or note why it cannot be and return what holds instead."""
+        try:
+            return read()
+        except SchemaError as error:
+            self._note(error)
+            return otherwise
+
+    def _note(self, error: SchemaError) -> None:
+        if len(self.notes) < NOTES_MAX:
+            self.notes.append(error)
+        elif len(self.notes) == NOTES_MAX:
+            path = error.path.partition(".")[0]
+            self.notes.append(SchemaError(path, "what is described above", "there is more"))
+
+    def whole(self, document: Any, path: str) -> Schema | None:
+        if not self._json:
+            return self.fields(document, path, 1)
+        entry = self.entry(document, path, 1)
+        if entry.kinds == ("array",) and entry.items is not None:
+            entry = entry.items  # Of a list, each element is checked.
+        if entry.properties is not None or entry.kinds == ("any",):
+            return entry.properties
+        if "object" in entry.kinds:
+            return Schema({}, null_is_value=True)
+        found = f"found {shown(document.get('type'))}"
+        raise SchemaError(under(path, "type"), "object, or array with items that are", found)
+
+    def fields(
+        self,
+        document: Any,
+        path: str,
+        depth: int,
+        demanded: Collection[str] = (),
+        others: FieldSchema | bool = True,  # As `Schema.others`.
+    ) -> Schema:
         if not isinstance(document, dict):
             expected = "an object with one entry per field, e.g. {'size': {'type': 'number'}}"
             raise SchemaError(path, expected, f"found {shown(document)}")
-        if isinstance(document.get("type"), str):
-            expected = "one entry per field, whose names are yours; this is no JSON Schema"
-            raise SchemaError(path, expected, f"it starts with `type`: {shown(document['type'])}")
         if depth > DEPTH_MAX:
             raise SchemaError(path, f"at most {DEPTH_MAX} levels", "this is one more")
-        entries = {
-            name: self.entry(given, under(path, name), depth) for name, given in document.items()
-        }
+        entries = dict.fromkeys(demanded, _ANY)
+        required = list(demanded)
+        for name, given in document.items():
+            place = under(path, name)
+            entries[name] = self.attempt(partial(self.entry, given, place, depth), _ANY)
+            if isinstance(given, dict) and given.get("required") is True:
+                required.append(name)
+        defaults = {n: each.default for n, each in entries.items() if each.default is not NO_VALUE}
         return Schema(
             entries,
-            tuple(name for name, entry in entries.items() if entry.required),
-            {
-                name: entry.default
-                for name, entry in entries.items()
-                if entry.default is not NO_VALUE
-            },
+            tuple(name for name in required if name not in defaults),
+            defaults,
+            null_is_value=self._json,
+            others=others,
         )
 
     def entry(self, given: Any, path: str, depth: int) -> FieldSchema:
         self._entries += 1
         if self._entries > ENTRIES_MAX:
             raise SchemaError(path, f"at most {ENTRIES_MAX} entries in all", "this is one more")
+        if given is True:  # JSON Schema: anything.
+            return _ANY
         if not isinstance(given, dict):
             expected = "an object that describes the field, e.g. {'type': 'number'}"
             raise SchemaError(path, expected, f"found {shown(given)}")
-        kind = self._kind(given, path)
-        for key in given:
-            self._known(key, kind, path)
+        kinds = self._kinds(given, path)
+        said = {k: v for k, v in given.items() if self._known(k, kinds, path)}
         entry = FieldSchema(
-            kind,
-            required=_flag(given, path),
-            pattern=self._pattern(given, path),
-            length=_count(given, "length", path),
-            max_length=_count(given, "max_length", path),
-            minimum=_limit(given, "min", path),
-            maximum=_limit(given, "max", path),
-            choices=_choices(given, kind, path),
-            properties=self._properties(given, path, depth),
-            items=self._items(given, path, depth),
-            expected=_in_words(kind, given, path),
+            kinds,
+            pattern=self._pattern(said, path),
+            text_sizes=self._sizes(said, "string", kinds, path),
+            list_sizes=self._sizes(said, "array", kinds, path),
+            range=self._range(said, path),
+            choices=self.attempt(lambda: _choices(said, kinds, path), None),
+            properties=self._properties(said, path, depth),
+            items=self.attempt(lambda: self._items(said, path, depth), None),
         )
-        _consistent(entry, path)
-        if "default" not in given:
-            return entry
-        return _with_default(entry, given["default"], path)
+        words = self.attempt(lambda: _in_words(entry, said, path), _NOUNS[kinds[0]])
+        entry = replace(entry, expected=words)
+        if "default" in said:
+            entry = self.attempt(partial(self._with_default, entry, said, path), entry)
+        return entry
 
-    def _kind(self, given: Mapping[str, Any], path: str) -> str:
-        kind = given.get("type", NO_VALUE)
-        names = ", ".join(KINDS)
-        if kind is NO_VALUE:
-            raise SchemaError(under(path, "type"), f"one of {names}", "it is missing")
-        if isinstance(kind, str) and kind in KINDS:
-            return kind
-        hint = _OTHER_NAMES.get(kind, "") if isinstance(kind, str) else ""
-        found = f"found {shown(kind)}" + (f", which is {hint} here" if hint else "")
-        raise SchemaError(under(path, "type"), f"one of {names}", found)
+    def _kinds(self, given: Mapping[str, Any], path: str) -> tuple[str, ...]:
+        def read() -> tuple[str, ...]:
+            kind = given.get("type", NO_VALUE)
+            if kind is NO_VALUE and (self._json or "enum" in given or "choices" in given):
+                return ("any",)
+            several = kind if isinstance(kind, list) and kind else [kind]
+            for each in several:
+                if not isinstance(each, str) or each not in KINDS:
+                    raise _unknown_kind(each, under(path, "type"))
+            return tuple(dict.fromkeys(several))
 
-    def _known(self, key: str, kind: str, path: str) -> None:
-        if key not in _KEYS:
-            near = get_close_matches(key.lower(), _KEYS, n=1)
-            hint = f"did you mean `{near[0]}`?" if near else "nothing else is known"
-            raise SchemaError(under(path, key), f"one of {', '.join(_KEYS)}", hint)
-        if key in _WHERE and kind not in _WHERE[key]:
-            suits = " or ".join(sorted(_WHERE[key]))
-            expected = f"no `{key}` where the type is {kind}"
-            raise SchemaError(under(path, key), expected, f"it is for {suits}")
+        kinds: tuple[str, ...] = self.attempt(read, ("any",))
+        return (*kinds, "null") if given.get("nullable") is True else kinds
+
+    def _known(self, key: str, kinds: Collection[str], path: str) -> bool:
+        """Return whether to enforce what stands under a key; note where that is not understood."""
+        if key in _NOTES or key.startswith("x-"):
+            return key == "description"
+        if key not in _ENFORCED:
+            near = get_close_matches(key, _ENFORCED, n=1)
+            hint = f"did you mean `{near[0]}`?" if near else "this is not enforced here"
+            self._note(SchemaError(under(path, key), "a constraint that is known here", hint))
+            return False
+        suits = _WHERE.get(key)
+        if suits is None or "any" in kinds or any(kind in suits for kind in kinds):
+            return True
+        expected = f"no `{key}` where the type is {' or '.join(kinds)}"
+        self._note(SchemaError(under(path, key), expected, f"it is for {' or '.join(suits)}"))
+        return False
 
     def _pattern(self, given: Mapping[str, Any], path: str) -> SchemaPattern | None:
-        if "pattern" not in given:
+        def read() -> SchemaPattern:
+            text, place = given["pattern"], under(path, "pattern")
+            if not isinstance(text, str) or not 0 < len(text) <= PATTERN_CHARS_MAX:
+                expected = f"a regular expression of 1 to {PATTERN_CHARS_MAX} characters"
+                raise SchemaError(place, expected, f"found {shown(text)}")
+            self._patterns += 1
+            if self._patterns > PATTERNS_MAX:
+                expected = f"at most {PATTERNS_MAX} patterns in all"
+                raise SchemaError(place, expected, "this is one more")
+            return self._compile(text, place)
+
+        found: SchemaPattern | None = self.attempt(read, None) if "pattern" in given else None
+        return found
+
+    def _sizes(
+        self, given: Mapping[str, Any], kind: str, kinds: Collection[str], path: str
+    ) -> Sizes | None:
+        if kind not in kinds and "any" not in kinds:
             return None
-        text, path = given["pattern"], under(path, "pattern")
-        if not isinstance(text, str) or not 0 < len(text) <= PATTERN_CHARS_MAX:
-            expected = f"a regular expression of 1 to {PATTERN_CHARS_MAX} characters"
-            raise SchemaError(path, expected, f"found {shown(text)}")
-        self._patterns += 1
-        if self._patterns > PATTERNS_MAX:
-            raise SchemaError(path, f"at most {PATTERNS_MAX} patterns in all", "this is one more")
-        return self._compile(text, path)
+        least, most = ("minItems", "maxItems") if kind == "array" else ("minLength", "maxLength")
+
+        def count(key: str) -> int | None:
+            value = given.get(key, 0)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                place = under(path, key)
+                raise SchemaError(place, "a whole number from 0", f"found {shown(value)}")
+            return value if key in given else None
+
+        def read() -> Sizes | None:
+            exactly, longest = count("length"), count("max_length")
+            sizes = Sizes(exactly, count(least), longest if longest is not None else count(most))
+            low = sizes.exactly if sizes.exactly is not None else sizes.least
+            if low is not None and sizes.most is not None and low > sizes.most:
+                name = "length" if exactly is not None else least
+                expected = f"at most `{'max_length' if longest is not None else most}`"
+                raise SchemaError(under(path, name), f"{expected}, {sizes.most}", f"found {low}")
+            return sizes if sizes != Sizes() else None
+
+        sizes: Sizes | None = self.attempt(read, None)
+        return sizes
+
+    def _range(self, given: Mapping[str, Any], path: str) -> Range | None:
+        def limit(*keys: str) -> float | None:
+            for key in keys:
+                value = given.get(key, NO_VALUE)
+                if value is not NO_VALUE:
+                    if not isinstance(value, int | float) or not finite(value):
+                        found = f"found {shown(value)}"
+                        raise SchemaError(under(path, key), "a finite number", found)
+                    return value
+            return None
+
+        def read() -> Range | None:
+            low, high = limit("min", "minimum"), limit("max", "maximum")
+            if low is not None and high is not None and low > high:
+                names = ("min", "max") if "min" in given else ("minimum", "maximum")
+                place = under(path, names[0])
+                raise SchemaError(place, f"at most `{names[1]}`, {high:g}", f"found {low:g}")
+            found = Range(low, high, limit("exclusiveMinimum"), limit("exclusiveMaximum"))
+            return found if found != Range() else None
+
+        found: Range | None = self.attempt(read, None)
+        return found
 
     def _properties(self, given: Mapping[str, Any], path: str, depth: int) -> Schema | None:
-        if "properties" not in given:
+        demanded = self.attempt(partial(_demanded, given, path), ())
+        others = given.get("additionalProperties", True)
+        if not isinstance(others, bool):
+            place = under(path, "additionalProperties")
+            others = self.attempt(partial(self.entry, others, place, depth + 1), _ANY)
+        if "properties" not in given and not demanded and others is True:
             return None
-        return self.fields(given["properties"], under(path, "properties"), depth + 1)
+        found: Schema | None = self.attempt(
+            lambda: self.fields(
+                given.get("properties", {}), under(path, "properties"), depth + 1, demanded, others
+            ),
+            None,
+        )
+        return found
 
     def _items(self, given: Mapping[str, Any], path: str, depth: int) -> FieldSchema | None:
         if "items" not in given:
@@ -187,108 +346,104 @@ class _Reader:
                 raise SchemaError(path, expected, f"found {shown(element)}")
             element, path = element[0], f"{path}[0]"
         entry = self.entry(element, path, depth + 1)
-        if entry.required or entry.default is not NO_VALUE:
-            key = "required" if entry.required else "default"
-            raise SchemaError(under(path, key), "none here", "elements of a list are never missing")
+        if isinstance(element, dict) and element.get("required") is True:
+            found = "elements of a list are never missing"
+            self._note(SchemaError(under(path, "required"), "none here", found))
         return entry
 
+    def _with_default(self, entry: FieldSchema, given: Mapping[str, Any], path: str) -> FieldSchema:
+        path = under(path, "default")
+        if given["default"] is None and "null" not in entry.kinds and "any" not in entry.kinds:
+            return entry  # No default, as authors write it.
+        if given.get("required") is True:
+            expected = "none where the field is `required`"
+            self._note(SchemaError(path, expected, "it fills in what is missing"))
+        # Completed here, so that nobody completes it again on every call.
+        try:
+            completed = entry.check(given["default"], Budget())
+        except SchemaError as error:
+            raise error.within(path) from None
+        words = f"{entry.expected}, by default {shown(given['default'])}"
+        return replace(entry, default=completed, expected=words)
 
-_OTHER_NAMES: Final[Mapping[str, str]] = {
-    "str": "`string`",
-    "text": "`string`",
-    "int": "`number`",
-    "integer": "`number`",
-    "float": "`number`",
-    "bool": "`boolean`",
-    "list": "`array`",
-    "dict": "`object`",
-    "null": "a field that is left out",
-}
+
+def _unknown_kind(kind: Any, path: str) -> SchemaError:
+    names = ", ".join(KINDS)
+    if kind is NO_VALUE:
+        return SchemaError(path, f"one of {names}", "it is missing")
+    hint = _OTHER_NAMES.get(kind, "") if isinstance(kind, str) else ""
+    found = f"found {shown(kind)}" + (f", which is {hint} here" if hint else "")
+    return SchemaError(path, f"one of {names}", found)
 
 
-def _flag(given: Mapping[str, Any], path: str) -> bool:
+def _demanded(given: Mapping[str, Any], path: str) -> tuple[str, ...]:
+    """Return the fields within an object that must be there, as JSON Schema lists them."""
     value = given.get("required", False)
+    if isinstance(value, list) and all(isinstance(each, str) for each in value):
+        return tuple(dict.fromkeys(value[:ENTRIES_MAX]))
     if not isinstance(value, bool):
-        found = f"found {shown(value)}; each required field says so itself"
-        raise SchemaError(under(path, "required"), "true or false", found)
-    return value
+        expected = "true or false, or a list of names"
+        raise SchemaError(under(path, "required"), expected, f"found {shown(value)}")
+    return ()
 
 
-def _count(given: Mapping[str, Any], key: str, path: str) -> int | None:
-    value = given.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise SchemaError(under(path, key), "a whole number from 0", f"found {shown(value)}")
-    return value if key in given else None
-
-
-def _limit(given: Mapping[str, Any], key: str, path: str) -> float | None:
-    value = given.get(key, 0)
-    if not isinstance(value, int | float) or not finite(value):
-        raise SchemaError(under(path, key), "a finite number", f"found {shown(value)}")
-    return value if key in given else None
-
-
-def _choices(given: Mapping[str, Any], kind: str, path: str) -> frozenset[tuple[type, Any]] | None:
-    if "choices" not in given:
+def _choices(
+    given: Mapping[str, Any], kinds: Collection[str], path: str
+) -> frozenset[tuple[type, Any]] | None:
+    key = next((each for each in ("choices", "enum", "const") if each in given), None)
+    if key is None:
         return None
-    listed, path = given["choices"], under(path, "choices")
+    listed, path = given[key], under(path, key)
+    if key == "const":
+        listed = [listed]
     if not isinstance(listed, list) or not 0 < len(listed) <= CHOICES_MAX:
         raise SchemaError(path, f"a list of 1 to {CHOICES_MAX} values", f"found {shown(listed)}")
+    nouns = " or ".join(_NOUNS[kind] for kind in kinds)
     for number, each in enumerate(listed):
-        fits = isinstance(each, KINDS[kind]) and (kind == "boolean" or not isinstance(each, bool))
-        if isinstance(each, list | dict) or not (fits or kind == "any"):
-            noun = "a text, a number, true or false" if kind == "any" else _NOUNS[kind]
+        if isinstance(each, list | dict):
+            noun = "a text, a number, true or false" if "any" in kinds else nouns
             raise SchemaError(f"{path}[{number}]", noun, f"found {shown(each)}")
+        if key == "choices" and not any(_may_be(each, kind) for kind in kinds):
+            raise SchemaError(f"{path}[{number}]", nouns, f"found {shown(each)}")
     return frozenset(comparable(each) for each in listed)
 
 
-def _consistent(entry: FieldSchema, path: str) -> None:
-    """Refuse constraints that no value can meet."""
-    low, high = entry.minimum, entry.maximum
-    if low is not None and high is not None and low > high:
-        raise SchemaError(under(path, "min"), f"at most `max`, {high:g}", f"found {low:g}")
-    length, most = entry.length, entry.max_length
-    if length is not None and most is not None and length > most:
-        raise SchemaError(under(path, "length"), f"at most `max_length`, {most}", f"found {length}")
+def _may_be(value: Any, kind: str) -> bool:
+    fits = isinstance(value, KINDS[kind])
+    return fits and (kind in {"boolean", "any"} or not isinstance(value, bool))
 
 
-def _with_default(entry: FieldSchema, default: Any, path: str) -> FieldSchema:
-    path = under(path, "default")
-    if entry.required:
-        raise SchemaError(path, "none where the field is `required`", "say one of the two")
-    # Completed here, so that nobody completes it again on every call.
-    try:
-        completed = entry.check(default, Budget())
-    except SchemaError as error:
-        raise error.within(path) from None
-    words = f"{entry.expected}, by default {shown(default)}"
-    return replace(entry, default=completed, expected=words)
-
-
-def _in_words(kind: str, given: Mapping[str, Any], path: str) -> str:
+def _in_words(entry: FieldSchema, given: Mapping[str, Any], path: str) -> str:
+    nouns = " or ".join(_NOUNS[kind] for kind in entry.kinds)
+    words = " ".join((nouns, *_constraints(entry, given)))
     description = given.get("description", "")
     if not isinstance(description, str):
         raise SchemaError(under(path, "description"), "a text", f"found {shown(description)}")
-    words = " ".join((_NOUNS[kind], *_constraints(kind, given)))
     return f"{words} ({cut(description)})" if description.strip() else words
 
 
-def _constraints(kind: str, given: Mapping[str, Any]) -> Iterator[str]:
-    unit = "elements" if kind == "array" else "characters"
-    match given.get("min"), given.get("max"):
-        case (None, None):
-            pass
-        case (low, None):
-            yield f"of at least {low}"
-        case (None, high):
-            yield f"of at most {high}"
-        case (low, high):
-            yield f"from {low} to {high}"
-    if "length" in given:
-        yield f"of exactly {given['length']} {unit}"
-    if "max_length" in given:
-        yield f"of at most {given['max_length']} {unit}"
-    if "pattern" in given:
+def _constraints(entry: FieldSchema, given: Mapping[str, Any]) -> Iterator[str]:
+    span = entry.range or Range()
+    low, high = span.low, span.high
+    if low is not None and high is not None:
+        yield f"from {low} to {high}"
+        low = high = None
+    texts, lists = entry.text_sizes or Sizes(), entry.list_sizes or Sizes()
+    bounds = (
+        ("of at least {}", low),
+        ("of at most {}", high),
+        ("above {}", span.low_excluded),
+        ("below {}", span.high_excluded),
+        ("of exactly {} characters", texts.exactly),
+        ("of at least {} characters", texts.least),
+        ("of at most {} characters", texts.most),
+        ("of exactly {} elements", lists.exactly),
+        ("of at least {} elements", lists.least),
+        ("of at most {} elements", lists.most),
+    )
+    yield from (words.format(bound) for words, bound in bounds if bound is not None)
+    if entry.pattern is not None:
         yield f"that matches {cut(str(given['pattern']))}"
-    if isinstance(listed := given.get("choices"), list):
+    if entry.choices is not None:
+        listed = given.get("choices", given.get("enum", [given.get("const")]))
         yield f"out of {cut(', '.join(map(shown, listed)))}"

@@ -56,11 +56,11 @@ def _documents(router: APIRouter, services: WebServices, bodies: BodyReader) -> 
     @router.post(
         "/executor",
         summary="Register an executor",
-        **operation(ExecutorDocument, ExecutorDocument, statuses=(201,)),
+        **operation(ExecutorDocument, ExecutorDocument),
     )
     async def create(request: Request) -> Response:
         """Store a new executor document and answer it."""
-        return succeeded(await services.executors.create(await read_document(request, bodies)), 201)
+        return succeeded(await services.executors.create(await read_document(request, bodies)))
 
     @router.post(
         "/executor/query",

@@ -259,16 +259,19 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.post(
         "/policy",
         summary="Publish a policy",
-        **operation(PublishedPolicy, PolicyDocument, statuses=(201,)),
+        **operation(PublishedPolicy, PolicyDocument),
     )
     async def publish_policy(request: Request) -> Response:
         """Check the policy in the jail, try it on its own examples, and register it.
 
-        Publishing it again changes nothing.
+        Publishing it again changes nothing. What may not be as its author thinks stands in
+        `warnings`.
         """
         document, who = await _document(request, bodies), who_of(request)
-        uri = await services.publications.publish(document, who)
-        return _success({"policy_rule_uri": uri}, 201)
+        uri, warnings = await services.publications.publish(document, who)
+        # The status is 200: existing clients take any other for a failure.
+        answer: Document = {"success": True, "data": {"policy_rule_uri": uri}}
+        return json_response(answer | {"warnings": warnings} if warnings else answer)
 
     @router.get("/policy", summary="List policies", **operation(list[PolicyDocument]))
     async def list_policies() -> Response:

@@ -5,7 +5,7 @@ daemon does with policies, aliases and blocks has a Protocol here. Every refusal
 `protocol.faults.ServiceError`.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -25,8 +25,8 @@ __all__ = ["AliasChanges", "BlockActions", "Publications", "WebServices"]
 class Publications(Protocol):
     """Policies as their authors publish them, for a tenant."""
 
-    async def publish(self, document: Document, who: str) -> str:
-        """Check and register a PolicyRule document; return its URI."""
+    async def publish(self, document: Document, who: str) -> tuple[str, Sequence[str]]:
+        """Check and register a PolicyRule document; return its URI, and warnings."""
 
     async def update(self, uri: str, change: Document, who: str) -> Document:
         """Change descriptive fields of a PolicyRule document and return the new one."""

@@ -41,7 +41,7 @@ def test_identity(identity, uri, parts):
     assert (document["name"], document["version"], document["release_tag"]) == parts
 
 
-@pytest.mark.parametrize("kind", ["python_class_v1", "Python", "", None])
+@pytest.mark.parametrize("kind", ["python_class_v1", "Python", "policy", "", None])
 def test_policies_are_written_in_python(kind):
     assert complete_policy_document({**GIVEN, "type": kind})["type"] == kind
 
@@ -67,9 +67,7 @@ def test_a_url_loses_its_credentials(login):
         ({"type": "javascript"}, Code.BAD_MESSAGE, "type"),
         ({"code": {"function.py": ""}}, Code.BAD_MESSAGE, "code"),
         ({"policy_parameters": []}, Code.BAD_MESSAGE, "policy_parameters"),
-        ({"policy_input_schema": "x"}, Code.BAD_MESSAGE, "policy_input_schema"),
         ({"description": 1}, Code.BAD_MESSAGE, "description"),
-        ({"management_commands_schema": 1}, Code.BAD_MESSAGE, "management_commands_schema"),
     ],
 )
 def test_wrong_fields_are_named(change, code, field):
@@ -129,11 +127,29 @@ def test_available_requirements_pass():
     "line",
     ["torch", "requests==2", "-r other.txt", "--index-url http://x", "git+https://x/y", "./numpy"],
 )
-def test_other_requirements_are_refused_by_line(line):
+def test_other_requirements_are_warned_of_by_line(line):
+    files = {**FILES, "requirements.txt": b"numpy\n" + line.encode()}
+    found = prepared_policy(complete_policy_document(GIVEN), files)
+    (warning,) = found.warnings
+    assert warning.startswith(f"requirements.txt line 2: {line!r} is not available to policies")
+
+
+def test_many_requirements_are_counted():
+    files = {**FILES, "requirements.txt": b"torch\n" * 1100}
+    warnings = prepared_policy(complete_policy_document(GIVEN), files).warnings
+    assert len(warnings) == 22
+    assert warnings[-2] == "requirements.txt: 980 more are not available"
+
+
+def test_all_objections_are_told_at_once():
     with pytest.raises(ServiceError) as caught:
-        prepare({**FILES, "requirements.txt": b"numpy\n" + line.encode()})
-    assert caught.value.code is Code.BAD_POLICY
-    assert f"requirements.txt line 2: {line!r}" in caught.value.reason
+        complete_policy_document({"name": "a", "type": "wasm", "tags": 7, "parameters": {}})
+    error = caught.value
+    fields = [each["field"] for each in error.details["objections"]]
+    assert fields == ["tags", "parameters", "type", "code", "version"]
+    assert all(f"{field}: expected " in error.reason for field in fields[:-1])
+    assert "Missing required fields: version, release_tag" in error.reason
+    assert (error.code, error.field) == (Code.BAD_MESSAGE, "tags")
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,18 @@ SIZE = {"type": "number", "min": 1, "default": 2}
 ZONE = {"type": "string", "required": True}
 
 
+def prepared(**more):
+    return prepared_policy(complete_policy_document({**GIVEN, **more}), FILES)
+
+
 def prepare(**more):
-    return prepared_policy(complete_policy_document({**GIVEN, **more}), FILES).record
+    return prepared(**more).record
 
 
 def schemas(**more) -> PolicySchemas:
-    found = read_schemas({**GIVEN, **more})
+    found, warnings = read_schemas({**GIVEN, **more})
     assert found is not None
+    assert not warnings
     return found
 
 
@@ -84,11 +89,33 @@ def test_another_schema_is_another_policy():
         ),
     ],
 )
-def test_what_is_malformed_is_refused_with_its_place(more, field):
-    error = refused(lambda: prepare(**more))
-    assert (error.code, error.field) == (Code.BAD_MESSAGE, field)
-    assert error.expected
-    assert error.expected in error.reason
+def test_what_is_malformed_is_kept_and_warned_of_with_its_place(more, field):
+    """Existing servers read no schema, so existing documents have all kinds of them."""
+    found = prepared(**more)
+    (warning,) = found.warnings
+    assert warning.startswith(f"{field}: expected ")
+    assert found.record.document.items() >= more.items()
+    assert found.record.parameters == (more.get("policy_parameters") or {})
+
+
+def test_what_is_warned_of_is_not_enforced_and_the_rest_is():
+    found = prepared(
+        policy_input_schema={"type": "object", "properties": {"n": {"type": "integer"}}, "not": {}},
+        policy_output_schema=[],
+        policy_parameters_schema={"a": {"type": "string"}, "b": {"type": "number", "default": 1}},
+        policy_parameters={"a": 7},
+        management_commands_schema={"reset": {}},
+    )
+    assert [each.partition(":")[0] for each in found.warnings] == [
+        *("policy_input_schema.not", "policy_output_schema", "management_commands_schema"),
+        "policy_parameters.a",
+    ]
+    schemas = found.record.schemas
+    assert schemas.given({"n": 1}) == {"n": 1}
+    assert refused(schemas.given, {"n": "x"}).field == "inputs.n"
+    schemas.judge("anything")
+    assert schemas.command("anything", 7) == 7
+    assert found.record.parameters == {"a": 7}
 
 
 def test_inputs_are_checked_and_completed():

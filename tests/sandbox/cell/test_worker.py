@@ -85,7 +85,7 @@ async def test_it_sees_no_fleet_and_leaves_the_next_consultation_true(bench):
         ("raise ValueError('no')", Code.POLICY_ERROR),
         ("return {1, 2}", Code.POLICY_BAD_OUTPUT),
         ("while True: pass", Code.POLICY_TIMEOUT),
-        ("import ctypes", Code.POLICY_ERROR),
+        ("import ctypes; ctypes.CDLL(None)", Code.POLICY_ERROR),
         ("return 'x' * (2 << 20)", Code.POLICY_BAD_OUTPUT),
         ("return bytearray(1 << 30)", Code.POLICY_MEMORY),
     ],

@@ -55,9 +55,9 @@ return {
     )
     assert value == {
         "id": "rule:1-test",
-        "keys": ["cluster_data", "fleet", "inputs", "resources", "seed"],
+        "keys": ["cluster_data", "inputs"],
         "clusters": ["c0"],
-        "entry": ["capacity", "cluster_metrics", "data", "metrics"],
+        "entry": ["cluster_metrics", "data", "metrics"],
         "same": True,
         "capacity": {
             "cpu_milli": 64000,
@@ -119,6 +119,58 @@ return {"version": version, "tags": input_data["cluster_data"]["c0"]["data"]["ta
     bench.sandbox.documents_changed("c0")
     assert (await bench.value(code))["version"] == 2
     assert bench.registry.fetched == ["c0", "c1", "c0"]
+
+
+PLAIN = """
+import copy, json, pickle, pprint
+from collections import ChainMap, UserDict
+from collections.abc import Mapping
+def seen(**given): return sorted(given)
+for given, names in (
+    (input_data, ["cluster_data", "inputs"]),
+    (input_data["cluster_data"], ["c0", "c1"]),
+    (input_data["cluster_data"]["c0"], ["cluster_metrics", "data", "metrics"]),
+):
+    text = json.loads(json.dumps(given, sort_keys=True, indent=1))
+    assert isinstance(given, dict) and isinstance(given, Mapping)
+    assert type(given) == dict and dict == type(given) and type(given) in (list, dict)
+    assert type(given) != list and str(type(given)) == "<class 'dict'>"
+    copies = [
+        copy.copy(given), copy.deepcopy(given), pickle.loads(pickle.dumps(given)), given.copy(),
+        dict(given), {**given}, given | {}, {} | given, dict(given.items()), dict(UserDict(given)),
+        dict(ChainMap({}, given)), dict(zip(given.keys(), given.values())),
+        {k: given[k] for k in given},
+    ]
+    for each in copies:
+        assert type(each) is dict and each == text == given, each
+    assert all(type(each) is dict for each in copies[1].values() if isinstance(each, dict))
+    assert seen(**given) == sorted(given) == names == sorted(given.keys())
+    assert len(given) == len(names)
+    assert eval(repr(given)) == eval(f"{given}") == eval(pprint.pformat(given)) == text
+    match given:
+        case {**rest}:
+            assert rest == text
+assert input_data["fleet"] is input_data.get("fleet") and "fleet" in input_data
+assert input_data["cluster_data"]["c0"].get("capacity")["n0"]["gpus"] == dict.fromkeys("0123", 1000)
+try:
+    input_data["fleets"]
+except KeyError as error:
+    assert error.args == ("fleets",)
+context["last"] = input_data
+assert input_data.pop("seed") == 5 and input_data.pop("seed", 6) == 6 and "seed" not in input_data
+return {"allowed": True, "input_data": input_data, "metrics": input_data["cluster_data"]["c0"]}
+"""
+
+
+@IN_ONE_LOOP
+async def test_input_data_is_plain_and_what_is_added_is_reached_by_key(shared):
+    """Existing policies log, copy and return it, whole or in part."""
+    value = await shared.value(shared.policy(PLAIN), {"n": [1]}, seed=5)
+    assert value["input_data"].keys() == {"cluster_data", "inputs"}
+    assert value["input_data"]["inputs"] == {"n": [1]}
+    assert value["metrics"] == value["input_data"]["cluster_data"]["c0"]
+    again = shared.policy("return [input_data, context]")
+    assert await shared.value(again) == [{**value["input_data"], "inputs": {}}, {}]
 
 
 @IN_ONE_LOOP
@@ -249,7 +301,7 @@ return context["count"]
     [
         ("raise KeyError('x')", Code.POLICY_ERROR, "raised KeyError: 'x' (function.py, line 6)"),
         ("return {'a': {'b': [1, float('nan')]}}", Code.POLICY_BAD_OUTPUT, ".a.b[1]"),
-        ("import requests", Code.POLICY_ERROR, "no network"),
+        ("import requests; requests.get('x')", Code.POLICY_ERROR, "'requests' is not"),
         ("x = bytearray(1 << 33)", Code.POLICY_MEMORY, "MemoryError"),
     ],
 )  # fmt: skip
@@ -344,8 +396,8 @@ async def test_check_names_file_line_and_column(shared):
     assert (finding.file, finding.line, finding.column) == ("function.py", 2, 7)
     assert finding.text == "def f(:\n      ^"
     result = await shared.sandbox.check(code(function__py="import openai\n"))
-    assert "openai" in result.findings[0].message
-    assert result.findings[0].line == 1
+    assert "there is no class AIOSv1PolicyRule" in result.findings[0].message
+    assert "function.py line 1: 'openai' is not available" in result.warnings[0]
     result = await shared.sandbox.check(code(function__py="class Other: pass"))
     assert result.findings[0].message == "there is no class AIOSv1PolicyRule; it has Other"
     result = await shared.sandbox.check(code(function__py="def f():\n\tx = = 1\n"))
@@ -368,7 +420,7 @@ async def test_check_names_file_line_and_column(shared):
         function__py=textwrap.dedent("""\
         class AIOSv1PolicyRule:
             def __init__(self, rule_id, settings, parameters):
-                self.limit = parameters["limit"]
+                self.limit = {}["limit"]
             def eval(self, parameters, input_data, context): return 1
             def management(self, action, data): return 1
         """)

@@ -6,20 +6,19 @@ of the code is parsed, compiled or run here: that is for the jail.
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final
 
 import msgspec
 
-from moorage.catalog.documents.archives import bad_code
 from moorage.catalog.documents.encoding import PACKABLE, encode, is_packable
 from moorage.catalog.documents.requirements import LINES_MAX, unmet
 from moorage.catalog.documents.schemas import read_schemas
 from moorage.catalog.documents.sources import without_credentials
 from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy
 from moorage.model import Code, PolicyRef
-from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
+from moorage.policy.requirements import REQUIREMENTS
 from moorage.protocol.faults import ServiceError
 
 __all__ = [
@@ -43,7 +42,7 @@ _URI: Final = re.compile(
 )
 _URI_EXPECTED: Final = "`<name>:<version>-<release tag>`, e.g. `ip_allowlist:1.0-beta`"
 
-_TYPE_EXPECTED: Final = "`python_class_v1`: policies are written in Python"
+_TYPE_EXPECTED: Final = "`policy` or `python_class_v1`: policies are written in Python"
 
 _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "name": (str, "a text"),
@@ -53,13 +52,8 @@ _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "tags": ((str, list), "a text with commas, or a list"),
     "code_type": (str, "a text"),
     "type": (str, _TYPE_EXPECTED),
-    "policy_input_schema": (dict, "an object with one entry per field"),
-    "policy_output_schema": (dict, "an object with one entry per field"),
-    "policy_settings_schema": (dict, "an object with one entry per field"),
-    "policy_parameters_schema": (dict, "an object with one entry per field"),
     "policy_settings": (dict, "an object"),
     "policy_parameters": (dict, "an object"),
-    "management_commands_schema": (list, "a list of {name, description, schema}"),
     "description": (str, "a text"),
     "functionality_data": (dict, "an object"),
     "resource_estimates": (dict, "an object"),
@@ -74,7 +68,10 @@ _POLICY_FIELDS: Final = (
     "management_commands_schema",
     "type",
 )
+_KNOWN: Final = frozenset({*_TYPES, *_POLICY_FIELDS, "policy_rule_uri", "code"})
 _LONG_NAMES: Final = tuple(field for field in _POLICY_FIELDS if "_" in field)
+REQUIREMENTS_SHOWN_MAX: Final = 20
+"""Lines of `requirements.txt` that are warned of one by one."""
 _NEARLY: Final = 0.85
 """Likeness from which on a field is taken for a misspelt one."""
 _DIGESTED: Final = tuple(field for field in _POLICY_FIELDS if field.endswith("_schema"))
@@ -86,28 +83,56 @@ def complete_policy_document(given: Any) -> Document:
     A URL in `code` loses its credentials: whoever may read documents would read them, too.
 
     Raises:
-        ServiceError: `missing_fields` or `bad_message`, naming the field.
+        ServiceError: `missing_fields` or `bad_message`, naming the field; where several are wrong,
+            all of them.
 
     """
     if not isinstance(given, dict):
         raise ServiceError.wrong_field("body", "a PolicyRule document (an object)")
+    objections = list(_objections(given))
+    try:
+        identity = _identity(given)
+    except ServiceError as error:
+        objections.append(error)
+    if objections:
+        raise _all_of(objections)
+    return {**given, "code": without_credentials(given["code"]), **identity}
+
+
+def _objections(given: Document) -> Iterator[ServiceError]:
     for field, (types, expected) in _TYPES.items():
         value = given.get(field)
         if value is not None and not isinstance(value, types):
-            raise ServiceError.wrong_field(field, expected)
-    for field in given.keys() - _TYPES.keys():
-        if meant := _meant(field, given):
-            raise ServiceError.wrong_field(
-                field, f"`{meant}`, or another name for a field of yours"
-            )
-    if not (given.get("type") or "python").lower().startswith("python"):
-        raise ServiceError.wrong_field("type", _TYPE_EXPECTED)
+            yield ServiceError.wrong_field(field, expected)
+    for field in given:
+        if field not in _KNOWN and (meant := _meant(field, given)):
+            expected = f"`{meant}`, or another name for a field of yours"
+            yield ServiceError.wrong_field(field, expected)
+    kind = given.get("type") or "policy"
+    if isinstance(kind, str) and not kind.lower().startswith(("policy", "python")):
+        yield ServiceError.wrong_field("type", _TYPE_EXPECTED)
     code = given.get("code")
     if not isinstance(code, str) or not code.strip():
-        raise ServiceError.wrong_field(
-            "code", "source text, an archive in base64, a data: or http(s) URL, or a path"
-        )
-    return {**given, "code": without_credentials(code), **_identity(given)}
+        expected = "source text, an archive in base64, a data: or http(s) URL, or a path"
+        yield ServiceError.wrong_field("code", expected)
+
+
+def _all_of(objections: Sequence[ServiceError]) -> ServiceError:
+    """Return one refusal that says all of them: nobody should have to try once for each."""
+    first = objections[0]
+    if len(objections) == 1:
+        return first
+    listed = [
+        {"code": each.code.value, "field": each.field, "reason": each.reason, **each.details}
+        for each in objections
+    ]
+    return ServiceError(
+        first.code,
+        "; ".join(each.reason for each in objections),
+        field=first.field,
+        expected=first.expected,
+        details={**first.details, "objections": listed},
+    )
 
 
 def _meant(field: str, given: Document) -> str:
@@ -162,29 +187,30 @@ def prepared_policy(document: Document, files: Mapping[str, bytes]) -> PreparedP
         files: What its `code` stands for.
 
     Raises:
-        ServiceError: `bad_policy` naming a line of `requirements.txt`; `bad_message` naming a field
-            with a value that no cell can be sent; `too_large`.
+        ServiceError: `bad_message` naming a field with a value that no cell can be sent;
+            `too_large`.
 
     """
-    _check_requirements(files)
     ref = PolicyRef(document["policy_rule_uri"], digest_of(files, document))
     for field, value in document.items():
         if not is_packable(value):
             raise ServiceError.wrong_field(field, PACKABLE)
     # The copy that readers see is the copy that was checked, whatever the caller does to its own.
     kept = msgspec.json.decode(encode({**document, "digest": ref.digest}), type=Document)
-    return PreparedPolicy(record_from(ref, files, kept))
+    record, warnings = _read(ref, files, kept)
+    return PreparedPolicy(record, (*warnings, *_requirement_warnings(files)))
 
 
 def record_from(ref: PolicyRef, files: Mapping[str, bytes], document: Document) -> PolicyRecord:
-    """Return the record of a document whose identity and digest are known.
+    """Return the record of a document whose identity and digest are known."""
+    return _read(ref, files, document)[0]
 
-    Raises:
-        ServiceError: `bad_message`: a schema is malformed, or the defaults do not keep to it.
 
-    """
-    schemas = read_schemas(document)
-    return PolicyRecord(
+def _read(
+    ref: PolicyRef, files: Mapping[str, bytes], document: Document
+) -> tuple[PolicyRecord, tuple[str, ...]]:
+    schemas, warnings = read_schemas(document)
+    record = PolicyRecord(
         ref=ref,
         files=files,
         settings=schemas.settings_completed if schemas else document.get("policy_settings") or {},
@@ -194,6 +220,7 @@ def record_from(ref: PolicyRef, files: Mapping[str, bytes], document: Document) 
         document=document,
         schemas=schemas,
     )
+    return record, warnings
 
 
 def digest_of(files: Mapping[str, bytes], document: Document) -> str:
@@ -231,15 +258,15 @@ def differing_fields(old: Document, new: Document, *, policy_only: bool) -> list
     return sorted(differing)
 
 
-def _check_requirements(files: Mapping[str, bytes]) -> None:
-    """Refuse requirements that policies do not have; nothing is ever installed."""
-    for first in unmet(files):
-        raise bad_code(
-            f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} {first.why}",
-            f"one of {', '.join(IMPORTABLE)}; put others into the archive",
-        )
+def _requirement_warnings(files: Mapping[str, bytes]) -> Iterator[str]:
+    """Yield what is said of requirements that policies do not have; nothing is ever installed."""
+    wanted = list(unmet(files))
+    for first in wanted[:REQUIREMENTS_SHOWN_MAX]:
+        yield f"{REQUIREMENTS} line {first.line}: {first.text[:80]!r} {first.why}"
+    if len(wanted) > REQUIREMENTS_SHOWN_MAX:
+        yield f"{REQUIREMENTS}: {len(wanted) - REQUIREMENTS_SHOWN_MAX} more are not available"
     if files.get(REQUIREMENTS, b"").count(b"\n") > LINES_MAX:
-        raise bad_code(f"{REQUIREMENTS} has more than {LINES_MAX} lines", f"at most {LINES_MAX}")
+        yield f"{REQUIREMENTS} has more than {LINES_MAX} lines; the others were not read"
 
 
 def pack_files(files: Mapping[str, bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""What a policy's `requirements.txt` wants beyond what policies get: `policies` refuses that.
+"""What a policy's `requirements.txt` wants beyond what policies get: `policies` warns of it.
 
 The file is read as pip reads it (PEP 508), and held against what is installed here, which is what
 the cells import. Options of pip's are not followed: nothing is ever fetched.

@@ -169,47 +169,54 @@ class PolicySchemas:
             ) from error
 
 
-def read_schemas(document: Mapping[str, Any]) -> PolicySchemas | None:
-    """Return the schemas of a PolicyRule document, or None where it has none.
+def read_schemas(document: Mapping[str, Any]) -> tuple[PolicySchemas | None, tuple[str, ...]]:
+    """Return the schemas of a PolicyRule document, None where it has none, and warnings.
+
+    Warnings are of what cannot be read, and so is not enforced, and of defaults of the document
+    that its own schemas do not allow: they stay as they are.
 
     Args:
         document: With its identity filled in.
 
-    Raises:
-        ServiceError: `bad_message`: a schema is malformed, or the document's own defaults are not
-            what its schemas say; the field says where.
-
     """
-    try:
-        inputs = _schema(document, "policy_input_schema")
-        output = _schema(document, "policy_output_schema")
-        settings = _schema(document, "policy_settings_schema")
-        parameters = _schema(document, "policy_parameters_schema")
-        commands = _commands(document.get(_COMMANDS_FIELD))
-        if not (inputs or output or settings or parameters or commands):
-            return None
-        return PolicySchemas(
-            document["policy_rule_uri"],
-            inputs,
-            output,
-            settings,
-            parameters,
-            commands,
-            _completed(settings, document, "policy_settings"),
-            _completed(parameters, document, "policy_parameters"),
-        )
-    except SchemaError as error:
-        raise _refused(error) from error
+    notes: list[SchemaError] = []
+    inputs = _schema(document, "policy_input_schema", notes)
+    output = _schema(document, "policy_output_schema", notes)
+    settings = _schema(document, "policy_settings_schema", notes)
+    parameters = _schema(document, "policy_parameters_schema", notes)
+    commands = _commands(document.get(_COMMANDS_FIELD), notes)
+    warnings = [f"{note}: this is kept, and not enforced" for note in notes]
+    if not (inputs or output or settings or parameters or commands):
+        return None, tuple(warnings)
+    schemas = PolicySchemas(
+        document["policy_rule_uri"],
+        inputs,
+        output,
+        settings,
+        parameters,
+        commands,
+        _completed(settings, document, "policy_settings", warnings),
+        _completed(parameters, document, "policy_parameters", warnings),
+    )
+    return schemas, tuple(warnings)
 
 
-def _completed(schema: Schema | None, document: Mapping[str, Any], field: str) -> Mapping[str, Any]:
+def _completed(
+    schema: Schema | None, document: Mapping[str, Any], field: str, warnings: list[str]
+) -> Mapping[str, Any]:
     """Return a document's defaults with those of the schema; what is required may come later."""
     given: Mapping[str, Any] = document.get(field) or {}
-    return given if schema is None else schema.check(given, field, known=schema.required)
+    try:
+        return given if schema is None else schema.check(given, field, known=schema.required)
+    except SchemaError as error:
+        warnings.append(f"{error} (its own schema): the defaults stay as they are")
+        return given
 
 
-def _schema(document: Mapping[str, Any], name: str) -> Schema | None:
-    return read_schema(document.get(name), name, _pattern)
+def _schema(document: Mapping[str, Any], name: str, notes: list[SchemaError]) -> Schema | None:
+    schema, new = read_schema(document.get(name), name, _pattern)
+    notes += new
+    return schema
 
 
 def _pattern(text: str, path: str) -> SchemaPattern:
@@ -220,22 +227,29 @@ def _pattern(text: str, path: str) -> SchemaPattern:
         raise SchemaError(path, error.expected, found) from error
 
 
-def _commands(given: Any) -> Mapping[str, Schema | None] | None:
+def _commands(given: Any, notes: list[SchemaError]) -> Mapping[str, Schema | None] | None:
+    """Return what commands there are; None, and a note, where that is not to be understood."""
     if not given:
         return None
     if not isinstance(given, list) or len(given) > COMMANDS_MAX:
         expected = f"a list of at most {COMMANDS_MAX} objects {{name, description, schema}}"
-        raise SchemaError(_COMMANDS_FIELD, expected, f"found {len(given)}")
+        found = f"found {len(given)}" if isinstance(given, list) else "it is none"
+        notes.append(SchemaError(_COMMANDS_FIELD, expected, found))
+        return None
     commands: dict[str, Schema | None] = {}
     for number, each in enumerate(given):
         path = f"{_COMMANDS_FIELD}[{number}]"
         if not isinstance(each, dict):
-            raise SchemaError(path, "an object {name, description, schema}", "it is none")
+            notes.append(SchemaError(path, "an object {name, description, schema}", "it is none"))
+            return None
         name = each.get("name")
         if not isinstance(name, str) or not name or name in commands:
             found = "it is missing" if name is None else f"found {_quoted(str(name))}"
-            raise SchemaError(f"{path}.name", "a text that no other command has as name", found)
-        commands[name] = read_schema(each.get("schema"), f"{path}.schema", _pattern)
+            expected = "a text that no other command has as name"
+            notes.append(SchemaError(f"{path}.name", expected, found))
+            return None
+        commands[name], new = read_schema(each.get("schema"), f"{path}.schema", _pattern)
+        notes += new
     return commands
 
 
@@ -245,7 +259,3 @@ def _says_no(value: Any) -> bool:
 
 def _quoted(text: str) -> str:
     return f'"{text[:60]}"'
-
-
-def _refused(error: SchemaError) -> ServiceError:
-    return ServiceError(Code.BAD_MESSAGE, str(error), field=error.path, expected=error.expected)

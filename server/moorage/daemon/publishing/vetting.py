@@ -50,8 +50,8 @@ async def vet(
     """
     async with _turn(sandbox.uploads, tenant):  # To unpack it takes a thread for a while, too.
         prepared = await catalog.policies.prepare(document)
-        await _rehearse(sandbox, prepared.record)
-    return prepared
+        warnings = await _rehearse(sandbox, prepared.record)
+    return replace(prepared, warnings=(*prepared.warnings, *warnings))
 
 
 async def vet_change(
@@ -111,14 +111,15 @@ async def _turn(semaphore: FairSemaphore, tenant: str) -> AsyncIterator[None]:
         raise ServiceError(fault.refusal.code, fault.refusal.reason) from fault
 
 
-async def _rehearse(sandbox: Sandbox, record: PolicyRecord) -> None:
+async def _rehearse(sandbox: Sandbox, record: PolicyRecord) -> tuple[str, ...]:
     # Documents of whole fleets: reading them may take a while.
-    await _run(sandbox, record, await asyncio.to_thread(_rehearsals, record))
+    return await _run(sandbox, record, await asyncio.to_thread(_rehearsals, record))
 
 
 async def _run(
     sandbox: Sandbox, record: PolicyRecord, rehearsals: Sequence[ExampleRehearsal]
-) -> None:
+) -> tuple[str, ...]:
+    """Load a policy and run its examples; return what its author is warned of."""
     for each in rehearsals:
         if each.refusal is not None:
             raise _failed(each, each.refusal)
@@ -130,6 +131,7 @@ async def _run(
         refusal = outcome.refusal or rehearsal.feasibility(outcome.value)
         if refusal is not None:
             raise _failed(rehearsal, refusal, _line(refusal, record))
+    return result.warnings
 
 
 def _rehearsals(record: PolicyRecord) -> list[ExampleRehearsal]:

@@ -157,11 +157,11 @@ class PolicyServices:
         self.manage = management.run
         self.logs = management.logs
 
-    async def publish(self, document: JsonDocument, who: str) -> str:
+    async def publish(self, document: JsonDocument, who: str) -> tuple[str, Sequence[str]]:
         """Register a policy: read on paper, loaded and rehearsed in a cell, then stored."""
         prepared = await vet(self._catalog, self._sandbox, document, who)
         record = await self._catalog.policies.register(prepared, who)
-        return record.ref.uri
+        return record.ref.uri, prepared.warnings
 
     async def update(self, uri: str, change: JsonDocument, who: str) -> JsonDocument:
         """Describe a version anew; examples that come along must pass."""

@@ -1,12 +1,13 @@
 """`input_data` and its `cluster_data`: look like dicts of dicts, make and fetch what is touched.
 
-All classes really are dicts, so `isinstance`, `json.dumps`, `dict(…)` and `copy` behave. Values
-that were not touched yet are a placeholder inside, which every way of reading fills in first.
-Each evaluation decodes afresh, so nothing that a policy changes survives into the next one.
+All classes really are dicts, so `isinstance`, `json.dumps`, `dict(…)`, `copy` and `pickle` behave.
+Values that were not touched yet are a placeholder inside, which every way of reading fills in
+first. What the documents do not know, such as `fleet`, is reached by its key and is none of the
+items: a policy that logs, copies or returns its input meets plain data alone. Each evaluation
+decodes afresh, so nothing that a policy changes survives into the next one.
 """
 
 import gc
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Self
 
@@ -16,15 +17,48 @@ from moorage.policy import Fleet
 
 LATER: Final[Any] = object()
 """Stands for a value that is made when it is first read."""
+_NO_EXTRAS: Final[dict[str, Any]] = {}
 _decode: Final = msgspec.msgpack.Decoder().decode
 
 
-class LazyDict(dict[str, Any], ABC):
-    """A dict some of whose values are made when they are first read."""
+class _DictType(type):
+    """Has authors who write `type(input_data) == dict` find what they expect."""
 
-    @abstractmethod
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is dict
+
+    __hash__ = type.__hash__  # Not that of dict: `copy` would take `dict.copy` from its table.
+
+    def __repr__(cls) -> str:
+        return repr(dict)
+
+
+class LazyDict(dict[str, Any], metaclass=_DictType):
+    """A dict some of whose values are made when they are first read.
+
+    Attributes:
+        extras: What is reached by key, and is none of the items; made when first read, too.
+
+    """
+
+    extras: dict[str, Any]
+
     def _make(self, keys: Sequence[str]) -> None:
         """Replace the placeholders of `keys`."""
+        raise NotImplementedError
+
+    def _make_extra(self, key: str) -> Any:
+        """Return the value of an extra."""
+        raise NotImplementedError
+
+    def __missing__(self, key: str) -> Any:
+        value = self.extras[key]
+        if value is LATER:
+            value = self.extras[key] = self._make_extra(key)
+        return value
+
+    def __contains__(self, key: object) -> bool:
+        return dict.__contains__(self, key) or key in self.extras
 
     def _fill(self) -> None:
         missing = [key for key, value in dict.items(self) if value is LATER]
@@ -50,8 +84,11 @@ class LazyDict(dict[str, Any], ABC):
 
     def pop(self, key: str, *default: Any) -> Any:
         """As in dict."""
-        if key in self:
+        if dict.__contains__(self, key):
             self[key]
+        elif key in self.extras:
+            default = (self[key],)
+            del self.extras[key]
         return dict.pop(self, key, *default)
 
     def popitem(self) -> tuple[str, Any]:
@@ -100,7 +137,7 @@ class LazyDict(dict[str, Any], ABC):
     def __ne__(self, other: object) -> bool:
         return not self == other
 
-    __hash__ = None  # type: ignore[assignment]  # As in dict: mutable, so unhashable.
+    __hash__ = None  # As in dict: mutable, so unhashable.
 
     def __repr__(self) -> str:
         return repr(self.copy())
@@ -112,22 +149,32 @@ class InputData(LazyDict):
     Fast policies read the columns, and never pay for a dict of ten thousand clusters.
 
     Args:
-        given: The keys that are there, and `LATER` for the others.
-
-    Attributes:
-        later: Makes the value of one of the others; set before the policy sees it.
+        given: The items, and `LATER` for those that are made.
+        extras: Likewise.
+        later: Makes the value of one of either.
 
     """
 
-    later: Callable[[str], Any]
+    def __init__(
+        self,
+        given: Mapping[str, Any],
+        extras: dict[str, Any],
+        later: Callable[[str], Any] = lambda key: None,  # noqa: ARG005  # None is left to make.
+    ) -> None:
+        super().__init__(given)
+        self.extras = extras
+        self._later = later
 
     def _make(self, keys: Sequence[str]) -> None:
         for key in keys:
-            dict.__setitem__(self, key, self.later(key))
+            dict.__setitem__(self, key, self._later(key))
+
+    def _make_extra(self, key: str) -> Any:
+        return self._later(key)
 
 
 class ClusterData(LazyDict):
-    """Cluster id to `{"data", "cluster_metrics", "metrics", "capacity"}`.
+    """Cluster id to `{"data", "cluster_metrics", "metrics"}`, with `capacity` by its key.
 
     Args:
         ids: The candidates.
@@ -143,8 +190,11 @@ class ClusterData(LazyDict):
         fleet: Fleet,
     ) -> None:
         super().__init__(ids)
+        self.extras = _NO_EXTRAS
         self._fetch = fetch
         self._fleet = fleet
+
+    __contains__ = dict.__contains__  # There are no extras, and it is asked often.
 
     @staticmethod
     def keys_of(ids: Sequence[str]) -> dict[str, Any]:
@@ -169,7 +219,7 @@ class ClusterData(LazyDict):
 
 
 class ClusterEntry(LazyDict):
-    """One cluster; `capacity` is read from the fleet when it is first touched."""
+    """One cluster; the extra `capacity` is read from the fleet when it is first touched."""
 
     _cluster_id: str
     _fleet: Fleet
@@ -181,14 +231,14 @@ class ClusterEntry(LazyDict):
         metrics = entry.get("cluster_metrics")
         dict.__setitem__(self, "cluster_metrics", metrics)
         dict.__setitem__(self, "metrics", metrics)
-        dict.__setitem__(self, "capacity", LATER)
+        self.extras = {"capacity": LATER}
         self._cluster_id = cluster_id
         self._fleet = fleet
         return self
 
-    def _make(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            dict.__setitem__(self, key, capacity_of(self._fleet, self._cluster_id))
+    def _make_extra(self, key: str) -> Any:
+        del key  # There is one.
+        return capacity_of(self._fleet, self._cluster_id)
 
 
 def capacity_of(fleet: Fleet, cluster_id: str) -> dict[str, Any]:

@@ -1,32 +1,30 @@
 """Loads a policy inside a cell: compiles, imports, finds the class, constructs it.
 
 Everything here runs behind the wall, because compiling alone can crash or exhaust a process.
-Sources live in memory; a policy imports its sibling files through `_Siblings`, what `preload` lists
-through `sys.modules`, and nothing else.
+Sources live in memory; a policy imports what `preload` lists through `sys.modules`, and all else
+through `imports`. What only a caller can supply does not keep a policy from being registered.
 """
 
-import importlib.util
+import contextlib
+import importlib
 import inspect
 import linecache
 import re
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
-from importlib.abc import InspectLoader, MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import CodeType, ModuleType
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any, Final
 
 import msgspec
 
-from moorage.policy.requirements import IMPORTABLE
+from moorage.sandbox.cell.imports import ROOT, PolicyImports
+from moorage.sandbox.cell.missing import is_inert, loading
 from moorage.sandbox.cell.preload import importable
 from moorage.sandbox.wire.frames import Fault
 from moorage.sandbox.wire.limits import FINDINGS_MAX, INSTANCES_MAX, MESSAGE_CHARACTERS_MAX
 
-ROOT: Final = "/policy/"
-"""Where the files of an archive seem to lie; no such directory exists."""
 ENTRY: Final = "function.py"
 CLASS: Final = "AIOSv1PolicyRule"
 _METHODS: Final = (
@@ -43,56 +41,34 @@ _SUSPENDING: Final = (
 """What calling such a function returns is no answer but something that would have to be run."""
 _CLASS_LINE: Final = re.compile(r"class\s+(\w+)")
 _CLASSES_SHOWN_MAX: Final = 5
+_KEYS_SHOWN_MAX: Final = 5
+_NO_VALUE: Final = object()
+_NAMES: Final = ("rule_id", "settings", "parameters")
 _decode: Final = msgspec.msgpack.decode
 
 
-class _Siblings(MetaPathFinder, InspectLoader):
-    """Imports the other files of the archive from memory, and refuses the rest readably."""
+class _Watched(dict[str, Any]):
+    """A dict that notes which of its keys were looked for in vain, by their dotted paths."""
 
-    def __init__(self, files: Mapping[str, bytes]) -> None:
-        self._files = files
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """Return the spec of a sibling.
-
-        Raises:
-            ModuleNotFoundError: It is none, and nothing else can be imported in here.
-
-        """
-        del path, target
-        base = fullname.replace(".", "/")
-        for name, package in ((f"{base}.py", False), (f"{base}/__init__.py", True)):
-            if name in self._files:
-                return self._spec(fullname, ROOT + name, package=package)
-        if any(name.startswith(f"{base}/") for name in self._files):
-            return self._spec(fullname, None, package=True)
-        raise ModuleNotFoundError(
-            f"{fullname!r} cannot be imported by a policy: there is no network and no file system "
-            f"in a cell. Available are the archive's own files and: {', '.join(IMPORTABLE)}",
-            name=fullname,
+    def __init__(self, given: Mapping[str, Any], path: str, missed: dict[str, None]) -> None:
+        super().__init__(
+            (key, _Watched(each, f"{path}.{key}", missed) if isinstance(each, dict) else each)
+            for key, each in given.items()
         )
+        self._path, self._missed = path, missed
 
-    def _spec(self, fullname: str, origin: str | None, *, package: bool) -> ModuleSpec:
-        spec = ModuleSpec(fullname, self, origin=origin, is_package=package)
-        spec.has_location = origin is not None
-        if package:
-            spec.submodule_search_locations = [ROOT + fullname.replace(".", "/")]
-        return spec
+    def __missing__(self, key: str) -> Any:
+        self._missed[f"{self._path}.{key}"] = None
+        raise KeyError(key)
 
-    def get_source(self, fullname: str) -> str:
-        """Return the text of a sibling; empty for a package without `__init__.py`."""
-        spec = self.find_spec(fullname)
-        if spec is None or spec.origin is None:
-            return ""
-        return importlib.util.decode_source(self._files[spec.origin.removeprefix(ROOT)])
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        if not found:
+            self._missed[f"{self._path}.{key}"] = None
+        return found
 
-    def get_code(self, fullname: str) -> CodeType:
-        """Compile a sibling."""
-        spec = self.find_spec(fullname)
-        origin = ROOT + fullname if spec is None or spec.origin is None else spec.origin
-        return compile(self.get_source(fullname), origin, "exec", dont_inherit=True)
+    def get(self, key: str, default: Any = None) -> Any:
+        return self[key] if key in self else default  # noqa: SIM401  # This is that `get`.
 
 
 class Policy:
@@ -107,6 +83,7 @@ class Policy:
 
     Attributes:
         faults: Why it cannot be used; empty when it can.
+        warnings: What may keep it from working at some requests, where that was looked for.
 
     """
 
@@ -124,14 +101,18 @@ class Policy:
         self._parameters = parameters
         self._clients = clients
         self._class: Any = None
+        self._by_name = False
+        """The constructor takes the documented arguments in another order."""
         self._instances: OrderedDict[bytes, tuple[Any, bytes]] = OrderedDict()
         self.faults: list[Fault] = []
+        self.warnings: list[str] = []
 
     @property
     def management(self) -> bool:
         """Whether the class has a `management` method."""
         try:
-            return callable(getattr(self._class, "management", None))
+            found = getattr(self._class, "management", None)
+            return callable(found) and not is_inert(found)
         except BaseException:  # noqa: BLE001  # A metaclass of the policy may raise anything.
             return False
 
@@ -146,7 +127,8 @@ class Policy:
             if name.endswith(".py"):
                 lines = content.decode("utf-8", "replace").splitlines(keepends=True)
                 linecache.cache[ROOT + name] = (len(content), None, lines, ROOT + name)
-        sys.meta_path[:] = [_Siblings(self._files)]
+        imports = PolicyImports(self._files)
+        sys.meta_path[:] = [imports]
         if ENTRY not in self._files:
             self._fault(f"the archive has no {ENTRY}; expected one with a class {CLASS}")
             return
@@ -154,15 +136,61 @@ class Policy:
             self._inspect_archive()
             if self.faults:
                 return
+            self.warnings += islice(imports.warnings(), FINDINGS_MAX)
         try:
             # A module name of its own, so that no sibling or library is shadowed.
-            module = importlib.import_module("function")
+            with loading():
+                module = importlib.import_module("function")
             self._class = getattr(module, CLASS, None)
             self._inspect_class()
-            if construct and not self.faults:
-                self.instance(b"")
         except BaseException as error:  # noqa: BLE001  # Whatever a policy raises is its fault.
             self._blame(error)
+        if construct and not self.faults:
+            self._try_constructor()
+
+    def _try_constructor(self) -> None:
+        """Construct it with its defaults; what only a caller or host supplies may be missing."""
+        try:
+            self.instance(b"")
+        except BaseException as error:  # noqa: BLE001  # Whatever a policy raises is its fault.
+            missed: dict[str, None] = {}
+            settings = _Watched(_decode(self._settings) | self._clients, "settings", missed)
+            parameters = _Watched(_decode(self._parameters), "parameters", missed)
+            with contextlib.suppress(BaseException):  # The same one again.
+                self._construct(settings, parameters)
+            self._blame(error)
+            if missed and self.faults:
+                why = self.faults.pop()
+                names = ", ".join(list(missed)[:_KEYS_SHOWN_MAX])[: MESSAGE_CHARACTERS_MAX // 2]
+                self.warnings.append(
+                    f"{why.file or ENTRY} line {why.line}: without {names} it cannot be constructed"
+                    f" ({why.message[: MESSAGE_CHARACTERS_MAX // 2]}): a request has to supply that"
+                )
+
+    def _construct(self, settings: dict[str, Any], parameters: dict[str, Any]) -> Any:
+        with loading():
+            if self._by_name:
+                return self._class(rule_id=self._uri, settings=settings, parameters=parameters)
+            return self._class(self._uri, settings, parameters)
+
+    def management_arguments(self, action: str, data: Any) -> tuple[Any, ...]:
+        """Return what to call `management` with: as it is defined, where it takes others."""
+        given = {"action": action, "data": data}
+        method = inspect.signature(self._class.management)
+        try:
+            method.bind(None, action, data)
+        except TypeError:
+            wanted = [
+                each
+                for each in list(method.parameters.values())[1:]
+                if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
+                and (each.default is each.empty or each.name in given)
+            ]
+            others = {"parameters": _decode(self._parameters), "context": {}, **given}
+            values = [others.pop(each.name, _NO_VALUE) for each in wanted]
+            rest = iter([given[name] for name in given if name in others])
+            return tuple(next(rest, None) if each is _NO_VALUE else each for each in values)
+        return action, data
 
     def instance(self, overrides: bytes) -> tuple[Any, dict[str, Any]]:
         """Return the warm policy for these overrides, and fresh merged parameters.
@@ -181,7 +209,7 @@ class Policy:
                 parameters |= own_parameters
                 packed = msgspec.msgpack.encode(parameters)
             settings |= self._clients
-            found = (self._class(self._uri, settings, parameters), packed)
+            found = (self._construct(settings, parameters), packed)
             self._instances[overrides] = found
             if len(self._instances) > INSTANCES_MAX:
                 self._instances.popitem(last=False)
@@ -201,6 +229,9 @@ class Policy:
                     self._fault(f"a library is called {module!r} too; rename this file", name)
 
     def _inspect_class(self) -> None:
+        if is_inert(self._class):
+            self._fault(f"{CLASS} is imported from what is not there ({self._class!r})", ENTRY)
+            return
         if not inspect.isclass(self._class):
             name = name_of(self._class)
             found = _classes() if self._class is None else f"; it has a {name} of that name"
@@ -208,21 +239,34 @@ class Policy:
             return
         for name, count, names in _METHODS:
             method = getattr(self._class, name, None)
-            if method is None or (name == "__init__" and method is object.__init__):
+            if (
+                method is None
+                or is_inert(method)
+                or (name == "__init__" and method is object.__init__)
+            ):
                 if name != "management":
                     self._fault(f"{CLASS} has no {name}(self, {names})", ENTRY)
                 continue
-            code = getattr(method, "__code__", None)
-            line = code.co_firstlineno if code else 0
-            try:
-                inspect.signature(method).bind(*range(count + 1))
-            except (TypeError, ValueError):
-                self._fault(f"{name} cannot be called as {name}(self, {names})", ENTRY, line)
-                continue
-            if code and code.co_flags & _SUSPENDING:
-                self._fault(
-                    f"{name} must return its answer: write it without async and yield", ENTRY, line
-                )
+            self._inspect_method(name, method, count, names)
+
+    def _inspect_method(self, name: str, method: Any, count: int, names: str) -> None:
+        code = getattr(method, "__code__", None)
+        line = code.co_firstlineno if code else 0
+        wrong = ""
+        try:
+            taken = inspect.signature(method)
+            taken.bind(*range(count + 1))
+            if name == "__init__":
+                order = [each for each in taken.parameters if each in _NAMES]
+                self._by_name = len(order) == len(_NAMES) and order != list(_NAMES)
+        except (TypeError, ValueError):
+            wrong = f"{name} cannot be called as {name}(self, {names})"
+        if not wrong and code and code.co_flags & _SUSPENDING:
+            wrong = f"{name} must return its answer: write it without async and yield"
+        if wrong and name == "management":  # Few ever call it, and all else works without.
+            self.warnings.append(f"{ENTRY} line {line}: {wrong}; it is called as it is defined")
+        elif wrong:
+            self._fault(wrong, ENTRY, line)
 
     def _fault(self, message: str, file: str = "", line: int = 0) -> None:
         if len(self.faults) < FINDINGS_MAX:

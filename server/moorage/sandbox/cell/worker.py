@@ -161,7 +161,10 @@ class Worker:
         self._policy.load(construct=load.check)
         channel.send(
             frames.PolicyLoaded(
-                tuple(self._policy.faults), self._policy.management, self._output.take()
+                tuple(self._policy.faults),
+                self._policy.management,
+                self._output.take(),
+                tuple(self._policy.warnings) if load.check else (),
             )
         )
 
@@ -182,14 +185,12 @@ class Worker:
             packed = self._contexts.get(frame.tenant, b"")
             context = _decode(packed) if packed else {}
             policy, parameters = self._policy.instance(frame.overrides)
+            view = FleetView(replica.fleet, demand, frame.candidates, frame.reserved)
             input_data = InputData(
-                inputs=frame.inputs,
-                fleet=FleetView(replica.fleet, demand, frame.candidates, frame.reserved),
-                seed=frame.seed,
-                cluster_data=LATER,
-                resources=LATER,
+                {"inputs": frame.inputs, "cluster_data": LATER},
+                {"fleet": view, "seed": frame.seed, "resources": LATER},
+                partial(self._later, demand, frame.candidates),
             )
-            input_data.later = partial(self._later, demand, frame.candidates)
             value, answer = self._answer(policy.eval(parameters, input_data, context))
             changed = self._context(context, packed)
         except BaseException as error:  # noqa: BLE001  # A policy may raise anything at all.
@@ -216,7 +217,7 @@ class Worker:
             given = _decode(frame.input_data)
             keys = keys_by_id(given) if frame.ids_only else {}
             if frame.fleet is not None and isinstance(given, dict):
-                given["fleet"] = brought_along(given, frame.fleet)
+                given = InputData(given, {"fleet": brought_along(given, frame.fleet)})
             value = policy.eval(parameters, given, context)
             if frame.ids_only:
                 value = ids_of(value, keys)
@@ -235,17 +236,19 @@ class Worker:
         self._keeping = False
         try:
             policy, _ = self._policy.instance(b"")
-            _, answer = self._answer(self._management_of(policy)(frame.action, frame.data))
+            management = self._management_of(policy)
+            arguments = self._policy.management_arguments(frame.action, frame.data)
+            _, answer = self._answer(management(*arguments))
         except BaseException as error:  # noqa: BLE001  # As in evaluate.
             return self._failure(error)
         return frames.Result(frame.nonce, answer, None, self._output.take())
 
-    def _management_of(self, policy: Any) -> Callable[[str, Any], Any]:
+    def _management_of(self, policy: Any) -> Callable[..., Any]:
         if not self._policy.management:
             raise _Unanswerable(
                 "unsupported", "the policy has no management(self, action, data) method"
             )
-        management: Callable[[str, Any], Any] = policy.management
+        management: Callable[..., Any] = policy.management
         return management
 
     def _demand(self, fields: frames.DemandFields | None) -> Demand | None:

@@ -224,6 +224,7 @@ class CheckResult:
         output: What the code printed or logged while it was loaded.
         outcomes: What became of the samples, in their order; after one that left no cell to go on
             with, the others have its refusal.
+        warnings: What may keep it from working at some requests.
 
     """
 
@@ -231,6 +232,7 @@ class CheckResult:
     management: bool = False
     output: str = ""
     outcomes: tuple[SampleOutcome, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -58,7 +58,8 @@ async def looked_at(pool: CellPool, code: PolicyCode, samples: Sequence[Sample])
         )
         for fault in loaded.faults[:FINDINGS_MAX]
     )
-    return CheckResult(findings, loaded.management, loaded.output, tuple(outcomes))
+    warnings = tuple(each[:MESSAGE_CHARACTERS_MAX] for each in loaded.warnings[:FINDINGS_MAX])
+    return CheckResult(findings, loaded.management, loaded.output, tuple(outcomes), warnings)
 
 
 async def _tried(

@@ -166,6 +166,7 @@ class PolicyLoaded(_Frame, tag=19):
     faults: tuple[Fault, ...]
     management: bool
     output: str
+    warnings: tuple[str, ...] = ()
 
 
 class Result(_Frame, tag=20):

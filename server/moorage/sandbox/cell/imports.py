@@ -1,0 +1,197 @@
+"""What a policy can import beside what is preloaded: its archive's files, and inert modules.
+
+Sources live in memory. An import that the policy has an alternative for fails, so that the policy
+takes it; any other import of what is not there gives a module that says so when it is used.
+`cell.policy` puts the finder up and asks it what to warn of.
+"""
+
+import ast
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cache
+from importlib.abc import InspectLoader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import CodeType, FrameType, ModuleType
+from typing import Final
+
+from moorage.policy.requirements import IMPORTABLE, REQUIREMENTS
+from moorage.sandbox.cell.missing import WHY, InertLoader
+from moorage.sandbox.cell.preload import importable
+
+ROOT: Final = "/policy/"
+"""Where the files of an archive seem to lie; no such directory exists."""
+_CATCHING: Final = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+_NEARLY: Final = 0.75
+"""Likeness from which on a module is taken for a misspelt file of the archive."""
+_WANTED: Final = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)", re.MULTILINE)
+
+
+class PolicyImports(MetaPathFinder, InspectLoader):
+    """Imports the other files of the archive from memory.
+
+    Args:
+        files: Of the archive, by path.
+
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        self._files = files
+        self._inert = InertLoader()
+        self._guards = cache(self._guards_of)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of a sibling, or of an inert module.
+
+        Raises:
+            ModuleNotFoundError: It is neither.
+
+        """
+        del path, target
+        found = self._sibling(fullname)
+        if found is not None:
+            return found
+        why = self._refusal(fullname)
+        if not why and not self._is_guarded():
+            return ModuleSpec(fullname, self._inert, is_package=True)
+        raise ModuleNotFoundError(
+            f"{fullname!r} cannot be imported by a policy: "
+            + (why or "there is no network and no file system in a cell")
+            + f". Available are the archive's own files and: {', '.join(IMPORTABLE)}",
+            name=fullname,
+        )
+
+    def warnings(self) -> Iterator[str]:
+        """Yield what to say of imports of what is not there, once for each library."""
+        said = set[str]()
+        for file, content in self._files.items():
+            if not file.endswith(".py"):
+                continue
+            for node, guarded in _imports(content):
+                for name in _names(node):
+                    library = name.partition(".")[0]
+                    known = library in said or importable(name) or self._sibling(name)
+                    if known or self._refusal(name):
+                        continue
+                    said.add(library)
+                    then = (
+                        "the alternative to the import is taken"
+                        if guarded
+                        else ("the import succeeds, and what uses it fails")
+                    )
+                    yield f"{file} line {node.lineno}: {name!r} {WHY}; {then}"
+
+    def _sibling(self, fullname: str) -> ModuleSpec | None:
+        base = fullname.replace(".", "/")
+        for name, package in ((f"{base}.py", False), (f"{base}/__init__.py", True)):
+            if name in self._files:
+                return self._spec(fullname, ROOT + name, package=package)
+        if any(name.startswith(f"{base}/") for name in self._files):
+            return self._spec(fullname, None, package=True)
+        return None
+
+    def _spec(self, fullname: str, origin: str | None, *, package: bool) -> ModuleSpec:
+        spec = ModuleSpec(fullname, self, origin=origin, is_package=package)
+        spec.has_location = origin is not None
+        if package:
+            spec.submodule_search_locations = [ROOT + fullname.replace(".", "/")]
+        return spec
+
+    def _refusal(self, fullname: str) -> str:
+        """Return why something that is not there cannot be meant to be a library; else ""."""
+        library, _, inner = fullname.partition(".")
+        if library in sys.stdlib_module_names:
+            return ""
+        if inner and (self._sibling(library) or _is_real(library)):
+            return f"{library!r} has nothing of this name"
+        wanted = _WANTED.findall(self._files.get(REQUIREMENTS, b"").decode("utf-8", "replace"))
+        if library.lower() in {name.lower().replace("-", "_") for name in wanted}:
+            return ""
+        own = {name.partition("/")[0].removesuffix(".py") for name in self._files}
+        near = get_close_matches(library, own, 1, _NEARLY)
+        return f"did you mean {near[0]!r}?" if near else ""
+
+    def _is_guarded(self) -> bool:
+        """Return whether the import that runs now is one that the policy has an alternative for."""
+        frame: FrameType | None = sys._getframe()  # noqa: SLF001  # Nothing else says who imports.
+        while frame is not None and not frame.f_code.co_filename.startswith(ROOT):
+            frame = frame.f_back
+        if frame is None:
+            return False
+        guards = self._guards(frame.f_code.co_filename.removeprefix(ROOT))
+        return any(first <= frame.f_lineno <= last for first, last in guards)
+
+    def _guards_of(self, file: str) -> list[tuple[int, int]]:
+        found = _imports(self._files.get(file, b""))
+        return [(node.lineno, node.end_lineno or 0) for node, guarded in found if guarded]
+
+    def get_source(self, fullname: str) -> str:
+        """Return the text of a sibling; empty for a package without `__init__.py`."""
+        spec = self._sibling(fullname)
+        if spec is None or spec.origin is None:
+            return ""
+        return importlib.util.decode_source(self._files[spec.origin.removeprefix(ROOT)])
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile a sibling."""
+        spec = self._sibling(fullname)
+        origin = ROOT + fullname if spec is None or spec.origin is None else spec.origin
+        return compile(self.get_source(fullname), origin, "exec", dont_inherit=True)
+
+
+def _is_real(library: str) -> bool:
+    module = sys.modules.get(library)
+    return module is not None and not isinstance(getattr(module, "__loader__", None), InertLoader)
+
+
+def _imports(content: bytes) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool]]:
+    """Yield the imports of a file, and whether what they raise is caught."""
+    try:
+        pending: list[tuple[ast.AST, bool]] = [(ast.parse(content), False)]
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return  # Whoever loads it says so.
+    while pending:
+        node, guarded = pending.pop()
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node, guarded
+        inside = set[ast.AST]()
+        if (isinstance(node, ast.Try) and any(_catches(each.type) for each in node.handlers)) or (
+            isinstance(node, ast.With) and any(_suppresses(each) for each in node.items)
+        ):
+            inside = set(node.body)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            guarded = False  # It runs later.
+        pending += [
+            (each, guarded or each in inside) for each in reversed([*ast.iter_child_nodes(node)])
+        ]
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> Iterable[str]:
+    if isinstance(node, ast.Import):
+        return [each.name for each in node.names]
+    return [node.module] if node.module and not node.level else []
+
+
+def _suppresses(item: ast.withitem) -> bool:
+    call = item.context_expr
+    return (
+        isinstance(call, ast.Call)
+        and _name(call.func) == "suppress"
+        and any(_catches(each) for each in call.args)
+    )
+
+
+def _catches(kind: ast.expr | None) -> bool:
+    if isinstance(kind, ast.Tuple):
+        return any(_catches(each) for each in kind.elts)
+    return kind is None or _name(kind) in _CATCHING
+
+
+def _name(expression: ast.expr) -> str:
+    if isinstance(expression, ast.Attribute):
+        return expression.attr
+    return expression.id if isinstance(expression, ast.Name) else ""

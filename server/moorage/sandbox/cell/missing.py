@@ -1,0 +1,176 @@
+"""Inert modules: what a policy gets for an import of a library that is not there.
+
+Policies of existing users name libraries that they never use, or use only where a network is. So an
+import succeeds, and what was imported says why it is missing when it is used. To subclass, to
+decorate with, to annotate and to catch exceptions are no uses; nor is to call while the policy is
+loaded or constructed, since the result may never be needed.
+
+`cell.imports` finds these modules; `cell.policy` says while `loading` that it loads.
+"""
+
+import importlib
+import sys
+from abc import ABCMeta
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.abc import Loader
+from importlib.machinery import ModuleSpec
+from types import FunctionType, ModuleType
+from typing import Any, Final
+
+__all__ = ["WHY", "InertLoader", "MissingLibraryError", "is_inert", "loading"]
+
+WHY: Final = (
+    "is not available to policies: nothing is installed for them, and a cell has no network and no"
+    " file system"
+)
+_ERRORS: Final = ("Error", "Exception", "Timeout", "Warning", "Expired", "error", "timeout")
+"""How names of exceptions end."""
+_ERROR_MODULES: Final = frozenset({"exceptions", "errors", "error", "exc"})
+"""All that modules of these names have are exceptions."""
+_state: Final = {"loading": False}
+
+
+class _ErrorMeta(ABCMeta):
+    def __getattr__(cls, name: str) -> Any:
+        """Return the class itself: an `error` may have been a module with exceptions."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return cls
+
+
+class MissingLibraryError(ModuleNotFoundError, metaclass=_ErrorMeta):
+    """A policy uses a library that is not there; each has a class of its own.
+
+    That class is what all exceptions of the library are here, so `except requests.HTTPError`
+    catches what `requests.get` raises.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, name=kwargs.get("name"))
+
+    def __getattr__(self, name: str) -> None:
+        """Return None, as for `error.response` where there was no response."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+class _Inert(ABCMeta):
+    """Of what is found in an inert module, whatever it is in the library: classes."""
+
+    _path: str
+    _module: str
+    _error: type[MissingLibraryError]
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _found(cls, name, cls._path, cls._module, cls._error)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if not is_inert(cls):  # A class of the policy that inherits from one.
+            return super().__call__(*args, **kwargs)
+        if not _state["loading"]:
+            raise cls._error(f"{cls._path}: {cls._module!r} {WHY}", name=cls._module)
+        if len(args) == 1 and not kwargs and isinstance(args[0], FunctionType | type):
+            return args[0]  # It decorates.
+        return _inert(f"{cls._path}()", cls._module, cls._error)
+
+    def __getitem__(cls, _key: Any) -> Any:  # As in annotations.
+        return cls
+
+    def __repr__(cls) -> str:
+        return f"<{cls._path}: not available to policies>" if is_inert(cls) else type.__repr__(cls)
+
+    @property
+    def register(cls) -> Any:  # Libraries have methods of this name.
+        return cls.__getattr__("register")
+
+
+def _used(cls: Any, *_: Any) -> Any:
+    raise cls._error(f"{cls._path}: {cls._module!r} {WHY}", name=cls._module)
+
+
+for _use in (
+    "add", "aenter", "aexit", "aiter", "await", "contains", "enter", "exit", "float", "floordiv",
+    "ge", "gt", "index", "int", "invert", "iter", "le", "len", "lt", "matmul", "mod", "mul", "neg",
+    "next", "pow", "radd", "rmul", "rsub", "rtruediv", "setitem", "sub", "truediv", "xor",
+):  # fmt: skip
+    setattr(_Inert, f"__{_use}__", _used)
+
+
+class _Base(Exception):  # noqa: N818  # Of all inert classes: a policy may catch any of them.
+    """Makes instances of a policy's own classes that inherit from an inert one."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        del kwargs
+        super().__init__(*args)
+        if not _state["loading"]:
+            _used(type(self))
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(type(self), name)
+
+
+def _inert(path: str, module: str, error: Any) -> Any:
+    name = path.rpartition(".")[2].removesuffix("()")
+    return _Inert(name, (_Base,), {"_path": path, "_module": module, "_error": error, "_own": 1})
+
+
+def _found(owner: Any, name: str, path: str, module: str, error: Any) -> Any:
+    """Return an attribute, and keep it: the same one each time."""
+    raised = name.endswith(_ERRORS) or path.rpartition(".")[2] in _ERROR_MODULES
+    value = error if raised else _inert(f"{path}.{name}", module, error)
+    setattr(owner, name, value)
+    return value
+
+
+def is_inert(value: Any) -> bool:
+    """Return whether a value is what was found in an inert module, and no class of the policy."""
+    return issubclass(type(value), _Inert) and "_own" in vars(value)
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Say that what is called now is called by a policy that is loaded or constructed."""
+    before, _state["loading"] = _state["loading"], True
+    try:
+        yield
+    finally:
+        _state["loading"] = before
+
+
+class _Module(ModuleType):
+    """An inert module."""
+
+    _errors: Final[dict[str, Any]] = {}
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, f"{name!r} {WHY}.")
+        self.__path__: list[str] = []  # Its submodules are inert, too.
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"module {self.__name__!r} {WHY}")
+        parts = self.__name__.split(".")
+        names = [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+        # `urllib.parse` is there and `urllib.request` is not: the longer one is what is missing.
+        missing = next(each for each in names if isinstance(sys.modules.get(each, self), _Module))
+        bases = (MissingLibraryError,)
+        error = self._errors.setdefault(parts[0], _ErrorMeta(bases[0].__name__, bases, {}))
+        return _found(self, name, self.__name__, missing, error)
+
+
+class InertLoader(Loader):
+    """Makes inert modules."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module of a spec."""
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing but what the import of the real one is known to bring along."""
+        if module.__name__ == "urllib.request":
+            importlib.import_module("urllib.error")

@@ -1,0 +1,299 @@
+"""Policies as existing users have them: missing libraries, demanding constructors, odd commands."""
+
+import textwrap
+from dataclasses import replace
+
+import pytest
+
+from moorage.model import Code
+from moorage.sandbox.host.sandbox import CheckResult, PolicyFault
+
+IN_ONE_LOOP = pytest.mark.asyncio(loop_scope="module")
+HEAD = """\
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters):
+        self.settings = settings
+"""
+EVAL = "    def eval(self, parameters, input_data, context): return 1\n"
+
+
+def policy(bench, text: str, **files: str):
+    code = bench.policy("return 1")
+    named = {name.replace("__", "."): each.encode() for name, each in files.items()}
+    found = {"function.py": textwrap.dedent(text).encode(), **named}
+    return replace(code, ref=replace(code.ref, digest=str(found)), files=found)
+
+
+async def checked(bench, text: str, **files: str) -> CheckResult:
+    return await bench.sandbox.check(policy(bench, text, **files))
+
+
+USES = """
+import logging, subprocess, socket, urllib.request
+import requests, redis.asyncio as aredis, torch.nn as nn
+from abc import ABC
+from dataclasses import dataclass
+from typing import Dict, Generic, List, Optional, TypeVar
+from flask import Flask
+from google.cloud import storage
+from markdown_it import MarkdownIt
+from numba import njit
+from pydantic import BaseModel, Field
+from redis import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
+from requests.adapters import HTTPAdapter
+from requests.exceptions import HTTPError, Timeout
+from tenacity import retry, stop_after_attempt
+T = TypeVar("T")
+app = Flask(__name__)
+client = Redis(host="x", port=6379)
+session = requests.Session()
+session.headers.update({"a": "b"})
+def typed(a: Optional[Redis], b: "List[Redis]", c: Redis | None,
+          d: Dict[str, requests.Response]): ...
+@retry(stop=stop_after_attempt(3))
+def tried(x): return x + 1
+@njit
+def quick(x): return x * 2
+@app.route("/x", methods=["GET"])
+def page(): return 5
+class Failed(requests.RequestException): pass
+class Item(BaseModel, ABC, Generic[T]):
+    name: str = Field(default="x")
+class Net(nn.Module):
+    def __init__(self): self.depth = 3
+    def forward(self): return self.depth
+@dataclass
+class Kept:
+    client: Optional[Redis] = None
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters):
+        self.redis = aredis.Redis.from_url("redis://x")
+        self.md = MarkdownIt("commonmark").enable("table")
+    def eval(self, parameters, input_data, context):
+        found = {"tried": tried(1), "quick": quick(2), "page": page(), "kept": Kept().client,
+                 "is": isinstance(3, Redis), "net": Net().forward()}
+        for name, use in {
+            "get": lambda: requests.get("http://x", timeout=3).json(),
+            "session": lambda: session.get("http://x"),
+            "client": lambda: client.get("k"),
+            "async": lambda: self.redis.hget("k", "v"),
+            "with": lambda: requests.Session().__enter__(),
+            "iterate": lambda: list(client),
+            "count": lambda: client > 3,
+            "item": lambda: Item(name="y"),
+            "super": lambda: super(Net, Net()).__init__(),
+            "run": lambda: subprocess.run(["ls"]),
+            "open": lambda: urllib.request.urlopen("http://x"),
+            "socket": lambda: socket.create_connection(("x", 1)),
+            "md": lambda: self.md.render("x"),
+        }.items():
+            try:
+                use()
+                found[name] = "did not fail"
+            except Exception as error:
+                found[name] = f"{type(error).__name__}: {error}"
+        for name, use, errors in (
+            ("caught", lambda: requests.get("x"), requests.RequestException),
+            ("timeout", lambda: requests.get("x"), Timeout),
+            ("nested", lambda: session.post("x"), requests.exceptions.ConnectionError),
+            ("several", lambda: requests.get("x"), (ValueError, HTTPError)),
+            ("redis", lambda: client.get("k"), RedisConnectionError),
+            ("url", lambda: urllib.request.urlopen("x"), urllib.error.URLError),
+            ("called", lambda: subprocess.check_output("x"), subprocess.CalledProcessError),
+            ("socket_error", lambda: socket.socket(), socket.error),
+        ):
+            try:
+                use()
+            except errors as error:
+                found[name] = getattr(error, "response", 0)
+        try:
+            raise Failed("mine")
+        except requests.RequestException as error:
+            found["raised"] = str(error)
+        try:
+            try:
+                raise KeyError("k")
+            except (Redis, storage.Client):
+                pass
+        except KeyError:
+            found["other"] = "passed on"
+        return found
+"""
+
+
+@IN_ONE_LOOP
+async def test_a_missing_library_is_inert_and_says_why_when_it_is_used(shared):
+    result = await checked(shared, USES)
+    assert result.ok, result.findings
+    libraries = [each.split("'")[1] for each in result.warnings]
+    assert sorted({name.partition(".")[0] for name in libraries}) == [
+        "flask", "google", "markdown_it", "numba", "pydantic", "redis", "requests", "socket",
+        "subprocess", "tenacity", "torch", "urllib",
+    ]  # fmt: skip
+    assert result.warnings[0].startswith("function.py line 2: 'subprocess' is not available to pol")
+    assert "the import succeeds, and what uses it fails" in result.warnings[0]
+    value = await shared.value(policy(shared, USES))
+    nothing = dict.fromkeys(
+        ("caught", "timeout", "nested", "several", "redis", "url", "called", "socket_error")
+    )
+    assert {name: each for name, each in value.items() if "Library" not in str(each)} == {
+        "tried": 2, "quick": 4, "page": 5, "kept": None, "is": False, "net": 3, **nothing,
+        "raised": "mine", "other": "passed on",
+    }  # fmt: skip
+    assert value["get"].startswith(
+        "MissingLibraryError: requests.get: 'requests' is not available to policies: nothing is"
+    )
+    assert "urllib.request.urlopen: 'urllib.request' is not available" in value["open"]
+    assert "redis.Redis().get: 'redis' is not available" in value["client"]
+
+
+GUARDED = """
+import contextlib
+try:
+    import redis
+    from markdown_it import (
+        MarkdownIt,
+    )
+except ImportError:
+    redis = MarkdownIt = None
+try:
+    from openai import (
+        OpenAI,
+    )
+    HAS = True
+except Exception:
+    HAS = False
+with contextlib.suppress(ModuleNotFoundError):
+    import boto3
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters): pass
+    def eval(self, parameters, input_data, context):
+        try:
+            import psutil
+            found = True
+        except (ValueError, ImportError):
+            found = False
+        import requests
+        return [redis is None, MarkdownIt is None, HAS, "boto3" in globals(), found, bool(requests)]
+"""
+
+
+@IN_ONE_LOOP
+async def test_an_import_that_has_an_alternative_fails_so_that_it_is_taken(shared):
+    result = await checked(shared, GUARDED)
+    assert result.ok
+    assert [each.rpartition("; ")[2][:15] for each in result.warnings] == [
+        *["the alternative"] * 5,
+        "the import succ",
+    ]
+    assert await shared.value(policy(shared, GUARDED)) == [True, True, False, False, False, True]
+
+
+@IN_ONE_LOOP
+@pytest.mark.parametrize(
+    ("text", "files", "said"),
+    [
+        ("from helpers import x", {"helper__py": ""}, "did you mean 'helper'?"),
+        ("import numpy.nothing", {}, "'numpy' has nothing of this name"),
+        ("import pack.nothing", {"pack/a__py": ""}, "'pack' has nothing of this name"),
+        ("import moorage.daemon", {}, "'moorage' has nothing of this name"),
+        ("import requests\nrequests.get('x')['y']", {}, "no class AIOSv1PolicyRule"),
+        ("import requests\nx = [*requests.get('x')]", {}, "requests.get(): 'requests' is not"),
+        ("from rules import AIOSv1PolicyRule", {}, "is imported from what is not there"),
+        ("import rules\nclass AIOSv1PolicyRule(rules.Rule): pass", {}, "AIOSv1PolicyRule has no"),
+    ],
+)
+async def test_what_cannot_be_a_library_is_still_a_fault(shared, text, files, said):
+    result = await checked(shared, text, **files)
+    assert said in result.findings[0].message
+
+
+@IN_ONE_LOOP
+async def test_what_the_requirements_name_is_a_library_whatever_it_is_like(shared):
+    text = "import helpers\n" + HEAD + EVAL
+    assert not (await checked(shared, text, helper__py="")).ok
+    wanted = {"helper__py": "", "requirements__txt": "numpy\nHelpers>=2  # why\n"}
+    result = await checked(shared, text, **wanted)
+    assert result.ok
+    assert "'helpers' is not available" in result.warnings[0]
+
+
+@IN_ONE_LOOP
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ('parameters["region"]', "parameters.region"),
+        ('settings["vdag"]["x"]', "settings.vdag"),
+        ('settings["get_metrics"]()', "settings.get_metrics"),
+        ('float(parameters.get("limit"))', "parameters.limit"),
+        ('1 / ("region" in parameters)', "parameters.region"),
+        ('parameters["given"]["inner"]', "parameters.given.inner"),
+    ],
+)
+async def test_a_constructor_may_need_what_only_a_request_supplies(shared, line, named):
+    code = shared.policy("return self.x", parameters={"given": {"a": 1}})
+    text = HEAD + f"        self.x = {line}\n" + EVAL.replace("return 1", "return self.x")
+    code = replace(policy(shared, text), parameters=code.parameters)
+    result = await shared.sandbox.check(code)
+    assert result.ok
+    (warning,) = result.warnings
+    assert warning.startswith(f"function.py line 4: without {named} it cannot be constructed (")
+    assert (await shared.refusal(code)).code is Code.POLICY_ERROR
+    if "region" in line and "[" in line:
+        assert await shared.value(code, parameters={"region": "eu"}) == "eu"
+
+
+@IN_ONE_LOOP
+async def test_a_constructor_that_fails_by_itself_is_a_fault(shared):
+    result = await checked(shared, HEAD + "        self.x = 1 / 0\n" + EVAL)
+    assert result.findings[0].message == "ZeroDivisionError: division by zero"
+
+
+@IN_ONE_LOOP
+async def test_a_constructor_may_take_its_arguments_in_another_order(shared):
+    text = """
+    class AIOSv1PolicyRule:
+        def __init__(self, rule_id, parameters, settings):
+            self.found = [parameters, len(settings) > 3]
+        def eval(self, parameters, input_data, context): return self.found
+    """
+    assert await shared.value(policy(shared, text), parameters={"a": 1}) == [{"a": 1}, True]
+
+
+@IN_ONE_LOOP
+@pytest.mark.parametrize(
+    ("defined", "value"),
+    [
+        ("self", []),
+        ("self, action", ["show"]),
+        ("self, data", [{"x": 1}]),
+        ("self, command", ["show"]),
+        ("self, data, action", [{"x": 1}, "show"]),
+        ("self, action, data, context", ["show", {"x": 1}, {}]),
+        ("self, parameters, action, data", [{}, "show", {"x": 1}]),
+        ("self, action, data, more=3", ["show", {"x": 1}, 3]),
+    ],
+)
+async def test_management_is_called_as_it_is_defined(shared, defined, value):
+    names = [each.partition("=")[0] for each in defined.split(", ")[1:]]
+    body = f"    def management({defined}): return [{', '.join(names)}]\n"
+    code = policy(shared, HEAD + EVAL + body)
+    result = await shared.sandbox.check(code)
+    assert result.ok
+    usual = defined in {"self, data, action", "self, action, data, more=3"}
+    assert [each.partition(":")[0] for each in result.warnings] == (
+        [] if usual else ["function.py line 5"]
+    )
+    if defined != "self, data, action":  # It takes two, so they are given in the documented order.
+        assert await shared.sandbox.manage(code, "t", "show", {"x": 1}) == value
+
+
+@IN_ONE_LOOP
+async def test_management_that_cannot_answer_is_a_warning_and_then_a_refusal(shared):
+    code = policy(shared, HEAD + EVAL + "    async def management(self, action, data): return 1\n")
+    result = await shared.sandbox.check(code)
+    assert result.ok
+    assert "management must return its answer" in result.warnings[0]
+    with pytest.raises(PolicyFault):
+        await shared.sandbox.manage(code, "t", "show", {})
