@@ -199,7 +199,7 @@ SCHEMAS: Broken = {
     ),
     "commands in a text": (
         document(management_commands_schema="reset"),
-        "management_commands_schema: expected a list of {name, description, schema}",
+        "management_commands_schema: expected a list of at most 100 objects {name, description",
     ),
 }
 

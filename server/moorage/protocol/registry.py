@@ -47,8 +47,8 @@ class DocumentCollection(Protocol):
 
         Args:
             name: Its id.
-            change: A whole new document, or a Mongo update document with `$set` and `$unset`
-                on dotted paths.
+            change: Fields and their new values, by name or dotted path, also under `$set`;
+                `$unset`, `$inc` and `$push` beside them. What is not named stays.
 
         Raises:
             ServiceError: `not_found`, `bad_message` naming the field, `too_large`.
@@ -76,8 +76,13 @@ class Metrics(Protocol):
     async def get(self, cluster_id: str) -> Document:
         """Return the metrics of a cluster, or raise `not_found`."""
 
-    async def update(self, cluster_id: str, change: Document) -> Document:
-        """Change them, as `DocumentCollection.update` does; raise `not_found`."""
+    async def update(self, cluster_id: str, change: Document) -> tuple[Document, bool]:
+        """Change them, as `DocumentCollection.update` does; where there are none, from nothing.
+
+        Returns:
+            As `put` does.
+
+        """
 
     async def delete(self, cluster_id: str) -> Document:
         """Delete the metrics of a cluster and return them, or raise `not_found`."""
@@ -119,8 +124,18 @@ class BlockDocuments(Protocol):
     async def get(self, kind: BlockKind, block_id: str) -> Document:
         """Return a document, or raise `not_found`."""
 
-    async def update(self, kind: BlockKind, block_id: str, change: Document) -> Document:
-        """Change a document, as cluster documents are changed; raise `not_found`."""
+    async def update(
+        self, kind: BlockKind, block_id: str, change: Document
+    ) -> tuple[Document, bool]:
+        """Change a document, as cluster documents are changed; metrics also from nothing.
+
+        Returns:
+            The document, and whether it is the first one.
+
+        Raises:
+            ServiceError: `not_found` where there is no such block; `bad_message`, `too_large`.
+
+        """
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
         """Delete a document and return it, or raise `not_found`."""

@@ -9,7 +9,6 @@ from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moorage.protocol.faults import ServiceError
 from moorage.web.bodies import BodyReader, query_of, read_document, succeeded
 from moorage.web.schemas import (
     BlockDocument,
@@ -71,7 +70,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def update(block_id: str, request: Request) -> Response:
         """Answer the new document."""
         change = await read_document(request, bodies)
-        return succeeded(await blocks.update("block", block_id, change))
+        return succeeded((await blocks.update("block", block_id, change))[0])
 
     @router.delete("/blocks/{block_id}", summary="Remove a block", **one)
     async def delete(block_id: str) -> Response:
@@ -111,17 +110,13 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     @router.put(
         "/block/{block_id}",
-        summary="Replace or change block metrics",
+        summary="Change block metrics",
         **operation(BlockMetricsDocument, DocumentChange, statuses=(200, 201)),
     )
-    async def put(block_id: str, request: Request) -> Response:
-        """Answer the new document. A whole document is stored even where there was none."""
-        change = await read_document(request, bodies)
-        if any(key.startswith("$") for key in change):
-            return succeeded(await blocks.update("block_metrics", block_id, change))
-        if change.setdefault("blockId", block_id) != block_id:
-            raise ServiceError.wrong_field("blockId", f"{block_id}, as in the path, or nothing")
-        document, created = await blocks.put_metrics(change)
+    async def change(block_id: str, request: Request) -> Response:
+        """Answer the new document: 201 for the first, which may be a part of one."""
+        given = await read_document(request, bodies)
+        document, created = await blocks.update("block_metrics", block_id, given)
         return succeeded(document, 201 if created else 200)
 
     @router.delete("/block/{block_id}", summary="Remove block metrics", **one)

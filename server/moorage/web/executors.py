@@ -84,7 +84,7 @@ def _documents(router: APIRouter, services: WebServices, bodies: BodyReader) -> 
         **operation(ExecutorDocument, DocumentChange),
     )
     async def update(executor: str, request: Request) -> Response:
-        """Take a whole document, or `$set` and `$unset`; answer the new one."""
+        """Change what is named, as for clusters; answer the new document."""
         change = await read_document(request, bodies)
         return succeeded(await services.executors.update(executor, change))
 

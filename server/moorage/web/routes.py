@@ -4,6 +4,7 @@
 docs/reference/allocation-server.md, "Services" and "Decisions".
 """
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 from fastapi import APIRouter
@@ -160,17 +161,13 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     @router.put(
         "/cluster/{cluster_id}",
-        summary="Replace or change metrics",
+        summary="Change metrics",
         **operation(MetricsDocument, DocumentChange, statuses=(200, 201)),
     )
-    async def put_metrics(cluster_id: str, request: Request) -> Response:
-        """Answer the new document. A whole document is stored even where there was none."""
+    async def change_metrics(cluster_id: str, request: Request) -> Response:
+        """Answer the new document: 201 for the first, which may be a part of one."""
         change = await _document(request, bodies)
-        if any(key.startswith("$") for key in change):
-            return _success(await services.metrics.update(cluster_id, change))
-        if change.setdefault("clusterId", cluster_id) != cluster_id:
-            raise ServiceError.wrong_field("clusterId", f"{cluster_id}, as in the path, or nothing")
-        document, created = await services.metrics.put(change)
+        document, created = await services.metrics.update(cluster_id, change)
         return _success(document, 201 if created else 200)
 
     @router.delete("/cluster/{cluster_id}", summary="Remove metrics", **one)
@@ -253,6 +250,11 @@ def _search(services: WebServices, bodies: BodyReader) -> APIRouter:
     return router
 
 
+def _warned(data: Document | list[Document], warnings: Sequence[str]) -> Response:
+    answer = {"success": True, "data": data}
+    return json_response(answer | {"warnings": warnings} if warnings else answer)
+
+
 def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     router = APIRouter(tags=["policies"])
 
@@ -264,14 +266,11 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def publish_policy(request: Request) -> Response:
         """Check the policy in the jail, try it on its own examples, and register it.
 
-        Publishing it again changes nothing. What may not be as its author thinks stands in
-        `warnings`.
+        Publishing it again changes nothing. What is not as its author may think is in `warnings`.
         """
         document, who = await _document(request, bodies), who_of(request)
         uri, warnings = await services.publications.publish(document, who)
-        # The status is 200: existing clients take any other for a failure.
-        answer: Document = {"success": True, "data": {"policy_rule_uri": uri}}
-        return json_response(answer | {"warnings": warnings} if warnings else answer)
+        return _warned({"policy_rule_uri": uri}, warnings)  # 200: clients take 201 for a failure.
 
     @router.get("/policy", summary="List policies", **operation(list[PolicyDocument]))
     async def list_policies() -> Response:

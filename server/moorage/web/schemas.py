@@ -152,10 +152,12 @@ class PolicyDocument(WebType, rename=None):
 
 
 class DocumentChange(WebType):
-    """A whole document, or `$set` and `$unset` with dotted paths."""
+    """Fields and their new values, by name or dotted path; what is not named stays."""
 
     set: dict[str, Any] | UnsetType = field(default=UNSET, name="$set")
     unset: Any = field(default=UNSET, name="$unset")
+    inc: dict[str, Any] | UnsetType = field(default=UNSET, name="$inc")
+    push: dict[str, Any] | UnsetType = field(default=UNSET, name="$push")
 
 
 class MongoQuery(WebType):

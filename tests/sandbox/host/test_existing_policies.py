@@ -195,6 +195,8 @@ async def test_an_import_that_has_an_alternative_fails_so_that_it_is_taken(share
     ("text", "files", "said"),
     [
         ("from helpers import x", {"helper__py": ""}, "did you mean 'helper'?"),
+        ("from json import nothing", {}, "cannot import name 'nothing' from 'json'"),
+        ("'x'.encode('klingon')", {}, "LookupError: unknown encoding: klingon"),
         ("import numpy.nothing", {}, "'numpy' has nothing of this name"),
         ("import pack.nothing", {"pack/a__py": ""}, "'pack' has nothing of this name"),
         ("import moorage.daemon", {}, "'moorage' has nothing of this name"),

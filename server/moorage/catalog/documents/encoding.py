@@ -1,4 +1,4 @@
-"""JSON documents as such: their bytes, their ids, and `$set`/`$unset`; used by all of `catalog`."""
+"""JSON documents as such: their bytes and their ids; used by all of `catalog`."""
 
 import re
 from collections.abc import Sequence
@@ -15,7 +15,6 @@ from moorage.protocol.large_json import PART_BYTES_MAX, decode_in_parts
 __all__ = [
     "PACKABLE",
     "WrongField",
-    "apply_change",
     "cluster_id_of",
     "decode",
     "encode",
@@ -25,8 +24,6 @@ __all__ = [
     "snapshot",
 ]
 
-PATH_PARTS_MAX: Final = 32
-"""Parts of a dotted path."""
 INDEX_DIGITS_MAX: Final = 9
 """Digits of an index into a list; a longer one lies beyond every list."""
 PACKABLE: Final = "JSON with whole numbers of at most 64 bits, not nested too deeply"
@@ -142,90 +139,8 @@ def _not_json(error: Exception) -> ServiceError:
     )
 
 
-# Mongo update documents ------------------------------------------------------------------------
-
-
-def apply_change(document: Document, change: Any) -> Document:
-    """Return a changed copy of a document.
-
-    Args:
-        document: As it is; it is not written to.
-        change: A whole new document (no key starts with `$`), or an update document with `$set`
-            (dotted path to value) and `$unset` (dotted paths, as keys or as a list).
-
-    Raises:
-        ServiceError: `bad_message` naming the operator or path.
-
-    """
-    if not isinstance(change, dict):
-        raise ServiceError.wrong_field("body", "a document, or an update with $set and $unset")
-    operators = [key for key in change if key.startswith("$")]
-    if not operators:
-        return change
-    for key in change:
-        if key not in {"$set", "$unset"}:
-            raise ServiceError.wrong_field(
-                key, "only $set and $unset in an update, or a whole document without them"
-            )
-    setting, unsetting = change.get("$set", {}), change.get("$unset", {})
-    if not isinstance(setting, dict):
-        raise ServiceError.wrong_field("$set", "an object of dotted paths and their new values")
-    if not isinstance(unsetting, (dict, list)):
-        raise ServiceError.wrong_field("$unset", "an object or a list of dotted paths")
-    changed: Any = document
-    for path, value in setting.items():
-        changed = _placed(changed, _parts(path, "$set"), value, f"$set.{path}")
-    for path in unsetting:
-        changed = _without(changed, _parts(path, "$unset"))
-    result: Document = changed
-    return result
-
-
 def index_of(part: str, items: Sequence[Any]) -> int | None:
     """Return the index in a list that one part of a path means, or None where it means none."""
     # Other scripts have digits that `int` does not read, and it refuses thousands of them.
     digits = part.isascii() and part.isdigit() and len(part) <= INDEX_DIGITS_MAX
     return int(part) if digits and int(part) < len(items) else None
-
-
-def _parts(path: Any, operator: str) -> list[str]:
-    parts = path.split(".") if isinstance(path, str) else []
-    if (
-        not 0 < len(parts) <= PATH_PARTS_MAX
-        or "" in parts
-        or any(part.startswith("$") for part in parts)
-    ):
-        raise ServiceError.wrong_field(
-            f"{operator}.{path}",
-            f"a dotted path of 1 to {PATH_PARTS_MAX} non-empty parts, none starting with $",
-        )
-    return parts
-
-
-def _placed(node: Any, parts: Sequence[str], value: Any, field: str) -> Any:
-    """Return a copy of `node` with `value` at `parts`; objects on the way are made as needed."""
-    if not parts:
-        return value
-    head, rest = parts[0], parts[1:]
-    if isinstance(node, dict):
-        return {**node, head: _placed(node.get(head, {}), rest, value, field)}
-    if isinstance(node, list):
-        index = index_of(head, node)
-        if index is None:
-            raise ServiceError.wrong_field(field, f"an index below {len(node)} in place of {head}")
-        return [*node[:index], _placed(node[index], rest, value, field), *node[index + 1 :]]
-    raise ServiceError.wrong_field(field, f"an object or a list to hold {head}")
-
-
-def _without(node: Any, parts: Sequence[str]) -> Any:
-    """Return a copy of `node` with nothing at `parts`; where nothing is there, `node` itself."""
-    head, rest = parts[0], parts[1:]
-    if isinstance(node, dict) and head in node:
-        if not rest:
-            return {key: value for key, value in node.items() if key != head}
-        return {**node, head: _without(node[head], rest)}
-    if isinstance(node, list) and (index := index_of(head, node)) is not None:
-        # As in Mongo, an element is emptied, not taken out: the indices of the others stand.
-        kept = _without(node[index], rest) if rest else None
-        return [*node[:index], kept, *node[index + 1 :]]
-    return node

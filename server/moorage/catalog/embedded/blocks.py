@@ -105,14 +105,22 @@ class EmbeddedBlocks:
         """See `Blocks.get`."""
         return entry_of(self._kept[kind], block_id, kind).document
 
-    async def update(self, kind: BlockKind, block_id: str, change: Document) -> Document:
+    async def update(
+        self, kind: BlockKind, block_id: str, change: Document
+    ) -> tuple[Document, bool]:
         """See `Blocks.update`."""
+        created = False
 
         def work(database: Database) -> DocumentEntry:
-            encoded, given = changed(database, kind, block_id, change, ID_FIELDS[kind])
+            nonlocal created
+            upsert = kind == "block_metrics"
+            created = not database.has(kind, block_id)
+            encoded, given = changed(
+                database, kind, block_id, change, ID_FIELDS[kind], upsert=upsert
+            )
             return write(database, kind, checked_block(kind, given), encoded, given)
 
-        return (await self._store.run(work, self._publisher(kind))).document
+        return (await self._store.run(work, self._publisher(kind))).document, created
 
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
         """See `Blocks.delete`."""

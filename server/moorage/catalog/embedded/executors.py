@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.catalog.documents.encoding import apply_change, decode, snapshot
+from moorage.catalog.documents.encoding import decode, snapshot
+from moorage.catalog.documents.updates import apply_change
 from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
 from moorage.catalog.filters import compile_filter
 from moorage.catalog.values import Document
@@ -65,7 +66,7 @@ class Executors:
         return await self._store.run(lambda database: _found(database, name))
 
     async def update(self, name: str, change: Document) -> Document:
-        """Change one, by a whole document or `$set` and `$unset`; return the new one."""
+        """Change one, as `DocumentCollection.update` says; return the new one."""
 
         def work(database: Database) -> Document:
             changed = apply_change(_found(database, name), change)

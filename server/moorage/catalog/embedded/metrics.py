@@ -55,16 +55,21 @@ class EmbeddedMetrics:
         """See `Metrics.get`."""
         return entry_of(self._memory.metrics, cluster_id, "metrics").document
 
-    async def update(self, cluster_id: str, change: Document) -> Document:
+    async def update(self, cluster_id: str, change: Document) -> tuple[Document, bool]:
         """See `Metrics.update`."""
 
-        def work(database: Database) -> DocumentEntry:
-            encoded, given = changed(database, "metrics", cluster_id, change, "clusterId")
+        def work(database: Database) -> tuple[DocumentEntry, bool]:
+            created = not database.has("metrics", cluster_id)
+            encoded, given = changed(
+                database, "metrics", cluster_id, change, "clusterId", upsert=True
+            )
             known_id, read = read_metrics_document(given)
-            return write(database, "metrics", known_id, encoded, read)
+            return write(database, "metrics", known_id, encoded, read), created
 
-        entry = await self._store.run(work, self._memory.keep_metrics, durable=False)
-        return entry.document
+        entry, created = await self._store.run(
+            work, lambda result: self._memory.keep_metrics(result[0]), durable=False
+        )
+        return entry.document, created
 
     async def delete(self, cluster_id: str) -> Document:
         """See `Metrics.delete`."""

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from moorage.catalog.documents.encoding import apply_change, decode, snapshot
+from moorage.catalog.documents.encoding import decode, snapshot
 from moorage.catalog.documents.policies import (
     complete_policy_document,
     differing_fields,
@@ -10,6 +10,7 @@ from moorage.catalog.documents.policies import (
     record_from,
 )
 from moorage.catalog.documents.sources import CodeSources
+from moorage.catalog.documents.updates import apply_change
 from moorage.catalog.embedded.aliases import Aliases
 from moorage.catalog.embedded.history import history_of, note
 from moorage.catalog.embedded.memory import Memory

@@ -11,9 +11,10 @@ from typing import Any, Final, Protocol, TypeVar
 import msgspec
 
 from moorage.catalog.documents.clusters import read_cluster_document
-from moorage.catalog.documents.encoding import apply_change, decode, encode, pack, snapshot
+from moorage.catalog.documents.encoding import decode, encode, pack, snapshot
 from moorage.catalog.documents.metrics import read_metrics_document
 from moorage.catalog.documents.policies import digest_of, pack_files, record_from, unpack_files
+from moorage.catalog.documents.updates import apply_change
 from moorage.catalog.embedded.aliases import Alias, read_alias
 from moorage.catalog.embedded.store import Database, DocumentStore, Kind, StoredRow
 from moorage.catalog.limits import (
@@ -219,13 +220,22 @@ def check_limits(database: Database, kind: Kind) -> None:
 
 
 def changed(
-    database: Database, kind: Kind, record_id: str, change: Document, id_field: str
+    database: Database,
+    kind: Kind,
+    record_id: str,
+    change: Document,
+    id_field: str,
+    *,
+    upsert: bool = False,
 ) -> tuple[bytes, Document]:
-    """Return a stored document, as it was given, with a change; its id cannot change."""
+    """Return a stored document, as it was given, with a change; its id cannot change.
+
+    With `upsert`, a document that is not there is changed from nothing.
+    """
     row = database.get(kind, record_id)
-    if row is None:
+    if row is None and not upsert:
         raise not_found(kind, record_id)
-    changed = apply_change(decode(row.document), change)
+    changed = apply_change({} if row is None else decode(row.document), change)
     if changed.setdefault(id_field, record_id) != record_id:
         raise ServiceError.wrong_field(id_field, f"{record_id}; the id of a document stays")
     return snapshot(changed)

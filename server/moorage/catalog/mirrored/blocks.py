@@ -39,7 +39,9 @@ class MirroredBlocks:
             await self._mirror.require()
         return await self._kept.get(kind, block_id)
 
-    async def update(self, kind: BlockKind, block_id: str, change: Document) -> Document:
+    async def update(
+        self, kind: BlockKind, block_id: str, change: Document
+    ) -> tuple[Document, bool]:
         """See `Blocks.update`."""
         if kind == "block_metrics":
             await self._refuse()

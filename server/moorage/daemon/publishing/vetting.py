@@ -13,9 +13,9 @@ from typing import Final
 
 import msgspec
 
-from moorage.catalog.documents.encoding import apply_change
 from moorage.catalog.documents.examples import read_examples
 from moorage.catalog.documents.sources import is_url
+from moorage.catalog.documents.updates import apply_change
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import Document, PolicyRecord, PreparedPolicy
 from moorage.core.facts import Refusal

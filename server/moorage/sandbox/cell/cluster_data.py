@@ -44,12 +44,11 @@ class LazyDict(dict[str, Any], metaclass=_DictType):
     extras: dict[str, Any]
 
     def _make(self, keys: Sequence[str]) -> None:
-        """Replace the placeholders of `keys`."""
-        raise NotImplementedError
+        """Replace the placeholders of `keys`; there may be none."""
 
     def _make_extra(self, key: str) -> Any:
-        """Return the value of an extra."""
-        raise NotImplementedError
+        """Return the value of an extra; there may be none to make."""
+        return self.extras[key]
 
     def __missing__(self, key: str) -> Any:
         value = self.extras[key]

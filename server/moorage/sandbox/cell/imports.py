@@ -26,6 +26,11 @@ ROOT: Final = "/policy/"
 _CATCHING: Final = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
 _NEARLY: Final = 0.75
 """Likeness from which on a module is taken for a misspelt file of the archive."""
+_MODULES_LEFT_OUT: Final = (
+    *("concurrent.", "email.", "html.parser", "http.", "importlib.metadata", "importlib.resources"),
+    *("logging.config", "multiprocessing.", "unittest.mock", "urllib.", "wsgiref.", "xml."),
+)
+"""Of packages of the standard library that may be there; other names in them are misspelt."""
 _WANTED: Final = re.compile(r"^\s*([A-Za-z0-9][A-Za-z0-9._-]*)", re.MULTILINE)
 
 
@@ -104,10 +109,11 @@ class PolicyImports(MetaPathFinder, InspectLoader):
     def _refusal(self, fullname: str) -> str:
         """Return why something that is not there cannot be meant to be a library; else ""."""
         library, _, inner = fullname.partition(".")
+        if inner and (self._sibling(library) or _is_real(library)):
+            there = fullname.startswith(_MODULES_LEFT_OUT)
+            return "" if there else f"{library!r} has nothing of this name"
         if library in sys.stdlib_module_names:
             return ""
-        if inner and (self._sibling(library) or _is_real(library)):
-            return f"{library!r} has nothing of this name"
         wanted = _WANTED.findall(self._files.get(REQUIREMENTS, b"").decode("utf-8", "replace"))
         if library.lower() in {name.lower().replace("-", "_") for name in wanted}:
             return ""

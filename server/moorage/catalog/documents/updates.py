@@ -1,0 +1,145 @@
+"""Changes of stored documents: what a PUT, a Mongo update document, makes of one.
+
+The embedded catalog calls `apply_change` for all its documents; what comes out is checked as a new
+document is.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from moorage.catalog.documents.encoding import index_of
+from moorage.catalog.values import Document
+from moorage.protocol.faults import ServiceError
+
+__all__ = ["apply_change"]
+
+PATH_PARTS_MAX: Final = 32
+"""Parts of a dotted path."""
+STEPS_MAX: Final = 1000
+"""Dotted paths and operations of one change: each may copy the whole document."""
+_OPERATORS: Final = frozenset({"$set", "$unset", "$inc", "$push"})
+
+
+def apply_change(document: Document, change: Any) -> Document:
+    """Return a changed copy of a document, as the servers that existing clients know change theirs.
+
+    Args:
+        document: As it is; it is not written to.
+        change: Fields and their new values, by name or dotted path; what is not named stays. The
+            same may stand under `$set`. Beside it, `$unset` (dotted paths, as keys or as a list),
+            `$inc` (numbers by path) and `$push` (by path a value, or `{"$each": values}`).
+
+    Raises:
+        ServiceError: `bad_message` naming the operator or path.
+
+    """
+    if not isinstance(change, dict):
+        raise ServiceError.wrong_field("body", "an object of fields and their new values")
+    plain = {key: value for key, value in change.items() if not key.startswith("$")}
+    for key in change.keys() - plain.keys() - _OPERATORS:
+        expected = f"fields and their new values, or one of {', '.join(sorted(_OPERATORS))}"
+        raise ServiceError.wrong_field(key, expected)
+    given = {key: change.get(key, {}) for key in ("$set", "$inc", "$push")}
+    for key, each in given.items():
+        if not isinstance(each, dict):
+            raise ServiceError.wrong_field(key, "an object of dotted paths and values")
+    unsetting = change.get("$unset", {})
+    if not isinstance(unsetting, (dict, list)):
+        raise ServiceError.wrong_field("$unset", "an object or a list of dotted paths")
+    dotted = sum("." in path for path in (*plain, *given["$set"]))
+    if dotted + len(given["$inc"]) + len(given["$push"]) + len(unsetting) > STEPS_MAX:
+        expected = f"at most {STEPS_MAX} dotted paths and operations in one change"
+        raise ServiceError.wrong_field("body", expected)
+    changed: Any = _all_set(document, plain, "")
+    changed = _all_set(changed, given["$set"], "$set")
+    for operator, change_of in (("$inc", _increased), ("$push", _pushed)):
+        for path, value in given[operator].items():
+            field = f"{operator}.{path}"
+            parts = _parts(path, operator)
+            new = change_of(_at(changed, parts), value, field)
+            changed = _placed(changed, parts, new, field)
+    for path in unsetting:
+        changed = _without(changed, _parts(path, "$unset"))
+    result: Document = changed
+    return result
+
+
+def _all_set(document: Document, values: Mapping[str, Any], operator: str) -> Document:
+    paths = {path: _parts(path, operator) for path in values}
+    changed = {**document, **{path: values[path] for path in paths if len(paths[path]) == 1}}
+    for path, parts in paths.items():
+        if len(parts) > 1:
+            field = f"{operator}.{path}" if operator else path
+            changed = _placed(changed, parts, values[path], field)
+    return changed
+
+
+def _at(node: Any, parts: Sequence[str]) -> Any:
+    """Return what is at a path, or None."""
+    for part in parts:
+        if isinstance(node, list):
+            index = index_of(part, node)
+            node = None if index is None else node[index]
+        else:
+            node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def _increased(old: Any, by: Any, field: str) -> Any:
+    for each in (by, 0 if old is None else old):
+        if isinstance(each, bool) or not isinstance(each, int | float):
+            raise ServiceError.wrong_field(field, "a number, and one that is there or nothing")
+    return by if old is None else old + by
+
+
+def _pushed(old: Any, value: Any, field: str) -> Any:
+    if old is not None and not isinstance(old, list):
+        raise ServiceError.wrong_field(field, "a list to push to, or nothing yet")
+    several = isinstance(value, dict) and value.keys() == {"$each"}
+    new = value["$each"] if several else [value]
+    if not isinstance(new, list):
+        raise ServiceError.wrong_field(f"{field}.$each", "a list of values")
+    return [*(old or ()), *new]
+
+
+def _parts(path: Any, operator: str) -> list[str]:
+    parts = path.split(".") if isinstance(path, str) else []
+    if (
+        not 0 < len(parts) <= PATH_PARTS_MAX
+        or "" in parts
+        or any(part.startswith("$") for part in parts)
+    ):
+        raise ServiceError.wrong_field(
+            f"{operator}.{path}" if operator else str(path),
+            f"a dotted path of 1 to {PATH_PARTS_MAX} non-empty parts, none starting with $",
+        )
+    return parts
+
+
+def _placed(node: Any, parts: Sequence[str], value: Any, field: str) -> Any:
+    """Return a copy of `node` with `value` at `parts`; objects on the way are made as needed."""
+    if not parts:
+        return value
+    head, rest = parts[0], parts[1:]
+    if isinstance(node, dict):
+        return {**node, head: _placed(node.get(head, {}), rest, value, field)}
+    if isinstance(node, list):
+        index = index_of(head, node)
+        if index is None:
+            raise ServiceError.wrong_field(field, f"an index below {len(node)} in place of {head}")
+        return [*node[:index], _placed(node[index], rest, value, field), *node[index + 1 :]]
+    raise ServiceError.wrong_field(field, f"an object or a list to hold {head}")
+
+
+def _without(node: Any, parts: Sequence[str]) -> Any:
+    """Return a copy of `node` with nothing at `parts`; where nothing is there, `node` itself."""
+    head, rest = parts[0], parts[1:]
+    if isinstance(node, dict) and head in node:
+        if not rest:
+            return {key: value for key, value in node.items() if key != head}
+        return {**node, head: _without(node[head], rest)}
+    if isinstance(node, list) and (index := index_of(head, node)) is not None:
+        # As in Mongo, an element is emptied, not taken out: the indices of the others stand.
+        kept = _without(node[index], rest) if rest else None
+        return [*node[:index], kept, *node[index + 1 :]]
+    return node
