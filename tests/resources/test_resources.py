@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import pickle
+import random
 import signal
 import subprocess
 import sys
@@ -205,6 +206,39 @@ async def test_a_reset_that_fails_says_so_and_one_at_a_time_is_enough(tmp_path):
         await under_way
     assert list(await backend.discover()) == []
     assert await thing.get_status() is ResourceStatus.STOPPED
+
+
+@pytest.mark.parametrize("seed", range(10))
+async def test_whatever_is_reset_released_and_ended_at_once_the_cap_holds(seed):
+    draw, backend = random.Random(seed), MemoryBackend()
+    engine = ResourceEngine({"memory": BackendRunner(backend)})
+    spec = MemoryResourceSpec(
+        resettable=False, start_seconds=0.003, stop_seconds=0.002, max_global_num=2
+    )
+    tasks: list[asyncio.Task[object]] = []
+    for _ in range(150):
+        name, chance = f"id{draw.randrange(5)}", draw.randrange(6)
+        calls = {
+            0: lambda name=name: engine.acquire(name, spec, "memory", wait_timeout=0.05),
+            1: lambda name=name: engine.acquire(name, spec, "memory", wait_timeout=0.05),
+            2: lambda name=name: engine.release(name),
+            3: lambda name=name: engine.end(name),
+            4: lambda name=name: engine.reset(name),
+        }
+        if chance in calls:
+            tasks.append(asyncio.ensure_future(calls[chance]()))
+        else:
+            draw.choice([*tasks, asyncio.ensure_future(engine.monitor())]).cancel()
+        if draw.random() < 0.5:
+            await asyncio.sleep(draw.random() / 200)  # Anything may happen meanwhile.
+        assert len(list(await backend.discover())) <= 2
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for pool in engine._store._pools.values():
+        pool.check()
+        assert not pool.waiters
+        assert pool.moving == 0
+    await engine.close()
+    assert list(await backend.discover()) == []
 
 
 async def test_a_kind_of_ones_own_without_a_reset_says_what_to_do():

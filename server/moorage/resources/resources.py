@@ -11,6 +11,8 @@ import threading
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, NoReturn, Protocol, Self, runtime_checkable
 
@@ -42,8 +44,8 @@ __all__ = [
     "Runner",
 ]
 
-SETTLE_SECONDS: Final = 0.5
-"""What ends so soon after its start has failed to start; not asked of what has a probe."""
+SETTLE_LOOKS: Final = 10
+"""What ends within so many looks, half a second, has failed to start; a probe says it better."""
 SETTLE_SECONDS_MAX: Final = 30.0
 """How long what a command left behind may take to end, once the command itself has."""
 _SETTLE_PAUSE_SECONDS: Final = 0.05
@@ -177,6 +179,22 @@ class CommandOutput(str):
         return type(self), (str(self), self.exit_code)
 
 
+@dataclass(frozen=True, slots=True)
+class _Renewal:
+    """A reset that is under way.
+
+    Args:
+        loop: Of whoever asked for it.
+        task: Does it.
+        over: Resolved when nothing more will come of it.
+
+    """
+
+    loop: asyncio.AbstractEventLoop
+    task: asyncio.Task[Any]
+    over: Future[None] = field(default_factory=Future[None])
+
+
 class BackendResource(BaseResource):
     """A workload of a backend.
 
@@ -202,7 +220,8 @@ class BackendResource(BaseResource):
         self._attempt = 1
         self._changed = False
         self._ended = False
-        self._renewing = threading.Lock()
+        self._lock = threading.Lock()
+        self._renewal: _Renewal | None = None
         self.spec = spec
         self.endpoint = workload.endpoint
         self._id = workload.id
@@ -229,29 +248,40 @@ class BackendResource(BaseResource):
         """
         if args or kwargs:
             raise TypeError(f"a {self.category} resource is reset without arguments")
-        if not self._renewing.acquire(blocking=False):
-            raise BackendError(f"{self.resource_id} is being reset already")
+        with self._lock:
+            if self._ended or self._renewal is not None:
+                how = "was ended" if self._ended else "is being reset already"
+                raise BackendError(f"{self.resource_id} {how}")
+            task = asyncio.ensure_future(self._renew())
+            renewal = self._renewal = _Renewal(asyncio.get_running_loop(), task)
         try:
-            if not self._changed:  # Else its limits are not those of its spec.
-                with contextlib.suppress(UnsupportedSpecError):
-                    return await self._backend.reset(self._id)
-            return await self._start_again()
+            return await task
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if not self._ended or (caller is not None and caller.cancelling()):
+                raise
+            raise BackendError(f"{self.resource_id} was ended while it was reset") from None
         finally:
-            self._renewing.release()
+            self._renewal = None
+            renewal.over.set_result(None)
 
-    async def _start_again(self) -> None:
+    async def _renew(self) -> Any:
+        if not self._changed:  # Else its limits are not those of its spec.
+            with contextlib.suppress(UnsupportedSpecError):
+                return await self._backend.reset(self._id)
         await self._backend.stop(self._id)
         self._attempt += 1
         order = Order(
             self._id, self.spec, timeout_seconds=self._timeout_seconds, attempt=self._attempt
         )
         workload = await self._backend.start(order)
-        if self._ended or workload.phase.over:
+        if workload.phase.over:
             await finished(self._backend.stop(self._id))
-            how = "was ended" if self._ended else f"ended: {workload.detail or workload.phase}"
-            raise BackendError(f"{self.resource_id} {how} while it was reset")
+            how = workload.detail or workload.phase
+            raise BackendError(f"{self.resource_id} ended while it was reset: {how}")
         self._changed = False
         self.endpoint = workload.endpoint
+        return None
 
     async def get_status(self) -> ResourceStatus:
         """Return how it is now; a service is asked whether it answers.
@@ -270,8 +300,14 @@ class BackendResource(BaseResource):
         self._changed = True
 
     async def end(self) -> None:
-        """Stop it."""
-        self._ended = True
+        """Stop it. A reset that is under way is given up first: it may be starting it again."""
+        with self._lock:
+            self._ended = True
+            renewal = self._renewal
+        if renewal is not None:
+            with contextlib.suppress(RuntimeError):  # A closed loop has no tasks to cancel.
+                renewal.loop.call_soon_threadsafe(renewal.task.cancel)
+                await asyncio.wrap_future(renewal.over)
         await self._backend.stop(self._id)
 
     async def run_cmd(
@@ -351,11 +387,11 @@ class BackendRunner:
 
     async def _settled(self, workload: WorkloadReport) -> WorkloadReport:
         """Look for a moment whether what has no readiness of its own goes on running."""
-        begun = time.monotonic()
+        begun, looks = time.monotonic(), 0
         while not workload.phase.over:
-            waited = time.monotonic() - begun
-            runs = workload.phase is Phase.READY
-            if waited > (SETTLE_SECONDS if runs else SETTLE_SECONDS_MAX):
+            # Looks are counted, not time: where the machine is slow, so is what ends.
+            looks += workload.phase is Phase.READY
+            if looks > SETTLE_LOOKS or time.monotonic() - begun > SETTLE_SECONDS_MAX:
                 break
             pause = _SETTLE_PAUSE_SECONDS
             await asyncio.sleep(pause)
