@@ -179,40 +179,55 @@ def _cell(figure: Sequence[float | None] | None, digits: int) -> str:
 
 
 def draw(paths: Sequence[Path], found: Sequence[Mapping[str, Any]], *, queued: bool) -> None:
-    """Draw the means over the traces, of the first kind of stays, to each of the files.
+    """Draw the first kind of stays to each of the files.
 
-    Above what is held, by load; below, at the highest load, who is refused, or how long who waits.
+    Above, what is held on the mean of the traces by load, or where there is one load, what is held
+    or how long requests wait by trace; below, at the highest load, who is refused, or who waits.
     """
     if not paths:
         return
     label = ALL if any(row["trace"] == ALL for row in found) else found[0]["trace"]
-    mine = [r for r in found if r["trace"] == label and r["stays"] == found[0]["stays"]]
-    rules = list(dict.fromkeys(row["rule"] for row in mine))
+    some = [row for row in found if row["stays"] == found[0]["stays"]]
+    mine = [row for row in some if row["trace"] == label]
+    last = max(row["load"] for row in mine)
     figure, (above, below) = plots.panels()
-    for rule in rules:
-        line = sorted((row for row in mine if row["rule"] == rule), key=lambda row: row["load"])
-        above.errorbar(
-            [row["load"] for row in line],
-            [row["allocated_percent"][0] for row in line],
-            [row["allocated_percent"][1] or 0.0 for row in line],
-            label=rule, marker="o", markersize=3, linewidth=1.2,
-        )  # fmt: skip
-    above.set_xlabel("load: GPU demand / capacity")
-    above.set_ylabel("GPU held, % of the fleet")
-    prefix, last = "wait " if queued else "refused_percent ", max(row["load"] for row in mine)
-    bars = [row for row in mine if row["load"] == last]
-    keys = sorted({key for row in bars for key in row if key.startswith(prefix)}, key=_order)
-    wide = 0.8 / len(bars)
-    for number, row in enumerate(bars):
-        below.bar(
-            [place + (number + 0.5) * wide - 0.4 for place in range(len(keys))],
-            [row[key][0] if key in row else 0.0 for key in keys],
-            wide,
-            yerr=[(row[key][1] or 0.0) if key in row else 0.0 for key in keys],
-            label=row["rule"],
-        )
-    below.set_xticks(range(len(keys)), [key.removeprefix(prefix) for key in keys])
-    waits = "mean wait, in mean stays" if queued else "requests refused, %"
-    below.set_ylabel(f"{waits},\nat load {last:g}")
-    above.legend(loc="lower right", fontsize="small")
+    waits = "mean wait, in mean stays"
+    if len({row["load"] for row in mine}) > 1:
+        for rule in dict.fromkeys(row["rule"] for row in mine):
+            line = sorted((row for row in mine if row["rule"] == rule), key=lambda row: row["load"])
+            held = [row["allocated_percent"] for row in line]
+            above.errorbar(
+                [row["load"] for row in line],
+                [mean for mean, _ in held],
+                [error or 0.0 for _, error in held],
+                label=rule, marker="o", markersize=3, linewidth=1.2,
+            )  # fmt: skip
+        above.set_xlabel("load: GPU demand / capacity")
+        above.set_ylabel("GPU held, % of the fleet")
+    else:
+        key = "wait" if queued else "allocated_percent"
+        names = list(dict.fromkeys(row["trace"] for row in some))
+        bars = {
+            rule: {row["trace"]: row[key] for row in some if row["rule"] == rule}
+            for rule in dict.fromkeys(row["rule"] for row in some)
+        }
+        _bars(above, bars, {name: name for name in names})
+        above.set_ylabel(waits if queued else "GPU held, % of the fleet")
+    prefix = "wait " if queued else "refused_percent "
+    at_last = {row["rule"]: row for row in mine if row["load"] == last}
+    keys = sorted({k for row in at_last.values() for k in row if k.startswith(prefix)}, key=_order)
+    _bars(below, at_last, {key: key.removeprefix(prefix) for key in keys})
+    below.set_ylabel(f"{waits if queued else 'requests refused, %'},\nat load {last:g}")
+    above.legend(fontsize="small")
     plots.save(figure, paths)
+
+
+def _bars(axes: Any, found: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]) -> None:
+    """Draw a group of bars per label, one for each policy: `found[policy][key]`."""
+    wide = 0.8 / len(found)
+    for number, (rule, figures) in enumerate(found.items()):
+        heights = [figures.get(key, (0.0, None)) for key in labels]
+        places = [place + (number + 0.5) * wide - 0.4 for place in range(len(labels))]
+        errors = [error or 0.0 for _, error in heights]
+        axes.bar(places, [mean for mean, _ in heights], wide, yerr=errors, label=rule)
+    axes.set_xticks(range(len(labels)), list(labels.values()))

@@ -28,14 +28,15 @@ from moorage.sandbox.host.sandbox import Document, PolicyCode, Sandbox
 from moorage.sandbox.host.zygote import cpu_seconds
 from moorage_policies import catalog
 
-POLICIES: Final = {
-    "first_fit": ("first_fit", False),
-    "fgd": ("fgd", True),
-    "expected_fill": ("expected_fill", True),
-    "fgd_learning": ("fgd", False),
-    "expected_fill_learning": ("expected_fill", False),
+POLICIES: Final[dict[str, tuple[str, bool, dict[str, Any]]]] = {
+    "first_fit": ("first_fit", False, {}),
+    "fgd": ("fgd", True, {}),
+    "expected_fill": ("expected_fill", True, {}),
+    "expected_fill_unpriced": ("expected_fill", True, {"prices": False}),
+    "fgd_learning": ("fgd", False, {}),
+    "expected_fill_learning": ("expected_fill", False, {}),
 }
-"""Figure: the policy, and whether it is told what the trace's requests look like."""
+"""Figure: the policy, whether it is told what the trace's requests look like, its parameters."""
 BASELINE: Final = "fgd"
 SEED: Final = 42
 ANSWER_SECONDS_MAX: Final = 20.0
@@ -80,8 +81,8 @@ def policies(nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod]) -
     """
     order = trace.arrivals(pods, trace.capacity_milli(nodes), 1.3, SEED)
     costs: dict[str, Cost] = {}
-    for figure, (name, told) in POLICIES.items():
-        parameters = typical_of(name, pods) if told else {}
+    for figure, (name, told, more) in POLICIES.items():
+        parameters = {**(typical_of(name, pods) if told else {}), **more}
         costs[figure] = uvloop.run(_cost(name, parameters, openb(nodes, SEED), order))
     figures: dict[str, Any] = {"nodes": len(nodes), "requests": len(order)}
     each = {name: cost.cpu_seconds / len(cost.seconds) for name, cost in costs.items()}
