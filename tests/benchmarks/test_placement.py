@@ -94,11 +94,12 @@ def test_expected_fill_is_held_against_its_prototype_with_every_seed_of_its_stre
     figures = placement(
         folder / "nodes.csv",
         seeds=2,
-        rules=["expected_fill"],
+        rules=["expected_fill_unpriced", "expected_fill"],
         stream_seeds=3,
         progress=told.append,
     )
-    (row,) = figures["table"]
+    row, priced = figures["table"]
+    assert (priced["published"], priced["allowed"]) == (96.11, 0.3)  # It had no prices.
     assert (row["published"], row["published_at_100"], row["allowed"]) == (96.11, 96.03, 0.15)
     assert row["by_stream_seed"] == {"1": 100, "2": 100, "3": 100}  # What fits is always placed …
     assert (row["runs"], row["reached"], row["agrees"]) == (

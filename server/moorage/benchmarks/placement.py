@@ -35,7 +35,12 @@ PUBLISHED_AS: Final = {
     "best_fit": "BestFit",
     "fgd": "FGD",
 }
-EXPECTED_FILL: Final = "expected_fill"
+EXPECTED_FILL: Final[dict[str, tuple[dict[str, Any], float]]] = {
+    "expected_fill": ({}, 0.3),
+    "expected_fill_unpriced": ({"prices": False}, 0.15),
+}
+"""The policy with its prices and without: its parameters, and how far it may be from the prototype,
+which had none."""
 PROTOTYPE: Final = {
     "default": (96.11, 0.04, 96.03),
     "cpu200": (96.26, 0.03, 95.96),
@@ -43,9 +48,9 @@ PROTOTYPE: Final = {
     "gpuspec33": (95.68, 0.06, 93.83),
     "multigpu20": (96.49, 0.04, 95.95),
 }
-"""Of `expected_fill`, by trace: mean and deviation at 130 %, mean at 100 %, over ten seeds."""
+"""Of `expected_fill` without prices, by trace and over ten seeds: mean and deviation at 130 %, mean
+at 100 %."""
 PROTOTYPE_RUNS: Final = 10
-PROTOTYPE_POINTS_ALLOWED: Final = 0.15
 SEED: Final = 42
 SEEDS: Final = 10
 ARRIVE: Final = 1.3
@@ -110,7 +115,7 @@ def compare(
     Args:
         nodes: The node file; `PUBLISHED` may lie beside it.
         pods: Request files, `pods_<trace>.csv`.
-        rules: Names of published policies that ship, or `expected_fill`.
+        rules: Names of published policies that ship, or of `EXPECTED_FILL`.
         seeds: Of the order of nodes and requests; one run each.
         stream_seeds: Of what `expected_fill` draws; each with all of `seeds`.
         progress: Called with what is being run.
@@ -120,9 +125,9 @@ def compare(
         CommandError: A policy is none of these.
 
     """
-    unknown = [rule for rule in rules if rule not in (*PUBLISHED_AS, EXPECTED_FILL)]
+    unknown = [rule for rule in rules if rule not in (*PUBLISHED_AS, *EXPECTED_FILL)]
     if unknown:
-        listed = ", ".join((*PUBLISHED_AS, EXPECTED_FILL))
+        listed = ", ".join((*PUBLISHED_AS, *EXPECTED_FILL))
         raise CommandError(f"placement knows no policy {', '.join(unknown)}; there are {listed}")
     machines, known = trace.read_nodes(nodes), _published(nodes.with_name(PUBLISHED))
     comparisons: list[Comparison] = []
@@ -131,7 +136,7 @@ def compare(
         for rule in rules:
             reference = _reference(known, name, rule)
             runs: dict[str, list[packing.Packing]] = {}
-            for stream in map(str, stream_seeds if rule == EXPECTED_FILL else ("",)):
+            for stream in map(str, stream_seeds if rule in EXPECTED_FILL else ("",)):
                 more = {"stream_seed": int(stream)} if stream else {}
                 for seed in seeds:
                     progress(
@@ -151,8 +156,10 @@ def run(
     more: Mapping[str, Any] | None = None,
 ) -> packing.Packing:
     """Play one seed of the protocol with a fresh policy; `more` are further parameters of it."""
-    parameters = {**typical_of(rule, pods), **(more or {})}
-    played: Rule = import_module(f"moorage_policies.{rule}").AIOSv1PolicyRule(rule, {}, parameters)
+    name = "expected_fill" if rule in EXPECTED_FILL else rule
+    own, _ = EXPECTED_FILL.get(rule, ({}, 0.0))
+    parameters = {**typical_of(name, pods), **own, **(more or {})}
+    played: Rule = import_module(f"moorage_policies.{name}").AIOSv1PolicyRule(rule, {}, parameters)
     capacity = trace.capacity_milli(nodes)
     if rule in PUBLISHED_AS:
         order, names = published_order(pods, nodes, capacity, ARRIVE, seed)
@@ -239,14 +246,13 @@ def _published(path: Path) -> dict[tuple[str, str], _Reference]:
 def _reference(
     known: Mapping[tuple[str, str], _Reference], name: str, rule: str
 ) -> _Reference | None:
-    if rule != EXPECTED_FILL:
+    if rule not in EXPECTED_FILL:
         return known.get((name, PUBLISHED_AS[rule]))
     if name not in PROTOTYPE:
         return None
     mean, deviation, at_100 = PROTOTYPE[name]
-    return _Reference(
-        PROTOTYPE_RUNS, mean, deviation, at_100, PROTOTYPE_POINTS_ALLOWED, strict=True
-    )
+    _, points = EXPECTED_FILL[rule]
+    return _Reference(PROTOTYPE_RUNS, mean, deviation, at_100, points, strict=True)
 
 
 def _allowed(reference: _Reference, runs: int, deviation: float) -> float:
