@@ -76,7 +76,7 @@ class DocumentSearch:
                 self._changed = None
 
     async def matching(self, asked: Filter) -> list[ClusterId]:
-        """Return the clusters that a filter finds, by id; see `Catalog.matching`."""
+        """Return the clusters that a filter finds, by id; see `ClusterSearch.matching`."""
 
         def work() -> list[str]:
             clusters, metrics = self._indexes
@@ -97,7 +97,7 @@ class DocumentSearch:
     async def alike(
         self, like: str | Mapping[str, Any], weights: Mapping[str, float] | None
     ) -> list[ClusterId]:
-        """Return all clusters, the most alike first; see `Catalog.alike`."""
+        """Return all clusters, the most alike first; see `ClusterSearch.alike`."""
         found = await self.run(lambda: nearest(self._indexes[0], like, weights))
         return [ClusterId(name) for name, _ in found]
 

@@ -63,7 +63,7 @@ async def vet_change(
         catalog: Has the policy.
         sandbox: Runs its examples.
         uri: Which policy.
-        change: As `Catalog.update_policy` takes it.
+        change: As `Policies.update` takes it.
         tenant: Who changes it, and waits for a turn.
 
     Raises:
