@@ -211,7 +211,7 @@ async def _open_runners(
     stack.push_async_callback(contexts.close)
     core.tasks.spawn(contexts.run())
     backends = configured_backends(config, lambda: state.clusters)
-    workloads = WorkloadControl(backends, core.inbox.post, core.tasks.fail, core.watchers.workload)
+    workloads = WorkloadControl(backends, core.inbox.post, core.tasks, core.watchers.workload)
     stack.push_async_callback(workloads.close)
     await workloads.open([each.workload for each in state.leases.values() if each.provision])
     return Runners(sandbox, workloads)
@@ -223,7 +223,7 @@ def _requests(
     catalog, allocator, inbox, tasks = stores.catalog, stores.allocator, core.inbox, core.tasks
     sandbox, workloads, state = runners.sandbox, runners.workloads, allocator.state
     finder = Finder(catalog, sandbox)
-    executor = remote_policies(config, catalog, lambda: state.fleet, inbox.post)
+    executor = remote_policies(config, catalog, lambda: state.fleet, inbox.post, tasks)
     if executor is not None:
         stack.push_async_callback(executor.close)
     publishing = Publishing(

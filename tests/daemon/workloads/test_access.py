@@ -12,6 +12,7 @@ from moorage.backends.local.backend import LocalBackend
 from moorage.core.effects import Information
 from moorage.core.events import Event, WorkloadEnded
 from moorage.daemon.requests.lease_tokens import digest
+from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.model import (
@@ -37,9 +38,9 @@ class Owner:
     def __init__(self, folder: Path) -> None:
         self.backend = LocalBackend(folder)
         self.events: list[Event] = []
-        self.defects: list[BaseException] = []
+        self.tasks = Tasks()
         self.room = WorkloadControl(
-            {"local": self.backend}, self.events.append, self.defects.append, lambda _seen: None
+            {"local": self.backend}, self.events.append, self.tasks, lambda _seen: None
         )
         spec = {"command": ["sh", "-c", "echo oh; exit 7"]}
         place = (Share(ClusterId("c"), NodeId("n")),)
@@ -67,7 +68,7 @@ async def owner(tmp_path) -> AsyncIterator[Owner]:
     await made.backend.stop(NAME)
     await made.room.close()
     await made.backend.close()
-    assert made.defects == []
+    assert not made.tasks.broken.done()
 
 
 def ended(lease: Lease, attempt: int = 1) -> Lease:

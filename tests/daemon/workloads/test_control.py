@@ -9,6 +9,7 @@ import pytest
 from moorage.backends.base import WorkloadReport
 from moorage.backends.memory import MemoryBackend
 from moorage.core.events import Event, WorkloadEnded, WorkloadStarted
+from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.model import (
     ClusterId,
@@ -39,11 +40,9 @@ class House:
     def __init__(self) -> None:
         self.events: list[Event] = []
         self.progress: list[WorkloadReport] = []
-        self.defects: list[BaseException] = []
+        self.tasks = Tasks()
         backends = {"memory": MemoryBackend()}
-        self.room = WorkloadControl(
-            backends, self.events.append, self.defects.append, self.progress.append
-        )
+        self.room = WorkloadControl(backends, self.events.append, self.tasks, self.progress.append)
 
     async def heard(self, kind: type[Event]) -> Event:
         async with asyncio.timeout(10):
@@ -67,7 +66,7 @@ async def house() -> AsyncIterator[House]:
     await house.room.open([])
     yield house
     await house.room.close()
-    assert not house.defects
+    assert not house.tasks.broken.done()
 
 
 async def test_a_look_says_at_once_that_a_workload_is_ready_and_its_start_says_nothing_more(house):

@@ -88,7 +88,7 @@ class Publishing:
         # No version is deleted between the look whether it is there and an alias meaning it.
         self._changing = asyncio.Lock()
         self.aliases = catalog.aliases
-        self.shadows = Shadows(catalog, sandbox, allocator)
+        self.shadows = Shadows(catalog, sandbox, allocator, tasks)
         self._versions = Versions(catalog, sandbox)
         for alias in self.aliases.all():
             self.shadows.follow(alias.name, alias)

@@ -16,7 +16,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -35,6 +34,7 @@ from moorage.daemon.observability.counters import gauges_of
 from moorage.daemon.publishing.version_statistics import FAULTS, MANY, percentiles
 from moorage.daemon.requests.answers import refusal_of
 from moorage.daemon.requests.finder import code_of
+from moorage.daemon.tasks import Tasks
 from moorage.model import GPU_MILLI, Ask, Code, Placement, RequestId, Share, Tenant
 from moorage.policy import ProposalError, parse_proposal
 from moorage.protocol.faults import ServiceError
@@ -257,6 +257,7 @@ class Shadows:
         catalog: Has the candidates.
         sandbox: Asks them.
         allocator: Knows what is free, and how many asks are being decided; read only.
+        tasks: Run what waits for answers.
 
     """
 
@@ -265,10 +266,12 @@ class Shadows:
         catalog: Catalog,
         sandbox: Sandbox,
         allocator: Allocator,
+        tasks: Tasks,
     ) -> None:
         self._catalog = catalog
         self._sandbox = sandbox
         self._allocator = allocator
+        self._tasks = tasks
         self._by_alias: dict[str, Shadow] = {}
         self._by_active: dict[str, list[Shadow]] = {}
 
@@ -313,8 +316,8 @@ class Shadows:
             except ServiceError as error:
                 pair.candidate = Side(0.0, refusal=refusal_of(error))
                 continue
-            future = self._sandbox.ask_aside(asked, code_of(record))
-            future.add_done_callback(partial(self._heard, shadow, key, pair))
+            answer = self._sandbox.ask_aside(asked, code_of(record))
+            self._tasks.spawn(self._hear(shadow, key, pair, answer))
 
     def decided(self, event: Proposed | ConsultFailed, turn: Turn) -> None:
         """A live policy answered, and the core decided: that is `turn`."""
@@ -336,22 +339,19 @@ class Shadows:
             if shadow.pairs.pop((request, consultation), None) is not None:
                 shadow.abandoned += 1
 
-    def _heard(self, shadow: Shadow, key: Key, pair: Pair, done: "asyncio.Future[Any]") -> None:
-        seconds = time.monotonic() - pair.asked_at
-        if done.cancelled():
-            return
-        error = done.exception()
-        if isinstance(error, PolicyFault) and error.refusal.code in NOT_ASKED:
-            if shadow.pairs.pop(key, None) is not None:
-                shadow.asked -= 1
-                shadow.dropped += 1
-            return
-        if isinstance(error, PolicyFault):
-            pair.candidate = Side(seconds, refusal=error.refusal)
-        elif error is not None:
-            raise error  # A defect: the loop's handler says so.
-        else:
-            pair.candidate = Side(seconds, done.result())
+    async def _hear(
+        self, shadow: Shadow, key: Key, pair: Pair, answer: "asyncio.Future[Any]"
+    ) -> None:
+        try:
+            value = await answer
+            pair.candidate = Side(time.monotonic() - pair.asked_at, value)
+        except PolicyFault as fault:
+            if fault.refusal.code in NOT_ASKED:
+                if shadow.pairs.pop(key, None) is not None:
+                    shadow.asked -= 1
+                    shadow.dropped += 1
+                return
+            pair.candidate = Side(time.monotonic() - pair.asked_at, refusal=fault.refusal)
         self._finish(shadow, key, pair)
 
     def _finish(self, shadow: Shadow, key: Key, pair: Pair) -> None:

@@ -19,6 +19,7 @@ from moorage.core.effects import Consult
 from moorage.core.events import ConsultFailed, Proposed
 from moorage.daemon.publishing.version_statistics import FAULTS
 from moorage.daemon.requests.answers import refusal_of
+from moorage.daemon.tasks import Tasks
 from moorage.model import Ask, ClusterId, Code, RequestId
 from moorage.policy import Fleet
 from moorage.protocol.faults import ServiceError
@@ -44,6 +45,7 @@ class RemotePolicies:
         catalog: Has the documents that a policy is given.
         fleet: Returns what is free; read only.
         deliver: Called with exactly one event per consultation that was not forgotten.
+        tasks: Run the executions.
 
     """
 
@@ -54,12 +56,14 @@ class RemotePolicies:
         catalog: Catalog,
         fleet: Callable[[], Fleet],
         deliver: Callable[[Proposed | ConsultFailed], None],
+        tasks: Tasks,
     ) -> None:
         self._service = service
         self._path = f"/executor/{quote(executor, safe='')}/execute_policy"
         self._catalog = catalog
         self._fleet = fleet
         self._deliver = deliver
+        self._tasks = tasks
         self._under_way: dict[tuple[RequestId, int], asyncio.Task[None]] = {}
 
     async def close(self) -> None:
@@ -73,9 +77,7 @@ class RemotePolicies:
     def consult(self, consult: Consult, record: PolicyRecord) -> None:
         """Ask; later exactly one event about it is delivered."""
         key = (consult.ask.id, consult.consultation)
-        task = asyncio.get_running_loop().create_task(self._run(consult, record))
-        self._under_way[key] = task
-        task.add_done_callback(lambda _: self._under_way.pop(key, None))
+        self._under_way[key] = self._tasks.spawn(self._run(consult, record))
 
     def forget(self, request: RequestId, consultation: int) -> None:
         """Nobody waits for this consultation any more; nothing will be delivered for it."""
@@ -84,7 +86,7 @@ class RemotePolicies:
             task.cancel()
 
     async def _run(self, consult: Consult, record: PolicyRecord) -> None:
-        request, number = consult.ask.id, consult.consultation
+        request, number = key = consult.ask.id, consult.consultation
         try:
             value = await self._executed(consult, record)
             if record.schemas is not None:
@@ -93,6 +95,8 @@ class RemotePolicies:
             self._deliver(ConsultFailed(request, number, refusal_of(error)))
         else:
             self._deliver(Proposed(request, number, value))
+        finally:
+            self._under_way.pop(key, None)
 
     async def _executed(self, consult: Consult, record: PolicyRecord) -> Any:
         if len(self._under_way) > EXECUTIONS_MAX:
@@ -113,13 +117,14 @@ def remote_policies(
     catalog: Catalog,
     fleet: Callable[[], Fleet],
     deliver: Callable[[Proposed | ConsultFailed], None],
+    tasks: Tasks,
 ) -> RemotePolicies | None:
     """Return where policies are executed; None where that is the sandbox here."""
     if config.policy_execution_mode == "local":
         return None
     url, seconds = config.policy_executor_host_url, config.external_timeout_seconds
     service = Service("policy executor", url, seconds)
-    return RemotePolicies(service, config.policy_executor_id, catalog, fleet, deliver)
+    return RemotePolicies(service, config.policy_executor_id, catalog, fleet, deliver, tasks)
 
 
 def _body(

@@ -13,6 +13,7 @@ import contextlib
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final
 
 import structlog
@@ -37,6 +38,7 @@ from moorage.core.events import (
     WorkloadStopped,
 )
 from moorage.core.facts import Refusal
+from moorage.daemon.tasks import Tasks
 from moorage.model import Code, Lease, Provision, RequestId
 
 RETRY_SECONDS: Final = (0.5, 2.0, 10.0, 60.0)
@@ -73,7 +75,7 @@ class WorkloadControl:
     Args:
         backends: By the name that `provision.backend` uses.
         post: Posts an event to the core.
-        failed: Learns of a defect.
+        tasks: Run the orders.
         progress: Told how far workloads are.
 
     """
@@ -82,12 +84,12 @@ class WorkloadControl:
         self,
         backends: Mapping[str, Backend],
         post: Callable[[Event], None],
-        failed: Callable[[BaseException], None],
+        tasks: Tasks,
         progress: Callable[[WorkloadReport], None],
     ) -> None:
         self._backends = backends
         self._post = post
-        self._failed = failed
+        self._tasks = tasks
         self._progress = progress
         self._orders: dict[str, asyncio.Task[None]] = {}
         self._running: dict[str, Lease] = {}
@@ -111,14 +113,14 @@ class WorkloadControl:
                 await self._sweep(backend, workloads)
             except BackendError as error:  # The others are no reason to wait for this one.
                 log.warning("backend", name=backend.name, finding=str(error))
-                self._sweeps.append(asyncio.ensure_future(self._sweep_later(backend, workloads)))
+                self._sweeps.append(self._tasks.spawn(self._sweep_later(backend, workloads)))
 
     async def _sweep(self, backend: Backend, workloads: Collection[str]) -> None:
         """Stop what no lease stands for: none of before, and none that was granted since."""
         for workload in await backend.discover():
             name = workload.id
             if not (name in workloads or name in self._running or name in self._orders):
-                self._orders[name] = self._watched(name, self._stopped(backend, name))
+                self._spawn(name, partial(self._stopped, backend, name))
 
     async def _sweep_later(self, backend: Backend, workloads: Collection[str]) -> None:
         for pause in itertools.chain(RETRY_SECONDS, itertools.repeat(RETRY_SECONDS[-1])):
@@ -232,25 +234,25 @@ class WorkloadControl:
             await backend.close()
 
     def _order(self, lease: Lease, order: _Order) -> None:
-        earlier = self._orders.get(lease.workload)
-        work = self._after(earlier, lease, order)
-        self._orders[lease.workload] = self._watched(lease.workload, work)
+        self._spawn(lease.workload, partial(order, self.backend(lease), lease))
 
-    def _watched(self, name: str, work: Awaitable[None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        task.add_done_callback(lambda done: self._done(name, done))
-        return task
+    def _spawn(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
+        after = self._in_turn(name, self._orders.get(name), work)
+        self._orders[name] = self._tasks.spawn(after)
 
-    async def _after(self, earlier: asyncio.Task[None] | None, lease: Lease, order: _Order) -> None:
-        if earlier is not None:
-            await asyncio.wait([earlier])
-        await order(self.backend(lease), lease)
-
-    def _done(self, name: str, task: asyncio.Task[None]) -> None:
-        if self._orders.get(name) is task:
-            del self._orders[name]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self._failed(error)
+    async def _in_turn(
+        self,
+        name: str,
+        earlier: asyncio.Task[None] | None,
+        work: Callable[[], Awaitable[None]],
+    ) -> None:
+        try:
+            if earlier is not None:
+                await asyncio.wait([earlier])
+            await work()
+        finally:
+            if self._orders.get(name) is asyncio.current_task():
+                del self._orders[name]
 
     async def _start(self, backend: Backend | None, lease: Lease) -> None:
         if backend is None or lease.provision is None:
