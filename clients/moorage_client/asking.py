@@ -21,6 +21,7 @@ class Request(TypedDict, total=False):
         settings: Overrides of the policy's default settings.
         resources: What must fit; fields and units as in `moorage.model.Demand`.
         provision: What to start on the placement, as in `moorage.model.Provision`.
+        deadline_seconds: What one evaluation of the policy may take; default: as the policy says.
         explain: Also give the reasons.
         dry_run: Decide, but hold nothing.
 
@@ -34,6 +35,7 @@ class Request(TypedDict, total=False):
     settings: Document | None
     resources: Demand | Document | None
     provision: Provision | Document | None
+    deadline_seconds: float | None
     explain: bool
     dry_run: bool
 

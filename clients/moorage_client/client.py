@@ -155,6 +155,7 @@ class Client:
         resources: Demand | Document | None = None,
         lease: LeaseTerms | Document | None = None,
         provision: Provision | Document | None = None,
+        deadline_seconds: float | None = None,
         explain: bool = False,
         dry_run: bool = False,
         timeout: float | None = None,  # noqa: ASYNC109  # The error must say what ran out.
@@ -172,6 +173,7 @@ class Client:
             resources: What must fit; units as in `moorage.model.Demand`.
             lease: Terms of the lease, as in `moorage.model.LeaseTerms`; None asks for advice.
             provision: What to start on the placement, as in `moorage.model.Provision`.
+            deadline_seconds: What one evaluation may take; default: as the policy says.
             explain: Also give the reasons.
             dry_run: Decide, but hold nothing.
             timeout: Seconds until the answer must be here, beyond the `wait_seconds` of the lease;
@@ -194,6 +196,7 @@ class Client:
             settings=settings,
             resources=resources,
             provision=provision,
+            deadline_seconds=deadline_seconds,
             explain=explain,
             dry_run=dry_run,
         )

@@ -260,6 +260,7 @@ class Ask:
         dry_run: Decide, verify and answer, but hold nothing.
         size: Bytes of inputs, parameters, settings and spec as JSON, for the bounds on memory.
         avoid: Nodes where its workload has failed; others are tried first.
+        deadline_seconds: What one evaluation for it may take; 0: as its policy says.
 
     """
 
@@ -279,6 +280,7 @@ class Ask:
     dry_run: bool = False
     size: int = 0
     avoid: Nodes = ()
+    deadline_seconds: float = 0.0
 
 
 LeaseState = Literal[

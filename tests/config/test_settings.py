@@ -75,6 +75,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "sandbox": ("unsafe", '"unsafe"', "unsafe"),
         "isolation": ("per_eval", '"per_eval"', "per_eval"),
         "policy_deadline_seconds": ("0.5", "0.5", 0.5),
+        "policy_deadline_seconds_max": ("90", "90", 90.0),
         "policy_memory_mib": ("64", "64", 64),
         "policy_fallback_failures": ("6", "6", 6),
         "backends": ("local", '["local"]', ("local",)),

@@ -1,5 +1,6 @@
 """A real daemon per test file: `moored serve` as a child, real sockets, a real jail."""
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))  # And `aws_worl
 sys.path.insert(0, str(Path(__file__).parents[1] / "web"))  # And `interface`.
 
 from served import Server, cluster
+
+# What hangs here is to be stopped soon; the default leaves time for long searches.
+os.environ.setdefault("MOORAGE_POLICY_DEADLINE_SECONDS", "1")
 
 
 @pytest.fixture(scope="module")

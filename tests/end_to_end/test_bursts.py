@@ -48,7 +48,7 @@ async def quick(url: str, requests: int) -> float:
             await socket.send(json.dumps(ask_message(QUICK)))
             await socket.recv()
             taken.append(time.monotonic() - began)
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # A client that thinks; the median is of its requests.
     return statistics.median(taken)
 
 

@@ -339,3 +339,24 @@ def test_blocks_and_searches_know_aliases_too(swap):
     body = {"matchType": "cluster", "rankingPolicyRule": {"policyRuleURI": "ranks"}}
     found = swap.http.post("/api/similarity-search", json=body).json()
     assert [each["id"] for each in found["data"]] == ["west", "east"]
+
+
+def test_a_deadline_stands_in_the_document_or_in_the_request(server):
+    sleeps = "import time\ntime.sleep(input_data['inputs']['for'])\nreturn {'n': 1}"
+    server.publish(policy(sleeps, "sleeps:1-x", deadline_seconds=0.5))
+    no = server.ask("sleeps:1-x", inputs={"for": 20})["error"]
+    assert (no["code"], no["seconds"]) == ("policy_timeout", 0.5)
+    assert "function.py, line" in no["reason"]
+    assert server.ask("sleeps:1-x", inputs={"for": 1.2}, deadline_seconds=20)["success"]
+    no = server.ask("sleeps:1-x", inputs={"for": 20}, deadline_seconds=0.2)["error"]
+    assert no["seconds"] == 0.2
+    no = server.ask("sleeps:1-x", inputs={"for": 0}, deadline_seconds=61)["error"]
+    assert (no["field"], no["expected"]) == ("deadline_seconds", "at most 60")
+    longer = server.http.put("/policy/sleeps:1-x", json={"$set": {"deadline_seconds": 2}})
+    assert longer.status_code == 200
+    assert server.ask("sleeps:1-x", inputs={"for": 0.8})["success"]
+    for wrong in (61, 0, -1, True, "2"):
+        document = policy(sleeps, "sleeps:2-x", deadline_seconds=wrong)
+        answer = server.http.post("/policy", json=document)
+        assert answer.status_code == 400, wrong
+        assert "deadline_seconds" in answer.text

@@ -152,17 +152,16 @@ class Config:
     ] = "jail"
     isolation: Annotated[
         Isolation,
-        Setting(
-            choice(*get_args(Isolation)),
-            "Who shares a policy's process: all tenants, one tenant, or none.",
-        ),
+        Setting(choice(*get_args(Isolation)), "Who shares a process: all tenants, one, or none."),
     ] = "per_policy_version"
     policy_deadline_seconds: Annotated[
         float,
-        Setting(
-            seconds(0.01, 300), "Time of one evaluation of a policy; then its process is killed."
-        ),
-    ] = 1.0
+        Setting(seconds(0.01, 300), "Time of an evaluation that names no `deadline_seconds`."),
+    ] = 10.0
+    policy_deadline_seconds_max: Annotated[
+        float,
+        Setting(seconds(0.01, 300), "Longest `deadline_seconds` of a policy or a request."),
+    ] = 60.0
     policy_memory_mib: Annotated[
         int,
         Setting(whole(16, 65536), "What a policy's process may use beyond its start, in MiB."),

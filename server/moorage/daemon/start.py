@@ -197,6 +197,7 @@ async def _open_runners(
         deliver=core.inbox.post,
         limits=Limits(
             evaluation_seconds=config.policy_deadline_seconds,
+            evaluation_seconds_max=config.policy_deadline_seconds_max,
             memory_mib=config.policy_memory_mib,
         ),
         mode=config.sandbox,

@@ -26,6 +26,8 @@ NODES_MAX: Final = 1024
 """Nodes of one gang."""
 CPU_MILLI_MAX: Final = 1_000_000_000
 MEMORY_MIB_MAX: Final = 1_000_000_000_000
+DEADLINE_SECONDS_MAX: Final = 300
+"""What one evaluation may take; the setting `policy_deadline_seconds_max` may allow less."""
 PRIORITY_MAX: Final = 1_000_000
 """Priorities run from minus this to this."""
 TTL_SECONDS: Final = 300.0
@@ -197,6 +199,14 @@ WaitSeconds = Annotated[
         ge=0,
         le=WAIT_SECONDS_MAX,
         description=f"a number of seconds between 0 and {WAIT_SECONDS_MAX}",
+    ),
+]
+DeadlineSeconds = Annotated[
+    float,
+    Meta(
+        gt=0,
+        le=DEADLINE_SECONDS_MAX,
+        description=f"a number of seconds above 0, at most {DEADLINE_SECONDS_MAX}",
     ),
 ]
 Priority = Annotated[

@@ -86,6 +86,7 @@ class AllocationRequest(Struct, frozen=True, kw_only=True, omit_defaults=True):
     resources: Resources | None = None
     lease: LeaseRequest | None = None
     provision: ProvisionRequest | None = None
+    deadline_seconds: f.DeadlineSeconds | None = None
     explain: f.Flag = False
     dry_run: f.Flag = False
     stream: f.Flag = False

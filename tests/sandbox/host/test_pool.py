@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,24 @@ return input_data["inputs"]["n"]
     counters = bench.sandbox.report().counters
     assert counters["timeouts"] == 2
     assert counters["resent"] > 0
+
+
+async def test_a_deadline_is_named_by_the_request_the_policy_or_the_server(make_bench):
+    limits = Limits(evaluation_seconds=5.0, evaluation_seconds_max=0.4, circuit_overruns=0)
+    bench = await make_bench(limits=limits)
+    plain = bench.policy("import time\ntime.sleep(input_data['inputs']['for'])\nreturn 1")
+    assert await bench.value(plain, {"for": 0.6}) == 1
+    bench = await make_bench(limits=replace(limits, evaluation_seconds=0.3))
+    quick = replace(plain, ref=replace(plain.ref, digest="other"), deadline_seconds=0.1)
+    for code, named, seconds in (
+        (plain, 0.0, 0.3),
+        (quick, 0.0, 0.1),
+        (quick, 0.2, 0.2),
+        (replace(quick, ref=replace(quick.ref, digest="third"), deadline_seconds=9.0), 0.0, 0.4),
+    ):
+        refusal = await bench.refusal(code, {"for": 60}, deadline_seconds=named)
+        assert refusal.code is Code.POLICY_TIMEOUT
+        assert refusal.details["seconds"] == seconds
 
 
 async def test_a_crash_costs_the_head_only(bench):

@@ -5,6 +5,7 @@ of the code is parsed, compiled or run here: that is for the jail.
 """
 
 import hashlib
+import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
@@ -57,6 +58,7 @@ _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "description": (str, "a text"),
     "functionality_data": (dict, "an object"),
     "resource_estimates": (dict, "an object"),
+    "deadline_seconds": ((int, float), "a number of seconds above 0"),
 }
 _POLICY_FIELDS: Final = (
     "policy_settings",
@@ -104,6 +106,9 @@ def _objections(given: Document) -> Iterator[ServiceError]:
         value = given.get(field)
         if value is not None and not isinstance(value, types):
             yield ServiceError.wrong_field(field, expected)
+    deadline = given.get("deadline_seconds")
+    if isinstance(deadline, int | float) and (deadline is True or not 0 < deadline < math.inf):
+        yield ServiceError.wrong_field("deadline_seconds", _TYPES["deadline_seconds"][1])
     for field in given:
         if field not in _KNOWN and (meant := _meant(field, given)):
             expected = f"`{meant}`, or another name for a field of yours"

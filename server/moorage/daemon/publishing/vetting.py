@@ -50,8 +50,17 @@ async def vet(
     """
     async with _turn(sandbox.uploads, tenant):  # To unpack it takes a thread for a while, too.
         prepared = await catalog.policies.prepare(document)
+        _refuse_deadline(sandbox, prepared.record.document)
         warnings = await _rehearse(sandbox, prepared.record)
     return replace(prepared, warnings=(*prepared.warnings, *warnings))
+
+
+def _refuse_deadline(sandbox: Sandbox, document: Document) -> None:
+    """Refuse a deadline that is longer than this server allows."""
+    longest = sandbox.deadline_seconds_max
+    if (document.get("deadline_seconds") or 0) > longest:
+        expected = f"at most {longest:g}, as the setting policy_deadline_seconds_max says"
+        raise ServiceError.wrong_field("deadline_seconds", expected)
 
 
 async def vet_change(
@@ -72,6 +81,7 @@ async def vet_change(
     """
     old = await catalog.policies.get(uri)
     new = {**old, **apply_change(old, change)}
+    _refuse_deadline(sandbox, new)
     record = catalog.memory.policy(uri)
     if record is not None and new.get("metadata") != old.get("metadata"):
         async with _turn(sandbox.uploads, tenant):

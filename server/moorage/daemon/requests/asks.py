@@ -18,7 +18,7 @@ from moorage.core.facts import Refusal
 from moorage.daemon.requests.answers import refusal_of
 from moorage.daemon.requests.finder import Finder
 from moorage.daemon.requests.lease_tokens import LeaseTokens, digest
-from moorage.daemon.requests.reading import size_of, unknown_policy
+from moorage.daemon.requests.reading import size_of, too_long, unknown_policy
 from moorage.daemon.workloads.control import WorkloadControl
 from moorage.daemon.workloads.reach import within_reach
 from moorage.model import Ask, ClusterId, Code, RequestId, Tenant
@@ -141,16 +141,17 @@ class Asks:
             dry_run=message.dry_run,
             size=size_of(message),
             avoid=avoid,
+            deadline_seconds=message.deadline_seconds or 0.0,
         )
         return ask, token
 
     def _refuse_unserved(self, message: AllocationRequest) -> Refusal | None:
+        if (message.deadline_seconds or 0) > self._config.policy_deadline_seconds_max:
+            return too_long("deadline_seconds", self._config.policy_deadline_seconds_max)
         if message.lease is not None:
             longest = self._config.lease_ttl_seconds_max
             if message.lease.ttl_seconds > longest:
-                reason = f"lease.ttl_seconds: expected at most {longest:g}; renew it for longer."
-                expected = f"at most {longest:g}"
-                return Refusal(Code.BAD_MESSAGE, reason, "lease.ttl_seconds", expected)
+                return too_long("lease.ttl_seconds", longest, "; renew it for longer")
         if message.provision is not None:
             if message.lease is None:
                 reason = "provision: expected a `lease` beside it; only a lease starts anything."
@@ -162,9 +163,7 @@ class Asks:
                 return Refusal(Code.BAD_MESSAGE, reason, "provision.attempts_max", expected)
             longest = self._config.keep_warm_seconds_max
             if asked.keep_warm_seconds > longest:
-                reason = f"provision.keep_warm_seconds: expected at most {longest:g}."
-                field_name, expected = "provision.keep_warm_seconds", f"at most {longest:g}"
-                return Refusal(Code.BAD_MESSAGE, reason, field_name, expected)
+                return too_long("provision.keep_warm_seconds", longest)
         return None
 
     def _candidates(

@@ -168,7 +168,10 @@ async def _alike(search: Search, of: Searched, ids: Sequence[str], place: str) -
 def code_of(record: PolicyRecord) -> contract.PolicyCode:
     """Return a registered policy as the sandbox loads it."""
     guard = None if record.schemas is None else SchemaGuard(record.schemas)
-    return contract.PolicyCode(record.ref, record.files, record.settings, record.parameters, guard)
+    deadline = float(record.document.get("deadline_seconds") or 0)
+    return contract.PolicyCode(
+        record.ref, record.files, record.settings, record.parameters, guard, deadline
+    )
 
 
 def place_of(no: Refusal, at: str) -> str:

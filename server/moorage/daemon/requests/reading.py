@@ -38,3 +38,9 @@ def unknown_policy(uri: str, known: Sequence[str]) -> Refusal:
     reason = f"No policy “{uri}” is registered.{hint}"
     expected = "the URI of a registered policy"
     return Refusal(Code.UNKNOWN_POLICY, reason, "policy_rule_uri", expected, {"nearest": near})
+
+
+def too_long(field: str, longest: float, advice: str = "") -> Refusal:
+    """Return the refusal of a time that is longer than this server allows."""
+    expected = f"at most {longest:g}"
+    return Refusal(Code.BAD_MESSAGE, f"{field}: expected {expected}{advice}.", field, expected)

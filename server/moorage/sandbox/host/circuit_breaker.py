@@ -65,7 +65,7 @@ class CircuitBreaker:
         self, limits: Limits, counters: Counter[str], opened: Callable[[OpenCircuit], None]
     ) -> None:
         self._overruns_min = limits.circuit_overruns
-        self._evaluation_seconds = limits.evaluation_seconds
+        self._limits = limits
         self._counters = counters
         self._opened = opened
         self._runs: OrderedDict[Key, _Run] = OrderedDict()
@@ -77,7 +77,7 @@ class CircuitBreaker:
         key = _key(work)
         run = self._runs.pop(key, None)
         # The time that it hung forgives nothing, or one with a long deadline might hang for ever.
-        if run is None or self._forgive(run, now - self._evaluation_seconds) <= 0:
+        if run is None or self._forgive(run, now - work.deadline_seconds(self._limits)) <= 0:
             run = _Run()
         self._runs[key] = run
         if len(self._runs) > RUNS_MAX:

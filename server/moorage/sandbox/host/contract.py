@@ -104,6 +104,7 @@ class PolicyCode:
         settings: Default settings of the policy document.
         parameters: Default parameters of the policy document.
         guard: What its schemas allow; None where it has none.
+        deadline_seconds: What one evaluation may take; 0: as the server says.
 
     """
 
@@ -112,6 +113,7 @@ class PolicyCode:
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     parameters: Mapping[str, Any] = field(default_factory=dict[str, Any])
     guard: Guard | None = field(default=None, compare=False)
+    deadline_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

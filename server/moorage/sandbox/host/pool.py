@@ -325,7 +325,7 @@ class CellPool:
     def _overran(self, cell: Cell, now: float) -> None:
         head = cell.sent[0]
         loading = head.kind == "load"
-        limit = self.limits.load_seconds if loading else self.limits.evaluation_seconds
+        limit = self.limits.load_seconds if loading else head.deadline_seconds(self.limits)
         self.counters["timeouts"] += 1
         self.counters["kills"] += 1
         group = self._group_of.get(cell)

@@ -443,6 +443,11 @@ class Sandbox:
         self._pool.circuits.end(uri)
 
     @property
+    def deadline_seconds_max(self) -> float:
+        """The longest deadline that a policy or a request may name."""
+        return self._limits.evaluation_seconds_max
+
+    @property
     def up(self) -> bool:
         """Whether cells can be started; while they cannot, policies without a cell are refused."""
         return self._pool.spawner.up

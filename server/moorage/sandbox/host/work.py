@@ -136,7 +136,14 @@ class Work(msgspec.Struct, eq=False):
         """Return how long it may be at the head of its cell."""
         if self.kind == "load":
             return limits.load_seconds
-        return limits.evaluation_seconds + self.snapshot_bytes / SNAPSHOT_BYTES_PER_SECOND
+        return self.deadline_seconds(limits) + self.snapshot_bytes / SNAPSHOT_BYTES_PER_SECOND
+
+    def deadline_seconds(self, limits: Limits) -> float:
+        """Return what its evaluation may take: by its request, its policy or the server."""
+        asked = self.consult.ask.deadline_seconds if self.consult is not None else 0.0
+        named = asked or self.code.deadline_seconds
+        most = max(limits.evaluation_seconds, limits.evaluation_seconds_max)
+        return min(named, most) if named else limits.evaluation_seconds
 
     def failed(self, refusal: Refusal) -> ConsultFailed | None:
         """Return the event of a failure; futures are resolved here instead."""

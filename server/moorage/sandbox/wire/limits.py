@@ -69,7 +69,8 @@ class Limits:
 
     Args:
         evaluation_seconds: Wall time of one evaluation at the head of its cell, without the
-            host's own answer time; beyond it the cell is killed.
+            host's own answer time, where nobody names another; beyond it the cell is killed.
+        evaluation_seconds_max: The longest that a policy or a request may name.
         load_seconds: Wall time to compile, import and construct a policy.
         calls_seconds: Total time the host spends answering the calls of one evaluation.
         calls_max: Injected-client calls and document fetches of one evaluation that the host has
@@ -96,6 +97,7 @@ class Limits:
     """
 
     evaluation_seconds: float = 1.0
+    evaluation_seconds_max: float = 60.0
     load_seconds: float = 5.0
     calls_seconds: float = 5.0
     calls_max: int = 64
