@@ -119,7 +119,7 @@ def test_the_table_is_plain_json_progress_is_told_and_pictures_are_drawn(folder)
     pytest.importorskip("matplotlib")
     told = []
     for queued, name in ((False, "a.svg"), (True, "b.png")):
-        job = ChurnJob(["fgd", "expected_fill"], [0.8, 0.9], seeds=2, length=0.5, queued=queued,
+        job = ChurnJob(["fgd", "expected_fill"], [0.8, 0.9], seeds=2, length=0.1, queued=queued,
                        plots=[folder / name])  # fmt: skip
         figures = churn(folder / "nodes.csv", job=job, progress=told.append)
         assert json.loads(json.dumps(figures)) == figures

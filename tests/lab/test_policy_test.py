@@ -162,8 +162,12 @@ async def test_a_policy_that_declines_most_of_what_fits_has_not_passed():
     assert "it declined 74 of 77 requests, all of which fit: " in finding
     assert "it is Monday" in finding
     assert "Give --requests" in finding
+
+
+@pytest.mark.heavy  # Under all seeds; the example with a profile declines its own, too.
+async def test_a_policy_may_decline_what_its_author_asks():
     declining = policy("return {'declined': 'x'} if input_data['seed'] % 5 else None")
-    job = PolicyTestJob(declining, [ONE] * 3)  # The author's own, who may want it to.
+    job = PolicyTestJob(declining, [ONE] * 3)
     assert (await try_policy(job)).passed
 
 
