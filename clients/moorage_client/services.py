@@ -60,6 +60,8 @@ _CODES: Final[Mapping[int, Code]] = {
 
 Document = Mapping[str, Any]
 
+_NO_POST: Final = frozenset({404, 405, 501})
+"""Statuses of a metrics service that takes queries by GET alone, as documented."""
 logger = logging.getLogger(__name__)
 
 
@@ -81,6 +83,11 @@ class APIError(Exception):
         return f"{self.error} (HTTP {self.status_code})"
 
 
+def _credentials() -> dict[str, str]:
+    token = os.environ.get("MOORAGE_TOKEN")
+    return {"Authorization": f"Bearer {token}"} if token else {}
+
+
 class ClusterClient:
     """Reads cluster documents at `CLUSTER_SERVICE_URL`; no method raises."""
 
@@ -92,6 +99,7 @@ class ClusterClient:
         try:
             response = requests.get(
                 f"{self.base_url}/clusters/{quote(cluster_id, safe='')}",
+                headers=_credentials(),
                 timeout=SECONDS_MAX,
                 stream=True,
             )
@@ -109,6 +117,7 @@ class ClusterClient:
             response = requests.post(
                 f"{self.base_url}/clusters/query",
                 json={"query": query},
+                headers=_credentials(),
                 timeout=SECONDS_MAX,
                 stream=True,
             )
@@ -150,13 +159,24 @@ class GlobalClusterMetricsClient:
     def get_cluster(self, cluster_id: str) -> Any:
         """Return the metrics document of a cluster."""
         url = f"{self.base_url}/cluster/{quote(cluster_id, safe='')}"
-        response = requests.get(url, timeout=SECONDS_MAX, stream=True)
+        response = requests.get(url, headers=_credentials(), timeout=SECONDS_MAX, stream=True)
         return self._handle_response(response)
 
     def query_clusters(self, query_params: Mapping[str, Any] | None = None) -> Any:
-        """Return the metrics documents that match."""
-        url = f"{self.base_url}/cluster/query"
-        response = requests.get(url, params=query_params, timeout=SECONDS_MAX, stream=True)
+        """Return the metrics documents that match a Mongo-style filter, as in a policy; None: all.
+
+        A service that takes none is asked as documented, by URL parameters.
+        """
+        url, sent = f"{self.base_url}/cluster/query", _credentials()
+        filtering = dict(query_params or {})
+        with requests.post(
+            url, json=filtering, headers=sent, timeout=SECONDS_MAX, stream=True
+        ) as response:
+            if response.status_code not in _NO_POST:
+                return self._handle_response(response)
+        response = requests.get(
+            url, params=filtering, headers=sent, timeout=SECONDS_MAX, stream=True
+        )
         return self._handle_response(response)
 
 

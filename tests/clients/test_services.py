@@ -103,13 +103,17 @@ def test_an_id_cannot_leave_its_place_in_the_url(registry):
 
 def test_the_metrics_client_returns_data_and_raises(registry):
     registry.answers["GET /cluster/c0"] = (200, {"success": True, "data": {"clusterId": "c0"}})
-    registry.answers["GET /cluster/query?clusterId=c0"] = (200, {"success": True, "data": []})
+    registry.answers["POST /cluster/query"] = (200, {"success": True, "data": [{"n": 1}]})
     registry.answers["GET /cluster/c1"] = (200, {"success": False, "error": "gone"})
     registry.answers["GET /cluster/c2"] = (200, {"success": False})
     registry.answers["GET /cluster/c3"] = (200, b"not json")
     client = GlobalClusterMetricsClient()
     assert client.base_url == registry.url
     assert client.get_cluster("c0") == {"clusterId": "c0"}
+    assert client.query_clusters({"clusterId": {"$in": ["c0"]}}) == [{"n": 1}]
+    assert registry.heard[-1][2] == {"clusterId": {"$in": ["c0"]}}
+    del registry.answers["POST /cluster/query"]  # As documented, there is GET alone.
+    registry.answers["GET /cluster/query?clusterId=c0"] = (200, {"success": True, "data": []})
     assert client.query_clusters({"clusterId": "c0"}) == []
     with pytest.raises(APIError, match="gone") as caught:
         client.get_cluster("c1")

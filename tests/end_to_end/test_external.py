@@ -281,6 +281,18 @@ def test_two_requests_for_any_number_of_candidates_and_none_for_the_next(tmp_pat
             ]
 
 
+@pytest.mark.parametrize(("status", "code"), [(404, "unavailable"), (400, "bad_message")])
+def test_a_search_service_without_the_endpoint_is_no_fault_of_the_body(status, code):
+    with FaultyServiceInThread() as faulty:
+        faulty.behave = answer({"success": False, "message": "no such thing"}, status)
+        with serving(SEARCH_SERVER_API_URL=faulty.url) as here:
+            here.register(cluster("east"))
+            here.publish(policy(FIRST_NODE, "first:1-x"))
+            found = here.ask("first:1-x", filter={"matchType": "cluster", "filter": {}})
+            assert found["error"]["code"] == code
+            assert "no such thing" in found["message"]
+
+
 def test_the_examples_of_a_mirrored_policy_run_and_what_fails_is_said_with_each_answer(tmp_path):
     examples = [
         {"name": "one", "request": {"resources": {"gpus": 1}}},

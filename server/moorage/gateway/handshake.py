@@ -16,6 +16,7 @@ from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.session import Counts
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
+from moorage.protocol.credentials import token_of
 from moorage.protocol.peers import Peers, most_of_one
 
 SESSION_HEADER: Final = "Moorage-Session"
@@ -69,7 +70,7 @@ class Doorman:
             if self.draining:
                 return connection.respond(http.HTTPStatus.SERVICE_UNAVAILABLE, "stopping\n")
             return connection.respond(http.HTTPStatus.OK, "ok\n")
-        bearer, readable = _bearer(request.headers.get_all("Authorization"))
+        bearer, readable = token_of(request.headers.get_all("Authorization"))
         tenant = self._authenticate(bearer) if readable else None
         if tenant is None:
             self._counts.refused_unauthorized += 1
@@ -105,12 +106,3 @@ class Doorman:
             connection.session_id = SessionId(secrets.token_hex(16))
             response.headers[SESSION_HEADER] = connection.session_id
         return None
-
-
-def _bearer(headers: list[str]) -> tuple[str | None, bool]:
-    """Return the token of a handshake, None where there is none, and whether it can be read."""
-    if not headers:
-        return None, True
-    scheme, _, token = headers[0].partition(" ")
-    token = token.strip()
-    return token, len(headers) == 1 and scheme.lower() == "bearer" and bool(token)

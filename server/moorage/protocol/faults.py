@@ -44,7 +44,7 @@ def status_of(code: Code) -> int:
 
 
 def twin_status(code: Code) -> int:
-    """Return the status of a failed `POST /allocate`.
+    """Return the status of a failed `POST /allocate` whose body could be read.
 
     The documented twin knows two: 400 for missing fields, 500 for every other error. Clients
         compare with these, so they are kept.

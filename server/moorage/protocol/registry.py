@@ -143,6 +143,9 @@ class BlockDocuments(Protocol):
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """Return the documents that match a filter, by id; None: all."""
 
+    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+        """Return what a pipeline makes of all metrics of blocks, as `Metrics.aggregate` does."""
+
 
 class PolicyDocuments(Protocol):
     """The documents of policies, in all their versions."""

@@ -33,6 +33,8 @@ COMPANIONS: Final[Mapping[MatchType, tuple[str, ...]]] = {
 }
 """By what is searched: the other documents that may be asked first, in this order."""
 
+NO_POLICY: Final = "default"
+"""What existing bodies have for a URI where they name no policy."""
 _RULE_KEYS: Final = ("policyRuleURI", "settings", "parameters", "executionMode", "policyCodePath")
 
 
@@ -111,7 +113,7 @@ def parse_search(body: Any, at: str = "") -> Search:
     """
     given, at = _opened(body, at)
     known(given, ("matchType", "rankingPolicyRule"), at)
-    match_type = _match_type(given, at)
+    outer, outer_at = given, at
     if "rankingPolicyRule" not in given:
         raise missing(under(at, "rankingPolicyRule"), "a ranking rule (an object)")
     at = under(at, "rankingPolicyRule")
@@ -127,14 +129,21 @@ def parse_search(body: Any, at: str = "") -> Search:
     uri = "" if rule.get("policyRuleURI") is None else rule["policyRuleURI"]
     if not isinstance(uri, str):
         raise wrong(uri, "the URI of a policy, name:version-tag", under(at, "policyRuleURI"))
+    uri = "" if uri == NO_POLICY else uri
     settings = an_object(_or_empty(rule.get("settings")), under(at, "settings"))
     place = under(at, "parameters")
     parameters = an_object(_or_empty(rule.get("parameters")), place)
     given_filter = _or_empty(parameters.get("filterRule"))
     place_of_filter = under(place, "filterRule")
+    found = None
+    if isinstance(given_filter, dict) and "matchType" not in given_filter and given_filter:
+        given_filter = {"matchType": _match_type(outer, outer_at), **given_filter}
+    if given_filter != {}:
+        found = _filter(given_filter, place_of_filter)
     return Search(
-        match_type,
-        None if given_filter == {} else _filter(given_filter, place_of_filter, match_type),
+        # Existing bodies have it here or there; where both differ, what is found is what is ranked.
+        _match_type(outer, outer_at) if found is None else found.match_type,
+        found,
         _limit(parameters, place),
         uri,
         settings,
@@ -158,12 +167,10 @@ def _opened(body: Any, at: str) -> tuple[dict[str, Any], str]:
     return an_object(inner["values"], at), at
 
 
-def _filter(body: Any, at: str, of: MatchType | None = None) -> Filter:
+def _filter(body: Any, at: str) -> Filter:
     given = an_object(body, at, "a filter (an object)")
     known(given, ("matchType", "filter"), at)
     match_type = _match_type(given, at)
-    if of is not None and of != match_type:
-        raise wrong(match_type, f"{of}, which is what is ranked", under(at, "matchType"))
     at = under(at, "filter")
     if "filter" not in given:
         raise missing(at, "an object of queries")

@@ -18,6 +18,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import compile_path
 
 from moorage.model import Code
+from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
 from moorage.web.bodies import ENCODING, TENANT, BodyReader, failure, json_response
 from moorage.web.notes import Noted
@@ -33,7 +34,8 @@ Moorage decides which cluster, node and GPUs run a workload, by policies its use
 
 Failures are `{"success": false, "message", "error": {"code", "reason", "field", "expected"}}`;
 under `/clusters` the text stands in `error` and the rest in `details`, as its clients expect.
-Where tokens are configured, send `Authorization: Bearer <token>`.
+Where tokens are configured, send `Authorization: Bearer <token>`, or Basic with it
+as password.
 """
 
 
@@ -66,11 +68,8 @@ def create_app(services: WebServices) -> FastAPI:
 
 def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None]]:
     async def authenticate(request: Request) -> None:
-        given = request.headers.getlist("authorization")
-        scheme, _, token = "".join(given[:1]).partition(" ")
-        tenant = services.authenticate(token.strip() if scheme.lower() == "bearer" else None)
-        if len(given) > 1:  # A proxy may have looked at the other one.
-            tenant = None
+        token, readable = token_of(request.headers.getlist("authorization"))
+        tenant = services.authenticate(token) if readable else None
         if tenant is None:
             raise ServiceError(
                 Code.UNAUTHORIZED,

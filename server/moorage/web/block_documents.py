@@ -5,15 +5,27 @@ docs/reference/allocation-server.md, "Services", with `block` in the place of `c
 themselves have the paths of the cluster database.
 """
 
+from typing import Any
+
 from fastapi import APIRouter
 from starlette.requests import Request
 from starlette.responses import Response
 
-from moorage.web.bodies import BodyReader, query_of, read_document, succeeded
+from moorage.web.bodies import (
+    BodyReader,
+    pipeline_of,
+    query_in_url,
+    query_of,
+    read_document,
+    succeeded,
+)
 from moorage.web.schemas import (
     BlockDocument,
+    BlockEnvelope,
+    BlockHealth,
     BlockMetricsDocument,
     DocumentChange,
+    MetricsPipeline,
     MongoQuery,
     operation,
 )
@@ -43,7 +55,7 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
     @router.post(
         "/blocks",
         summary="Add a block",
-        **operation(BlockDocument, BlockDocument, statuses=(201,)),
+        **operation(BlockDocument, (BlockDocument, BlockEnvelope), statuses=(201,)),
     )
     async def create(request: Request) -> Response:
         """Store a new block document, which filters of `matchType` `block` search."""
@@ -56,6 +68,11 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
         """Answer the list of matching documents; `{}` matches all."""
         wanted = query_of(await read_document(request, bodies))
         return succeeded(await blocks.query("block", wanted))
+
+    @router.get("/blocks", summary="List blocks", **operation(list[BlockDocument]))
+    async def all_blocks() -> Response:
+        """Answer all block documents, by id."""
+        return succeeded(await blocks.query("block", None))
 
     @router.get("/blocks/{block_id}", summary="Read a block", **one)
     async def get(block_id: str) -> Response:
@@ -76,6 +93,28 @@ def _blocks(services: WebServices, bodies: BodyReader) -> APIRouter:
     async def delete(block_id: str) -> Response:
         """Answer the document that was removed; what it runs is none of this server's business."""
         return succeeded(await blocks.delete("block", block_id))
+
+    return router
+
+
+def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
+    router, blocks = APIRouter(tags=["block metrics"]), services.blocks
+
+    @router.post(
+        "/block/aggregate",
+        summary="Aggregate block metrics",
+        **operation(list[dict[str, Any]], (MetricsPipeline, list[dict[str, Any]])),
+    )
+    async def aggregate(request: Request) -> Response:
+        """Answer what the stages make of all metrics of blocks, one after the other."""
+        stages = pipeline_of(await bodies.read_json(request))
+        return succeeded(await blocks.aggregate_metrics(stages))
+
+    @router.get("/block/health/{block_id}", summary="Is a block alive?", **operation(BlockHealth))
+    async def health(block_id: str) -> Response:
+        """Answer whether any instance of a block reports metrics, and how many do."""
+        instances = len((await blocks.get("block_metrics", block_id)).get("instances") or ())
+        return succeeded({"blockId": block_id, "healthy": instances > 0, "instances": instances})
 
     return router
 
@@ -102,6 +141,17 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
         """Answer the list of matching documents; `{}` matches all."""
         wanted = query_of(await read_document(request, bodies))
         return succeeded(await blocks.query("block_metrics", wanted))
+
+    @router.get(
+        "/block/query",
+        summary="Find block metrics by equality",
+        **operation(list[BlockMetricsDocument]),
+    )
+    async def query_by_parameters(request: Request) -> Response:
+        """Every URL parameter is a field and its value; one given twice matches either."""
+        return succeeded(await blocks.query("block_metrics", query_in_url(request)))
+
+    router.include_router(_metrics_views(services, bodies))
 
     @router.get("/block/{block_id}", summary="Read block metrics", **one)
     async def get(block_id: str) -> Response:

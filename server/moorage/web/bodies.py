@@ -26,6 +26,8 @@ __all__ = [
     "failure",
     "is_of_clusters",
     "json_response",
+    "pipeline_of",
+    "query_in_url",
     "query_of",
     "read_as",
     "read_document",
@@ -192,6 +194,20 @@ async def read_document(request: Request, bodies: BodyReader) -> dict[str, Any]:
         request.state, NAMED, {name: str(each)[:_NAME_CHARS_MAX] for name, each in named.items()}
     )
     return value
+
+
+def query_in_url(request: Request) -> dict[str, Any]:
+    """Return the filter that the URL's parameters say: a field each, and its value or values."""
+    query: dict[str, Any] = {}
+    for field in request.query_params:
+        values = request.query_params.getlist(field)
+        query[field] = values[0] if len(values) == 1 else {"$in": values}
+    return query
+
+
+def pipeline_of(body: Any) -> Any:
+    """Return the stages of a body, bare or under `pipeline`."""
+    return body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
 
 
 def query_of(body: dict[str, Any]) -> dict[str, Any]:

@@ -17,9 +17,17 @@ from moorage.protocol.messages import AllocationRequest
 from moorage.protocol.registry import Document
 from moorage.web.aliases import alias_routes
 from moorage.web.block_documents import block_document_routes
-from moorage.web.bodies import BodyReader, json_response, query_of, who_of
+from moorage.web.bodies import (
+    BodyReader,
+    json_response,
+    pipeline_of,
+    query_in_url,
+    query_of,
+    who_of,
+)
 from moorage.web.bodies import read_document as _document
 from moorage.web.bodies import succeeded as _success
+from moorage.web.elsewhere import elsewhere_routes
 from moorage.web.executors import executor_routes
 from moorage.web.schemas import (
     AllocationAnswer,
@@ -71,6 +79,7 @@ def service_routes(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     for group in groups:
         router.include_router(group(services, bodies))
+    router.include_router(elsewhere_routes())
     return router
 
 
@@ -148,11 +157,7 @@ def _metrics(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def query_metrics_by_parameters(request: Request) -> Response:
         """Every URL parameter is a field and its value; one given twice matches either."""
-        query: Document = {}
-        for field in request.query_params:
-            values = request.query_params.getlist(field)
-            query[field] = values[0] if len(values) == 1 else {"$in": values}
-        return _success(await services.metrics.query(query))
+        return _success(await services.metrics.query(query_in_url(request)))
 
     @router.get("/cluster/{cluster_id}", summary="Read metrics", **one)
     async def get_metrics(cluster_id: str) -> Response:
@@ -188,8 +193,7 @@ def _metrics_views(services: WebServices, bodies: BodyReader) -> APIRouter:
     )
     async def aggregate_metrics(request: Request) -> Response:
         """Answer what the stages make of all metrics documents, one after the other."""
-        body = await bodies.read_json(request)
-        stages = body["pipeline"] if isinstance(body, dict) and "pipeline" in body else body
+        stages = pipeline_of(await bodies.read_json(request))
         return _success(await services.metrics.aggregate(stages))
 
     @router.get(
@@ -243,9 +247,9 @@ def _search(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     filters = operation(list[dict[str, Any]], (FilterQuery, QueryEnvelope))
     rankings = operation(list[dict[str, Any]], (RankingQuery, QueryEnvelope))
-    for path in ("/api/filter-data", "/api/no-ir/filter"):
+    for path in ("/api/filter-data", "/api/no-ir/filter", "/api/filter"):
         router.post(path, summary="Filter clusters", **filters)(filtered)
-    for path in ("/api/similarity-search", "/api/no-ir/similarity-search"):
+    for path in ("/api/similarity-search", "/api/no-ir/similarity-search", "/api/search"):
         router.post(path, summary="Rank clusters", **rankings)(ranked)
     return router
 
@@ -338,7 +342,7 @@ def _allocator(services: WebServices, bodies: BodyReader) -> APIRouter:
         **operation(AllocationAnswer, AllocationRequest, bare=True),
     )
     async def allocate(request: Request) -> Response:
-        """Answer as the WebSocket would: 400 for missing fields, 500 for every other failure."""
+        """Answer as the WebSocket would: 400 for a malformed body, 500 for every other failure."""
         body = await bodies.read(request)
         tenant = who_of(request)
         status, answer = await allocate_for(body, tenant)

@@ -106,6 +106,12 @@ class BlockDocument(WebType):
     cluster: dict[str, Any] | None = None
 
 
+class BlockEnvelope(WebType):
+    """A block document in the envelope of its specification, as `body.spec.values`."""
+
+    body: dict[str, Any]
+
+
 class BlockMetricsDocument(WebType):
     """Metrics of a block."""
 
@@ -136,13 +142,13 @@ class PolicyDocument(WebType, rename=None):
     description: str | None = None
     metadata: dict[str, Any] | None = None
     tags: str | list[Any] | None = None
-    policy_input_schema: dict[str, Any] | None = None
-    policy_output_schema: dict[str, Any] | None = None
-    policy_settings_schema: dict[str, Any] | None = None
-    policy_parameters_schema: dict[str, Any] | None = None
+    policy_input_schema: Any = None
+    policy_output_schema: Any = None
+    policy_settings_schema: Any = None
+    policy_parameters_schema: Any = None
     policy_settings: dict[str, Any] | None = None
     policy_parameters: dict[str, Any] | None = None
-    management_commands_schema: list[Any] | None = None
+    management_commands_schema: Any = None
     functionality_data: dict[str, Any] | None = None
     resource_estimates: dict[str, Any] | None = None
     digest: str | None = None
@@ -193,8 +199,8 @@ class RankingQuery(WebType):
     of a document, with `parameters.weights` by path.
     """
 
-    match_type: str
     ranking_policy_rule: dict[str, Any]
+    match_type: str | UnsetType = UNSET
 
 
 class QueryValues(WebType):
@@ -211,7 +217,7 @@ class QueryEnvelope(WebType):
 
 
 class BlockPlacementRequest(WebType):
-    """A block document, bare or under `input`.
+    """A block document, bare, in the envelope of its specification, or under `input`.
 
     `policies` (or `policyRulesSpec`) names its `clusterAllocator` and `resourceAllocator`, each
     `{policyRuleURI, parameters, settings}`.
@@ -284,6 +290,14 @@ class ReadinessAnswer(WebType):
 
     ready: bool
     details: dict[str, Any]
+
+
+class BlockHealth(WebType):
+    """Whether any instance of a block reports metrics; existing services ask."""
+
+    block_id: str
+    healthy: bool
+    instances: int
 
 
 class PublishedPolicy(WebType, rename=None):

@@ -73,7 +73,7 @@ async def test_a_filter_asks_once_for_all_and_again_when_it_is_too_old(faulty, o
     short = await opened(fresh_seconds=0.0)
     faulty.behave = answer([{**IDLE, "instances": [{"latency": 60}]}])
     assert await slow_blocks(short) == (["idle"], [])
-    assert short.documents(["busy"])[0]["metrics"] is None
+    assert short.documents(["busy"])[0]["metrics"] == {}
 
 
 async def test_a_service_that_fails_leaves_no_metrics_and_says_so(faulty, opened):

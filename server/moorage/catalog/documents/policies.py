@@ -8,6 +8,7 @@ import hashlib
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
 from typing import Any, Final
 
@@ -60,6 +61,17 @@ _TYPES: Final[Mapping[str, tuple[type | tuple[type, ...], str]]] = {
     "resource_estimates": (dict, "an object"),
     "deadline_seconds": ((int, float), "a number of seconds above 0"),
 }
+_OBJECTS: Final = (
+    *("metadata", "functionality_data", "resource_estimates"),
+    *("policy_settings", "policy_parameters", "policy_input_schema", "policy_output_schema"),
+    *("policy_settings_schema", "policy_parameters_schema"),
+)
+_EMPTY: Final[Mapping[str, Any]] = {
+    **{field: {} for field in _OBJECTS},
+    **dict.fromkeys(("tags", "code_type", "type", "description"), ""),
+    "management_commands_schema": [],
+}
+"""What a document has where nothing is given: existing clients read all of it without a default."""
 _POLICY_FIELDS: Final = (
     "policy_settings",
     "policy_parameters",
@@ -98,7 +110,8 @@ def complete_policy_document(given: Any) -> Document:
         objections.append(error)
     if objections:
         raise _all_of(objections)
-    return {**given, "code": without_credentials(given["code"]), **identity}
+    filled = {key: value for key, value in _EMPTY.items() if given.get(key) is None}
+    return {**given, **deepcopy(filled), "code": without_credentials(given["code"]), **identity}
 
 
 def _objections(given: Document) -> Iterator[ServiceError]:

@@ -12,6 +12,7 @@ from moorage.catalog.allowances import Allowance
 from moorage.catalog.documents.encoding import cluster_id_of, snapshot
 from moorage.catalog.embedded.records import (
     DocumentEntry,
+    aggregated,
     answered,
     changed,
     entry_of,
@@ -23,6 +24,7 @@ from moorage.catalog.filters import parse_filter
 from moorage.catalog.search import DocumentSearch
 from moorage.catalog.values import BlockKind, Document
 from moorage.model import ClusterId, Code
+from moorage.protocol.block_documents import bare_block
 from moorage.protocol.faults import ServiceError
 from moorage.query import Filter
 
@@ -72,7 +74,7 @@ class EmbeddedBlocks:
         """See `Blocks.create`."""
 
         def work(database: Database) -> DocumentEntry:
-            encoded, given = snapshot(document)
+            encoded, given = snapshot(bare_block(document))
             block_id = checked_block("block", given)
             if database.has("block", block_id):
                 raise ServiceError(
@@ -138,6 +140,12 @@ class EmbeddedBlocks:
         kept = self._kept[kind]
         return answered([kept[name] for name in await search(condition) if name in kept])
 
+    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+        """See `Blocks.aggregate_metrics`."""
+        kept = self._kept["block_metrics"]
+        taken = [kept[name].document for name in sorted(kept)]
+        return await self._search.run(lambda: aggregated(stages, taken))
+
     async def matching(self, asked: Filter) -> list[str]:
         """See `Blocks.matching`."""
         return [str(name) for name in await self._search.matching(asked)]
@@ -160,7 +168,8 @@ class EmbeddedBlocks:
         return [
             {
                 **entry.document,
-                "metrics": metrics[entry.id].document if entry.id in metrics else None,
+                # Never null: existing policies read it with `.get`.
+                "metrics": metrics[entry.id].document if entry.id in metrics else {},
             }
             for entry in found
         ]

@@ -3,6 +3,8 @@
 The block documents are kept here all the same; only their metrics are read from the service.
 """
 
+from typing import Any
+
 from moorage.catalog.embedded.blocks import EmbeddedBlocks
 from moorage.catalog.filters import parse_filter
 from moorage.catalog.mirrored.block_metrics import BlockMetricsMirror
@@ -52,6 +54,11 @@ class MirroredBlocks:
         if kind == "block_metrics":
             await self._refuse()
         return await self._kept.delete(kind, block_id)
+
+    async def aggregate_metrics(self, stages: Any) -> list[Document]:
+        """See `Blocks.aggregate_metrics`."""
+        await self._mirror.require()
+        return await self._kept.aggregate_metrics(stages)
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """See `Blocks.query`."""

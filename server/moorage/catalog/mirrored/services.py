@@ -56,6 +56,7 @@ LISTING_SECONDS_MAX: Final = 60.0
 
 _NO_POST: Final = frozenset({405, 501})
 _NOT_MODIFIED: Final = 304
+_NOT_FOUND: Final = 404
 
 Digest = bytes
 
@@ -258,8 +259,9 @@ class SearchService:
         }[action, enveloped]
         found = await self.service.ask(ServiceRequest("POST", path, _json(body)), _read_found)
         if isinstance(found, Denied):
+            # A 404 says nothing of the body: the service has no such endpoint.
             raise ServiceError(
-                Code.BAD_MESSAGE,
+                Code.UNAVAILABLE if found.status == _NOT_FOUND else Code.BAD_MESSAGE,
                 f"{action}: the {self.service.name} at {self.service.url} says: {found.message}",
                 field=action,
             )

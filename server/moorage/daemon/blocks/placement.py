@@ -23,6 +23,7 @@ from moorage.daemon.requests.finder import Finder
 from moorage.model import Code, Tenant
 from moorage.policy import Fleet
 from moorage.protocol import replies
+from moorage.protocol.block_documents import bare_block
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import BlockRequest
 from moorage.sandbox.host.sandbox import Sandbox
@@ -135,6 +136,7 @@ class BlockPlacement:
             self._turns.release()
 
     async def _place(self, tenant: Tenant, block: Mapping[str, Any], mode: Mode) -> BlockOutcome:
+        block = bare_block(block)
         spec = read_block(block)
         warnings: list[str] = []
         records: dict[str, PolicyRecord] = {}

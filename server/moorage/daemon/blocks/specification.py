@@ -16,6 +16,8 @@ from moorage.protocol.messages import Resources
 
 Role = Literal["clusterAllocator", "resourceAllocator"]
 
+NO_POLICY: Final = "default"
+"""What existing documents have for a URI where they name no policy."""
 SECTIONS: Final = ("policies", "policyRulesSpec")
 """Where a block names its policies; what the second says of a role wins over the first."""
 _QUERIES: Final = frozenset({"clusterQuery", "clusterMetricsQuery"})
@@ -128,7 +130,7 @@ def _policy(role: Role, given: Any, at: str) -> PolicySpec:
     return PolicySpec(
         role,
         at,
-        uri,
+        "" if uri == NO_POLICY else uri,
         _object(given.get("parameters"), f"{at}.parameters"),
         _object(given.get("settings"), f"{at}.settings"),
     )

@@ -189,7 +189,7 @@ class AllocationServices:
             warnings = wire.ignored_fields(body, message)
         except BadMessage as error:
             refusal = Refusal(error.code, error.reason, error.field, error.expected, error.details)
-            return twin_status(error.code), refuse(refusal, message_id=error.id)
+            return 400, refuse(refusal, message_id=error.id)
         if self._calls.draining:
             return twin_status(STOPPING.code), refuse(STOPPING, message_id=message.id)
         to, future = self._calls.open()

@@ -1,0 +1,13 @@
+"""Block documents as they come: bare, or in the envelope that parsers of specifications make."""
+
+from typing import Any
+
+__all__ = ["bare_block"]
+
+
+def bare_block(document: Any) -> Any:
+    """Return what lies in `{"body": {"spec": {"values": …}}}`, or the document itself."""
+    inner = document
+    for key in ("body", "spec", "values"):
+        inner = inner.get(key) if isinstance(inner, dict) else None
+    return inner if isinstance(inner, dict) else document
