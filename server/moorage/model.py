@@ -282,6 +282,11 @@ class Ask:
     avoid: Nodes = ()
     deadline_seconds: float = 0.0
 
+    @property
+    def priority(self) -> int:
+        """Its priority in the queue."""
+        return self.terms.priority if self.terms else 0
+
 
 LeaseState = Literal[
     "granted", "starting", "active", "failing", "queued", "ending", "warm", "ended"

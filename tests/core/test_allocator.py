@@ -208,7 +208,7 @@ def test_a_fair_share_goes_first_among_equal_priorities() -> None:
     hand.grant(ask("b0", ONE, tenant=Tenant("bob")), place("n000", "2"))
     hand.ask(ask("a1", ONE, wait=600.0, tenant=Tenant("ann")))
     hand.ask(ask("b1", ONE, wait=600.0, tenant=Tenant("bob")))
-    assert [line.key[0] for line in hand.allocator.requests.queue.lines()] == ["bob", "ann"]
+    assert [line.of.tenant for line in hand.allocator.requests.queue.lines()] == ["bob", "ann"]
     assert consults(release(hand, "b0"))[0] == "b1"
 
 

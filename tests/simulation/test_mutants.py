@@ -161,8 +161,36 @@ MUTANTS = [
     Mutant(
         "lets capacity come back unnoticed while a policy thinks",
         "core/requests.py",
-        "self._queue.refused(ask, (gains, reserved),",
-        "self._queue.refused(ask, (self._state.gains, reserved),",
+        "self._queue.declined(ask, refusal, gains, reserved)",
+        "self._queue.declined(ask, refusal, self._state.gains, reserved)",
+        "nobody sleeps who could be served",
+    ),
+    Mutant(
+        "asks nobody again who declined before capacity grew",
+        "core/queue.py",
+        "self._grew(places, lambda _: True)",
+        "self._grew(places, lambda _: False)",
+        "nobody sleeps who could be served",
+    ),
+    Mutant(
+        "asks nobody again who declined without what is not kept any more",
+        "core/queue.py",
+        "lambda line: not free.isdisjoint(line.withheld)",
+        "lambda line: False",
+        "nobody sleeps who could be served",
+    ),
+    Mutant(
+        "believes that what did not fit beside a reservation never fits",
+        "core/queue.py",
+        "            self._unreserved += 1",
+        "            pass",
+        "nobody sleeps who could be served",
+    ),
+    Mutant(
+        "forgets those that come back and were never judged",
+        "core/queue.py",
+        "            self._ranking.judge_anew(self._classes[key.waiters].row)",
+        "            pass",
         "nobody sleeps who could be served",
     ),
     Mutant(
@@ -181,9 +209,9 @@ MUTANTS = [
     ),
     Mutant(
         "wakes the lowest priority first",
-        "core/backfill.py",
-        "for line in queue.lines() if queue else ():",
-        "for line in reversed(queue.lines()):",
+        "core/ranking.py",
+        'return -self._classes["priority"][rows]',
+        'return self._classes["priority"][rows]',
         "priority goes first|the world comes to rest",
     ),
     Mutant(

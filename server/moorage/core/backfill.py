@@ -3,6 +3,7 @@
 The allocator is the only caller: at the end of each turn in which capacity may have been freed.
 """
 
+from collections import Counter
 from itertools import islice
 
 from moorage.core.feasibility import Feasibility
@@ -12,7 +13,7 @@ from moorage.core.queue import CONSULTED_MAX, WaiterLine
 from moorage.core.requests import Requests
 from moorage.core.state import State
 from moorage.core.warm_reuse import WarmReuse
-from moorage.model import Nodes
+from moorage.model import Nodes, PolicyRef
 
 
 class Backfill:
@@ -40,6 +41,7 @@ class Backfill:
         self._requests = requests
         self._warm = warm
         self._asks = asks
+        self._reserved_at = -1
 
     def wake(self) -> None:
         """Consult for the waiters that may now be served, in order, backfilling behind the head."""
@@ -47,14 +49,37 @@ class Backfill:
             pass  # The lines are others now.
 
     def _any_took_over(self) -> bool:
-        """Wake all lines in order; stop and return True where one took over a warm lease."""
-        reserved: Nodes = ()
+        """Wake the lines in order; stop and return True where one took over a warm lease."""
         queue = self._requests.queue
-        for line in queue.lines() if queue else ():
-            judged = line.refused_at == (self._state.gains, reserved)
-            if not judged and self._wake_line(line, reserved):
+        queue.grew(self._state.growth.take())
+        if not queue:
+            return False
+        if self._lead():
+            return True
+        queue.rethink()
+        lines = queue.servable(self._capped)
+        for line in lines:
+            if self._wake_line(line, queue.reserved_for(line)):
+                lines.close()
                 return True
-            reserved = reserved or line.reservation
+        return False
+
+    def _lead(self) -> bool:
+        """Wake the head of the queue, and keep nodes for it as long as it waits."""
+        queue = self._requests.queue
+        head = queue.first()
+        if head is None:
+            queue.reserve(None, ())
+            return False
+        is_new = head is not queue.head  # What was kept from it until now is open to it.
+        if (is_new or head.refused_at != queue.changes) and self._wake_line(head, ()):
+            return True
+        if is_new or self._reserved_at != self._state.gains:
+            ask = self._state.waiting[next(iter(head.waiters))].ask
+            refused = head.refused_at == queue.changes
+            capacity = self._warm.capacity(ask, ()) if refused else None
+            queue.reserve(head, self._asks.kept(ask, (), capacity))
+            self._reserved_at = self._state.gains
         return False
 
     def _wake_line(self, line: WaiterLine, reserved: Nodes) -> bool:
@@ -68,11 +93,24 @@ class Backfill:
             return True
         demand, candidates = line.demand, line.candidates
         if idle and demand is not None and not self._feasibility.fits(demand, candidates, reserved):
-            capacities = [self._warm.capacity(each.ask, reserved) for each in idle]
-            self._asks.refuse_line(idle[0].ask, reserved, self._state.gains, capacities[0])
+            for each in idle:
+                self._warm.capacity(each.ask, reserved)
+            self._requests.queue.does_not_fit(idle[0].ask, self._state.gains, reserved)
             return False
-        for each in idle:
+        asked = self._requests.undecided.waiters.get(line.of.policy, Counter[int]())
+        ahead = sum(many for priority, many in asked.items() if priority >= line.of.priority)
+        for each in idle[: max(0, CONSULTED_MAX - ahead)]:
             self._asks.consult(each, reserved)
-        head = self._state.waiting[next(iter(line.waiters))].ask
-        line.reservation = self._asks.kept(head, reserved, None)
         return False
+
+    def _capped(self) -> dict[PolicyRef, int]:
+        """Return the policies that are asked as much as they may be, up to which priority."""
+        capped: dict[PolicyRef, int] = {}
+        for policy, asked in self._requests.undecided.waiters.items():
+            ahead = 0
+            for priority in sorted(asked, reverse=True):
+                ahead += asked[priority]
+                if ahead >= CONSULTED_MAX:
+                    capped[policy] = priority
+                    break
+        return capped

@@ -1,9 +1,10 @@
 """Asks between their consultation and their answer. The allocator is the only caller."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from moorage.model import Ask, Nodes, RequestId, Tenant
+from moorage.model import Ask, Nodes, PolicyRef, RequestId, Tenant
 
 PENDING_MAX: Final = 10_000
 """Asks being consulted about; the next one is answered `busy`."""
@@ -26,6 +27,8 @@ class Pending:
     """`Fleet.layout` then: what it names may have existed."""
     gains: int = 0
     """`State.gains` when the policy was asked: what it declines, it declines as of then."""
+    waits: bool = False
+    """It stands in the queue meanwhile."""
     turned_down: int = 0
     """How many proposals had been turned down then: a policy may have missed what they were for."""
     reserved: Nodes = field(default=())
@@ -37,9 +40,15 @@ class Pending:
 
 
 class Undecided:
-    """All asks that policies are being consulted about, and the idempotency keys they came with."""
+    """All asks that policies are being consulted about, and the idempotency keys they came with.
+
+    Attributes:
+        waiters: How many of them stand in the queue meanwhile, by policy and priority.
+
+    """
 
     def __init__(self) -> None:
+        self.waiters: dict[PolicyRef, Counter[int]] = {}
         self._asks: dict[RequestId, Pending] = {}
         self._bytes = 0
         self._keys: dict[tuple[Tenant, str], RequestId] = {}
@@ -65,6 +74,8 @@ class Undecided:
         ask = pending.ask
         if ask.id not in self._asks:
             self._bytes += ask.size
+            if pending.waits:
+                self.waiters.setdefault(ask.policy, Counter())[ask.priority] += 1
         self._asks[ask.id] = pending
         key = ask.terms.idempotency_key if ask.terms else ""
         if key and not ask.dry_run:
@@ -72,8 +83,19 @@ class Undecided:
 
     def settle(self, ask: Ask) -> None:
         """Note that no policy is being consulted about `ask` any more."""
-        if self._asks.pop(ask.id, None) is not None:
+        pending = self._asks.pop(ask.id, None)
+        if pending is not None:
             self._bytes -= ask.size
+            if pending.waits:
+                self._drop_waiter(ask)
         key = ask.terms.idempotency_key if ask.terms else ""
         if key and self._keys.get((ask.tenant, key)) == ask.id:
             del self._keys[ask.tenant, key]
+
+    def _drop_waiter(self, ask: Ask) -> None:
+        many = self.waiters[ask.policy]
+        many[ask.priority] -= 1
+        if not many[ask.priority]:
+            del many[ask.priority]
+        if not many:
+            del self.waiters[ask.policy]

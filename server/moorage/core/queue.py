@@ -1,83 +1,122 @@
 """The order of the queue: priority, then fair share, then age; identical waiters judged once.
 
-An index over `State.waiting`, less those that pause, rebuilt from it at start. The allocator asks
-it whose turn it is when capacity grew; nothing is ever polled.
+An index over `State.waiting`, less those that pause, rebuilt from it at start and kept between
+changes. `Backfill` asks it whose turn it is when capacity grew; nothing is ever polled.
 """
 
+import heapq
 import math
-from collections.abc import Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, Final
+from typing import Final, NamedTuple
 
+from moorage.core.facts import Refusal
+from moorage.core.ranking import UNJUDGED, Rank, Ranking, WaiterClass
 from moorage.core.state import State, Waiter
-from moorage.model import Ask, ClusterId, Demand, Nodes, PolicyRef, RequestId, Tenant
+from moorage.core.usage import GrownPlace
+from moorage.model import Ask, ClusterId, Demand, Nodes, PolicyRef, RequestId
 
 CONSULTED_MAX: Final = 8
-"""Waiters of one line that are consulted about at the same time."""
+"""Waiters of one policy that are consulted about at the same time, and of lower priority none."""
+CLASSES_AT_ONCE: Final = 2 * CONSULTED_MAX
+"""Classes that are put in order at a time: a wake seldom needs more."""
 
-LineKey = tuple[Tenant, PolicyRef, Demand | None, tuple[ClusterId, ...] | None, int, str, Nodes]
+
+class _LineKey(NamedTuple):
+    waiters: WaiterClass
+    inputs: str
+    avoid: Nodes
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class WaiterLine:
     """Waiters that differ only in age.
 
     Attributes:
         waiters: Oldest first.
-        refused_at: `State.gains` and the reservation at the last "no"; the line is not judged
-            again before either changes.
-        reservation: Nodes kept for its first waiter since then; only the head of the queue has
-            some. They stay the same until capacity grows, so that they can drain.
+        since: Since when the first of them waits, in seconds since the epoch.
+        refused_at: `WaitingQueue.changes` when there was no room for them, with nothing reserved.
+        declined: What their policy answered, where it wants nothing of what is free; they are
+            passed over until capacity grows where they fit.
+        withheld: Nodes that it was not offered, since they were kept for the head of the queue.
 
     """
 
-    key: LineKey
+    key: _LineKey
+    number: int
     waiters: dict[RequestId, None] = field(default_factory=dict[RequestId, None])
-    refused_at: Any = None
-    reservation: Nodes = ()
+    since: float = math.inf
+    refused_at: int = UNJUDGED
+    declined: Refusal | None = None
+    withheld: Nodes = ()
 
     @property
-    def priority(self) -> int:
-        """The priority of each of them."""
-        return self.key[4]
+    def of(self) -> WaiterClass:
+        """What they share with others that their policy is told something else about."""
+        return self.key.waiters
 
     @property
     def demand(self) -> Demand | None:
         """What each of them needs."""
-        return self.key[2]
+        return self.of.demand
 
     @property
     def candidates(self) -> tuple[ClusterId, ...] | None:
         """Where each of them may go."""
-        return self.key[3]
+        return self.of.candidates
 
 
-def _key(ask: Ask) -> LineKey:
-    priority = ask.terms.priority if ask.terms else 0
-    # What only the policy reads may change its mind: such asks are not identical.
-    told = sha256(repr((ask.inputs, ask.parameters, ask.settings)).encode()).hexdigest()
-    return ask.tenant, ask.policy, ask.demand, ask.candidates, priority, told, ask.avoid
+@dataclass(slots=True)
+class _Class:
+    """The lines of one class.
+
+    Attributes:
+        row: In the ranking.
+        ready: Those that are not passed over, by age.
+        declined: Those that are.
+        visited: How many of `ready` the wake that is under way has seen.
+
+    """
+
+    row: int
+    ready: list[tuple[float, int, WaiterLine]] = field(
+        default_factory=list[tuple[float, int, WaiterLine]]
+    )
+    declined: dict[WaiterLine, None] = field(default_factory=dict[WaiterLine, None])
+    visited: int = 0
 
 
 class WaitingQueue:
     """The waiters, in lines.
 
     Args:
-        state: Read, never changed.
+        state: Read, never changed, but for what it notes for the queue (`growth`).
+
+    Attributes:
+        head: The line that nodes are kept for, or None.
+        reservation: Those nodes. They stay the same until capacity grows, so that they can drain.
 
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._lines: dict[LineKey, WaiterLine] = {}
-        self._line_of: dict[RequestId, WaiterLine] = {}
         self.restore()
 
     def restore(self) -> None:
         """Index the waiters of a state that was changed behind its back."""
-        self._lines.clear()
-        self._line_of.clear()
+        self._ranking = Ranking(self._state)
+        self._lines: dict[_LineKey, WaiterLine] = {}
+        self._line_of: dict[RequestId, WaiterLine] = {}
+        self._classes: dict[WaiterClass, _Class] = {}
+        self._numbered = 0
+        self._unreserved = 0
+        self._declined: dict[WaiterLine, None] = {}
+        self._first: WaiterLine | None = None
+        self._first_as_of = UNJUDGED
+        self.head: WaiterLine | None = None
+        self.reservation: Nodes = ()
         for waiter in self._state.waiting.values():
             if not waiter.pauses:
                 self.add(waiter.ask)
@@ -86,10 +125,23 @@ class WaitingQueue:
         """Return whether anybody waits for a place."""
         return bool(self._lines)
 
+    @property
+    def changes(self) -> int:
+        """Counts the times that capacity grew, or was reserved no longer; a "no" stands so long."""
+        return self._state.gains + self._unreserved
+
+    # Who waits -------------------------------------------------------------------------------
+
     def add(self, ask: Ask) -> None:
         """Put a waiter into its line: at the end, or where its age says if it comes back."""
-        key = _key(ask)
-        line = self._lines.setdefault(key, WaiterLine(key))
+        key = self._key(ask)
+        line = self._lines.get(key)
+        if line is None:
+            self._numbered += 1
+            line = self._lines[key] = WaiterLine(key, self._numbered)
+            if key.waiters not in self._classes:
+                self._classes[key.waiters] = _Class(self._ranking.add(key.waiters))
+            self._ranking.judge_anew(self._classes[key.waiters].row)
         newest = next(reversed(line.waiters), None)
         line.waiters[ask.id] = None
         self._line_of[ask.id] = line
@@ -97,69 +149,249 @@ class WaitingQueue:
         if newest is not None and waiting[newest].at > waiting[ask.id].at:
             by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
             line.waiters = dict.fromkeys(by_age)
+        self._aged(line)
 
     def remove(self, ask: Ask) -> None:
         """Take a waiter out: granted or given up."""
         line = self._line_of.pop(ask.id)
         del line.waiters[ask.id]
-        if not line.waiters:
-            del self._lines[line.key]
+        if line.waiters:
+            self._aged(line)
+            return
+        its = self._classes[line.of]
+        self._leave(line)
+        del self._lines[line.key]
+        if not its.ready and not its.declined:
+            del self._classes[line.of]
+            self._ranking.remove(line.of)
+        if line is self.head:
+            self.reserve(None, ())
 
-    def first_like(self, ask: Ask) -> RequestId:
-        """Return the oldest waiter of the line that `ask` stands in."""
-        return next(iter(self._line_of[ask.id].waiters))
+    def _key(self, ask: Ask) -> _LineKey:
+        terms, waiter = ask.terms, self._state.waiting[ask.id]
+        patient = waiter.lease is not None or (terms is not None and terms.wait_seconds > 0)
+        waiters = WaiterClass(
+            tenant=ask.tenant,
+            policy=ask.policy,
+            demand=ask.demand,
+            candidates=ask.candidates,
+            priority=ask.priority,
+            reserves=patient and ask.demand is not None,
+        )
+        # What only the policy reads may change its mind: such asks are not identical.
+        inputs = sha256(repr((ask.inputs, ask.parameters, ask.settings)).encode()).hexdigest()
+        return _LineKey(waiters, inputs, ask.avoid)
 
-    def refused(self, ask: Ask, as_of: tuple[int, Nodes], kept: Nodes) -> None:
-        """Note a "no" for everybody in the line of `ask`.
+    def _aged(self, line: WaiterLine) -> None:
+        """Put a line where the age of its first waiter says."""
+        since = self._state.waiting[next(iter(line.waiters))].at
+        if since != line.since:
+            if not line.declined:
+                self._leave(line)
+            line.since = since
+            if not line.declined:
+                self._enter(line)
+
+    def _enter(self, line: WaiterLine) -> None:
+        its = self._classes[line.of]
+        insort(its.ready, (line.since, line.number, line))
+        self._ready_from(its, 0)
+        if line.of.reserves and (self._first is None or self._rank(line) < self._rank(self._first)):
+            self._first_as_of = UNJUDGED
+
+    def _leave(self, line: WaiterLine) -> None:
+        """Take a line out of those that are ready, or that are passed over."""
+        its = self._classes[line.of]
+        if line in its.declined:
+            del its.declined[line], self._declined[line]
+            line.declined = None
+            return
+        at = bisect_left(its.ready, (line.since, line.number))
+        if at < len(its.ready) and its.ready[at][2] is line:
+            del its.ready[at]
+            self._ready_from(its, 0)
+        if line is self._first:
+            self._first_as_of = UNJUDGED
+
+    def _ready_from(self, its: _Class, visited: int) -> None:
+        """Tell the ranking who is the first of a class that a wake has not visited yet."""
+        since, number = its.ready[visited][:2] if visited < len(its.ready) else (math.inf, 0)
+        self._ranking.ready_since(its.row, since, number)
+
+    # What they were told ---------------------------------------------------------------------
+
+    def does_not_fit(self, ask: Ask, gains: int, reserved: Nodes) -> None:
+        """Note that there is no room for who needs what `ask` needs.
 
         Args:
             ask: One of them.
-            as_of: `State.gains`, and the nodes kept for somebody else, when they were judged.
-            kept: Nodes to keep for the first of them, should they be the head.
+            gains: `State.gains` when that was found; where they are more now, it does not stand.
+            reserved: What was kept for somebody else then.
 
         """
         line = self._line_of[ask.id]
-        line.refused_at = as_of
-        line.reservation = kept
+        row = self._classes[line.of].row
+        if gains != self._state.gains or not set(reserved) <= set(self.reservation):
+            self._ranking.judge_anew(row)
+        else:
+            if not reserved:
+                line.refused_at = self.changes
+            self._ranking.refused(row, self.changes, reserved)
 
-    def lines(self) -> list[WaiterLine]:
-        """Return the lines in the order in which their first waiters are to be served."""
-        return self._ranked(self._held(set()))
+    def declined(self, ask: Ask, refusal: Refusal, gains: int, withheld: Nodes) -> None:
+        """Pass over those in the line of `ask`, whose policy wants nothing of what is free.
+
+        Args:
+            ask: One of them.
+            refusal: What they are told if their time is up before that changes.
+            gains: `State.gains` when the policy was asked; where they are more now, it is asked
+                again.
+            withheld: Nodes that were kept from it, for the head of the queue.
+
+        """
+        line = self._line_of[ask.id]
+        its = self._classes[line.of]
+        if line is self.head:
+            self.reserve(None, ())
+        if gains != self._state.gains or not set(withheld) <= set(self.reserved_for(line)):
+            self._ranking.judge_anew(its.row)
+            return
+        self._leave(line)
+        its.declined[line] = self._declined[line] = None
+        line.declined, line.withheld = refusal, withheld
+
+    def last_declined(self, ask: Ask) -> Refusal | None:
+        """Return what the policy of a waiter answered, if that is why it waits."""
+        line = self._line_of.get(ask.id)
+        return line.declined if line is not None else None
+
+    # Whose turn it is ------------------------------------------------------------------------
+
+    def grew(self, places: Collection[GrownPlace] | None) -> None:
+        """Note where capacity grew, or may be had (None: everywhere): who declined may say yes."""
+        self._grew(places, lambda _: True)
+
+    def _grew(
+        self, places: Collection[GrownPlace] | None, matters: Callable[[WaiterLine], bool]
+    ) -> None:
+        if places is not None and not places:
+            return
+        for row in self._ranking.grew(places, wanted=bool(self._declined)):
+            its = self._classes[self._ranking.waiters(row)]
+            for line in [each for each in its.declined if matters(each)]:
+                self._ask_again(line)
+
+    def rethink(self) -> None:
+        """Ask those again who declined without nodes that are not kept from them any more."""
+        kept_from = [line for line in self._declined if line.withheld]
+        for line in kept_from:
+            if not set(line.withheld) <= set(self.reserved_for(line)):
+                self._ask_again(line)
+
+    def _ask_again(self, line: WaiterLine) -> None:
+        self._leave(line)
+        self._enter(line)
+        self._ranking.judge_anew(self._classes[line.of].row)
+
+    def first(self) -> WaiterLine | None:
+        """Return the line that heads the queue: nodes are to be kept for it."""
+        if self._first_as_of != self._state.usage.version:
+            row = self._ranking.head()
+            ready = [] if row is None else self._classes[self._ranking.waiters(row)].ready
+            self._first = ready[0][2] if ready else None
+            self._first_as_of = self._state.usage.version
+        return self._first
+
+    def reserve(self, head: WaiterLine | None, nodes: Nodes) -> None:
+        """Keep nodes for a line; others may have those that were kept before."""
+        free = set(self.reservation) - set(nodes)
+        self.head, self.reservation = head, nodes
+        if free:
+            self._unreserved += 1
+            self._grew(free, lambda line: not free.isdisjoint(line.withheld))
+
+    def reserved_for(self, line: WaiterLine) -> Nodes:
+        """Return the nodes kept for a line that is served before this one."""
+        ahead = self.head is not None and self._rank(self.head) < self._rank(line)
+        return self.reservation if ahead and line is not self.head else ()
 
     def reserved_before(self, ask: Ask) -> Nodes:
         """Return the nodes kept for a waiter ahead of `ask`, which may be new or wait itself.
 
         Advice holds nothing, so it delays nobody and everything is open to it.
         """
-        if ask.terms is None or not self._lines:
+        if ask.terms is None or self.head is None:
             return ()
-        held = self._held({ask.tenant})
         own = self._line_of.get(ask.id)
-        newest = -ask.terms.priority, held.get(ask.tenant, 0), math.inf
-        for line in self._ranked(held):
-            if (line is own) if own is not None else (self._rank(line, held) > newest):
-                return ()
-            if line.reservation:
-                return line.reservation
-        return ()
+        if own is not None:
+            return self.reserved_for(own)
+        newest = -ask.priority, self._state.usage.of(ask.tenant), math.inf, 0
+        return self.reservation if self._rank(self.head) < newest else ()
 
-    def _ranked(self, held: dict[Tenant, int]) -> list[WaiterLine]:
-        return sorted(self._lines.values(), key=lambda line: self._rank(line, held))
+    def servable(
+        self, capped: Callable[[], Mapping[PolicyRef, int]]
+    ) -> Generator[WaiterLine, None, None]:
+        """Yield the lines that may be served now, in their order, but for the head.
 
-    def _rank(self, line: WaiterLine, held: dict[Tenant, int]) -> tuple[int, int, float]:
-        first = self._state.waiting[next(iter(line.waiters))]
-        return -line.priority, held.get(line.key[0], 0), first.at
+        The caller asks for them, or says what stands in their way, before it takes the next one.
 
-    def _held(self, others: set[Tenant]) -> dict[Tenant, int]:
-        """Return the GPU milli that each tenant holds, where several compete."""
-        held: dict[Tenant, int] = {}
-        tenants = others | {key[0] for key in self._lines}
-        for lease in self._state.leases.values() if len(tenants) > 1 else ():
-            if lease.state == "warm":
-                continue  # It is nobody's, and gives way to everybody.
-            milli = sum(len(share.gpus) * share.gpu_milli for share in lease.placement)
-            held[lease.tenant] = held.get(lease.tenant, 0) + milli
-        return held
+        Args:
+            capped: Returns the policies that are being asked as much as they may be, and up to
+                which priority.
+
+        """
+        seen: dict[int, _Class] = {}
+        try:
+            while True:
+                busy = capped()
+                rows, more = self._ranking.servable(self.changes, busy, self.reservation)
+                if not len(rows):
+                    if not more:
+                        self._ranking.exhausted()
+                    return
+                for line in self._in_order(self._ranking.first(rows, CLASSES_AT_ONCE + 1), seen):
+                    if line is not self.head:
+                        yield line
+                    if capped() != busy:
+                        break
+        finally:
+            for its in seen.values():
+                its.visited = 0
+                self._ready_from(its, 0)
+
+    def _in_order(self, rows: list[int], seen: dict[int, _Class]) -> Iterator[WaiterLine]:
+        """Yield the lines of classes, merged, up to the first of the last class of many."""
+        merged: list[tuple[Rank, int, _Class]] = []
+        for row in rows:
+            its = seen[row] = self._classes[self._ranking.waiters(row)]
+            merged.append((self._rank(its.ready[its.visited][2]), row, its))
+        end = merged.pop()[0] if len(merged) > CLASSES_AT_ONCE else None
+        heapq.heapify(merged)
+        while merged and (end is None or merged[0][0] <= end):
+            _, row, its = merged[0]
+            if self._ranking.is_refused(row, self.changes):
+                heapq.heappop(merged)
+                continue
+            line = its.ready[its.visited][2]
+            its.visited += 1
+            self._ready_from(its, its.visited)
+            if its.visited < len(its.ready):
+                following = its.ready[its.visited][2]
+                heapq.heapreplace(merged, (self._rank(following), row, its))
+            else:
+                self._ranking.judged(row)
+                heapq.heappop(merged)
+            yield line
+
+    def _rank(self, line: WaiterLine) -> Rank:
+        held = self._state.usage.of(line.of.tenant)
+        return -line.of.priority, held, line.since, line.number
+
+    # Listings --------------------------------------------------------------------------------
+
+    def lines(self) -> list[WaiterLine]:
+        """Return all lines in the order in which their first waiters are to be served."""
+        return sorted(self._lines.values(), key=self._rank)
 
     def waiters(self) -> Iterator[Waiter]:
         """Yield the waiters, line by line in order; then those that pause (for `queue`)."""

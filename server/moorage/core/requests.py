@@ -144,6 +144,7 @@ class Requests:
         pending.consultations += 1
         pending.version, pending.layout = self._state.fleet.version, self._state.fleet.layout
         pending.gains, pending.turned_down = self._state.gains, self._turned_down
+        pending.waits = pending.ask.id in self._state.waiting
         pending.reserved = reserved
         pending.avoided = (
             () if pending.insisted else self._feasibility.avoided(pending.ask, reserved)
@@ -269,7 +270,8 @@ class Requests:
         is woken by all of these.
         """
         ask = pending.ask
-        if ask.id in self._state.waiting or pending.consultations >= CONSULTS_MAX:
+        waits = ask.id in self._state.waiting and self._is_patient(ask)
+        if waits or pending.consultations >= CONSULTS_MAX:
             return False
         seen = pending.gains, pending.turned_down, pending.reserved
         if seen == (self._state.gains, self._turned_down, reserved):
@@ -347,23 +349,13 @@ class Requests:
             patience = terms.wait_seconds or ROOM_SECONDS_MAX
             self._turn.record(Queued(ask, self._turn.now, self._turn.now + patience))
             self._queue.add(ask)
-            self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
+        self._turn.explain(ask.id, {"state": "waiting", **explain.refusal_object(refusal)})
         self._pending.settle(ask)
-        self.refuse_line(ask, reserved, gains, capacity)
+        if ask.demand is not None and refusal.code is Code.NO_CAPACITY:
+            self._queue.does_not_fit(ask, gains, reserved)
+        else:
+            self._queue.declined(ask, refusal, gains, reserved)
         self._turn.wakes = True  # What is kept for this line may have moved, or grown.
-
-    def refuse_line(self, ask: Ask, reserved: Nodes, gains: int, capacity: Nodes | None) -> None:
-        """Let everybody like `ask` wait until capacity grows, and keep nodes for the first.
-
-        Args:
-            ask: One of them.
-            reserved: What was kept for somebody else when they were judged.
-            gains: `State.gains` then.
-            capacity: What `WarmReuse.capacity` returned for it.
-
-        """
-        first = self._state.waiting[self._queue.first_like(ask)].ask
-        self._queue.refused(ask, (gains, reserved), self.kept(first, reserved, capacity))
 
     def kept(self, ask: Ask, reserved: Nodes, capacity: Nodes | None) -> Nodes:
         """Return the nodes to keep for a line's first, also while its policy is being consulted.
@@ -382,8 +374,10 @@ class Requests:
         """Refuse a request whose time in the queue is up: this is how things stand."""
         waiter, details = self._state.waiting[request], dict[str, Any]()
         ask = waiter.ask
-        if ask.demand is not None:
+        last = self._queue.last_declined(ask)
+        if last is None and ask.demand is not None:
             last = self._feasibility.refusal(ask.demand, ask.candidates)
+        if last is not None:
             details = {"last": explain.refusal_object(last)}
         waited = self._turn.now - waiter.at
         self._give_up(ask, refusals.waited(waited, details, patient=self._is_patient(ask)))

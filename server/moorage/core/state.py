@@ -30,6 +30,7 @@ from moorage.core.facts import (
     Warmed,
 )
 from moorage.core.identities import Identities, Place
+from moorage.core.usage import Growth, Usage
 from moorage.model import DEVICE, GPU_MILLI, Ask, Cluster, ClusterId, Lease, RequestId, Tenant
 from moorage.policy import Fleet
 
@@ -91,6 +92,8 @@ class State:
         identities: Which node is which machine.
         gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
             until this changes.
+        growth: Where it did, since the queue last took note.
+        usage: What each tenant holds; what is warm is held by none.
 
     """
 
@@ -106,6 +109,8 @@ class State:
     resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     fencing: int = 0
     gains: int = field(default=0, compare=False)
+    growth: Growth = field(default_factory=Growth, compare=False)
+    usage: Usage = field(default_factory=Usage, compare=False)
     identities: Identities = field(default_factory=Identities, compare=False)
     deadlines: list[tuple[float, RequestId]] = field(
         default_factory=list[tuple[float, RequestId]], compare=False
@@ -185,8 +190,11 @@ class State:
     def _inventory_changed(self, cluster_id: ClusterId) -> None:
         self._fleet_behind[cluster_id] = None
         self.gains += 1
+        self.growth.note_cluster(cluster_id)
 
     def _hold(self, lease: Lease) -> None:
+        if lease.state != "warm":
+            self.usage.add(lease, 1)
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.take(share)
@@ -196,12 +204,19 @@ class State:
                 )
 
     def _free(self, lease: Lease) -> None:
-        self.gains += 1
+        if lease.state != "warm":
+            self.usage.add(lease, -1)
         for share in lease.placement:
             if share.cluster_id not in self._fleet_behind:
                 self._fleet.give(share)
+        self._gives_way(lease)
         places = [(share.cluster_id, share.node_id) for share in lease.placement]
         self.identities.lease_ended(places, self.leased_places)
+
+    def _gives_way(self, lease: Lease) -> None:
+        """Note that what a lease holds is free now, or may be."""
+        self.gains += 1
+        self.growth.note((share.cluster_id, share.node_id) for share in lease.placement)
 
 
 def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case per fact.
@@ -340,12 +355,14 @@ def _ending(state: State, request: RequestId, reason: str) -> None:
     lease = state.leases[request]
     given_up = request in state.resetting  # It was to be kept, and now it shall end after all.
     assert lease.state != "ending" or given_up
+    if state.leases[request].state == "warm":
+        state.usage.add(lease, 1)
     state.leases[request] = replace(lease, state="ending", reason=reason)
     state.warm.pop(request, None)
     state.resetting.pop(request, None)
     if reason == RELEASED and lease.likeness:
         state.resetting[request] = None
-        state.gains += 1
+        state._gives_way(lease)  # noqa: SLF001  # Called by apply().
 
 
 def _warm(state: State, request: RequestId, expires_at: float) -> None:
@@ -355,7 +372,8 @@ def _warm(state: State, request: RequestId, expires_at: float) -> None:
     state.resetting.pop(request, None)
     state.leases[request] = replace(lease, state="warm", expires_at=expires_at, ask=None)
     state.warm[request] = None
-    state.gains += 1
+    state.usage.add(lease, -1)
+    state._gives_way(lease)  # noqa: SLF001  # Called by apply().
     state._due(lease.id)  # noqa: SLF001  # Called by apply().
 
 
@@ -424,6 +442,7 @@ def check(state: State) -> None:
     )
     assert all(count == 1 for count in devices.values()), "a device counts on two nodes"
     assert len({lease.fencing for lease in state.leases.values()}) == len(state.leases)
+    _check_usage(state)
     assert state.warm.keys() == {n for n, each in state.leases.items() if each.state == "warm"}
     released = {n for n, each in state.leases.items() if each.reason == RELEASED and each.likeness}
     assert state.resetting.keys() == released - state.warm.keys()
@@ -454,3 +473,11 @@ def check(state: State) -> None:
     assert (fleet.gpu_free == derived.gpu_free).all(), "capacity drifted from the lease rows"
     assert (fleet.cpu_free == derived.cpu_free).all()
     assert (fleet.memory_free == derived.memory_free).all()
+
+
+def _check_usage(state: State) -> None:
+    usage = Usage()
+    for lease in state.leases.values():
+        if lease.state != "warm":
+            usage.add(lease, 1)
+    assert state.usage.by_tenant() == usage.by_tenant(), "usage drifted from the lease rows"

@@ -79,10 +79,11 @@ class Witness:
     def before(self, event: Event) -> None:
         if isinstance(event, WorkloadFailed | WorkloadStopped):
             self.let_go.add((event.lease, event.fencing))
-        lines = self.world.allocator.requests.queue.lines()
+        queue = self.world.allocator.requests.queue
         self.reserved = ((), 0, "")
-        if lines:
-            self.reserved = (lines[0].reservation, lines[0].priority, next(iter(lines[0].waiters)))
+        if queue.head is not None:
+            first = next(iter(queue.head.waiters))
+            self.reserved = (queue.reservation, queue.head.of.priority, first)
 
     def after(self, event: Event, turn: Turn) -> None:
         world, model = self.world, self.model
@@ -199,7 +200,8 @@ class Witness:
         """Nobody of lower priority is served while an identical waiter sleeps."""
         kept, priority, head = self.reserved
         ask = self.asks[lease.id]
-        if lease.terms.priority < priority and head in self.model.waiting:
+        ready = head in self.model.waiting and head not in self.model.paused
+        if lease.terms.priority < priority and ready:  # Who pauses has nothing kept.
             touched = {(s.cluster_id, s.node_id) for s in lease.placement} & set(kept)
             law(not touched, "the head's nodes are left alone", lease, kept)
         if not self.world.honest or ask.demand is None:
@@ -359,8 +361,8 @@ class Witness:
             law(not late, "every message is answered", late)
         if not self.world.honest or not allocator.requests.queue:
             return
-        shut: tuple[tuple[str, str], ...] = ()
         for line in allocator.requests.queue.lines():
+            shut = allocator.requests.queue.reserved_for(line)
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 need = line.demand or wanted(model.waiting[name].ask)
                 fits = model.fits(need, line.candidates, shut)
@@ -370,7 +372,6 @@ class Witness:
                 own = any(model.own(each.ask) for each in model.waiting.values())
                 coming = EVICTED in model.ending.values() or own
                 law(not could or coming, "nobody sleeps beside what could give way", name, shut)
-            shut = shut or line.reservation
 
     def _waits(self, to: Address) -> bool:
         message = self.unanswered[to]

@@ -1,0 +1,341 @@
+"""The classes of waiters in columns: which of them may be served now, and which come first.
+
+A class is what waiters share that decides about their turn: tenant, policy, demand, priority. The
+columns are kept as classes come and go, so a wake looks at arrays and at the few first classes; it
+neither sorts nor visits all that wait. `core.queue` is the only caller.
+"""
+
+from collections.abc import Collection, Hashable, Mapping
+from typing import Any, Final, Generic, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from moorage.core.state import State
+from moorage.core.usage import PLACES_MAX, GrownPlace
+from moorage.model import GPU_MILLI, ClusterId, Demand, Nodes, PolicyRef, Tenant
+from moorage.policy import Fleet
+
+Rows = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+Rank = tuple[int, int, float, int]
+"""Priority, negated; what the tenant holds, in GPU milli; since when; which came first then. Less
+comes first."""
+
+UNJUDGED: Final = -1
+"""In the place of the count of changes at which a demand was found not to fit."""
+
+
+class WaiterClass(NamedTuple):
+    """What waiters share that decides about their turn.
+
+    Args:
+        tenant: Whose they are.
+        policy: Who proposes for them.
+        demand: What each of them needs, if they say so.
+        candidates: Where they may go; None for everywhere.
+        priority: Higher goes first.
+        reserves: Nodes are kept for the first of them while it heads the queue.
+
+    """
+
+    tenant: Tenant
+    policy: PolicyRef
+    demand: Demand | None
+    candidates: tuple[ClusterId, ...] | None
+    priority: int
+    reserves: bool
+
+    @property
+    def shape(self) -> "Shape":
+        """What decides whether they fit."""
+        return self.demand or Demand(), self.candidates
+
+
+Shape = tuple[Demand, tuple[ClusterId, ...] | None]
+"""A demand, and where it may be met."""
+
+
+def _kind(shape: Shape) -> Shape:
+    """Return which devices a demand accepts, and where: what one look at a node can answer."""
+    demand, candidates = shape
+    milli = GPU_MILLI if demand.gpu_milli == GPU_MILLI else 1  # A share: any device has a part.
+    kind = Demand(gpu_milli=milli, models=demand.models, gpu_memory_mib=demand.gpu_memory_mib)
+    return kind, candidates
+
+
+T = TypeVar("T", bound=Hashable)
+
+
+class _Table(Generic[T]):
+    """Numbered things, each with a row in some columns; a number is given again when it is free."""
+
+    def __init__(self, **columns: Any) -> None:
+        self.columns = {name: np.zeros(16, kind) for name, kind in columns.items()}
+        self.numbers: dict[T, int] = {}
+        self.users: dict[T, int] = {}
+        self._unused: list[int] = []
+        self.rows = 0
+
+    def __getitem__(self, name: str) -> npt.NDArray[Any]:
+        """Return a column, as long as there are rows."""
+        return self.columns[name][: self.rows]
+
+    def add(self, thing: T, **values: Any) -> int:
+        """Return the number of a thing that has one user more; `values` where it is new."""
+        number = self.numbers.get(thing)
+        self.users[thing] = self.users.get(thing, 0) + 1
+        if number is not None:
+            return number
+        number = self._unused.pop() if self._unused else self.rows
+        self.rows = max(self.rows, number + 1)
+        for name, column in self.columns.items():
+            if number >= len(column):
+                self.columns[name] = np.concatenate([column, np.zeros_like(column)])
+            self.columns[name][number] = values[name]
+        self.numbers[thing] = number
+        return number
+
+    def drop(self, thing: T) -> bool:
+        """Note that a thing has one user less; return whether that was the last one."""
+        self.users[thing] -= 1
+        if self.users[thing]:
+            return False
+        del self.users[thing]
+        self._unused.append(self.numbers.pop(thing))
+        return True
+
+
+class Ranking:
+    """The classes, in no order: an order is taken from the columns when one is asked for.
+
+    Args:
+        state: Read, never changed.
+
+    """
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._classes = _Table[WaiterClass](
+            priority=np.int64,
+            tenant=np.int64,
+            policy=np.int64,
+            shape=np.int64,
+            reserves=np.bool_,
+            since=np.float64,  # Of the first that is ready; inf where none is.
+            number=np.int64,  # Of that first one.
+            fresh=np.bool_,  # Some have not been judged since they came.
+            refused_at=np.int64,  # The count of changes at which they did not fit.
+        )
+        self._shapes = _Table[Shape](
+            gpus=np.int64,
+            cpu=np.int64,
+            memory=np.int64,
+            kind=np.int64,
+        )
+        self._kinds = _Table[Shape]()
+        self._policies = _Table[PolicyRef]()
+        self._by_row: dict[int, WaiterClass] = {}
+        self._grown: dict[GrownPlace, None] | None = {}
+
+    def add(self, waiters: WaiterClass) -> int:
+        """Return the row of a class that is new here."""
+        shape = waiters.shape
+        demand = shape[0]
+        kind = self._kinds.add(_kind(shape))
+        number = self._shapes.add(
+            shape,
+            gpus=demand.gpus,
+            cpu=demand.cpu_milli,
+            memory=demand.memory_mib,
+            kind=kind,
+        )
+        row = self._classes.add(
+            waiters,
+            priority=waiters.priority,
+            tenant=self._state.usage.number(waiters.tenant),
+            policy=self._policies.add(waiters.policy),
+            shape=number,
+            reserves=waiters.reserves,
+            since=np.inf,
+            number=0,
+            fresh=True,
+            refused_at=UNJUDGED,
+        )
+        self._by_row[row] = waiters
+        return row
+
+    def remove(self, waiters: WaiterClass) -> None:
+        """Forget a class that has no waiters any more."""
+        row = self._classes.numbers[waiters]
+        self._classes["since"][row] = np.inf
+        del self._by_row[row]
+        self._classes.drop(waiters)
+        self._policies.drop(waiters.policy)
+        self._kinds.drop(_kind(waiters.shape))
+        self._shapes.drop(waiters.shape)
+
+    def waiters(self, row: int) -> WaiterClass:
+        """Return the class of a row."""
+        return self._by_row[row]
+
+    def ready_since(self, row: int, since: float, number: int) -> None:
+        """Note since when the first of a class waits that is ready; inf where none is.
+
+        Args:
+            row: The class.
+            since: In seconds since the epoch.
+            number: Tells who is first of several that came at that time.
+
+        """
+        self._classes["since"][row], self._classes["number"][row] = since, number
+
+    # What may be served ----------------------------------------------------------------------
+
+    def judge_anew(self, row: int) -> None:
+        """Have a class looked at, wherever capacity grows."""
+        self._classes["fresh"][row] = True
+
+    def judged(self, row: int) -> None:
+        """Note that all of a class that are ready have been looked at."""
+        self._classes["fresh"][row] = False
+
+    def refused(self, row: int, changes: int, reserved: Nodes) -> None:
+        """Note that what a class needs did not fit at a count of changes (see `servable`)."""
+        shapes = self._classes["shape"]
+        alike: Bools | int = row
+        if self._shapes.users[self._by_row[row].shape] > 1:
+            alike = shapes == shapes[row]
+            if reserved:  # Says nothing of those from whom nothing is reserved.
+                alike &= self._classes["reserves"] == self._classes["reserves"][row]
+        self._classes["refused_at"][alike] = changes
+        self._classes["fresh"][alike] = False
+
+    def is_refused(self, row: int, changes: int) -> bool:
+        """Return whether what a class needs did not fit at this count of changes."""
+        return bool(self._classes["refused_at"][row] == changes)
+
+    def grew(self, places: Collection[GrownPlace] | None, *, wanted: bool) -> list[int]:
+        """Note where capacity grew, or may be had; None is everywhere.
+
+        Returns:
+            Rows of the classes that may be served there, if they are wanted.
+
+        """
+        if places is None or self._grown is None:
+            self._grown = None
+        else:
+            self._grown.update(dict.fromkeys(places))
+            if len(self._grown) > PLACES_MAX:
+                self._grown = None
+        if not wanted:
+            return []
+        found: list[int] = np.flatnonzero(self._open(places)[self._classes["shape"]]).tolist()
+        return [row for row in found if row in self._by_row]
+
+    def exhausted(self) -> None:
+        """Note that all that may be served where capacity grew have been looked at."""
+        self._grown = {}
+
+    def servable(
+        self, changes: int, capped: Mapping[PolicyRef, int], reserved: Nodes
+    ) -> tuple[Rows, bool]:
+        """Return the classes that may be served now, and whether others only wait for their policy.
+
+        Args:
+            changes: Counts the times that capacity grew, or was reserved no longer. What did not
+                fit is not looked at again before this changes.
+            capped: Policies that are being asked as much as they may be, up to which priority.
+            reserved: Nodes kept for the head of the queue, from all that reserve as it does.
+
+        """
+        if not self._grown and self._grown is not None and not self._classes["fresh"].any():
+            return np.zeros(0, np.int64), False
+        shape = self._classes["shape"]
+        grown = self._open(self._grown)[shape]
+        if self._grown and not self._grown.keys().isdisjoint(reserved):
+            left = self._open(self._grown.keys() - set(reserved))[shape]
+            grown = np.where(self._classes["reserves"], left, grown)
+        live = np.isfinite(self._classes["since"]) & (grown | self._classes["fresh"])
+        live &= self._classes["refused_at"] != changes
+        if not capped:
+            return np.flatnonzero(live), False
+        waits = np.zeros(len(live), np.bool_)
+        for policy, priority in capped.items():
+            its = self._classes["policy"] == self._policies.numbers.get(policy, -1)
+            waits |= its & (self._classes["priority"] <= priority)
+        return np.flatnonzero(live & ~waits), bool((live & waits).any())
+
+    def _open(self, places: Collection[GrownPlace] | None) -> Bools:
+        """Return which shapes may fit at some places (None: anywhere) now: bool `[shapes]`."""
+        shapes, fleet = self._shapes, self._state.fleet
+        rows = None if places is None else _rows(fleet, places)
+        if rows is None:
+            return np.ones(shapes.rows, np.bool_)
+        fits = np.zeros(shapes.rows, np.bool_)
+        gives_way = bool(self._state.warm or self._state.resetting)
+        gpus = fleet.gpu_total if gives_way else fleet.gpu_free
+        cpu = fleet.cpu_total if gives_way else fleet.cpu_free
+        memory = fleet.memory_total if gives_way else fleet.memory_free
+        for row in rows:
+            devices = np.full(self._kinds.rows, -1, np.int64)
+            for (demand, candidates), kind in self._kinds.numbers.items():
+                if candidates is None or fleet.node_ids[row][0] in candidates:
+                    usable = fleet.eligible_gpus(demand)[row] & (gpus[row] >= demand.gpu_milli)
+                    devices[kind] = np.count_nonzero(usable)
+            here = shapes["gpus"] <= devices[shapes["kind"]]
+            here &= shapes["cpu"] <= cpu[row]
+            here &= shapes["memory"] <= memory[row]
+            fits |= here
+        return fits
+
+    # Who comes first -------------------------------------------------------------------------
+
+    def head(self) -> int | None:
+        """Return the class whose first heads the queue: who goes first of those that reserve."""
+        reserves = self._classes["reserves"] & np.isfinite(self._classes["since"])
+        first = self.first(np.flatnonzero(reserves), 1)
+        return first[0] if first else None
+
+    def first(self, rows: Rows, many: int) -> list[int]:
+        """Return the rows of the classes that come first, in order: `many`, or fewer."""
+        keys = (self._precedence, self._held, self._since, self._number)
+        chosen, tied = [rows[:0]], rows
+        for key in keys:
+            if len(tied) <= many:
+                break
+            values = key(tied)
+            # A partition: to sort them all would cost more than the rest of a wake.
+            bound = values.min() if many == 1 else np.partition(values, many - 1)[many - 1]
+            chosen.append(tied[values < bound])
+            many -= len(chosen[-1])
+            tied = tied[values == bound]
+        found = np.concatenate([*chosen, tied[:many]])
+        ordered: list[int] = found[np.lexsort([key(found) for key in reversed(keys)])].tolist()
+        return ordered
+
+    def _precedence(self, rows: Rows) -> npt.NDArray[Any]:
+        return -self._classes["priority"][rows]
+
+    def _held(self, rows: Rows) -> npt.NDArray[Any]:
+        held: npt.NDArray[Any] = self._state.usage.held[self._classes["tenant"][rows]]
+        return held
+
+    def _since(self, rows: Rows) -> npt.NDArray[Any]:
+        return self._classes["since"][rows]
+
+    def _number(self, rows: Rows) -> npt.NDArray[Any]:
+        return self._classes["number"][rows]
+
+
+def _rows(fleet: Fleet, places: Collection[GrownPlace]) -> list[int] | None:
+    """Return the rows of places that still exist; None where they are many."""
+    rows: list[int] = []
+    for cluster, node in places:
+        if node:
+            row = fleet.row(cluster, node)
+            rows += [] if row is None else [row]
+        elif cluster in fleet.cluster_ids:
+            number = fleet.cluster_ids.index(cluster)
+            rows += np.flatnonzero(fleet.cluster == number).tolist()
+    return rows if len(rows) <= PLACES_MAX else None
