@@ -175,3 +175,29 @@ def test_the_binding_constraint_is_named(demand: Demand, binding: str) -> None:
     hand.grant(ask("r", Demand(gpus=1, cpu_milli=1)), place("n000", "0"))
     refusal = hand.allocator.feasibility.refusal(demand, None)
     assert refusal.details["binding"] == binding
+
+
+def test_a_refusal_says_the_same_however_often_it_was_said_before() -> None:
+    """Nodes are counted again where they changed alone; the counts are those of all of them."""
+    draw, state = Random(3), State()
+    apply(state, ClusterSet(nodes(40, 4)))
+    often = Feasibility(state)
+    held: list[Share] = []
+    demands = [
+        Demand(gpus=4),
+        Demand(gpus=2, cpu_milli=1),
+        Demand(gpus=5),
+        Demand(gpus=4, nodes=41),
+    ]
+    for _ in range(300):
+        if held and draw.random() < 0.5:
+            state.fleet.give(held.pop(draw.randrange(len(held))))
+        else:
+            row = draw.randrange(40)
+            gpus = state.fleet.pick_gpus(row, Demand(gpus=draw.randint(1, 4)))
+            if gpus:
+                held.append(state.fleet.share(row, Demand(gpus=len(gpus)), gpus))
+                state.fleet.take(held[-1])
+        demand = draw.choice(demands)
+        assert often.refusal(demand, None) == Feasibility(state).refusal(demand, None)
+        assert often.reasons(demand, None) == Feasibility(state).reasons(demand, None)

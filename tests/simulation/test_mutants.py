@@ -154,29 +154,29 @@ MUTANTS = [
     Mutant(
         "believes an old no",
         "core/state.py",
-        "self.gains += 1\n        for share in lease.placement:",
-        "for share in lease.placement:",
+        "        self.gains += 1\n        self.growth.note((",
+        "        list((",
         "nobody sleeps who could be served",
     ),
     Mutant(
         "lets capacity come back unnoticed while a policy thinks",
-        "core/requests.py",
-        "self._queue.declined(ask, refusal, gains, reserved)",
-        "self._queue.declined(ask, refusal, self._state.gains, reserved)",
+        "core/queue.py",
+        "if gains != self._state.gains or not set(withheld) <= set(self.reserved_for(line)):",
+        "if not set(withheld) <= set(self.reserved_for(line)):",
         "nobody sleeps who could be served",
     ),
     Mutant(
         "asks nobody again who declined before capacity grew",
         "core/queue.py",
-        "self._grew(places, lambda _: True)",
-        "self._grew(places, lambda _: False)",
+        "for line in list(its.declined):",
+        "for line in ():",
         "nobody sleeps who could be served",
     ),
     Mutant(
         "asks nobody again who declined without what is not kept any more",
         "core/queue.py",
-        "lambda line: not free.isdisjoint(line.withheld)",
-        "lambda line: False",
+        "for line in [each for each in self._declined if each.withheld]:",
+        "for line in ():",
         "nobody sleeps who could be served",
     ),
     Mutant(
@@ -478,8 +478,8 @@ MUTANTS = [
     Mutant(
         "lets waiters sleep beside what is warm",
         "core/backfill.py",
-        "capacities = [self._warm.capacity(each.ask, reserved) for each in idle]",
-        "capacities = [None for _ in idle]",
+        "self._warm.capacity(each.ask, reserved)",
+        "pass",
         "nobody sleeps beside what could give way",
     ),
     Mutant(
@@ -618,7 +618,10 @@ class Forgetful(World):
 
 @pytest.mark.parametrize(
     ("kind", "verdict"),
-    [(Hasty, "durable"), (Forgetful, "survives|durable|ledger gives|left alone|a lease is one")],
+    [
+        (Hasty, "durable"),
+        (Forgetful, "survives|durable|ledger gives|left alone|a lease is one|is renewed"),
+    ],
 )
 def test_a_world_that_breaks_its_promise_is_caught(kind: type[World], verdict: str) -> None:
     def play_all() -> None:

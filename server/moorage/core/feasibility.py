@@ -22,8 +22,12 @@ CLASSES_MAX: Final = 4_096
 
 MODELS_TOLD_MAX: Final = 20
 """Models that a refusal lists."""
+TALLIES_BYTES_MAX: Final = 16 << 20
+"""Reasons of nodes remembered, for refusals; beyond it that cache starts afresh."""
 
 Candidates = tuple[ClusterId, ...] | None
+
+_ELSEWHERE: Final = max(Misfit) + 1
 
 _TEXT: Final = {
     Misfit.GPU_MODEL: "have too few GPUs of the accepted models",
@@ -48,6 +52,24 @@ class _Verdict:
     gains: int
 
 
+@dataclass(slots=True)
+class _Tally:
+    """Why each node cannot take one class of demand, and how many nodes there are of each reason.
+
+    Attributes:
+        layout: `Fleet.layout` that the rows are of.
+        version: `Fleet.version` that it is as of.
+        reasons: `Misfit` of each node, int8 `[nodes]`; `_ELSEWHERE` where it is no candidate.
+        counts: Nodes of each reason, int64 `[reasons]`.
+
+    """
+
+    layout: int
+    version: int
+    reasons: npt.NDArray[np.int8]
+    counts: npt.NDArray[np.int64]
+
+
 class Feasibility:
     """Feasibility of demands in the state as it is now.
 
@@ -59,6 +81,7 @@ class Feasibility:
     def __init__(self, state: State) -> None:
         self._state = state
         self._verdicts: dict[tuple[Demand, Candidates], _Verdict] = {}
+        self._tallies: dict[tuple[Demand, Candidates], _Tally] = {}
 
     def fits(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> bool:
         """Return whether `demand` fits now on candidate nodes that are not reserved."""
@@ -90,28 +113,28 @@ class Feasibility:
 
     def refusal(self, demand: Demand, candidates: Candidates, reserved: Nodes = ()) -> Refusal:
         """Return why `demand` does not fit: never, or not now, with nodes counted by reason."""
-        fleet = self._state.fleet
-        rows = np.flatnonzero(self.allowed(candidates, ()))
-        verdict = fleet.misfits(demand, rows)
-        counts = self._counts(verdict)
-        capable = np.zeros(len(fleet), np.bool_)
-        capable[rows[(verdict == Misfit.FITS) | (verdict > NEVER)]] = True
-        details: dict[str, Any] = {"nodes": len(rows), "misfits": counts}
-        why = _sentence(counts, len(rows), demand)
-        if Misfit.GPU_MODEL.name.lower() in counts and (models := self._models(demand, rows)):
+        tally = self._tally(demand, candidates)
+        nodes, counts = _counts(tally)
+        details: dict[str, Any] = {"nodes": nodes, "misfits": counts}
+        why = _sentence(counts, nodes, demand)
+        if counts.get(Misfit.GPU_MODEL.name.lower()) == nodes and (
+            models := self._models(demand, tally.reasons != _ELSEWHERE)
+        ):
             why = f"{why[:-1]}. {_nobody_has(demand, models)}"
             details["models"] = models
         if reserved:
             details["reserved_for_waiting"] = len(reserved)
+        capable = (tally.reasons == Misfit.FITS) | (tally.reasons > NEVER)
+        capable &= tally.reasons != _ELSEWHERE
         if not self.enough_nodes(capable, demand):
             details["binding"] = _binding(counts, never=True)
             return refusals.never_fits(why, details)
-        if reserved and sum(counts.values()) < len(rows):
+        if reserved and sum(counts.values()) < nodes:
             why = f"{why[:-1]}; {len(reserved)} kept for a request that waits already."
         details["binding"] = _binding(counts, never=False)
         return refusals.no_capacity(why, details)
 
-    def _models(self, demand: Demand, rows: npt.NDArray[np.intp]) -> list[str]:
+    def _models(self, demand: Demand, rows: npt.NDArray[np.bool_]) -> list[str]:
         """Return the models that there are, where none of those that are accepted is there."""
         fleet = self._state.fleet
         codes = np.unique(fleet.gpu_model[rows])
@@ -120,10 +143,32 @@ class Feasibility:
 
     def reasons(self, demand: Demand, candidates: Candidates) -> dict[str, Any]:
         """Return the nodes counted by reason, for the "yes" of an explained request."""
-        rows = np.flatnonzero(self.allowed(candidates, ()))
-        counts = self._counts(self._state.fleet.misfits(demand, rows))
-        fitting = len(rows) - sum(counts.values())
-        return {"nodes": len(rows), "nodes_fitting": fitting, "misfits": counts}
+        nodes, counts = _counts(self._tally(demand, candidates))
+        fitting = nodes - sum(counts.values())
+        return {"nodes": nodes, "nodes_fitting": fitting, "misfits": counts}
+
+    def _tally(self, demand: Demand, candidates: Candidates) -> _Tally:
+        """Return what keeps each node from taking `demand`: looked at again where it changed."""
+        fleet, key = self._state.fleet, (demand, candidates)
+        tally = self._tallies.get(key)
+        changed = None
+        if tally is not None and tally.layout == fleet.layout:
+            changed = fleet.changed_since(tally.version)
+        if tally is None or changed is None:
+            reasons = np.where(self.allowed(candidates, ()), fleet.misfits(demand), _ELSEWHERE)
+            counts = np.bincount(reasons, minlength=_ELSEWHERE + 1)
+            if (len(self._tallies) + 1) * len(fleet) > TALLIES_BYTES_MAX:
+                self._tallies.clear()
+            tally = _Tally(fleet.layout, fleet.version, reasons.astype(np.int8), counts)
+            self._tallies[key] = tally
+            return tally
+        rows = np.array(changed, np.int64)
+        rows = rows[tally.reasons[rows] != _ELSEWHERE]
+        now = fleet.misfits(demand, rows)
+        tally.counts -= np.bincount(tally.reasons[rows], minlength=_ELSEWHERE + 1)
+        tally.counts += np.bincount(now, minlength=_ELSEWHERE + 1)
+        tally.reasons[rows], tally.version = now, fleet.version
+        return tally
 
     def reservation(
         self, demand: Demand, candidates: Candidates, fleet: Fleet | None = None
@@ -174,10 +219,13 @@ class Feasibility:
             return bool((np.bincount(racks[racks >= 0], minlength=1) >= demand.nodes).any())
         return int(np.count_nonzero(nodes)) >= demand.nodes
 
-    @staticmethod
-    def _counts(verdict: npt.NDArray[np.int8]) -> dict[str, int]:
-        tally = np.bincount(verdict, minlength=max(Misfit) + 1).tolist()
-        return {misfit.name.lower(): tally[misfit] for misfit in Misfit if misfit and tally[misfit]}
+
+def _counts(tally: _Tally) -> tuple[int, dict[str, int]]:
+    """Return the number of candidate nodes, and how many of them fail for each reason."""
+    counts = tally.counts.tolist()
+    by_name = {misfit.name.lower(): counts[misfit] for misfit in Misfit if misfit}
+    nodes = sum(counts[:_ELSEWHERE])
+    return nodes, {name: count for name, count in by_name.items() if count}
 
 
 def _first_rack(rows: list[int], racks: list[int], nodes: int) -> list[int]:

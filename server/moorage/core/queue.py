@@ -269,22 +269,16 @@ class WaitingQueue:
 
     def grew(self, places: Collection[GrownPlace] | None) -> None:
         """Note where capacity grew, or may be had (None: everywhere): who declined may say yes."""
-        self._grew(places, lambda _: True)
-
-    def _grew(
-        self, places: Collection[GrownPlace] | None, matters: Callable[[WaiterLine], bool]
-    ) -> None:
         if places is not None and not places:
             return
         for row in self._ranking.grew(places, wanted=bool(self._declined)):
             its = self._classes[self._ranking.waiters(row)]
-            for line in [each for each in its.declined if matters(each)]:
+            for line in list(its.declined):
                 self._ask_again(line)
 
     def rethink(self) -> None:
         """Ask those again who declined without nodes that are not kept from them any more."""
-        kept_from = [line for line in self._declined if line.withheld]
-        for line in kept_from:
+        for line in [each for each in self._declined if each.withheld]:
             if not set(line.withheld) <= set(self.reserved_for(line)):
                 self._ask_again(line)
 
@@ -308,7 +302,7 @@ class WaitingQueue:
         self.head, self.reservation = head, nodes
         if free:
             self._unreserved += 1
-            self._grew(free, lambda line: not free.isdisjoint(line.withheld))
+            self._ranking.grew(free, wanted=False)
 
     def reserved_for(self, line: WaiterLine) -> Nodes:
         """Return the nodes kept for a line that is served before this one."""

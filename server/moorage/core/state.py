@@ -282,7 +282,14 @@ def _wait(state: State, waiter: Waiter) -> None:
 def _waits_no_longer(state: State, request: RequestId) -> Waiter:
     waiter = state.waiting.pop(request)
     state.waiting_bytes -= waiter.ask.size
+    _leave_to_others(state)
     return waiter
+
+
+def _leave_to_others(state: State) -> None:
+    """Note that somebody waits no longer: what is being made fit for it may be for others."""
+    for name in state.resetting:
+        state._gives_way(state.leases[name])  # noqa: SLF001  # Called by apply().
 
 
 def _grant(state: State, lease: Lease) -> None:
@@ -329,6 +336,7 @@ def _pause(state: State, request: RequestId, **changed: Any) -> None:
     assert waiter.pauses != (changed["retry_at"] > 0), "a pause begins, and then ends"
     state.waiting[request] = replace(waiter, lease=replace(waiter.lease, **changed))
     state._due(request)  # noqa: SLF001  # Called by apply().
+    _leave_to_others(state)
 
 
 def _carry(state: State, lease: Lease) -> None:
@@ -442,7 +450,6 @@ def check(state: State) -> None:
     )
     assert all(count == 1 for count in devices.values()), "a device counts on two nodes"
     assert len({lease.fencing for lease in state.leases.values()}) == len(state.leases)
-    _check_usage(state)
     assert state.warm.keys() == {n for n, each in state.leases.items() if each.state == "warm"}
     released = {n for n, each in state.leases.items() if each.reason == RELEASED and each.likeness}
     assert state.resetting.keys() == released - state.warm.keys()
@@ -473,6 +480,7 @@ def check(state: State) -> None:
     assert (fleet.gpu_free == derived.gpu_free).all(), "capacity drifted from the lease rows"
     assert (fleet.cpu_free == derived.cpu_free).all()
     assert (fleet.memory_free == derived.memory_free).all()
+    _check_usage(state)
 
 
 def _check_usage(state: State) -> None:

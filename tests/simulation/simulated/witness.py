@@ -202,7 +202,8 @@ class Witness:
         ask = self.asks[lease.id]
         ready = head in self.model.waiting and head not in self.model.paused
         if lease.terms.priority < priority and ready:  # Who pauses has nothing kept.
-            touched = {(s.cluster_id, s.node_id) for s in lease.placement} & set(kept)
+            still = self.world.allocator.requests.queue.reservation  # It moves as capacity grows.
+            touched = {(s.cluster_id, s.node_id) for s in lease.placement} & set(kept) & set(still)
             law(not touched, "the head's nodes are left alone", lease, kept)
         if not self.world.honest or ask.demand is None:
             return
