@@ -164,6 +164,7 @@ MUTANTS = [
         "if gains != self._state.gains or not set(withheld) <= set(self.reserved_for(line)):",
         "if not set(withheld) <= set(self.reserved_for(line)):",
         "nobody sleeps who could be served",
+        seeds="200:230",
     ),
     Mutant(
         "asks nobody again who declined before capacity grew",
@@ -248,6 +249,7 @@ MUTANTS = [
         "(short := _short(proposed, ask.demand))",
         '(short := "")',
         "a grant satisfies the demand",
+        seeds="130:160",
     ),
     Mutant(
         "shares exclusive devices",
@@ -481,6 +483,7 @@ MUTANTS = [
         "self._warm.capacity(each.ask, reserved)",
         "pass",
         "nobody sleeps beside what could give way",
+        seeds="110:140",
     ),
     Mutant(
         "hands the workload of one tenant to another",
@@ -495,7 +498,7 @@ MUTANTS = [
         "return verify(ask, wishes, fleet, self._turn.state.clusters) == lease.placement",
         "return True",
         "no grant outside the candidates|what is granted exists|is promised twice",
-        seeds="120:180",  # It takes a place that is no longer what it was.
+        seeds="20:60",
     ),
     Mutant(
         "takes over what is kept for the head of the queue",

@@ -6,10 +6,10 @@ facts in the ledger's history, against an empty ledger. `first_lease`: `moored d
 to first lease, against starting the interpreter with the same imports. `candidates`: a filter with
 ten hits among ten thousand clusters, against one with ten hits among a hundred. `fleet`: a million
 GPUs in ten thousand documents, against ten thousand in a hundred. `slots`: a checkout from a slot
-pool of ten thousand instances, against one of a hundred. `resources`: acquiring a warm process or
-container, against starting one. `sandbox`: an evaluation in the jail,
-against the same call in-process. `kills` times nothing: it counts what goes wrong where the daemon
-is killed again and again.
+pool of ten thousand instances, against one of a hundred. `queue`: events beside ten thousand
+waiters, against ten. `resources`: acquiring a warm process or container, against starting one.
+`sandbox`: an evaluation in the jail, against the same call in-process. `kills` times nothing: it counts
+what goes wrong where the daemon is killed again and again.
 """
 
 import asyncio
@@ -36,6 +36,7 @@ from moorage.benchmarks.kills import kills
 from moorage.benchmarks.load import LoadResult, drive
 from moorage.benchmarks.placement import placement
 from moorage.benchmarks.policy_costs import policies as packed_by_policies
+from moorage.benchmarks.queue_costs import queue
 from moorage.benchmarks.sandbox_costs import sandbox
 from moorage.benchmarks.slot_costs import slots
 from moorage.benchmarks.workflow import workflow
@@ -349,6 +350,7 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
     "workflow": workflow,
     "fleet": fleet,
     "slots": slots,
+    "queue": queue,
     "engines": engines,
     "rules": policies,
     "sandbox": sandbox,

@@ -22,8 +22,9 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="grants, startup, first_lease, candidates, workflow, fleet, slots, rules, "
-            "sandbox, engines; all of these by default. placement, churn and kills, where named."
+            help="grants, startup, first_lease, candidates, workflow, fleet, slots, queue, "
+            "rules, sandbox, engines; all of these by default. placement, churn and kills, where "
+            "named."
         ),
     ] = None,
     nodes: Annotated[

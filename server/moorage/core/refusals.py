@@ -120,10 +120,14 @@ def cancelled() -> Refusal:
     return Refusal(Code.CANCELLED, "The request was cancelled.")
 
 
-def waited(seconds: float, details: Mapping[str, Any], *, patient: bool) -> Refusal:
+def waited(
+    seconds: float, last: Refusal | None, details: Mapping[str, Any], *, patient: bool
+) -> Refusal:
     """Its time is up."""
     code = Code.WAIT_TIMEOUT if patient else Code.NO_CAPACITY
     reason = f"It waited {seconds:.1f} s and did not fit in that time."
+    if last is not None and last.code is Code.POLICY_DECLINED:
+        reason = f"It waited {seconds:.1f} s, and its policy declined all that was free."
     return Refusal(code, reason, details=details)
 
 

@@ -380,7 +380,8 @@ class Requests:
         if last is not None:
             details = {"last": explain.refusal_object(last)}
         waited = self._turn.now - waiter.at
-        self._give_up(ask, refusals.waited(waited, details, patient=self._is_patient(ask)))
+        patient = self._is_patient(ask)
+        self._give_up(ask, refusals.waited(waited, last, details, patient=patient))
 
     def _refuse(self, pending: Pending, refusal: Refusal, reserved: Nodes) -> None:
         """End an ask with a "no" that waiting would not change."""

@@ -30,7 +30,7 @@ from moorage.core.facts import (
     Warmed,
 )
 from moorage.core.identities import Identities, Place
-from moorage.core.usage import Growth, Usage
+from moorage.core.usage import Growth, TenantUsage
 from moorage.model import DEVICE, GPU_MILLI, Ask, Cluster, ClusterId, Lease, RequestId, Tenant
 from moorage.policy import Fleet
 
@@ -110,7 +110,7 @@ class State:
     fencing: int = 0
     gains: int = field(default=0, compare=False)
     growth: Growth = field(default_factory=Growth, compare=False)
-    usage: Usage = field(default_factory=Usage, compare=False)
+    usage: TenantUsage = field(default_factory=TenantUsage, compare=False)
     identities: Identities = field(default_factory=Identities, compare=False)
     deadlines: list[tuple[float, RequestId]] = field(
         default_factory=list[tuple[float, RequestId]], compare=False
@@ -484,7 +484,7 @@ def check(state: State) -> None:
 
 
 def _check_usage(state: State) -> None:
-    usage = Usage()
+    usage = TenantUsage()
     for lease in state.leases.values():
         if lease.state != "warm":
             usage.add(lease, 1)

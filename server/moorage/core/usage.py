@@ -19,7 +19,7 @@ GrownPlace = tuple[str, str]
 """A cluster and a node of it; an empty node stands for all of the cluster."""
 
 
-class Usage:
+class TenantUsage:
     """GPU milli that each tenant holds, in a column.
 
     Attributes:
