@@ -99,7 +99,7 @@ def test_the_policy_gets_what_is_documented_and_the_caller_overrides(pair):
     decides, _ = pair
     given = {"parameters": {"y": 3}, "settings": {"a": "mine"}, "clusters": ["east"]}
     said = decides.ask("shows:1-x", **given)["data"]
-    assert said["keys"] == ["cluster_data", "fleet", "inputs", "resources", "seed"]
+    assert said["keys"] == ["cluster_data", "inputs", "resources", "seed"]
     assert (said["p"], said["s"], said["free"]) == ({"x": 1, "y": 3}, "mine", 1000)
     assert [decides.ask("counts:1-x")["data"]["n"] for _ in range(3)] == [1, 2, 3]
 

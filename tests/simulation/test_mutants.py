@@ -190,8 +190,8 @@ MUTANTS = [
     Mutant(
         "forgets those that come back and were never judged",
         "core/queue.py",
-        "            self._ranking.judge_anew(self._classes[key.waiters].row)",
-        "            pass",
+        "        self._ranking.judge_anew(self._classes[key.waiters].row)",
+        "        pass",
         "nobody sleeps who could be served",
     ),
     Mutant(

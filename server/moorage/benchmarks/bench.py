@@ -8,8 +8,8 @@ ten hits among ten thousand clusters, against one with ten hits among a hundred.
 GPUs in ten thousand documents, against ten thousand in a hundred. `slots`: a checkout from a slot
 pool of ten thousand instances, against one of a hundred. `queue`: events beside ten thousand
 waiters, against ten. `resources`: acquiring a warm process or container, against starting one.
-`sandbox`: an evaluation in the jail, against the same call in-process. `kills` times nothing: it counts
-what goes wrong where the daemon is killed again and again.
+`sandbox`: an evaluation in the jail, against the same call in-process. `kills` times nothing: it
+counts what goes wrong where the daemon is killed again and again.
 """
 
 import asyncio

@@ -141,7 +141,6 @@ class WaitingQueue:
             line = self._lines[key] = WaiterLine(key, self._numbered)
             if key.waiters not in self._classes:
                 self._classes[key.waiters] = _Class(self._ranking.add(key.waiters))
-            self._ranking.judge_anew(self._classes[key.waiters].row)
         newest = next(reversed(line.waiters), None)
         line.waiters[ask.id] = None
         self._line_of[ask.id] = line
@@ -150,6 +149,7 @@ class WaitingQueue:
             by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
             line.waiters = dict.fromkeys(by_age)
         self._aged(line)
+        self._ranking.judge_anew(self._classes[key.waiters].row)
 
     def remove(self, ask: Ask) -> None:
         """Take a waiter out: granted or given up."""
@@ -157,6 +157,7 @@ class WaitingQueue:
         del line.waiters[ask.id]
         if line.waiters:
             self._aged(line)
+            self._ranking.judge_anew(self._classes[line.of].row)  # It may have spoken for them.
             return
         its = self._classes[line.of]
         self._leave(line)
