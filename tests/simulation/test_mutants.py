@@ -156,7 +156,7 @@ MUTANTS = [
         "core/state.py",
         "        self.gains += 1\n        self.growth.note((",
         "        list((",
-        "nobody sleeps who could be served",
+        "nobody sleeps who could be served|who would not wait does so",
     ),
     Mutant(
         "lets capacity come back unnoticed while a policy thinks",
@@ -411,7 +411,7 @@ MUTANTS = [
         "core/requests.py",
         "elif not self._comes_back(pending, news.refusal):",
         "else:",
-        "a fault that passes ends no lease",
+        "a fault that passes ends no lease|a failed node is tried last",
     ),
     Mutant(
         "believes who declined, whatever came back meanwhile",
