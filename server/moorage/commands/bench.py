@@ -23,7 +23,7 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="grants, startup, first_lease, candidates, workflow, fleet, slots, queue, "
-            "rules, sandbox, engines; all of these by default. placement, churn, kills: where named."
+            "rules, sandbox, engines; all of these by default; placement, churn, kills where named."
         ),
     ] = None,
     nodes: Annotated[
