@@ -96,7 +96,7 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
             "refresh_seconds": {
                 "type": "number",
                 "min": 0,
-                "description": "How old the metrics may get before they are read anew",
+                "description": "How old the metrics may get before they are read again",
             },
         },
         {"cpu_weight": 0.25, "promised_weight": 0.25, "unmeasured": 1, "refresh_seconds": 1},
@@ -127,7 +127,7 @@ _RULES: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
             "refresh_seconds": {
                 "type": "number",
                 "min": 0,
-                "description": "How old the documents may get before they are read anew",
+                "description": "How old the documents may get before they are read again",
             },
         },
         {"like": "", "weights": {}, "refresh_seconds": 1},

@@ -152,7 +152,7 @@ class Values:
         self.forget()
 
     def forget(self) -> None:
-        """Begin anew to number states."""
+        """Number states from zero again."""
         self._numbers: dict[bytes, int] = {}
         self._fixed, self._worth = np.full(1, -np.inf), np.full(1, -np.inf)  # A + M, and V …
         self._priced = np.full(1, -1)  # … as of this refresh of the prices.
@@ -277,7 +277,7 @@ class AIOSv1PolicyRule:
         parameters: dict[str, Any],
         context: dict[str, Any],
     ) -> None:
-        """Value the fleet anew where it, or what is typical, is no longer what it was."""
+        """Value the fleet again where it, or what is typical, is no longer what it was."""
         typical, seed = parameters.get("typical") or [], int(parameters.get("stream_seed", 1))
         priced = bool(parameters.get("prices", True))
         learnt = not typical and self._learner.observe(demand, context)

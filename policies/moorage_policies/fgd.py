@@ -87,7 +87,7 @@ class Learner:
 
     What was seen is kept in the policy's `context`, which outlives this instance: a count per
     kind. It is brought up to date once per `BATCH` requests, since the server has to carry a
-    changed context; the fleet is valued anew each time the count has doubled.
+    changed context; the fleet is valued again each time the count has doubled.
     """
 
     BATCH: Final = 64
@@ -100,7 +100,7 @@ class Learner:
         self._learnt_at = 0
 
     def observe(self, demand: Demand, context: dict[str, Any]) -> bool:
-        """Count a request; return whether the typical requests should be read anew."""
+        """Count a request; return whether the typical requests should be read again."""
         models = "|".join(demand.models)
         kind = f"{demand.cpu_milli} {demand.gpus} {demand.gpu_milli} {models}"
         if len(kind) <= KIND_CHARACTERS_MAX:
@@ -288,7 +288,7 @@ class AIOSv1PolicyRule:
         typical: list[dict[str, Any]],
         context: dict[str, Any],
     ) -> None:
-        """Value the fleet anew where it, or what is typical, is no longer what it was."""
+        """Value the fleet again where it, or what is typical, is no longer what it was."""
         learnt = not typical and self._learner.observe(demand, context)
         same_fleet = self._nodes is fleet.node_ids and self._layout == fleet.layout
         if same_fleet and not learnt and (typical is self._typical or typical == self._typical):

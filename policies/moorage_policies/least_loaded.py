@@ -14,7 +14,7 @@ minute ago.
 
 A node that reports nothing, or whose metrics say that they are `stale`, counts as `unmeasured`.
 Equal loads go to the first node. No client is called: the metrics come with the cluster documents,
-those that changed all at once, and are read anew every `refresh_seconds`.
+those that changed all at once, and are read again every `refresh_seconds`.
 
 Parameters:
     cpu_weight: 0 (GPUs alone decide) to 1 (CPU alone decides), default 0.25.

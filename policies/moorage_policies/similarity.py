@@ -16,7 +16,7 @@ Parameters:
         Empty, the default: all are equally similar.
     weights: object, weight by dotted path; empty, the default, takes `WEIGHTS`.
     refresh_seconds: 0 and more, default 1: how old the distances of a placement may get before
-        the documents are read anew.
+        the documents are read again.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

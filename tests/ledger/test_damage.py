@@ -116,7 +116,7 @@ async def test_a_damaged_mark_has_its_other_copy(path: Path):
         flip(path.with_name("ledger.mark"), (copy + 20) * 8)
         found, [warning], _ = await read_back(path)
         assert found == facts
-        assert "ledger.mark is damaged; it was written anew" in warning
+        assert "ledger.mark is damaged; it was written again" in warning
     assert (await read_back(path))[:2] == (facts, ())
     for copy in (0, 4096):
         flip(path.with_name("ledger.mark"), (copy + 20) * 8)

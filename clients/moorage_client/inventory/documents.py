@@ -77,7 +77,7 @@ def merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> Document:
     """Return the document of a cluster with the nodes of a second one put into it.
 
     A node that both list is as the second one says; those that only one lists stay. Everything
-    else is as in the first, but for the totals, which the server adds up anew over all nodes.
+    else is as in the first, but for the totals, which the server adds up again over all nodes.
 
     Args:
         old: The document that the cluster has.

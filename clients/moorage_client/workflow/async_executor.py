@@ -263,7 +263,7 @@ class _AsyncRun:
             self._soon(self._take_returns)
 
     def _take_returns(self) -> None:
-        self._taking = False  # Before looking: what comes from now on is announced anew.
+        self._taking = False  # Before looking: what comes from now on is announced again.
         while self._returns:
             node, value, error = self._returns.popleft()
             self._crew.left(node)

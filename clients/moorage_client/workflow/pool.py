@@ -25,7 +25,7 @@ from moorage_client.workflow.timeline import ResourceTimeline
 from moorage_client.workflow.waiting import Account, Amounts, Ticket
 
 COMPILED_MAX: Final = 10_000
-"""Different requirements whose amounts a pool remembers; then it starts anew."""
+"""Different requirements whose amounts a pool remembers; then it starts again."""
 
 _NO_VARIABLES: Final[Mapping[str, str]] = {}
 

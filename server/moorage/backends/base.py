@@ -255,7 +255,7 @@ class Backend(Protocol):
         """Start a workload, unless it runs already, and wait until it is ready.
 
         Cancelled, it leaves nothing behind. One that ended since it was started is not started
-        anew: it is returned as it ended.
+        again: it is returned as it ended.
 
         Raises:
             BackendError: It did not get ready; nothing of it is left.

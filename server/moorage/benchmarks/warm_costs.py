@@ -39,7 +39,7 @@ def warm_leases() -> Figures:
     """Time cold and warm leases of a process, and of a service that must answer.
 
     Raises:
-        CommandError: A warm lease was started anew.
+        CommandError: A warm lease was started again.
 
     """
     figures: Figures = {}

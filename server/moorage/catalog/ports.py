@@ -34,7 +34,7 @@ class Blocks(BlockDocuments, Protocol):
     """Documents of blocks and of their metrics, and finding them."""
 
     async def fetch(self, allowance: Allowance) -> list[str]:
-        """Read the metrics anew where an external service keeps them; return warnings.
+        """Read the metrics again where an external service keeps them; return warnings.
 
         What `matching` and `encoding` then find is at most `metrics_fresh_seconds` old.
         """

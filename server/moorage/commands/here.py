@@ -43,7 +43,7 @@ def stock(config: Config, url: str) -> None:
 
 
 def _register(services: Services, document: dict[str, Any]) -> None:
-    """Put this machine in, or anew where it has been put in before."""
+    """Put this machine in, or again where it has been put in before."""
     known = services.clusters({"id": document["id"]})
     if known:
         services.replace_cluster(merged(known[0], document))

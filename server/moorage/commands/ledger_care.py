@@ -80,7 +80,7 @@ def repair(data: Path, *, accept_loss: bool) -> tuple[list[str], Path | None]:
             return [], None
         left = repairing.salvage(found.ledger)
         said = [*left.said, *(f"in the catalog: {each}" for each in found.catalog.findings)]
-        said = said or ["nothing: all that is damaged can be made anew."]
+        said = said or ["nothing: all that is damaged can be made again."]
         if not accept_loss:
             return said, None
         copy = data / f"damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"

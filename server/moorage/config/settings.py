@@ -445,7 +445,7 @@ def settings_markdown() -> str:
 
 def settings_help() -> str:
     """Return the settings as plain lines, for `moored serve --help`."""
-    lines = ["\b"]  # Keeps click from filling the lines anew.
+    lines = ["\b"]  # Keeps click from filling the lines again.
     for each in settings().values():
         lines.append(f"{each.environment} [{each.default}]")
         lines += textwrap.wrap(each.about, 72, initial_indent="    ", subsequent_indent="    ")

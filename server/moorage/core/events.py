@@ -100,7 +100,7 @@ class WorkloadStarted:
     """A backend reports that a lease's workload runs.
 
     What backends report names the grant it is about by its fencing number: a lease whose workload
-    failed may have been granted anew before the last word about the first start came.
+    failed may have been granted again before the last word about the first start came.
     """
 
     lease: RequestId

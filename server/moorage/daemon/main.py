@@ -49,7 +49,7 @@ def serve(
 
     Args:
         config: All settings.
-        read: Reads them anew; raises `ConfigError`.
+        read: Reads them again; raises `ConfigError`.
         file: The TOML file with settings.
         stock: Given the address of the HTTP side, fills the catalog before anybody is told that
             this serves. It runs in a thread.

@@ -71,7 +71,7 @@ class RegistryChanges:
             case MetricsPut(cluster_id) | MetricsDeleted(cluster_id):
                 self._sandbox.documents_changed(cluster_id)
             case PolicyPut():
-                pass  # Admission looks policies up anew for every ask.
+                pass  # Admission looks policies up again for every ask.
             case PolicyDeleted(uri):
                 self._sandbox.forget_contexts(uri)
             case _:

@@ -1,4 +1,4 @@
-"""Tokens are read anew while the daemon runs: at SIGHUP, and when the file with settings changes.
+"""Tokens are read again while the daemon runs: at SIGHUP, and when the file with settings changes.
 
 `daemon.main` runs it. Where what it reads is wrong, the tokens stay as they are, and the log says
 what is wrong and where. Other settings are in force from the next start on.
@@ -30,7 +30,7 @@ class Rereading:
 
     Args:
         config: The settings in force.
-        read: Reads them anew; raises `ConfigError`.
+        read: Reads them again; raises `ConfigError`.
         file: The file to look at; None: there is none.
 
     """
@@ -44,7 +44,7 @@ class Rereading:
         self._known = self._stamp()
 
     def asked(self, stop: Callable[[], None]) -> None:
-        """Take SIGHUP: read anew; or stop, where it says that the daemon's terminal is gone."""
+        """Take SIGHUP: read again; or stop, where it says that the daemon's terminal is gone."""
         if self._terminal and not _has_terminal():
             stop()
         else:

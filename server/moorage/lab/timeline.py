@@ -264,7 +264,7 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
                 | Carried()
                 | Counted()
             ):
-                pass  # What followed from these, the replay decides anew.
+                pass  # What followed from these, the replay decides again.
             case _:
                 assert_never(entry.fact)
     digest = hashlib.sha256(repr([(e.seq, e.at, e.fact) for e in history]).encode()).hexdigest()

@@ -30,7 +30,7 @@ class Salvage:
     """What is left of a ledger.
 
     Args:
-        rows: The facts that stay, in order, linked anew.
+        rows: The facts that stay, in order, linked again.
         filler: Stands for the fact that the checkpoint is as of, where that one is gone.
         lost: Runs of facts that are not there.
         checkpoint: As of which fact the state is rebuilt; None where nothing is left of the state.
@@ -85,7 +85,7 @@ def salvage(found: LedgerWalk) -> Salvage:
 
 
 def _linked(rows: Sequence[HeldFacts]) -> list[HeldFacts]:
-    """Return facts linked anew: each to the one before, where that is there."""
+    """Return facts linked again: each to the one before, where that is there."""
     linked: list[HeldFacts] = []
     for row in rows:
         if linked and linked[-1].seq == row.seq - 1:

@@ -216,7 +216,7 @@ class SqliteLedger:
             opened.pop_all()
         self._reader = reader
         doubts = [doubt for doubt in (found.doubt, fencing.found.doubt) if last_seq and doubt]
-        warnings += [f"{self._place}: {doubt}; it was written anew." for doubt in doubts]
+        warnings += [f"{self._place}: {doubt}; it was written again." for doubt in doubts]
         checkpoint_seq = checkpoint.seq if checkpoint else 0
         facts = self._recovered(parts, checkpoint_seq, last_seq)
         recovery = Recovery(facts, last_seq, checkpoint_seq, tuple(warnings), fencing.floor)

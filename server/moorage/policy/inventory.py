@@ -177,7 +177,7 @@ class NodeInventory:
     def splice(self, cluster_id: str, part: Self | None) -> None:
         """Replace the rows of one cluster, what is free on them included; None takes them out.
 
-        The result is the same as that of installing all clusters anew, and the other rows' free
+        The result is the same as that of installing all clusters again, and the other rows' free
         capacity stays.
         """
         known = cluster_id in self._spans
@@ -241,7 +241,7 @@ class NodeInventory:
                 setattr(self, name, getattr(self, name)[:, :width].copy())
 
     def _note_splice(self, cluster_id: str, start: int, end: int, moved: int) -> None:
-        """Number rows and changes anew; -1 stands for what a splice already told."""
+        """Number rows and changes again; -1 stands for what a splice already told."""
         self._changes = [
             row if row < start else -1 if row < end else row + moved for row in self._changes
         ]

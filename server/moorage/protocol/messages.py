@@ -273,7 +273,7 @@ class Logs(_Operation, frozen=True, kw_only=True, tag="logs"):
     """What the workload of a lease wrote, from a byte offset on; a negative one is from the end.
 
     Where nothing has been written there yet, the reply waits for it, up to `wait_seconds`. The
-    offset counts in what the start number `attempt` wrote, and starts anew with the next one; 0
+    offset counts in what the start number `attempt` wrote, and starts again with the next one; 0
     means the last start. Text that is no UTF-8 comes unaltered as `base64` only.
     """
 

@@ -203,7 +203,7 @@ class BackendResource(BaseResource):
         spec: What it was made from.
         workload: What the backend said when it was ready.
         resource_id: Its name; the workload's own where not given.
-        timeout_seconds: How long a start of it may take, also when it is made anew.
+        timeout_seconds: How long a start of it may take, also when it is made again.
 
     """
 

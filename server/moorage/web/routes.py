@@ -298,7 +298,7 @@ def _policies(services: WebServices, bodies: BodyReader) -> APIRouter:
 
     @router.put(
         "/policy/{uri}",
-        summary="Describe a policy anew",
+        summary="Change the description of a policy",
         **operation(PolicyDocument, DocumentChange),
     )
     async def update_policy(uri: str, request: Request) -> Response:

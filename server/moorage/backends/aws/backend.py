@@ -267,7 +267,7 @@ class AwsBackend:
         return seen
 
     def _marked(self, instance: Ec2Instance) -> Ec2Instance:
-        with contextlib.suppress(AwsError):  # Then it is tried anew after a crash, no more.
+        with contextlib.suppress(AwsError):  # Then it is tried again after a crash, no more.
             self._instances().mark_ready(instance)
         return replace(instance, ready=True)
 

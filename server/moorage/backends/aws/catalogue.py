@@ -137,7 +137,7 @@ def load(folder: Path, region: str) -> Catalogue:
 
 @functools.lru_cache(maxsize=64)
 def _read(path: Path, changed_ns: int) -> Catalogue:
-    del changed_ns  # Part of the key: a list that was written anew is read anew.
+    del changed_ns  # Part of the key: a list that was written again is read again.
     document = json.loads(path.read_text())
     types = tuple(InstanceType(**each) for each in document["types"])
     return Catalogue(document["region"], document["as_of"], document["source"], types)

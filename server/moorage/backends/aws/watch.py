@@ -73,7 +73,7 @@ class InstanceWatch:
             self._begin()
 
     def wanted(self, workload: str) -> None:
-        """End this no more: it is started anew."""
+        """End this no more: it is started again."""
         with self._lock:
             self._unwanted.pop(workload, None)
 

@@ -10,7 +10,7 @@
             seen = await inventory.changed(seen)
 
 Nodes, pods, ResourceSlices and ResourceClaims are watched; of each object only its record is kept
-(`records`). A change has the documents of the nodes that it touches made anew, and no others.
+(`records`). A change has the documents of the nodes that it touches made again, and no others.
 """
 
 import asyncio

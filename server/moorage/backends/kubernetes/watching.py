@@ -1,7 +1,7 @@
 """All objects of one kind, as the API server has them: listed once, then watched.
 
 A watch that ends, breaks or hangs goes on where it was. Where the API server no longer remembers
-what came after that (410), everything is listed anew, and what vanished meanwhile is told as gone.
+what came after that (410), everything is listed again, and what vanished meanwhile is told as gone.
 The library's own `Watch` is not used: it asks again with the version that was refused with 410,
 hides when a connection broke, and decodes each object twice.
 """
@@ -102,7 +102,7 @@ class ObjectWatcher(Generic[R]):
             except (KubernetesError, msgspec.MsgspecError, ValueError) as error:
                 self._note(error)
                 if resumed and not self._version:
-                    failures = min(failures, 1)  # To be listed anew is no failure to get through.
+                    failures = min(failures, 1)  # To be listed again is no failure to get through.
             # What lasted is taken up at once; what ends again and again waits ever longer.
             failures = 0 if time.monotonic() - began > STEADY_SECONDS else failures + 1
             if failures > 1:

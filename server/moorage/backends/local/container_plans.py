@@ -81,7 +81,7 @@ def plan(
     size = None if spec.mem_limit is None else memory_bytes(spec.mem_limit)
     if size is None and share is not None and share.memory_mib:
         size = share.memory_mib << 20
-    # The devices are those it is given, numbered anew inside: a list of them would mislead. And
+    # The devices are those it is given, numbered again inside: a list of them would mislead. And
     # where the container engine gives devices by this variable, it shall not give others.
     gpus = {"NVIDIA_VISIBLE_DEVICES": "void"}
     gpus |= {key: value for key, value in grant.environment.items() if "MPS" in key}

@@ -120,7 +120,7 @@ class Devices:
         return DeviceBinding(rows, environment, gpus or ())
 
     def resize(self, workload: str, cpu_count: float) -> DeviceBinding:
-        """Choose anew how many processors a workload is bound to; all or nothing.
+        """Choose again how many processors a workload is bound to; all or nothing.
 
         Raises:
             UnsupportedSpecError: This machine has fewer.

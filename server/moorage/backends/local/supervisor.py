@@ -282,7 +282,7 @@ def members(group: str) -> "list[int]":
 def too_large(folder: str, group: str) -> str:
     """Return what to say of a workload that uses more memory than it may; of others nothing.
 
-    The limit is read anew: it may be changed while the workload runs. A first sum counts what
+    The limit is read again: it may be changed while the workload runs. A first sum counts what
     processes share once for each of them; only where that is too much, it is counted exactly.
     """
     with contextlib.suppress(OSError, ValueError):

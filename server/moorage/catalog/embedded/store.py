@@ -418,7 +418,7 @@ def _connect(path: Path, warnings: list[str]) -> tuple[sqlite3.Connection, Durab
         if version == 0:
             new_file(connection)
         elif found.doubt:
-            warnings.append(f"the catalog {path}: {found.doubt}; it was written anew.")
+            warnings.append(f"the catalog {path}: {found.doubt}; it was written again.")
         mark.write_both(commits(connection), 0)
     except BaseException:
         connection.close()

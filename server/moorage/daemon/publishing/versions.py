@@ -1,7 +1,7 @@
 """What an alias may mean: a version that is registered, loads, and is still what it was.
 
 Used by `aliases`. A URI says which version is meant; its digest says which content. A version
-that is removed may be registered anew with other code, so whatever goes back to a version that did
+that is removed may be registered again with other code, so whatever goes back to a version that did
 well goes by both.
 """
 

@@ -19,7 +19,7 @@ from moorage.model import Code
 from moorage.sandbox.host.sandbox import PolicyCode, Sandbox
 
 CODES_MAX: Final = 256
-"""Policies that are kept as the sandbox takes them; beyond it all are made anew."""
+"""Policies that are kept as the sandbox takes them; beyond it all are made again."""
 
 
 class Consultations:

@@ -162,7 +162,7 @@ class Replies:
             self.answer(to, answer)
 
     def _token(self, context: ReplyContext, lease: Lease) -> str:
-        """Return the token of a lease: as it was made for this ask, or made anew."""
+        """Return the token of a lease: as it was made for this ask, or made again."""
         return context.token if lease.id == context.request else self._tokens.of(lease)
 
     async def _answer_later(self, to: Address, work: Awaitable[Response]) -> None:

@@ -164,7 +164,7 @@ class PolicyServices:
         return record.ref.uri, prepared.warnings
 
     async def update(self, uri: str, change: JsonDocument, who: str) -> JsonDocument:
-        """Describe a version anew; examples that come along must pass."""
+        """Change the description of a version; examples that come along must pass."""
         await vet_change(self._catalog, self._sandbox, uri, change, who)
         return await self._catalog.policies.update(uri, change, who)
 

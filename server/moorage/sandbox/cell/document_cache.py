@@ -1,6 +1,6 @@
 """What a cell keeps of the host's answers: packed documents by kind and cluster, within a bound.
 
-Used by `worker`. What is kept is decoded anew each time it is read, so no policy changes it.
+Used by `worker`. What is kept is decoded again each time it is read, so no policy changes it.
 """
 
 from collections.abc import Mapping

@@ -22,7 +22,7 @@ from moorage.sandbox.host.work import Work, moved_on
 
 HOG_OVERRUNS: Final = 2
 """After so many overruns in a row a policy's fresh cells run at idle priority from the start, until
-one of them answers: a policy that never does would otherwise burn its neighbours' time anew with
+one of them answers: a policy that never does would otherwise burn its neighbours' time again with
 every cell."""
 HEAVY_SECONDS: Final = 30.0
 """How long a tenant counts as one whose evaluations take long, since the latest that did."""

@@ -259,7 +259,7 @@ class Sandbox:
             cell.settle(request)
 
     def documents_changed(self, cluster_id: str) -> None:
-        """Say that a cluster's document or metrics changed; cells then read it anew."""
+        """Say that a cluster's document or metrics changed; cells then read it again."""
         self._pool.documents_changed(cluster_id)
 
     # Contexts ------------------------------------------------------------------------------

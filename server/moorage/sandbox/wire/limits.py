@@ -91,7 +91,7 @@ class Limits:
         evaluations_per_cell_max: After so many a cell is replaced (RLIMIT_CPU is cumulative).
         cpu_seconds_per_cell_max: RLIMIT_CPU of a cell, the last line behind the host's timer.
         hash_seed: Of the hashes of texts in all cells, 1 to 4294967295, where a run shall be
-            repeatable: the order of a set follows from it. None: drawn anew by each zygote.
+            repeatable: the order of a set follows from it. None: each zygote draws its own.
         spares: Jailed, empty cells kept ready, so that a respawn does not wait for a fork.
 
     """
