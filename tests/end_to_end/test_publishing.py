@@ -360,3 +360,91 @@ def test_a_deadline_stands_in_the_document_or_in_the_request(server):
         answer = server.http.post("/policy", json=document)
         assert answer.status_code == 400, wrong
         assert "deadline_seconds" in answer.text
+
+
+KNOBS = """
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters):
+        self.settings, self.parameters = settings, parameters
+    def eval(self, parameters, input_data, context):
+        import time
+        time.sleep(input_data["inputs"].get("for", 0))
+        return {"weight": parameters["weight"], "own": self.parameters["weight"],
+                "mode": self.settings.get("mode")}
+    def management(self, action, data):
+        if action == "fail":
+            self.parameters["weight"] = 66
+            raise ValueError("no")
+        if action == "odd":
+            self.parameters["weight"] = object()
+        self.parameters.update(data.get("parameters", {}))
+        self.settings.update(data.get("settings", {}))
+        return {"weight": self.parameters["weight"] if action != "odd" else 0}
+"""
+
+
+def test_what_management_changes_is_kept_and_shown_and_undone(tmp_path):
+    document = {
+        "policy_rule_uri": "knobs:1-x",
+        "code": KNOBS,
+        "policy_parameters": {"weight": 1, "other": 1},
+        "policy_parameters_schema": {"weight": {"type": "number", "max": 9}},
+    }
+    tokens = {"MOORAGE_TOKENS": "ann:sesame,bob:mellon"}
+    as_ann, as_bob = ({"Authorization": f"Bearer {each}"} for each in ("sesame", "mellon"))
+
+    def ask(server, headers, **more):
+        body = {"policy_rule_uri": "knobs:1-x", "inputs": {}, **more}
+        return server.http.post("/allocate", json=body, headers=headers).json()["data"]
+
+    def manage(server, action, **data):
+        body = {"action": action, "data": data}
+        return server.http.post("/policy/knobs:1-x/manage", json=body, headers=as_ann)
+
+    changed = {"weight": 5, "own": 5, "mode": "fast"}
+
+    def live_until_it_is_killed():
+        with daemon(tmp_path, environment=tokens) as running:
+            server = Server(running)
+            server.http.post("/clusters", json=cluster("c"), headers=as_ann).raise_for_status()
+            server.http.post("/policy", json=document, headers=as_ann).raise_for_status()
+            assert ask(server, as_ann) == {"weight": 1, "own": 1, "mode": None}
+            told = manage(server, "set", parameters={"weight": 5}, settings={"mode": "fast"})
+            assert told.json()["data"] == {"weight": 5}
+            assert ask(server, as_ann) == changed
+            assert ask(server, as_bob)["weight"] == 1, "it is of one tenant"
+            assert ask(server, as_ann, parameters={"weight": 2})["weight"] == 2, "a request wins"
+            for action, data in (
+                ("fail", {}),
+                ("odd", {}),
+                ("set", {"parameters": {"weight": 10}}),
+            ):
+                assert manage(server, action, **data).status_code >= 400, action
+                assert ask(server, as_ann) == changed, action
+            assert manage(server, "set", parameters={"other": 7}).json()["data"] == {"weight": 5}
+            os.kill(running.pid, signal.SIGKILL)
+            server.close()
+
+    with pytest.raises(CommandError, match="ended with -9"):
+        live_until_it_is_killed()
+    with daemon(tmp_path, environment=tokens) as running:
+        server = Server(running)
+        slow = [ask_message("knobs:1-x", inputs={"for": 0.3}, id=n) for n in range(6)]
+        with server.socket(as_ann) as socket:  # In several cells.
+            for each in slow:
+                socket.send(json.dumps(each))
+            assert all(json.loads(socket.recv(30))["data"] == changed for _ in slow)
+        logs = server.http.get("/policy/knobs:1-x/logs", headers=as_ann).json()["data"]
+        kept = {"parameters": {"weight": 5, "other": 7}, "settings": {"mode": "fast"}}
+        assert logs["changed"] == kept
+        options = ["--http-url", running.http, "--token", "sesame", "policy"]
+        show = [Path(sys.executable).with_name("moorage"), *options, "show", "knobs:1-x"]
+        shown = subprocess.run(show, capture_output=True, check=True, timeout=60).stdout
+        assert json.loads(shown)["changed_by_management"] == kept
+        assert manage(server, "moorage:undo").json()["data"] == {"undone": kept}
+        assert ask(server, as_ann) == {"weight": 1, "own": 1, "mode": None}
+        server.close()
+    with daemon(tmp_path, environment=tokens) as running:
+        server = Server(running)
+        assert ask(server, as_ann)["weight"] == 1
+        server.close()

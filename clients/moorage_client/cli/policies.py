@@ -108,7 +108,9 @@ def show(
     """Show the document of a policy, its code included; or its history."""
     with session.services() as services:
         if not history:
-            print_json(services.policy(uri))
+            changed = services.policy_logs(uri).get("changed")
+            document = services.policy(uri)
+            print_json(document | ({"changed_by_management": changed} if changed else {}))
             return
         changes: list[dict[str, Any]] = services.policy_history(uri)
     if session.json:

@@ -10,6 +10,8 @@ from typing import Final
 import msgspec
 
 from moorage.catalog.embedded.store import Database, DocumentStore, StoredRow
+from moorage.model import Code
+from moorage.protocol.faults import ServiceError
 
 __all__ = ["ContextKey", "KeptContexts"]
 
@@ -49,7 +51,7 @@ class KeptContexts:
 
         return await self._store.run(work)
 
-    async def save(self, changes: Iterable[Kept]) -> None:
+    async def save(self, changes: Iterable[Kept], *, durable: bool = False) -> None:
         """Keep contexts as they now are; empty bytes: forget that one.
 
         Raises:
@@ -67,9 +69,11 @@ class KeptContexts:
                 elif space > 0 or database.has("context", name):
                     space -= not database.has("context", name)
                     database.put("context", StoredRow(name, b"%d" % version, packed))
+                elif durable:
+                    raise ServiceError(Code.BUSY, f"{CONTEXTS_MAX} contexts are kept already")
 
-        # An observation of a policy: its next evaluations say it again.
-        await self._store.run(work, durable=False)
+        # A context is an observation of a policy: its next evaluations say it again.
+        await self._store.run(work, durable=durable)
 
 
 def _name_of(key: ContextKey) -> str:

@@ -1,14 +1,18 @@
 """What authors do with a policy at work: calls of its `management`, and what it printed."""
 
-from typing import Any
+from typing import Any, Final
 
 from moorage.catalog.allowances import Allowance
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
+from moorage.daemon.publishing.managed import kept_managed, read_changes
 from moorage.daemon.requests.finder import code_of
 from moorage.model import Code, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import PolicyFault, Sandbox
+
+UNDO: Final = "moorage:undo"
+"""The action that no policy sees: it undoes what `management` changed for a tenant."""
 
 
 class Management:
@@ -27,7 +31,7 @@ class Management:
         self._sandbox = sandbox
 
     async def run(self, uri: str, tenant: Tenant, action: str, data: dict[str, Any]) -> Any:
-        """Return what the policy returned, as plain JSON values.
+        """Return what the policy returned, as plain JSON values; what it changed is kept.
 
         Args:
             uri: A version, an alias, or a bare name.
@@ -44,13 +48,44 @@ class Management:
         if self._elsewhere:
             reason = f"{record.ref.uri} is executed by another server, which has no management"
             raise ServiceError(Code.UNSUPPORTED, reason, field="policy_rule_uri")
+        if action == UNDO:
+            return {"undone": await self._undo(record, tenant)}
         try:
-            return await self._sandbox.manage(code_of(record), tenant, action, data)
+            code = code_of(record)
+            value, said = await self._sandbox.manage_and_tell(code, tenant, action, data)
         except PolicyFault as fault:
             no = fault.refusal
             raise ServiceError(
                 no.code, no.reason, field=no.field, expected=no.expected, details=no.details
             ) from fault
+        if said:
+            await self._keep(record, tenant, read_changes(said))
+        return value
+
+    async def _keep(
+        self, record: PolicyRecord, tenant: Tenant, new: dict[str, dict[str, Any]]
+    ) -> None:
+        """Keep what `management` changed, for the evaluations of this version and tenant to come.
+
+        Raises:
+            ServiceError: The policy's schemas do not allow it, or it cannot be kept: then nothing
+                of it is in force.
+
+        """
+        old = self._sandbox.managed.of(record.ref, tenant)
+        changes = {name: {**old.get(name, {}), **new.get(name, {})} for name in {*old, *new}}
+        if record.schemas is not None:
+            record.schemas.overrides(changes.get("parameters", {}), changes.get("settings", {}))
+        kept = kept_managed(record.ref, tenant, changes)
+        await self._catalog.contexts.save([kept], durable=True)
+        self._sandbox.managed.put(record.ref.uri, record.ref.digest, tenant, changes)
+
+    async def _undo(self, record: PolicyRecord, tenant: Tenant) -> Any:
+        """Return to what the policy's document says; return what was changed."""
+        ref, old = record.ref, self._sandbox.managed.of(record.ref, tenant)
+        await self._catalog.contexts.save([kept_managed(ref, tenant, {})], durable=True)
+        self._sandbox.managed.put(ref.uri, ref.digest, tenant, {})
+        return old
 
     async def logs(self, uri: str, tenant: Tenant) -> dict[str, Any]:
         """Return what a version printed and logged lately, at requests of this tenant.
@@ -70,6 +105,7 @@ class Management:
             "policy_rule_uri": ref.uri,
             "printed": self._sandbox.output(ref, tenant),
             "rests": said,
+            "changed": self._sandbox.managed.of(ref, tenant),
         }
 
     async def _record(self, uri: str) -> PolicyRecord:

@@ -7,6 +7,7 @@ from typing import Final
 import structlog
 
 from moorage.catalog.embedded.contexts import KeptContexts
+from moorage.daemon.publishing.managed import read_managed
 from moorage.protocol.faults import ServiceError
 from moorage.sandbox.host.sandbox import Sandbox
 
@@ -35,7 +36,11 @@ class ContextKeeper:
     async def restore(self) -> None:
         """Give the sandbox what was kept; before any policy is asked."""
         # More microseconds have gone by since the epoch than changes can ever have been made.
-        self._sandbox.restore_contexts(await self._kept.load(), time.time_ns() // 1000)
+        kept = await self._kept.load()
+        contexts = [each for each in kept if read_managed(each) is None]
+        self._sandbox.restore_contexts(contexts, time.time_ns() // 1000)
+        for each in filter(None, map(read_managed, kept)):
+            self._sandbox.managed.put(*each)
 
     async def run(self) -> None:
         """Write what changed, again and again, until cancelled."""

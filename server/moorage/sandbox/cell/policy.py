@@ -14,6 +14,7 @@ import sys
 import traceback
 from collections import OrderedDict
 from collections.abc import Mapping
+from copy import deepcopy
 from itertools import islice
 from typing import Any, Final
 
@@ -71,6 +72,9 @@ class _Watched(dict[str, Any]):
         return self[key] if key in self else default  # noqa: SIM401  # This is that `get`.
 
 
+_KEPT: Final = ("settings", "parameters")
+
+
 class Policy:
     """One loaded policy version.
 
@@ -104,6 +108,8 @@ class Policy:
         self._by_name = False
         """The constructor takes the documented arguments in another order."""
         self._instances: OrderedDict[bytes, tuple[Any, bytes]] = OrderedDict()
+        self._given: dict[bytes, tuple[dict[str, Any], dict[str, Any]]] = {}
+        """Settings and parameters that an instance was constructed with, which it may change."""
         self.faults: list[Fault] = []
         self.warnings: list[str] = []
 
@@ -211,11 +217,55 @@ class Policy:
             settings |= self._clients
             found = (self._construct(settings, parameters), packed)
             self._instances[overrides] = found
+            self._given[overrides] = (settings, parameters)
             if len(self._instances) > INSTANCES_MAX:
-                self._instances.popitem(last=False)
+                del self._given[self._instances.popitem(last=False)[0]]
         elif len(self._instances) > 1:
             self._instances.move_to_end(overrides)
         return found[0], _decode(found[1])
+
+    def snapshot(self, overrides: bytes) -> dict[str, dict[str, Any]]:
+        """Return what `changed` would, before `management` may change it in its place."""
+        found = self.changed(overrides, {})
+        return {
+            name: {key: _copy(value) for key, value in values.items()}
+            for name, values in found.items()
+        }
+
+    def changed(
+        self, overrides: bytes, before: Mapping[str, Mapping[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        """Return the settings and parameters that an instance has, was not given and had not.
+
+        A policy keeps them as `self.settings` and `self.parameters`, as the documents do, or
+        changes those that it was given. `management` adds and replaces; what it takes out stays.
+        """
+        policy, given = self._instances[overrides][0], self._given[overrides]
+        settings, parameters = _decode(self._settings), _decode(self._parameters)
+        if overrides:
+            own_settings, own_parameters = _decode(overrides)
+            settings |= own_settings
+            parameters |= own_parameters
+        found: dict[str, dict[str, Any]] = {}
+        for name, old, handed in zip(_KEPT, (settings, parameters), given, strict=True):
+            now = getattr(policy, name, handed)
+            now = now if isinstance(now, dict) else handed
+            had = before.get(name, {})
+            new = {
+                key: value
+                for key, value in now.items()
+                if key not in self._clients
+                and (key not in old or old[key] != value)
+                and (key not in had or had[key] != value)
+            }
+            if new:
+                found[name] = new
+        return found
+
+    def forget(self, overrides: bytes, before: Mapping[str, Mapping[str, Any]]) -> None:
+        """Construct the policy anew for these overrides, if `management` changed what it has."""
+        if self.changed(overrides, before):
+            del self._instances[overrides], self._given[overrides]
 
     def _inspect_archive(self) -> None:
         for name, content in self._files.items():
@@ -291,6 +341,13 @@ class Policy:
             text = _line_of(file, line)
         if len(self.faults) < FINDINGS_MAX:
             self.faults.append(Fault(message, file, line, column, text))
+
+
+def _copy(value: Any) -> Any:
+    try:
+        return deepcopy(value)
+    except BaseException:  # noqa: BLE001  # A policy may keep anything there, such as a lock.
+        return value
 
 
 def _classes() -> str:

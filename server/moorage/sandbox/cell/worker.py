@@ -235,13 +235,19 @@ class Worker:
         self._tenant = None
         self._keeping = False
         try:
-            policy, _ = self._policy.instance(b"")
+            policy, _ = self._policy.instance(frame.overrides)
             management = self._management_of(policy)
             arguments = self._policy.management_arguments(frame.action, frame.data)
-            _, answer = self._answer(management(*arguments))
+            before = self._policy.snapshot(frame.overrides)
+            try:
+                _, answer = self._answer(management(*arguments))
+                changed = self._policy.changed(frame.overrides, before)
+                changes = self._answer(changed)[1] if changed else b""
+            finally:  # Whoever asks next finds what it may: the host says whose changes these are.
+                self._policy.forget(frame.overrides, before)
         except BaseException as error:  # noqa: BLE001  # As in evaluate.
             return self._failure(error)
-        return frames.Result(frame.nonce, answer, None, self._output.take())
+        return frames.Result(frame.nonce, answer, None, self._output.take(), changes)
 
     def _management_of(self, policy: Any) -> Callable[..., Any]:
         if not self._policy.management:

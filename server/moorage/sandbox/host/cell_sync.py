@@ -95,7 +95,7 @@ class CellSync:
             return self._evaluate(work)
         if work.kind == "apply":
             return self._apply(work)
-        return frames.RunManagement(work.nonce, work.action, work.data)
+        return frames.RunManagement(work.nonce, work.action, work.data, work.overrides)
 
     def sent(self, work: Work) -> None:
         """Note that the frame of this work is on its way: the next one need not repeat it."""

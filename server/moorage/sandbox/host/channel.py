@@ -353,9 +353,10 @@ class Cell(asyncio.Protocol):
         return head
 
     def _result(self, head: Work, frame: frames.Result) -> None:
-        if len(frame.value) > ANSWER_BYTES_MAX:
+        if max(len(frame.value), len(frame.changes)) > ANSWER_BYTES_MAX:
             raise answers.BreachError("its answer is longer than it may be")
         value = _decode_json(frame.value)
+        head.changes = frame.changes
         if frame.context is not None and head.chain is not None and self._sync is not None:
             self._sync.contexts.accept(head.tenant, head.chain, frame.context)
         self._pop()

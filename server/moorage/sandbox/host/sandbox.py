@@ -43,6 +43,7 @@ from moorage.sandbox.host.contract import (
     SandboxReport,
 )
 from moorage.sandbox.host.fair_semaphore import FairSemaphore
+from moorage.sandbox.host.managed import Managed
 from moorage.sandbox.host.pool import CellPool
 from moorage.sandbox.host.samples import looked_at
 from moorage.sandbox.host.work import Work, overrides
@@ -121,6 +122,7 @@ class Sandbox:
         self._isolation = isolation
         self._number = 0
         self._works: dict[tuple[str, int], Work] = {}
+        self.managed = Managed()
         self._proposers: OrderedDict[str, Cell] = OrderedDict()
         self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._probes: dict[str, str] = {}
@@ -199,6 +201,7 @@ class Sandbox:
             code: The policy version it names.
 
         """
+        consult = self.managed.applied(consult, code.ref)
         ask = consult.ask
         work = Work("evaluate", code, ask.tenant, consult)
         earlier = self._proposers.pop(ask.id, None)
@@ -350,9 +353,18 @@ class Sandbox:
                 of management commands has no such action, or other data for it.
 
         """
+        return (await self.manage_and_tell(code, tenant, action, data))[0]
+
+    async def manage_and_tell(
+        self, code: PolicyCode, tenant: Tenant, action: str, data: Any
+    ) -> tuple[Any, bytes]:
+        """As `manage`; return also the settings and parameters that it changed, as JSON text."""
         if code.guard is not None:
             data = code.guard.command(action, data)
-        return await self._outcome(Work("manage", code, tenant, action=action, data=data))
+        work = Work("manage", code, tenant, action=action, data=data)
+        work.overrides = overrides(*self.managed.merged(code.ref, tenant, {}, {}))
+        value = await self._outcome(work)
+        return value, work.changes
 
     async def evaluate(
         self,
@@ -391,6 +403,7 @@ class Sandbox:
             input_data = await code.guard.given(input_data)
         try:
             packed = msgspec.msgpack.encode(input_data)
+            settings, parameters = self.managed.merged(code.ref, tenant, settings, parameters)
             overriding = overrides(settings, parameters)
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             refusal = Refusal(Code.BAD_MESSAGE, f"the input cannot be packed: {error}")

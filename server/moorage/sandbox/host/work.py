@@ -84,6 +84,7 @@ class Work(msgspec.Struct, eq=False):
         proxied: The tenant stands for many that are not known here.
         alone: Nothing is put behind it into its cell's pipe: it is expected to take long.
         slow: It took long.
+        changes: Of `manage`, afterwards: settings and parameters that it changed, as JSON.
         kills: How often a cell that it was at the head of was killed from outside.
         hungry: How often such a cell held nearly all the memory that it may.
         snapshot_bytes: What the cell has to read of the fleet first, which is not the policy's
@@ -116,6 +117,7 @@ class Work(msgspec.Struct, eq=False):
     size: int = 0
     forgotten: bool = False
     slow: bool = False
+    changes: bytes = b""
     calls: int = 0
     calls_seconds: float = 0.0
     call: asyncio.Task[None] | None = None

@@ -81,6 +81,7 @@ class RunManagement(_Frame, tag=3):
     nonce: int
     action: str
     data: Any
+    overrides: bytes = b""
 
 
 class Apply(_Frame, tag=6):
@@ -170,12 +171,16 @@ class PolicyLoaded(_Frame, tag=19):
 
 
 class Result(_Frame, tag=20):
-    """A value as JSON text; the packed context where it changed; what was printed."""
+    """A value as JSON text; the packed context where it changed; what was printed.
+
+    Of `management` also the settings and parameters that it changed, as JSON text of an object.
+    """
 
     nonce: int
     value: bytes
     context: bytes | None
     output: str
+    changes: bytes = b""
 
 
 FailureKind = Literal["error", "memory", "output", "context", "unsupported"]

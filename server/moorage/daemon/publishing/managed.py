@@ -1,0 +1,57 @@
+"""Settings and parameters that `management` of a policy changed, as they are kept on the disk.
+
+They lie beside the contexts, under names that no context has, and are durable before anybody is
+told of them. `management` writes them, `context_keeper` reads them at the start.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from moorage.catalog.embedded.contexts import Kept
+from moorage.model import Code, PolicyRef, Tenant
+from moorage.protocol.faults import ServiceError
+
+CHANGES_BYTES_MAX: Final = 256 << 10
+"""Of one version and tenant, packed."""
+_MARK: Final = "managed "
+_read: Final = msgspec.json.Decoder(dict[str, dict[str, Any]]).decode
+_unpack: Final = msgspec.msgpack.Decoder(dict[str, dict[str, Any]]).decode
+
+
+def read_changes(said: bytes) -> dict[str, dict[str, Any]]:
+    """Return what a cell said that its policy changed.
+
+    Raises:
+        ServiceError: `policy_bad_output`: it cannot be read.
+
+    """
+    try:
+        changes = _read(said)
+    except msgspec.MsgspecError as error:
+        reason = f"what the policy changed cannot be kept: {error}"
+        raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
+    return {name: changes[name] for name in ("settings", "parameters") if changes.get(name)}
+
+
+def kept_managed(ref: PolicyRef, tenant: Tenant, changes: dict[str, dict[str, Any]]) -> Kept:
+    """Return changes as the disk has them; empty bytes where there are none any more.
+
+    Raises:
+        ServiceError: `too_large`.
+
+    """
+    packed = msgspec.msgpack.encode(changes) if changes else b""
+    if len(packed) > CHANGES_BYTES_MAX:
+        reason = f"the policy's changes have {len(packed)} bytes, packed"
+        raise ServiceError(Code.TOO_LARGE, reason, expected=f"at most {CHANGES_BYTES_MAX} bytes")
+    return (f"{_MARK}{ref.uri} {ref.digest}", tenant), 0, packed
+
+
+def read_managed(kept: Kept) -> tuple[str, str, str, dict[str, dict[str, Any]]] | None:
+    """Return URI, digest, tenant and changes; None for what is a context."""
+    (version, tenant), _, packed = kept
+    if not version.startswith(_MARK):
+        return None
+    uri, _, digest = version.removeprefix(_MARK).rpartition(" ")
+    return uri, digest, tenant, _unpack(packed)

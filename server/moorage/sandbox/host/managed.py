@@ -1,0 +1,57 @@
+"""Settings and parameters that `management` of a policy has changed, for one version and tenant.
+
+`Sandbox` puts them between the policy's defaults and what a request says, at every evaluation, so
+all cells agree. The daemon keeps them on the disk: `daemon.publishing.management`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from moorage.core.effects import Consult
+from moorage.model import PolicyRef
+
+Changes = Mapping[str, Mapping[str, Any]]
+"""`settings` and `parameters`, by name; what is missing is unchanged."""
+_NONE: Final[dict[str, Any]] = {}
+
+
+class Managed:
+    """What was changed, as it is now."""
+
+    def __init__(self) -> None:
+        self._changes: dict[tuple[str, str, str], Changes] = {}
+
+    def of(self, ref: PolicyRef, tenant: str) -> Changes:
+        """Return what was changed of a version for a tenant."""
+        return self._changes.get((ref.uri, ref.digest, tenant), {})
+
+    def put(self, uri: str, digest: str, tenant: str, changes: Changes) -> None:
+        """Have these in force from now on, in the place of those before; {}: none."""
+        self._changes.pop((uri, digest, tenant), None)
+        if changes:
+            self._changes[uri, digest, tenant] = changes
+
+    def merged(
+        self,
+        ref: PolicyRef,
+        tenant: str,
+        settings: Mapping[str, Any],
+        parameters: Mapping[str, Any],
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        """Return what a request sets in the place of defaults, over what was changed."""
+        changes = self._changes.get((ref.uri, ref.digest, tenant)) if self._changes else None
+        if not changes:
+            return settings, parameters
+        return (
+            {**changes.get("settings", _NONE), **settings},
+            {**changes.get("parameters", _NONE), **parameters},
+        )
+
+    def applied(self, consult: Consult, ref: PolicyRef) -> Consult:
+        """Return a consultation whose ask has what was changed, too."""
+        if not self._changes:
+            return consult
+        ask = consult.ask
+        settings, parameters = self.merged(ref, ask.tenant, ask.settings, ask.parameters)
+        return replace(consult, ask=replace(ask, settings=settings, parameters=parameters))
