@@ -21,6 +21,7 @@ import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final, NamedTuple
 
 __all__ = ["Foreign", "Origins", "WebOrigin", "is_loopback", "read_origin"]
@@ -129,6 +130,7 @@ def read_origin(text: str) -> WebOrigin | None:
     return None if default is None else _place(scheme.lower(), authority, default)
 
 
+@lru_cache(maxsize=64)  # Every request asks about the same few.
 def is_loopback(host: str) -> bool:
     """Tell whether only this machine can reach `host`; names but `localhost` count as not."""
     try:
@@ -149,6 +151,7 @@ def _place(scheme: str, authority: str, default_port: int) -> WebOrigin | None:
     return WebOrigin(scheme, _plain(name), int(port) if port else default_port)
 
 
+@lru_cache(maxsize=64)
 def _plain(name: str) -> str:
     """Return a name or an address the way two of them are compared."""
     name = name.strip("[]").lower().removesuffix(".")

@@ -6,6 +6,7 @@ do nothing; of the latter, whoever has done nothing for longest gives way.
 
 import ipaddress
 from collections import defaultdict
+from functools import lru_cache
 from typing import Generic, TypeVar
 
 __all__ = ["Peers", "most_of_one"]
@@ -52,6 +53,7 @@ def most_of_one(limit: int) -> int:
     return -(-limit * 3 // 4)
 
 
+@lru_cache(maxsize=1024)  # Each connection asks about its own several times per request.
 def _place(address: str) -> str:
     """Return what one peer has: an address of IPv4; of IPv6 a whole network."""
     try:
