@@ -3,7 +3,7 @@
 FROM python:3.13-slim AS dependencies
 WORKDIR /source
 COPY pyproject.toml ./
-# What it needs is a layer of its own: a change of the source installs nothing of it anew.
+# What it needs is a layer of its own: a change of the source installs nothing of it again.
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 print(*p['dependencies'], *p['optional-dependencies']['server'], sep='\n')" > needs.txt \
     && python -m venv /opt/moorage && /opt/moorage/bin/pip install --no-cache-dir -r needs.txt

@@ -35,7 +35,7 @@ lint: $(VENV)/dev ## Check format, style, types and who imports whom.
 	$(BIN)/lint-imports
 
 # Tests start the product hundreds of times: without bytecode, as many images have it, each start
-# would compile it anew.
+# would compile it again.
 test-fast test-heavy: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: test-fast

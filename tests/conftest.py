@@ -35,7 +35,7 @@ _LONG_ROOMS: Final = ("end_to_end", "sandbox", "lab")
 
 
 class _Leftovers(logging.Handler):
-    """What asyncio says of tasks and futures when they are collected: nobody awaited them."""
+    """What asyncio says of tasks and futures when they are collected: they were not awaited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Generator[None, A
 def pytest_xdist_auto_num_workers() -> int | None:
     """Use three workers for two cores: tests wait for a child, a deadline or a disk, too."""
     if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
-        return None  # Whoever sets it knows better.
+        return None  # A user who sets it knows better.
     return max(2, len(os.sched_getaffinity(0)) * 3 // 2)
 
 

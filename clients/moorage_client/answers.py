@@ -61,7 +61,7 @@ class Lease:
         expires_at: When it ends unless it is renewed, in seconds since the epoch, by the
             server's clock.
         fencing: Grows with every grant; hand it to storage that must refuse earlier holders.
-        token: Whoever shows it may renew and release; empty in lists and to strangers.
+        token: Its holder may renew and release; empty in lists and to strangers.
         granted_at: When it was granted, in seconds since the epoch.
         ttl_seconds: It ends this long after its grant or last renewal.
         policy_rule_uri: The policy that placed it.

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 def _nothing() -> None:
-    """Nobody can interrupt a thread; its block looks at `held.lost`."""
+    """A thread cannot be interrupted; its block looks at `held.lost`."""
 
 
 class BlockingClient:
@@ -37,7 +37,7 @@ class BlockingClient:
 
     Args:
         url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
-        token: Who we are; default `MOORAGE_TOKEN`, else nobody in particular.
+        token: Who we are; default `MOORAGE_TOKEN`, else no token.
         timeout: Seconds that a reply may take, beyond `wait_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.
 

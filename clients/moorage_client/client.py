@@ -99,7 +99,7 @@ class Client:
 
     Args:
         url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
-        token: Who we are; default `MOORAGE_TOKEN`, else nobody in particular.
+        token: Who we are; default `MOORAGE_TOKEN`, else no token.
         timeout: Seconds that a reply may take, beyond `wait_seconds`.
         reconnect_seconds: How long to try to replace a broken socket.
         renewals_on: Thread that renews leases; None starts one with the first `lease()`.
@@ -430,7 +430,7 @@ class Client:
             wait = terms.get("wait_seconds")
             seconds += wait if isinstance(wait, int | float) else 0.0
             if terms.get("idempotency_key"):
-                replayed = True  # Whoever draws keys may come back for the lease, and keeps it.
+                replayed = True  # A caller with a key may come back for the lease.
             else:
                 message = {**message, "lease": {**terms, "idempotency_key": uuid.uuid4().hex}}
                 give_back = self._give_back
@@ -445,14 +445,14 @@ class Client:
         return read_answer(reply), replayed or sent > 1
 
     async def _give_up(self, key: str) -> None:
-        """Leave the queue: nobody waits for the answer to this ask any more."""
+        """Leave the queue: the answer to this ask is not awaited any more."""
         # Refused where it does not wait; then its answer is under way, and is given back.
         with contextlib.suppress(MoorageError, TimeoutError):
             async with asyncio.timeout(GIVE_UP_SECONDS_MAX):
                 await self.call({"op": "cancel", "request": key}, idempotent=False)
 
     def _give_back(self, reply: Reply) -> None:
-        """Release the lease of an answer that nobody waits for any more."""
+        """Release the lease of an answer that is not awaited any more."""
         lease = reply.lease
         if lease is None or len(self._giving_back) >= GIVING_BACK_MAX:
             return
@@ -461,7 +461,7 @@ class Client:
         task.add_done_callback(self._giving_back.discard)
 
     async def _release_late(self, lease: str, token: str) -> None:
-        # Nobody is left to tell when this fails; the lease then ends with its TTL.
+        # A failure here has no reader left; the lease then ends with its TTL.
         with contextlib.suppress(MoorageError):
             await self.release(lease, token)
 

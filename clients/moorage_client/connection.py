@@ -168,7 +168,7 @@ class Connection:
         return self._ended_by()
 
     async def close(self) -> None:
-        """Close the socket; whoever still waits gets `ConnectionFailed`."""
+        """Close the socket; all that still wait get `ConnectionFailed`."""
         self._finish(ConnectionFailed(self._url, "the client closed the socket"))
         await self._socket.close()
         await self._reader
@@ -205,7 +205,7 @@ class Connection:
         return ConnectionFailed(self._url, f"the server closed the socket: {frame.code} {said}")
 
     def _hear(self, text: str | bytes) -> None:
-        """Hand one message to whoever waits for it.
+        """Hand one message to its waiter.
 
         Raises:
             ProtocolViolated: The message is not one of the protocol.
@@ -229,7 +229,7 @@ class Connection:
             # A refusal that answers no message is about the connection: everybody's answer.
             self._finish(read_refusal(reply))
         elif not (number.isdecimal() and int(number) <= self._issued):
-            raise ProtocolViolated(self._url, f"answered what nobody asked: {text[:100]!r}")
+            raise ProtocolViolated(self._url, f"answered what was not asked: {text[:100]!r}")
 
     def _finish(self, end: MoorageError) -> None:
         if self._end is None:
@@ -241,4 +241,4 @@ class Connection:
 
 
 def _unwatched(event: Event) -> None:
-    """Stand in where nobody watches."""
+    """Stand in where there is no watcher."""

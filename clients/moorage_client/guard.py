@@ -1,6 +1,6 @@
 """`client.lease(…)`: the block that a lease is held for, with and without an event loop.
 
-The guards are classes, not generators: a generator that nobody finished is finished by the
+The guards are classes, not generators: an unfinished generator is finished by the
 interpreter as it ends, when no thread is left to release a lease on.
 """
 
@@ -129,6 +129,6 @@ class BlockingGuard:
 
 
 def _call_soon(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
-    # The loop may be closed when its block was abandoned; then nobody is left to interrupt.
+    # The loop may be closed when its block was abandoned; then there is none to interrupt.
     if not loop.is_closed():
         loop.call_soon_threadsafe(callback)

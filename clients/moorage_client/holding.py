@@ -89,7 +89,7 @@ class HeldLease:
 
     @property
     def token(self) -> str:
-        """Whoever shows it may renew and release."""
+        """Its holder may renew and release."""
         return self._lease.token
 
     @property
@@ -109,7 +109,7 @@ class HeldLease:
 
     @property
     def lost(self) -> bool:
-        """Whether the lease is over although nobody here released it."""
+        """Whether the lease is over without a release from here."""
         return self._lost.is_set()
 
     def check(self) -> None:

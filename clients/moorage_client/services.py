@@ -188,7 +188,7 @@ class Services:
 
     Args:
         url: Of the server's HTTP side; default `MOORAGE_HTTP_URL`, else `http://127.0.0.1:8080`.
-        token: Who we are; default `MOORAGE_TOKEN`, else nobody in particular.
+        token: Who we are; default `MOORAGE_TOKEN`, else no token.
         timeout: Seconds that connecting and each wait for more of a reply may take.
 
     """

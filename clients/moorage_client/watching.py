@@ -90,7 +90,7 @@ class Watch:
                 coming.cancel()
 
     async def close(self) -> None:
-        """Close the socket; whoever waits for news gets None. A second time does nothing."""
+        """Close the socket; waits for news return None. A second time does nothing."""
         self._closed = True
         self._unread.clear()
         self._arrived.set()

@@ -1,7 +1,7 @@
 """The shipped policies as a server takes them: their source, and a document for `POST /policy`.
 
 Called by the trials (demo, replay, bench), which publish the policies to a daemon over HTTP, and
-by whoever wants a copy of a shipped policy to start from.
+by a user who starts from a copy of a shipped policy.
 """
 
 from collections.abc import Mapping

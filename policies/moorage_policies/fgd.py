@@ -83,7 +83,7 @@ def read_typical(raw: list[dict[str, Any]]) -> list[Typical]:
 
 
 class Learner:
-    """The typical requests of a fleet that nobody described: those seen, after a guess.
+    """The typical requests of a fleet without a description: those seen, after a guess.
 
     What was seen is kept in the policy's `context`, which outlives this instance: a count per
     kind. It is brought up to date once per `BATCH` requests, since the server has to carry a

@@ -10,7 +10,7 @@ strategies are those of Ray's placement groups, with racks as what is shared or 
   cluster where one has room for all. For services, of which one rack's loss shall not take
   everything.
 
-A node whose rack nobody named is a rack of its own. `topology: "rack"` in `resources` leaves one
+A node without a named rack is a rack of its own. `topology: "rack"` in `resources` leaves one
 rack to both: `spread` then takes the rack that offers the most nodes. A request for one node is
 placed as a gang of one: on the fullest node, or the emptiest.
 

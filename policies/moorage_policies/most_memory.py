@@ -1,6 +1,6 @@
 """Most memory: the GPUs with the most free memory, and the node that has them.
 
-For models whose size nobody knows beforehand, and batches that grow into what is there. The free
+For models whose size is unknown beforehand, and batches that grow into what is there. The free
 memory of a GPU is its memory times its free part. The score of a node is the sum over the GPUs that
 the request would get: those that fit with the most free memory. Where GPUs tell no memory, and for
 requests without GPUs, the node with the most free main memory is taken; then the first.

@@ -232,7 +232,7 @@ def owner_only(path: Path) -> None:
     SQLite gives the files that it makes beside a database the database's own mode.
 
     Raises:
-        OSError: It cannot be made, or belongs to somebody else.
+        OSError: It cannot be made, or belongs to another user.
 
     """
     os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _OWNER_ONLY))

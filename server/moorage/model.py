@@ -217,7 +217,7 @@ class Provision:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How one start of a workload came to an end that nobody had asked for.
+    """How one start of a workload came to an end that was not asked for.
 
     Args:
         attempt: Which start of it this was, from 1.
@@ -302,7 +302,7 @@ class Lease:
     Args:
         id: The id of the ask that it was granted to.
         tenant: Whose it is.
-        token_digest: Digest of its token: whoever shows that may renew and release.
+        token_digest: Digest of its token: its holder may renew and release.
         policy: The policy that proposed the placement.
         placement: What is held.
         fencing: Grows with every grant of this server and never repeats.
@@ -314,7 +314,7 @@ class Lease:
             runs; `failing` when that came to an end by itself, until the backend has put away what
             is left; `queued` while it waits for another place because its workload failed (it
             holds nothing then); `ending` while the backend stops or resets it (its GPUs are still
-            held); `warm` while its workload is kept for the next request like its own, and nobody
+            held); `warm` while its workload is kept for the next request like its own, and none
             owns it (its GPUs are still held); `ended`.
         reason: Why it is queued, ending, warm or ended; empty in the other states.
         endpoint: Where its workload is reached, once that runs; empty where nowhere.
@@ -366,7 +366,7 @@ class Lease:
 
     @property
     def over(self) -> bool:
-        """Whether nobody owns it any more."""
+        """Whether no tenant owns it any more."""
         return self.state in {"ending", "warm", "ended"}
 
     @property

@@ -57,7 +57,7 @@ def only(aws: AwsWorld, workload: str) -> dict[str, Any]:
 
 async def until(condition: Callable[[], Any]) -> None:
     async with asyncio.timeout(SEEN_SECONDS_MAX):
-        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # AWS tells nobody.
+        while not await asyncio.to_thread(condition):  # noqa: ASYNC110  # AWS sends no event.
             await asyncio.sleep(0.02)  # AWS has no way to say that it is done.
 
 
@@ -415,7 +415,7 @@ async def test_what_was_ended_at_aws_is_told_with_its_reason(aws, backend):
     aws.terminate(only(aws, "a")["InstanceId"])
     await until(lambda: any(each.phase.over for each in told))
     assert told[-1].phase is Phase.FAILED
-    assert "somebody ended it at AWS" in told[-1].detail
+    assert "a user ended it at AWS" in told[-1].detail
 
 
 async def test_a_start_that_takes_too_long_names_the_instance(aws, backend):
@@ -437,7 +437,7 @@ async def test_a_start_that_never_reaches_aws_says_so_and_leaves_no_region_behin
     await backend.close()
 
 
-async def test_a_name_whose_remains_are_still_looked_for_can_be_started_anew(aws, backend):
+async def test_a_name_whose_remains_are_still_looked_for_can_be_started_again(aws, backend):
     aws.refuse("TerminateInstances", "UnauthorizedOperation", times=1)
     slow = InstanceResourceSpec(instance_type="t3.micro", tags={"bench": "slow"})
     start = asyncio.create_task(backend.start(Order("a", slow)))

@@ -28,8 +28,8 @@ READY = [*BASE["Tags"], {"Key": "moorage:ready", "Value": "true"}]
         ("running", "", Phase.STARTING, "g5.xlarge i-1 in us-east-1a"),
         ("terminated", "Client.InstanceInitiatedShutdown", Phase.SUCCEEDED, "shut itself down"),
         ("terminated", "Server.SpotInstanceTermination", Phase.FAILED, "took the spot instance"),
-        ("shutting-down", "Client.UserInitiatedShutdown", Phase.FAILED, "somebody ended it"),
-        ("stopped", "Client.UserInitiatedShutdown", Phase.FAILED, "somebody ended it"),
+        ("shutting-down", "Client.UserInitiatedShutdown", Phase.FAILED, "a user ended it"),
+        ("stopped", "Client.UserInitiatedShutdown", Phase.FAILED, "a user ended it"),
         ("terminated", "Client.VolumeLimitExceeded", Phase.FAILED, "terminated: too many"),
     ],
 )

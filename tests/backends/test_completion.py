@@ -36,7 +36,7 @@ async def test_what_the_work_returns_and_raises_comes_through():
         await finished(fail())
 
 
-async def test_an_error_after_the_cancellation_is_its_cause_and_is_reported_by_nobody():
+async def test_an_error_after_the_cancellation_is_its_cause_and_is_not_reported():
     loop, told, go_on = asyncio.get_running_loop(), [], asyncio.Event()
     loop.set_exception_handler(lambda _, context: told.append(context["message"]))
 

@@ -66,10 +66,10 @@ def test_a_container_that_holds_no_gpu_is_given_none_by_its_image_either():
     environment = planned(ContainerResourceSpec(environment={"A": "1"}), part).environment
     assert environment["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
     assert environment["A"] == "1"
-    assert "CUDA_VISIBLE_DEVICES" not in environment, "inside, they are numbered anew"
+    assert "CUDA_VISIBLE_DEVICES" not in environment, "inside, they are numbered again"
 
 
-def test_the_ports_that_somebody_looks_at_are_opened():
+def test_the_ports_that_are_looked_at_are_opened():
     spec = ContainerResourceSpec(
         ports={80: 8080}, container_port=81, readiness=Readiness(path="/", port=82)
     )
@@ -108,7 +108,7 @@ def test_without_a_container_engine_containers_are_refused_plainly(
         LocalBackend(tmp_path).refuse(ContainerResourceSpec())
 
 
-async def test_a_container_of_which_nobody_can_tell_is_not_forgotten(tmp_path, monkeypatch):
+async def test_a_container_of_unknown_state_is_not_forgotten(tmp_path, monkeypatch):
     """Its engine may be back soon, and it with it: who asks must not take its GPUs for free."""
     monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
     folder = tmp_path / "containers" / "running" / "a"
@@ -367,7 +367,7 @@ async def test_a_container_whose_folder_is_gone_is_found_and_stopped(
 
 
 @pytest.mark.heavy
-async def test_a_container_that_somebody_else_removes_has_failed_and_is_not_started_anew(
+async def test_a_container_removed_from_outside_has_failed_and_is_not_started_again(
     backend, container_engine, container_image
 ):
     told: asyncio.Queue[WorkloadReport] = asyncio.Queue()

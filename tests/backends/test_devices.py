@@ -1,4 +1,4 @@
-"""What holds a GPU of this machine, whatever nodes call it: nobody starts on it beside that."""
+"""What holds a GPU of this machine, whatever nodes call it: no workload starts beside that."""
 
 import pytest
 

@@ -90,7 +90,7 @@ async def test_a_workload_that_empties_its_own_folder_ends_with_its_stop(engine,
     await until(lambda: len(alive(tmp_path)) == 2)
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while "gone" not in (await engine.logs("a")).text:  # noqa: ASYNC110  # As above.
-            await asyncio.sleep(0.01)  # A file tells nobody that it has grown.
+            await asyncio.sleep(0.01)  # A file does not report that it has grown.
     assert (await engine.status("a")).phase is Phase.READY, "nothing of its records was in there"
     await engine.stop("a")
     assert alive(tmp_path) == set()
@@ -156,7 +156,7 @@ async def test_the_end_of_a_workload_without_records_is_told(engine, tmp_path):
     await engine.stop("a")
 
 
-async def test_a_supervisor_that_somebody_paused_does_not_keep_a_workload(engine, tmp_path):
+async def test_a_supervisor_that_is_paused_does_not_keep_a_workload(engine, tmp_path):
     await engine.start(Order("a", forever()))
     await until(lambda: len(alive(tmp_path)) == 3)
     os.kill(supervisor_of(tmp_path), signal.SIGSTOP)

@@ -54,7 +54,7 @@ async def started(folder: Path, times: int) -> list[str]:
     """Wait until so many starts were noted down; return the processes."""
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while len(starts(folder)) < times:  # noqa: ASYNC110  # Another process is waited for.
-            await asyncio.sleep(0.02)  # A file tells nobody that it has grown.
+            await asyncio.sleep(0.02)  # A file does not report that it has grown.
     return starts(folder)
 
 
@@ -80,7 +80,7 @@ def marked(folder: Path) -> set[str]:
 async def over(backend: LocalBackend, workload: str) -> None:
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while not (await backend.status(workload)).phase.over:  # noqa: ASYNC110  # As above.
-            await asyncio.sleep(0.02)  # A process tells nobody here that it has ended.
+            await asyncio.sleep(0.02)  # A process does not report here that it has ended.
 
 
 async def test_a_glance_sees_at_once_that_a_process_is_gone(backend, tmp_path):
@@ -416,7 +416,7 @@ async def test_what_a_killed_supervisor_left_in_its_group_ends_with_the_stop(bac
     await backend.start(Order("a", ProcessResourceSpec(command=command)))
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while not (hidden := (await backend.logs("a")).text):  # noqa: ASYNC110  # As above.
-            await asyncio.sleep(0.02)  # A file tells nobody that it has grown.
+            await asyncio.sleep(0.02)  # A file does not report that it has grown.
     document = json.loads((tmp_path / "running" / "a" / "process.json").read_text())
     os.kill(document["supervisor"], signal.SIGKILL)
     await over(backend, "a")
@@ -455,7 +455,7 @@ async def test_what_processes_share_counts_once(backend):
     await backend.start(Order("a", spec))
     async with asyncio.timeout(SEEN_SECONDS_MAX):
         while (await backend.logs("a")).text.count("full") < 3:  # noqa: ASYNC110  # As above.
-            await asyncio.sleep(0.02)  # A file tells nobody that it has grown.
+            await asyncio.sleep(0.02)  # A file does not report that it has grown.
     assert (await backend.status("a")).phase is Phase.READY
     await backend.control("a", {"mem_limit": "48m"})
     await over(backend, "a")

@@ -40,6 +40,6 @@ def test_a_warm_container_costs_little_against_a_cold_one(container_engine, cont
 @pytest.mark.heavy
 @pytest.mark.quiet
 def test_a_warm_lease_costs_little_against_a_cold_one():
-    costs = warm_leases()  # It raises where a warm one was started anew, or a cold one was not.
+    costs = warm_leases()  # It raises where a warm one was started again, or a cold one was not.
     assert costs["process_cold_to_warm"] >= LEASE_COLD_TO_WARM_MIN
     assert costs["service_cold_to_warm"] >= COLD_TO_WARM_MIN

@@ -59,7 +59,7 @@ def test_what_is_held_is_what_was_asked_for_less_what_was_refused():
     assert sum(each.allocated_percent for each in outcomes) / 8 == pytest.approx(40, rel=0.15)
 
 
-def test_with_a_queue_nobody_is_refused_and_large_requests_wait():
+def test_with_a_queue_no_request_is_refused_and_large_requests_wait():
     outcome = played(load=0.9, queued=True)
     assert sum(each.refused for each in outcome.sizes.values()) == 0
     assert outcome.sizes["4 GPUs"].waited_stays > 0

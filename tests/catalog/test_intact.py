@@ -99,7 +99,7 @@ async def test_a_file_that_is_gone_is_noticed(path: Path, name: str):
 
 
 @pytest.mark.parametrize("column", ["document", "files"])
-async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_anew(
+async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_again(
     path: Path, column: str
 ):
     stored = await killed(path)
@@ -119,7 +119,7 @@ async def test_a_policy_that_was_changed_is_set_aside_and_may_be_stored_anew(
 
 
 async def test_a_policy_is_checked_against_its_digest_when_it_is_read(path: Path):
-    """Also where all checksums are right: nobody but a digest knows what was registered."""
+    """Also where all checksums are right: only a digest knows what was registered."""
     stored = await killed(path)
     uri = next(iter(stored))
     store = await DocumentStore.open(path)

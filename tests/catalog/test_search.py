@@ -55,7 +55,7 @@ async def test_metrics_are_asked_first_and_limit_the_clusters(catalog):
     both = wanted(clusterQuery=gpus(2), clusterMetricsQuery=free(10))
     assert await catalog.search.matching(both) == ["c4"]
     assert await catalog.search.matching(wanted(clusterMetricsQuery=free(10))) == ["c1", "c4"]
-    # Metrics of clusters that nobody knows find nothing; neither does a condition nothing meets.
+    # Metrics of unknown clusters find nothing; neither does a condition nothing meets.
     assert await catalog.search.matching(wanted(clusterMetricsQuery=free(99))) == []
     assert (
         await catalog.search.matching(wanted(clusterQuery=gpus(1), clusterMetricsQuery=free(100)))

@@ -274,7 +274,7 @@ def harbour() -> Iterator[Harbour]:
 
 @pytest.fixture
 def nowhere() -> Iterator[str]:
-    """A URL where nothing answers: the port is taken, but nobody listens."""
+    """A URL where nothing answers: the port is taken, but without a listener."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         yield f"ws://127.0.0.1:{taken.getsockname()[1]}"

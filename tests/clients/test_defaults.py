@@ -15,7 +15,7 @@ from moorage_client.cli.publishing import _show
 from moorage_client.workflow import LeasedPool
 
 
-def test_a_lease_lasts_as_long_whoever_asks_for_it(shell, harbour):
+def test_a_lease_lasts_as_long_from_any_door(shell, harbour):
     assert LeaseRequest().ttl_seconds == TTL_SECONDS == 300
     for holds in (Client.lease, BlockingClient.lease, LeasedPool.__init__):
         assert inspect.signature(holds).parameters["ttl_seconds"].default == TTL_SECONDS

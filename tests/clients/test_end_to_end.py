@@ -215,7 +215,7 @@ def test_a_thread_watches(daemon):
         client.watch("leases")
 
 
-async def test_whoever_stops_waiting_leaves_the_queue(daemon):
+async def test_a_client_that_stops_waiting_leaves_the_queue(daemon):
     both = {"resources": {"gpus": 2}}
     terms = {"ttl_seconds": 60, "wait_seconds": 60}
     async with Client(daemon.url) as client:

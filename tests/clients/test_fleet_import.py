@@ -98,7 +98,7 @@ def test_a_cluster_that_exists_is_left_alone_unless_told(moorage):
 
     merged = document(give("--merge", "--json", rows=["b,2000,1,0,", "c,1000,1,0,"]))
     assert merged["clusters"][0]["action"] == "merged"
-    assert merged["clusters"][0]["vcpus"] == 4.0  # Added up anew over all nodes.
+    assert merged["clusters"][0]["vcpus"] == 4.0  # Added up again over all nodes.
     found = nodes(moorage, "bay")
     assert {name: row["cpu_milli_free"] for name, row in found.items()} == {
         "a": 1000,

@@ -116,7 +116,7 @@ def test_sources_of_one_cluster_are_put_together(put):
     lab, bay = collect([first, other, second]).documents
     assert (lab["id"], ids(lab), lab["nodes"]["count"]) == ("lab", ["a", "b", "c"], 3)
     assert lab["tags"] == ["x"]
-    assert "memory" not in lab  # The server adds it up anew.
+    assert "memory" not in lab  # The server adds it up again.
     assert ids(bay) == ["a"]
 
 
@@ -218,7 +218,7 @@ def test_nodes_none_of_which_can_be_used_are_refused(tmp_path):
         collect([str(empty)], "lab")
 
 
-def test_mig_instances_are_devices_that_nobody_shares(kubernetes):
+def test_mig_instances_are_devices_that_are_not_shared(kubernetes):
     (document,) = collect([str(NODES)], "k8s").documents
     devices = by_name(document)["mig-a"]["gpus"]["gpus"]
     assert [each.get("id", "") for each in devices] == [

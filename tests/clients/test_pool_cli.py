@@ -124,7 +124,7 @@ def test_what_is_not_free_now_may_be_later(moorage):
 
 
 def test_what_a_shell_holds_comes_back_when_it_ends(address):
-    """The holder is whoever runs the command, not the command itself."""
+    """The holder is the caller of the command, not the command itself."""
     script = f'"{MOORAGE}" pool checkout gpus=2x2 >&2; "{MOORAGE}" pool show --json; true'
     environment = {**os.environ, "MOORAGE_POOL_ADDRESS": address}
     ran = subprocess.run(
@@ -135,11 +135,11 @@ def test_what_a_shell_holds_comes_back_when_it_ends(address):
     deadline = time.monotonic() + SECONDS_MAX
     pool = ResourcePoolAdapter(address)
     while pool.state()["holdings"] and time.monotonic() < deadline:
-        time.sleep(0.01)  # The server notices by itself, and tells nobody.
+        time.sleep(0.01)  # The server notices by itself, without an event.
     assert [row["slots"] for row in pool.state()["resources"]["gpus"]] == [2, 2]
 
 
-def test_nobody_serves_a_pool(shell, tmp_path):
+def test_no_server_serves_a_pool(shell, tmp_path):
     done = shell("pool", "show", "--address", f"uds:{tmp_path}/none")
     assert done.returncode == 4
     assert "moorage pool serve" in done.stderr

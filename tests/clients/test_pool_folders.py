@@ -64,7 +64,7 @@ def test_an_own_folder_is_made_and_used(tmp_path, folder, monkeypatch):
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
         assert ResourcePoolAdapter().count("cpus") == 1
         folder.chmod(0o777)
-        with pytest.raises(ConnectionFailed, match="nobody else may write"):
+        with pytest.raises(ConnectionFailed, match="no other user may write"):
             ResourcePoolAdapter().count("cpus")
 
 
@@ -100,7 +100,7 @@ def test_a_planted_link_empties_no_file(tmp_path):
     assert f"{lock}: is a link" in done.stderr
     assert victim.read_text() == "precious"
     lock.unlink()
-    lock.write_text("notes")  # No link, and somebody's all the same.
+    lock.write_text("notes")  # No link, and a user's all the same.
     with serving(tmp_path, "--address", f"uds:{path}"):
         assert lock.read_text() == "notes"
 

@@ -83,7 +83,7 @@ def comes_back(pool: ResourcePoolAdapter, slots: float) -> bool:
     """Wait until so many GPUs are free."""
     deadline = time.monotonic() + SECONDS_MAX
     while free(pool) != slots and time.monotonic() < deadline:
-        time.sleep(0.01)  # The server notices by itself, and tells nobody.
+        time.sleep(0.01)  # The server notices by itself, without an event.
     return free(pool) == slots
 
 
@@ -213,8 +213,8 @@ class TestEndpoints:
             ("/checkout", {"request": GPU, "colour": 1}, "colour"),
             ("/checkout", {}, "expected a list"),
             ("/checkout", False, "expected a list"),
-            ("/checkin", False, "nobody holds"),
-            ("/checkin", {"gpus": []}, "nobody holds"),
+            ("/checkin", False, "no checkout holds"),
+            ("/checkin", {"gpus": []}, "no checkout holds"),
             ("/count", 3, "name of a type"),
             ("/renew", {"transaction": "x", "ttl_seconds": 5}, "'x' does not hold"),
             ("/renew", 3, "expected an object"),
@@ -261,7 +261,7 @@ class TestEndpoints:
 
 
 class TestHolders:
-    """Nothing is held for ever by nobody."""
+    """Nothing is held for ever without a holder."""
 
     def test_what_a_killed_process_held_comes_back(self, pool):
         with holder(str(pool.address)) as (process, transaction):
@@ -299,7 +299,7 @@ class TestHolders:
             pool.renew(brief, 600)
         pool.checkin(long)
 
-    def test_a_checkout_that_failed_watches_nobody(self, pool):
+    def test_a_checkout_that_failed_watches_no_process(self, pool):
         for _ in range(3):
             with pytest.raises(ResourceUnavailable):
                 pool.checkout(GPU * 5)
@@ -319,7 +319,7 @@ while granted < 40:
     except ResourceUnavailable:
         continue
     granted += 1
-    # Whoever holds a GPU makes its file; were it there already, somebody else would hold it.
+    # A holder of a GPU makes its file; were it there already, another would hold it.
     files = [pathlib.Path(owners, row["id"]) for row in taken["gpus"]]
     for file in files:
         file.touch(exist_ok=False)
@@ -391,7 +391,7 @@ class TestServing:
             assert oct(path.parent.stat().st_mode)[-3:] == "700"
         assert not path.exists()
 
-    def test_a_second_server_is_refused_and_harms_nobody(self, tmp_path):
+    def test_a_second_server_is_refused_and_does_no_harm(self, tmp_path):
         with serving(f"uds:{tmp_path}/pool.sock") as (address, _):
             second = subprocess.run(
                 [MOORAGE, "pool", "serve", "--address", address],
@@ -420,7 +420,7 @@ class TestServing:
                 pool.checkin(old)
             pool.checkin(same)
 
-    def test_nobody_is_there(self, tmp_path):
+    def test_no_server_is_there(self, tmp_path):
         with pytest.raises(ConnectionFailed, match="No such file"):
             ResourcePoolAdapter(f"uds:{tmp_path}/none").count("gpus")
 

@@ -346,7 +346,7 @@ async def test_what_ends_by_itself_is_told_to_the_listener(bench, backend):
     assert list(await backend.discover()) == []
 
 
-async def test_what_ended_while_nobody_watched_is_not_started_anew(bench, backend):
+async def test_what_ended_unwatched_is_not_started_again(bench, backend):
     spec, _ = bench.dying()
     await backend.start(Order("a", spec))
 

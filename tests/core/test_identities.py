@@ -108,7 +108,7 @@ def test_a_node_that_is_renamed_makes_room_for_its_new_name() -> None:
     assert twins(hand) == {}
 
 
-def test_whoever_counts_goes_on_counting_wherever_it_stands_in_the_list() -> None:
+def test_what_counts_goes_on_counting_wherever_it_stands_in_the_list() -> None:
     hand = Hand()
     old = machines("c", ("machine m",))
     hand.see(old)

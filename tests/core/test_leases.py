@@ -289,7 +289,7 @@ def test_a_policy_that_never_answers_ends_a_lease_after_a_while_also_over_restar
     assert ended.reason == "attempt 1 of 3 failed: no image; then: its cell was stopped"
 
 
-def test_faults_count_anew_for_each_start() -> None:
+def test_faults_count_again_for_each_start() -> None:
     hand = at_once()
     hand.see(nodes(1, 1))
     hand.grant(ask("r", ONE, provision=AGAIN), place("n000", "0"))

@@ -65,7 +65,7 @@ class Server:
         if self._interface is None:
             headers = {k: v for k, v in request.headers.items() if k == "authorization"}
             described = self.http.get("/openapi.json", headers=headers)
-            if not described.is_success:  # Nobody who asks like this is told.
+            if not described.is_success:  # A client that asks like this is not told.
                 return
             self._interface = Interface(described.json())
         response.read()
@@ -99,7 +99,7 @@ class Server:
 
 
 def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    """Wait for something that another process does and tells nobody of."""
+    """Wait for something that another process does and does not report."""
     give_up_at = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < give_up_at

@@ -42,7 +42,7 @@ def test_fields_that_mean_nothing_are_warned_of_with_the_nearest_that_does(serve
     assert server.say(described)[0]["warnings"][:3] == said
 
 
-def test_a_model_that_nobody_has_is_told_those_that_there_are(server):
+def test_a_model_that_no_node_has_is_told_those_that_there_are(server):
     wanted = {"gpus": 1, "models": ["h100"]}
     error = server.ask(resources=wanted, lease={})["error"]
     assert error["code"] == "never_fits"
@@ -162,7 +162,7 @@ def test_a_repeated_key_returns_the_first_lease(server):
     assert other["error"]["code"] in {"unknown_policy", "idempotency_mismatch"}
 
 
-def test_a_waiter_is_served_when_somebody_lets_go(server):
+def test_a_waiter_is_served_when_another_lets_go(server):
     all_east = {"resources": {"gpus": 4}, "clusters": ["east"]}
     holders = [hold(server, **all_east)["lease"] for _ in range(2)]
     with server.socket() as socket:

@@ -1,7 +1,7 @@
-"""A hundred broken policies of a hundred kinds: each is told what is wrong, and nobody suffers.
+"""A hundred broken policies of a hundred kinds: each is told what is wrong, and no other suffers.
 
 The kinds are in `broken_uploads`; the daemon, its jail and its sockets are real. While they are
-uploaded, somebody else asks for placements and gets them.
+uploaded, another client asks for placements and gets them.
 """
 
 import json
@@ -35,7 +35,7 @@ def upload(server, broken):
 
 @pytest.fixture(scope="module")
 def answers(server):
-    """Upload every kind once, while somebody else asks."""
+    """Upload every kind once, while another client asks."""
     over, placed = threading.Event(), []
 
     def ask():

@@ -148,7 +148,7 @@ def test_clusters_win_over_filter_and_filter_over_search(server):
     assert seen(server, filter=None, search={}, clusters=[]) == ["east", "north", "south", "west"]
 
 
-def test_nothing_found_is_said_and_nobody_is_asked(server):
+def test_nothing_found_is_said_and_no_policy_is_asked(server):
     none = filtering(simple("gpus.count", ">", 99))
     asleep = filtering(simple("id", "==", "zzz"))
     metrics = filtering(simple("gpus.count", ">", 1), simple("cluster.gpu.totalFreeMem", ">", 100))
@@ -322,7 +322,7 @@ def test_replies_of_one_socket_come_in_the_order_of_the_requests(server):
         assert len(every["data"]["clusters"]) == 4
 
 
-def test_a_ranking_that_never_ends_holds_up_nobody_else(server):
+def test_a_ranking_that_never_ends_holds_up_no_other(server):
     server.publish(policy("while True: pass", "endless:1.0-x"))
     replies = []
 

@@ -76,7 +76,7 @@ def tried(server: Server, script: str) -> list[str]:
         "mount --bind {data} .",
     ],
 )
-def test_nobody_gets_at_the_data(confined, attempt):
+def test_no_workload_gets_at_the_data(confined, attempt):
     server, data, pid, _ = confined
     before = sorted(each.name for each in data.iterdir())
     script = f"({attempt.format(data=data, pid=pid)}) > seen 2> /dev/null; echo $? $(wc -c < seen)"

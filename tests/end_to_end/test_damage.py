@@ -68,7 +68,7 @@ def test_a_question_about_a_damaged_fact_ends_no_daemon(tmp_path):
         server = Server(running)
         fill(server, nodes=1)
         server.ask(resources={"gpus": 8}, lease=LEASE)
-        # Of what waited in vain only the history tells, once the daemon has started anew.
+        # Of what waited in vain only the history tells, once the daemon has started again.
         waited = [
             server.ask(resources={"gpus": 1}, lease={**LEASE, "wait_seconds": 0.05})["request"]
             for _ in range(2)

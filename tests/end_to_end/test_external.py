@@ -78,7 +78,7 @@ def until(ask, good):
         reply = ask()
         if good(reply):
             return reply
-        time.sleep(0.05)  # The other side of a socket tells nobody when it has healed.
+        time.sleep(0.05)  # The other side of a socket does not report when it has healed.
     raise AssertionError(reply)
 
 

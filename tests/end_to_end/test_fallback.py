@@ -117,7 +117,7 @@ def test_a_good_answer_on_the_heels_of_the_last_fault_does_not_change_what_is_sa
     assert reason.startswith(said), reason
 
 
-def test_the_inputs_of_one_tenant_move_nobody_else(tmp_path):
+def test_the_inputs_of_one_tenant_move_no_other(tmp_path):
     """On a quiet server the other tenant asks for nothing while this one fails."""
     tokens = {"MOORAGE_TOKENS": "one:alpha,two:beta"}
     picky = "picky:2-b"

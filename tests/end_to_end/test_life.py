@@ -61,7 +61,7 @@ def test_a_clean_stop_closes_with_1012_and_says_nothing(tmp_path):
         server.close()
 
 
-def test_a_stop_answers_whoever_waits_over_http(tmp_path):
+def test_a_stop_answers_what_waits_over_http(tmp_path):
     with daemon(tmp_path) as running, Server(running).http as http:
         server = Server(running)
         server.register(cluster("east", nodes=1, gpus=1))
@@ -99,7 +99,7 @@ int clock_gettime(clockid_t clock, struct timespec *now) {
 
 
 @pytest.mark.heavy
-def test_a_clock_that_is_set_back_delays_nobody(tmp_path):
+def test_a_clock_that_is_set_back_delays_no_request(tmp_path):
     (tmp_path / "clock.c").write_text(SET_CLOCK)
     command = ["cc", "-shared", "-fPIC", "-o", "clock.so", "clock.c"]
     subprocess.run(command, cwd=tmp_path, check=True)
@@ -303,6 +303,6 @@ def test_a_killed_zygote_costs_no_answer(tmp_path):
 
 
 @pytest.mark.skipif(os.getuid() == 0, reason="root may look into every process")
-def test_nobody_else_looks_into_a_daemon(tmp_path):
+def test_no_other_looks_into_a_daemon(tmp_path):
     with daemon(tmp_path) as running, pytest.raises(PermissionError):
         Path(f"/proc/{running.pid}/environ").read_bytes()

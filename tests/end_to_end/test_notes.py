@@ -20,7 +20,7 @@ BODIES = {
     "PUT /block": {"blockId": "b", "instances": []},
     "PUT /block/{block_id}": {"blockId": "b", "instances": []},
     "POST /policy": policy("return {}", "one:1-x"),
-    "PUT /policy/{uri}": {"$set": {"description": "anew"}},
+    "PUT /policy/{uri}": {"$set": {"description": "new"}},
     "POST /policy-alias/{alias}/activate": {"policy_rule_uri": "one:1-x"},
     "POST /policy-alias/{alias}/canary": {"policy_rule_uri": "one:2-x", "percent": 10},
     "POST /policy-alias/{alias}/shadow": {"policy_rule_uri": "one:2-x"},

@@ -129,7 +129,7 @@ def test_a_version_that_an_alias_would_fall_back_to_is_deleted_only_by_force(swa
 
 
 def test_a_version_that_is_deleted_while_it_is_activated_is_one_or_the_other(swap):
-    """Whoever comes first wins; no alias is left with a version that is gone."""
+    """The first to come wins; no alias is left with a version that is gone."""
     third = "swap:3-short"
     asked = {"json": {"policy_rule_uri": third}}
     for turn in range(12):
@@ -148,7 +148,7 @@ def test_a_version_that_is_deleted_while_it_is_activated_is_one_or_the_other(swa
         swap.http.delete(f"/policy/{third}")
 
 
-def test_fifty_activations_while_eight_sockets_ask_disturb_nobody(swap):
+def test_fifty_activations_while_eight_sockets_ask_disturb_none(swap):
     stop = threading.Event()
     answers: Counter[str] = Counter()
     wrong: list[dict] = []

@@ -239,7 +239,7 @@ def test_the_output_of_every_start_is_read_from_its_beginning(server, tmp_path):
 
 
 def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_path):
-    """Somebody of higher priority takes its place; the daemon is killed before it has another."""
+    """A request of higher priority takes its place; the daemon is killed before it has another."""
     go = tmp_path / "go"
     script = 'test -e "$0.once" && exec sleep 1000; touch "$0.once"; '
     script += 'until test -e "$0"; do sleep 0.02; done; echo broken; exit 7'
@@ -320,7 +320,7 @@ def test_a_lease_that_is_cancelled_while_it_waits_is_told_as_ended(tmp_path, mon
 
 
 def test_a_policy_is_asked_at_the_start_about_what_waited(tmp_path):
-    """There is room, and the policy declined: the daemon that comes back asks it anew."""
+    """There is room, and the policy declined: the daemon that comes back asks it again."""
     body = 'return {"declined": "not today"}'
     with daemon(tmp_path) as running:
         server = Server(running)

@@ -112,7 +112,7 @@ def test_a_broken_file_leaves_the_tokens_as_they_are_and_is_named(shared, text, 
         assert said in line["finding"]
         assert "two words" not in line["finding"]
         assert leases(old)
-        file.write_text(WITHOUT_OLD)  # Mended: nobody has to ask.
+        file.write_text(WITHOUT_OLD)  # Mended: no request is needed.
         with pytest.raises(ConnectionClosed):
             old.recv(30)
 
@@ -128,7 +128,7 @@ def test_other_settings_are_named_and_wait_for_a_restart(tmp_path):
 
 
 def test_a_daemon_whose_terminal_is_closed_ends(tmp_path):
-    """As all programs do: SIGHUP says that too, and nobody could end it any more by Ctrl-C."""
+    """As all programs do: SIGHUP says that too, and Ctrl-C could not end it any more."""
     serve = [sys.executable, "-m", "moorage", "serve", "--port", "0", "--http-port", "0"]
     command = [*serve, "--data", str(tmp_path)]
     pid, here = pty.fork()

@@ -1,4 +1,4 @@
-"""A shadow is asked what the active version is asked; nobody sees it, and the report says all."""
+"""A shadow is asked what the active version is asked; none sees it, and the report says all."""
 
 import json
 import threading
@@ -162,7 +162,7 @@ def test_two_versions_that_agree_agree(side):
     assert found["cost"] == {"refused": 0, "gpus_opened": 0, "nodes_opened": 0}
 
 
-def test_a_slow_candidate_delays_nobody_and_what_it_cannot_take_is_counted(side):
+def test_a_slow_candidate_delays_no_request_and_what_it_cannot_take_is_counted(side):
     """Its one cell is stuck for half a second per question; live answers go on, far quicker."""
     begin(side, SLEEPS)
     replies = side.say(*[ask_message("side", resources={"gpus": 1})] * 300)

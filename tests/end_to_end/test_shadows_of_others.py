@@ -121,7 +121,7 @@ def test_few_answers_are_no_figures(site):
     assert f'policy="{SPY}",what="differ"}} 0.0' in bob.http.get("/metrics").text
 
 
-def test_nobody_becomes_the_owner_of_an_alias_by_making_it_anew(site):
+def test_no_tenant_becomes_the_owner_of_an_alias_by_making_it_again(site):
     ann, bob = site
     gone = bob.http.delete("/policy-alias/side")
     assert gone.status_code == 409

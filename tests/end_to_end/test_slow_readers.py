@@ -93,7 +93,7 @@ async def delays(running: Running, asks: bytes) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("asked", ASKED)
-async def test_slow_readers_delay_nobody_else(fleet, asked):
+async def test_slow_readers_delay_no_other(fleet, asked):
     """The best of three rounds counts: a machine that others use delays everybody."""
     rounds = []
     for _ in range(3):

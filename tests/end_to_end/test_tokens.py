@@ -1,4 +1,4 @@
-"""Tokens of leases: told to whoever asked, kept nowhere."""
+"""Tokens of leases: told to the client that asked, kept nowhere."""
 
 import stat
 from pathlib import Path

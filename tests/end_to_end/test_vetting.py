@@ -32,7 +32,7 @@ def _gone(server):
 
 
 @pytest.mark.heavy
-def test_one_tenants_flood_of_uploads_holds_up_nobody_else(tmp_path):
+def test_one_tenants_flood_of_uploads_holds_up_no_other(tmp_path):
     tokens = {"MOORAGE_TOKENS": "flood:alpha,calm:beta"}
     # The daemon stops first, or the flood would go on for a minute.
     with ThreadPoolExecutor(48) as pool, daemon(tmp_path, environment=tokens) as running:
@@ -178,7 +178,7 @@ def test_an_exception_is_shown_with_its_line(server):
         ("return object()", "policy_bad_output"),
     ],
 )
-def test_an_example_that_kills_its_cell_costs_nobody_else_anything(server, body, cause):
+def test_an_example_that_kills_its_cell_costs_no_other_anything(server, body, cause):
     answer = publish(server, {"request": {}}, {"request": {}}, body=body)
     assert answer.json()["error"]["failure"] == cause
     assert server.ask(resources={"gpus": 1})["success"]

@@ -285,7 +285,7 @@ def test_why_something_was_not_kept_warm_is_told_to_all_who_ask(server):
     assert "no such table" in json.dumps(why)
 
 
-def test_a_reset_that_hangs_holds_nobody_up(server):
+def test_a_reset_that_hangs_holds_up_no_other(server):
     """Who needs its place has it at once; so does a flush."""
     hangs = provision(reset_command=["sleep", "1000"])
     first = run(server, gpus=2, provision=hangs)
@@ -341,7 +341,7 @@ SERVE += "h.test(h.SimpleHTTPRequestHandler, port=int(os.environ['PORT']), bind=
 @pytest.mark.parametrize("when", ["before its release", "while it is warm"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_service_that_answers_no_more_is_not_handed_on(server, when, how, tmp_path):
-    """Its shell lives on, so nobody sees it end."""
+    """Its shell lives on, so its end is not seen."""
     script = f"""{sys.executable} -c "{SERVE}" & echo $! > pid; wait; exec sleep 1000"""
     probe = {"path": "/", "timeout_seconds": 0.3}
     spec = {"category": "service", "readiness": probe, "workdir": str(tmp_path)}
@@ -447,7 +447,7 @@ def test_what_died_while_the_daemon_was_away_ends(tmp_path):
     until(lambda: marked(tmp_path) == {})
     with serving(tmp_path) as server:
         in_state(server, lease, "ended")
-        assert marked(tmp_path) == {}, "it is not started again for nobody"
+        assert marked(tmp_path) == {}, "it is not started again without a lease"
 
 
 @pytest.mark.heavy

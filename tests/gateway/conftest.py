@@ -279,7 +279,7 @@ class Port:
 
 
 def let_in(token: str | None) -> Tenant | None:
-    """Let in whoever has no token, and two tenants by theirs."""
+    """Let in clients without a token, and two tenants by theirs."""
     tenants = {None: "local", "token-a": "a", "token-b": "b"}
     name = tenants.get(token)
     return None if name is None else Tenant(name)

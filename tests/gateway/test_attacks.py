@@ -211,7 +211,7 @@ async def test_a_client_that_pauses_loses_nothing(open_port):
     assert port.gateway.stats().slow_readers_total == 0
 
 
-async def test_news_that_nobody_reads_are_bounded(open_port):
+async def test_news_that_are_not_read_are_bounded(open_port):
     port = await open_port(events_max=16, slow_seconds_max=0.2)
     attacker = await port.attacker(receive_bytes=4_096)
     await port.harbour.until(lambda: bool(port.harbour.ever))

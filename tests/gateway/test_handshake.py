@@ -44,7 +44,7 @@ async def test_any_other_path_is_the_socket(port, path):
     "header",
     ["Bearer wrong", "Bearer", "Bearer ", "Basic dG9rZW4tYQ==", "token-a", "Bearer token-a x", ""],
 )
-async def test_without_a_valid_token_nobody_gets_in(port, header):
+async def test_without_a_valid_token_no_client_gets_in(port, header):
     response = await refused(port, additional_headers={"Authorization": header})
     assert response.status_code == 401
     assert response.headers["WWW-Authenticate"] == "Bearer"

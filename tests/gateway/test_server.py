@@ -101,7 +101,7 @@ async def test_connections_that_say_nothing_are_bounded_and_cut(open_port):
     assert port.gateway.stats().connections == 1
 
 
-async def test_connections_that_say_nothing_lock_nobody_out(open_port):
+async def test_connections_that_say_nothing_lock_no_client_out(open_port):
     """More than there may be, of one address: health is told, and who opens a session has one."""
     port = await open_port(handshakes_max=100)
     idle = [await asyncio.open_connection("127.0.0.1", port.number) for _ in range(500)]
@@ -203,7 +203,7 @@ async def test_a_stop_does_not_wait_for_the_queue(open_port):
     assert await client.close_code() == Close.RESTART
 
 
-async def test_a_stop_is_bounded_whoever_does_not_answer(open_port):
+async def test_a_stop_is_bounded_whichever_client_does_not_answer(open_port):
     port = await open_port(drain_seconds_max=0.1)
     silent = await asyncio.open_connection("127.0.0.1", port.number)
     waiting = await port.client()

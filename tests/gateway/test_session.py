@@ -111,7 +111,7 @@ async def test_the_slow_path_keeps_the_line(port):
     assert port.harbour.asked == ["other", 0, 1, 2]
 
 
-async def test_the_slow_path_with_ids_holds_nobody_up(port):
+async def test_the_slow_path_with_ids_holds_up_no_other(port):
     client = await port.client()
     await client.ask(0, "wait", id="slow")
     await client.ask(1, id="quick")

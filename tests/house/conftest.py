@@ -43,7 +43,7 @@ def names(root: Path) -> list[str]:
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     if (root / ".git").exists() and shutil.which("git"):
         listed = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
-        if listed.returncode == 0:  # Git reads no tree that is somebody else's.
+        if listed.returncode == 0:  # Git reads no tree of another user.
             return sorted(
                 name for name in set(listed.stdout.splitlines()) if (root / name).is_file()
             )

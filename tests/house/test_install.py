@@ -34,7 +34,7 @@ def project(root: Path) -> Any:
 
 
 def needed(names: list[str]) -> Iterator[str]:
-    """Yield the distributions that these need, themselves first; extras are nobody's here."""
+    """Yield the distributions that these need, themselves first; extras are left out."""
     seen: set[str] = set()
     while names:
         name = names.pop()

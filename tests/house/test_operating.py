@@ -36,7 +36,7 @@ def test_the_readme_has_every_code_as_it_is(root: Path) -> None:
     assert missing == []
 
 
-def test_every_setting_is_read_by_somebody(sources) -> None:
+def test_every_setting_is_read_somewhere(sources) -> None:
     """A setting that nothing reads would be a promise that nothing keeps."""
     text = "\n".join(each.text for each in sources if not each.name.endswith("/config.py"))
     assert [name for name in settings() if not re.search(rf"config\.{name}\b", text)] == []

@@ -89,7 +89,7 @@ def naps(files: list) -> list[str]:
     ]
 
 
-def test_nobody_waits_by_the_clock(sources, tests) -> None:
+def test_no_code_waits_by_the_clock(sources, tests) -> None:
     """Events are waited for, with a bound; who must poll says on the line why."""
     assert naps([*sources, *tests]) == []
 

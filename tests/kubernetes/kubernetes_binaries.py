@@ -130,5 +130,5 @@ if __name__ == "__main__":
         for _name, _path in binaries(*(sys.argv[1:] or PROGRAMS)).items():
             print(f"{_name}: {_path}")
     except BinariesError as error:
-        # Whoever has no Go runs all other tests: those of Kubernetes are skipped with this reason.
+        # Without Go all other tests run: those of Kubernetes are skipped with this reason.
         print(error, file=sys.stderr)

@@ -271,7 +271,7 @@ class Plane:
             self._check()
             if time.monotonic() > deadline:
                 raise PlaneError(f"not after {seconds:g} s: {what}; logs are in {self.logs}")
-            time.sleep(POLL_SECONDS)  # It is somebody else's state; a watch would be no shorter.
+            time.sleep(POLL_SECONDS)  # It is another program's state; a watch would be no shorter.
         return answer
 
     # How it starts ----------------------------------------------------------------------------
@@ -382,7 +382,7 @@ class Plane:
                 "--cert-dir=certs",
                 f"--secure-port={self._ports['api']}",
                 "--bind-address=127.0.0.1",
-                # An address that is nobody's: without it, the machine must have a route.
+                # An address without a host: without it, the machine must have a route.
                 "--advertise-address=192.0.2.1",
                 "--endpoint-reconciler-type=none",
                 "--service-account-issuer=https://kubernetes.default.svc",
@@ -448,7 +448,7 @@ def _namespace(thing: dict[str, Any]) -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that nobody listens on, below those that outgoing connections are given.
+    """Return ports without a listener, below those that outgoing connections are given.
 
     A killed program finds its port free again, then.
     """

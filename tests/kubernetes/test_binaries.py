@@ -1,4 +1,4 @@
-"""Where the programs come from: those that somebody has are taken, and no Go is said plainly."""
+"""Where the programs come from: those that are there are taken, and no Go is said plainly."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_without_go_it_is_said_what_is_missing_and_what_to_do(tmp_path: Path) ->
     assert "KUBEBUILDER_ASSETS" in ran.stderr
 
 
-def test_programs_that_somebody_has_are_taken(tmp_path: Path) -> None:
+def test_programs_that_are_there_are_taken(tmp_path: Path) -> None:
     for name in PROGRAMS:
         (tmp_path / name).touch()
     ran = run(tmp_path, KUBEBUILDER_ASSETS=str(tmp_path))

@@ -291,7 +291,7 @@ def test_many_states_at_once_are_valued_as_one_by_one():
 
 
 def test_a_share_goes_where_what_is_left_can_still_be_filled():
-    # n0 has 700 left, n1 a whole GPU. Whoever expects 700s keeps the 700.
+    # n0 has 700 left, n1 a whole GPU. A learner that expects 700s keeps the 700.
     fleet, policy = fleet_of([(64, 1, "A"), (64, 1, "A")]), new_policy("expected_fill")
     fleet.set_capacity(0, 64_000, 65_536, [700])
     usual = {"typical": [{"gpus": 1, "gpu_milli": 700}]}
@@ -313,7 +313,7 @@ def test_cpu_is_taken_where_it_strands_no_gpu():
 
 
 def test_nodes_that_only_few_can_replace_are_kept_for_who_needs_them():
-    # Only n0 serves requests for B; nobody says that the others like it less.
+    # Only n0 serves requests for B; nothing says that the others like it less.
     fleet, policy = fleet_of([(64, 4, "B"), *[(64, 4, "A")] * 3]), new_policy("expected_fill")
     typical = [{"gpus": 1, "weight": 9}, {"gpus": 1, "models": ["B"]}]
     for _ in range(12):
@@ -338,7 +338,7 @@ def test_a_gpu_that_is_only_taken_whole_is_of_no_use_to_shares():
     assert ask(new_policy("expected_fill"), fleet, Demand(1), parameters=halves)["node_id"] == "n1"
 
 
-def test_gpus_that_a_replica_counts_twice_are_full_and_harm_nobody():
+def test_gpus_that_a_replica_counts_twice_are_full_and_do_no_harm():
     fleet = fleet_of([(8, 3, "A"), (8, 3, "A")])
     fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
     fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])

@@ -212,7 +212,7 @@ def test_the_caches_are_bounded():
     assert len(policy._scored) == fgd.DEMANDS_MAX
 
 
-def test_gpus_that_a_replica_counts_twice_are_full_and_harm_nobody():
+def test_gpus_that_a_replica_counts_twice_are_full_and_do_no_harm():
     fleet = fleet_of([(8, "AAA"), (8, "AAA")])
     fleet.set_capacity(0, -1000, 1, [-1000, 1000, 700])
     fleet.set_capacity(1, 8000, 1, [-1000, -1000, 700])
@@ -297,24 +297,24 @@ def test_without_typical_it_learns_from_the_requests_and_remembers_in_its_contex
     assert kinds[0] == fgd.Typical(3000, 1, 700, ("A", "B"), float(fgd.Learner.BATCH))
 
 
-def test_the_fleet_is_valued_anew_each_time_the_count_has_doubled():
-    learner, context, view, anew = fgd.Learner(), {}, FleetView(fleet_of([(8, "A")])), []
+def test_the_fleet_is_valued_again_each_time_the_count_has_doubled():
+    learner, context, view, relearned = fgd.Learner(), {}, FleetView(fleet_of([(8, "A")])), []
     for number in range(1, 9 * fgd.Learner.BATCH):
         if learner.observe(Demand(1), context):
-            anew.append(number / fgd.Learner.BATCH)
+            relearned.append(number / fgd.Learner.BATCH)
             learner.typical(view, context)
-    assert anew == [1, 2, 4, 8]
+    assert relearned == [1, 2, 4, 8]
 
 
 def test_learning_goes_on_when_the_counts_are_halved():
     learner, context, view = fgd.Learner(), {}, FleetView(fleet_of([(8, "A")]))
-    anew = 0
+    relearned = 0
     for _ in range(4 * fgd.Learner.COUNT_MAX):
         if learner.observe(Demand(1), context):
-            anew += 1
+            relearned += 1
             learner.typical(view, context)
     # log2(COUNT_MAX / BATCH) doublings to the first halving, then one per COUNT_MAX / 2.
-    assert anew >= 8 + 5
+    assert relearned >= 8 + 5
 
 
 def test_what_was_learnt_decides():

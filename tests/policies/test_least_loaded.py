@@ -54,7 +54,7 @@ def test_only_gpus_that_fit_are_compared():
     assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"
 
 
-def test_an_average_stands_for_devices_that_nobody_reports():
+def test_an_average_stands_for_unreported_devices():
     fleet = fleet_with(node("a"), node("b"))
     metrics = reported(tree("a", cores=0, average=60), tree("b", cores=0, average=50))
     assert chosen(fleet, Demand(1), metrics)["node_id"] == "b"

@@ -96,7 +96,7 @@ def test_it_places_among_the_candidates_by_a_reference_that_is_none():
     assert place(Demand(1), ["big", "tiny"], policy, like="small") == ("tiny", "m")
 
 
-def test_documents_are_read_anew_after_the_refresh_and_for_another_question():
+def test_documents_are_read_again_after_the_refresh_and_for_another_question():
     policy = new_policy("similarity")
     assert place(Demand(1), policy=policy, like="mid", refresh_seconds=3600) == ("mid", "m")
     assert place(Demand(1), policy=policy, like="tiny", refresh_seconds=3600) == ("tiny", "m")

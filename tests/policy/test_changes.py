@@ -94,7 +94,7 @@ def test_scores_that_are_none_are_refused_with_the_node():
         fitting_scores(view, demand, [1, 2])
     with pytest.raises(ValueError, match="the score of a/n1 is nan"):
         fitting_scores(view, demand, [1, float("nan"), 1, 1, 1, 1])
-    # Where it does not fit, nobody looks.
+    # Where it does not fit, no policy looks.
     assert fitting_scores(view, Demand(gpus=8), [3, 2, 1, 0, -1, float("inf")]).tolist() == [
         4, 3, 2, 1, 0, -1
     ]  # fmt: skip

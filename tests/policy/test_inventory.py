@@ -100,7 +100,7 @@ def test_other_rows_keep_what_is_held():
     assert len(fleet) == 5
 
 
-def test_whoever_does_not_follow_the_splices_is_told_to_look_at_all():
+def test_a_reader_that_does_not_follow_the_splices_is_told_to_look_at_all():
     fleet = installed([one("a"), one("b")])
     version, layout = fleet.version, fleet.layout
     fleet.touch(3)
@@ -113,7 +113,7 @@ def test_whoever_does_not_follow_the_splices_is_told_to_look_at_all():
     assert fleet.changed_since(fleet.version) == []
     fleet.touch(0)
     fleet.put(one("a", nodes=5))
-    assert fleet.rows_since(version) == [6], "what a part tells anew is not told twice"
+    assert fleet.rows_since(version) == [6], "what a part tells again is not told twice"
     assert fleet.spliced_since(layout) == ["a"]
     fleet.install([one("a")])
     assert fleet.spliced_since(layout) is None

@@ -48,7 +48,7 @@ def test_a_column_has_a_value_per_row_and_is_read_once():
     assert registry.fetches == [["x", "y"]]
 
 
-def test_other_candidates_are_added_and_a_new_inventory_is_read_anew():
+def test_other_candidates_are_added_and_a_new_inventory_is_read_again():
     registry = Registry({"x": {"a": {"colour": "red"}}, "y": {"a": {"colour": "blue"}}})
     fleet, labels = Fleet(), NodeLabels()
     install(fleet, registry.labels)

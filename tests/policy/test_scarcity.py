@@ -91,9 +91,9 @@ def test_room_kept_from_changed_rows_is_the_room_there_is(kinds, moves):
         fleet.set_capacity(row, int(fleet.cpu_free[row]), 9, fleet.gpu_free[row].clip(0, 1000))
         if prices.refresh(FleetView(fleet)):
             due.append(number)
-            anew = prices_of(kinds, view)
-            anew.refresh(FleetView(fleet))
-            assert prices.prices.tolist() == anew.prices.tolist()
+            fresh = prices_of(kinds, view)
+            fresh.refresh(FleetView(fleet))
+            assert prices.prices.tolist() == fresh.prices.tolist()
     # Thirty nodes: every fifth request.
     assert due == list(range(0, len(moves), 5))
 

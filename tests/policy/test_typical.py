@@ -70,14 +70,14 @@ def test_of_too_many_kinds_the_most_frequent_count():
 
 
 def feed(learner, context, demands, *, through_json=False):
-    """Show the learner these demands; return after how many it asked to be read anew."""
-    anew = []
+    """Show the learner these demands; return after how many it asked to be read again."""
+    readings = []
     for number, demand in enumerate(demands, 1):
         if learner.observe(demand, context):
-            anew.append(number)
+            readings.append(number)
         if through_json:  # As the server carries it.
             context.update(json.loads(json.dumps(context)))
-    return anew
+    return readings
 
 
 def test_what_was_seen_is_in_the_context_once_a_batch_is_full():
@@ -92,9 +92,9 @@ def test_what_was_seen_is_in_the_context_once_a_batch_is_full():
     assert sum(each.weight for each in guessed) == pytest.approx(30 / 158)
 
 
-def test_it_is_read_anew_each_time_the_count_has_doubled():
-    anew = feed(MixLearner(), {}, [Demand(1)] * (9 * MixLearner.BATCH))
-    assert anew == [MixLearner.BATCH * times for times in (1, 2, 4, 8)]
+def test_it_is_read_again_each_time_the_count_has_doubled():
+    readings = feed(MixLearner(), {}, [Demand(1)] * (9 * MixLearner.BATCH))
+    assert readings == [MixLearner.BATCH * times for times in (1, 2, 4, 8)]
 
 
 def test_what_came_since_it_was_read_is_not_used_yet():
@@ -117,8 +117,8 @@ def test_another_instance_goes_on_as_the_last_one_was():
 def test_the_old_fades():
     context, learner = {}, MixLearner()
     feed(learner, context, [Demand(1)] * (MixLearner.COUNT_MAX + MixLearner.BATCH))
-    anew = feed(learner, context, [Demand(2)] * (2 * MixLearner.COUNT_MAX))
-    assert anew
+    readings = feed(learner, context, [Demand(2)] * (2 * MixLearner.COUNT_MAX))
+    assert readings
     assert learner.typical(view_of("A"), context)[0].gpus == 2
     assert sum(count for count, _ in context["seen"].values()) <= MixLearner.COUNT_MAX
 
@@ -142,7 +142,7 @@ def test_the_guess_fits_the_fleet():
         (4000, 2000),
     ]
     assert [kind.gpus for kind in room.guess(view_of(["A"]))] == [1, 1, 1, 0]
-    assert room.guess(view_of([]))[0].cpu_milli == 8000  # Nobody has GPUs.
+    assert room.guess(view_of([]))[0].cpu_milli == 8000  # No node has GPUs.
 
 
 # Nodes -----------------------------------------------------------------------------------------

@@ -104,7 +104,7 @@ def longest_wait(decode, encoded):
 def test_other_threads_get_their_turn_meanwhile():
     node = {"id": "node-1", "gpus": [{"modelName": "A100", "memory": 40960}] * 16}
     encoded = msgspec.json.encode({"nodes": {"nodeData": [node] * 20_000}})
-    gc.disable()  # A collection is nobody's turn either, and none of what this is about.
+    gc.disable()  # A collection is no task's turn either, and none of what this is about.
     try:
         waits = [longest_wait(each, encoded) for each in (decode_in_parts, msgspec.json.decode)]
     finally:

@@ -470,7 +470,7 @@ async def test_an_unsupported_limit_is_named(engine):
         await engine.control("a", shoe_size=45)
 
 
-async def test_close_tells_whoever_waits_and_the_backend_works_again(engine, workshop):
+async def test_close_tells_its_waiters_and_the_backend_works_again(engine, workshop):
     spec = Spec(max_global_num=1)
     await engine.acquire("a", spec)
     waiter = asyncio.create_task(engine.acquire("b", spec))

@@ -263,7 +263,7 @@ async def test_a_container_with_only_an_image_whose_command_is_a_shell(engine, s
     thing = await engine.acquire("a", ContainerResourceSpec(image=shell_image, stop_seconds=600))
     assert await thing.get_status() is ResourceStatus.RUNNING
     assert await thing.run_cmd("echo hello") == "hello\n"
-    async with asyncio.timeout(120):  # A shell hears no SIGTERM: nobody waits for it to obey.
+    async with asyncio.timeout(120):  # A shell hears no SIGTERM: no call waits for it to obey.
         await engine.release("a")
         await engine.end("a")
 

@@ -1,4 +1,4 @@
-"""Cells and zygotes that somebody else kills, as the kernel does where memory runs out."""
+"""Cells and zygotes that are killed from outside, as the kernel does where memory runs out."""
 
 import asyncio
 import os
@@ -148,7 +148,7 @@ async def test_kills_of_the_zygote_stop_policies_for_seconds_only(bench):
         rounds += 1
         await until(lambda n=rounds: counters().get("zygote_restarts", 0) == n)
     assert rounds > 5
-    # One that dies all the time is started less and less often, and nobody waits for that.
+    # One that dies all the time is started less and less often, and no request waits for that.
     refusal = await bench.refusal(code)
     assert refusal.code is Code.UNAVAILABLE
     assert "is started again in" in refusal.reason

@@ -34,7 +34,7 @@ def test_slices_of_a_rack(made, ready):
     assert [node for node, _ in found[0]] == infos[0].node_ids
 
 
-def test_slices_by_a_resource_and_a_model_that_nobody_has(made):
+def test_slices_by_a_resource_and_a_model_that_no_node_has(made):
     pool = made(shape=GpuSlices(gpus_per_host=1, hosts=3, resource="spare"))
     pool.scale_multislice([1, 2])
     assert len(pool.get_all_pool_members()) == 1
@@ -104,7 +104,7 @@ def test_a_host_by_itself_takes_chips_of_its_node(ready):
         ray.get(host.run_remote_fn.remote(resources), timeout=60)
 
 
-def test_a_slice_that_nobody_knows_says_so(ready):
+def test_an_unknown_slice_says_so(ready):
     head = ready.cluster.head_node.node_id
     actor = SliceActor.options(label_selector={"ray.io/node-id": head}).remote()
     with pytest.raises(RuntimeError, match="Slice info not initialized"):

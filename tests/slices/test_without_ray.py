@@ -146,7 +146,7 @@ def test_no_metadata_is_no_preemption(monkeypatch):
 
 
 def test_only_holders_of_the_device_are_killed():
-    """This machine has no /dev/vfio, so nobody is killed: not even who names it."""
+    """This machine has no /dev/vfio, so no process is killed: not even one that names it."""
     with subprocess.Popen([sys.executable, "-c", "input()", "/dev/vfio/1"], stdin=-1) as other:
         if not Path("/dev/vfio").exists():
             assert release_devices() == []

@@ -101,7 +101,7 @@ def test_several_nodes_may_be_refused():
 
 
 class TestExclusive:
-    def test_nobody_else_gets_the_node(self):
+    def test_no_other_gets_the_node(self):
         pool = pool_of(a=4)
         taken = pool.checkout([gpus(1, exclusive=True)])
         assert pool.slots_by_node("gpus") == {"a": 0}
@@ -368,7 +368,7 @@ def test_what_is_dumped_can_be_filled_in_again(form):
     assert NodeResourcePool(read_specification(file.getvalue())).getstate() == pool.getstate()
 
 
-def test_whoever_is_placed_first_makes_room_where_another_fits_nowhere_else():
+def test_what_is_placed_first_makes_room_where_another_fits_nowhere_else():
     pool = pool_of(full=1, none=0)
     request = [NodeRequest(exclusive=True), NodeRequest().add("gpus")]
     assert pool.accommodates(request)

@@ -1,7 +1,7 @@
 """Stories of the core: see `storyteller` for their language.
 
 `MOORAGE_TRANSCRIPTS=write pytest tests/transcripts` writes down what the core now answers. Read
-the difference before you keep it: a story is what somebody judged to be right.
+the difference before you keep it: a story is what a person judged to be right.
 """
 
 import os

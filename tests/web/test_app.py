@@ -217,7 +217,7 @@ async def test_a_body_of_unknown_length_is_cut_off_at_the_cap(client):
     assert (await client.get("/policy")).json()["data"] == []
 
 
-async def test_a_client_that_leaves_in_the_middle_harms_nobody(site):
+async def test_a_client_that_leaves_in_the_middle_does_no_harm(site):
     _, writer = await asyncio.open_connection("127.0.0.1", site.port)
     writer.write(b"POST /policy HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{")
     await writer.drain()

@@ -154,7 +154,7 @@ async def test_two_authorizations_are_none(site):
 
 
 @pytest.mark.parametrize("path", ["/clusters/", "/policy/", "/healthz/"])
-async def test_nobody_is_sent_to_another_host(site, path):
+async def test_no_client_is_sent_to_another_host(site, path):
     ask = f"GET {path} HTTP/1.1\r\nHost: localhost:1\r\n{CLOSE}\r\n"
     status, answer = await said(site.port, ask)
     assert status in {404, 405}

@@ -91,7 +91,7 @@ async def answers(site, path="/policy", address="127.0.0.1") -> int:
 @pytest.mark.parametrize(
     "sends", [b"", b"GET / HT", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"]
 )
-async def test_idle_connections_lock_nobody_out(site, clients, sends):
+async def test_idle_connections_lock_no_client_out(site, clients, sends):
     await clients.connect(MOST + 20, sends)
     for address in ("127.0.0.1", "127.0.0.2"):
         assert await answers(site, "/healthz", address) == 200
@@ -109,7 +109,7 @@ async def test_the_oldest_idle_connection_gives_way(site, clients):
 
 
 async def test_the_last_descriptors_are_the_servers_own(site):
-    """Whoever comes then takes the place of an idle connection."""
+    """A client that comes then takes the place of an idle connection."""
     server = WebServer(site.house, connections_max=60)
     clients = Clients(await server.start("127.0.0.1", 0))
     before = files()
@@ -170,7 +170,7 @@ async def test_a_head_that_does_not_come_is_cut(site, clients):
     await asyncio.gather(*dripping, return_exceptions=True)
     assert loop.time() - began >= connections.HEAD_SECONDS_MAX
     statuses = [re.findall(rb"HTTP/1.1 (\d+)", end) for end in ends]
-    # Whoever sends on may not see the last word.
+    # A client that sends on may not see the last message.
     assert [each[:1] for each in statuses[::3]] == [[], [b"404"]]
     assert statuses[1] in ([b"408"], [])
     assert statuses[2][:1] == [b"200"]

@@ -24,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is None:  # Closed by whoever started us; what is written goes nowhere.
+        if stream is None:  # Closed by our parent process; what is written goes nowhere.
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  # For good.
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # Whatever the terminal can show.
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Whoever read us has seen enough, which is no failure. The rest goes nowhere; otherwise
+        # Our reader has seen enough, which is no failure. The rest goes nowhere; otherwise
         # the interpreter flushes it once more as it ends, and complains.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     raise SystemExit(int(code))

@@ -51,8 +51,8 @@ class TokenMissing(MoorageError):  # noqa: N818  # As the rest of the tree.
     """The token of a lease is not known here."""
 
 
-class ReaderGone(Exception):  # noqa: N818  # No error: whoever read stdout has seen enough.
-    """Nobody reads stdout any more."""
+class ReaderGone(Exception):  # noqa: N818  # No error: the reader has seen enough.
+    """Stdout has no reader any more."""
 
 
 def exit_of(error: MoorageError) -> Exit:
@@ -71,5 +71,5 @@ def exit_of(error: MoorageError) -> Exit:
         case RequestRefused(code=code):
             later = code in WORTH_RETRYING or code in {Code.CANCELLED, Code.ENGINE_FAILED}
             return Exit.NOT_NOW if later else Exit.NEVER
-        case _:  # Errors are an open tree: one that nobody has placed here is a defect.
+        case _:  # Errors are an open tree: one without a place here is a defect.
             return Exit.INTERNAL

@@ -149,7 +149,7 @@ def watch(
             async for event in news:
                 line = {"event": event.event, "topic": event.topic, "data": event.data}
                 say(to_line(line))
-                sys.stdout.flush()  # Whoever reads us wants it now.
+                sys.stdout.flush()  # The reader wants it now.
                 seen += 1
                 if seen == count:
                     return

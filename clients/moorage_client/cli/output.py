@@ -37,7 +37,7 @@ _FAR_SECONDS: Final = 1e12
 """Times after this, some thirty thousand years from now, do not come."""
 
 _PIPE_COLUMNS: Final = 160
-"""Width of tables that go to a pipe, where nobody can say how wide the reader is."""
+"""Width of tables that go to a pipe, where the reader's width is unknown."""
 
 
 def print_json(document: Any) -> None:
@@ -139,7 +139,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
         return
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     console = Console(width=None if known else _PIPE_COLUMNS, highlight=False)
-    # Rendered first: rich would end the process with 1 where nobody reads on.
+    # Rendered first: rich would end the process with 1 where the reader is gone.
     with console.capture() as rendered:
         console.print(shown)
     sys.stdout.write(rendered.get())
@@ -274,5 +274,5 @@ def _code(error: MoorageError) -> str:
             return "lease_lost"
         case TokenMissing():
             return "token_missing"
-        case _:  # Errors are an open tree: one that nobody has placed here is a defect.
+        case _:  # Errors are an open tree: one without a place here is a defect.
             return "internal"

@@ -128,7 +128,7 @@ def show(
             )
             for each in read_as(list[ShownPolicyChange], changes)
         ),
-        empty="Nobody changed it.",
+        empty="It was never changed.",
     )
 
 

@@ -299,7 +299,7 @@ class _Reader:
             except NotFound as error:
                 raise await self._lost(str(error)) from error
             if part.over:
-                if part.exit_code is None:  # It never ran, or nobody saw it end.
+                if part.exit_code is None:  # It never ran, or its end was not seen.
                     raise await self._lost("it is not known how it ended")
                 return part.exit_code
             self._go_on(part)

@@ -1,4 +1,4 @@
-"""The file where `moorage ask` and `run` keep the tokens of leases: nobody has to paste them.
+"""The file where `moorage ask` and `run` keep the tokens of leases, so that no user pastes them.
 
 Private (0600), replaced atomically, changed under a lock: many commands may run at once.
 """

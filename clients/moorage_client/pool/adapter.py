@@ -48,7 +48,7 @@ class Checkout(dict[str, list[dict[str, Any]]]):
 class ResourcePoolAdapter:
     """A pool that another process serves; threads may share it.
 
-    Every method may raise `ConnectionFailed` where nobody serves a pool, and `Timeout`.
+    Every method may raise `ConnectionFailed` where no server serves a pool, and `Timeout`.
 
     Args:
         address: `uds:PATH` or `tcp:HOST:PORT`; default: `MOORAGE_POOL_ADDRESS`, else
@@ -82,7 +82,7 @@ class ResourcePoolAdapter:
         answer = self._call("POST", "/accommodates", list(request))
         ok = self._read(bool, answer.get("ok"))
         reason = self._read(str, answer.get("reason") or "")
-        return Outcome(ok, reason or (None if ok else "nobody says why"))
+        return Outcome(ok, reason or (None if ok else "no reason was given"))
 
     def checkout(
         self,

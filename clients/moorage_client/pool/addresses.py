@@ -25,7 +25,7 @@ class Uds:
 
     Args:
         path: Its file.
-        own: Nobody named it: it lies where this user's own socket is looked for.
+        own: The default: it lies where this user's own socket is looked for.
 
     """
 
@@ -48,7 +48,7 @@ class Uds:
         if not stat.S_ISDIR(seen.st_mode) or seen.st_uid != os.getuid() or seen.st_mode & 0o022:
             raise PermissionError(
                 errno.EPERM,
-                "expected a folder of yours that nobody else may write to; remove it, or name "
+                "expected a folder of yours that no other user may write to; remove it, or name "
                 "another place with --address or MOORAGE_POOL_ADDRESS",
                 str(folder),
             )
@@ -72,8 +72,8 @@ def parse_address(text: str) -> Uds | Tcp:
     """Read an address.
 
     Raises:
-        ValueError: It is neither; or it is not of this machine, where there is nobody to ask who
-            somebody is.
+        ValueError: It is neither; or it is not of this machine, which cannot say who
+            a user is.
 
     """
     kind, _, rest = text.partition(":")

@@ -1,7 +1,7 @@
 """The async executor: runs a graph on the caller's event loop.
 
 Coroutine functions run on the loop, as tasks of their own; whatever else is called on threads,
-since nobody can tell a quick function from one that blocks, and an awaitable that it returns is
+since a quick function looks like one that blocks, and an awaitable that it returns is
 awaited on the loop. Everything else, all callbacks included, happens on the loop.
 """
 
@@ -142,7 +142,7 @@ class _AsyncRun:
                     self._turning = True
                     self._loop.call_soon(self._next_turn)
                     return
-        except BaseException as defect:  # Nobody may wait for ever for what did not start.
+        except BaseException as defect:  # No caller may wait for ever for what did not start.
             self._defect = defect
             self._over.set()
             raise
@@ -188,7 +188,7 @@ class _AsyncRun:
         self._end(node, result, error)
 
     def _lived(self, node: RunningNode, value: Awaitable[Any], task: "asyncio.Task[None]") -> None:
-        """End a node whose task somebody cancelled before it began."""
+        """End a node whose task was cancelled before it began."""
         if not task.cancelled() and (defect := task.exception()) is not None:
             self._defect = defect
             self._over.set()
@@ -248,7 +248,7 @@ class _AsyncRun:
         self._soon(self._pump)
 
     def _soon(self, act: Callable[[], object]) -> None:
-        # The loop may be closed when a task that was left behind ends: nobody waits any more.
+        # The loop may be closed when a task that was left behind ends: no caller waits.
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(act)
 

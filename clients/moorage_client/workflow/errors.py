@@ -8,7 +8,7 @@ class WorkflowError(MoorageError):
 
 
 class GraphError(WorkflowError, ValueError):
-    """The graph is none: a cycle, a name that is taken, or one that nobody added."""
+    """The graph is none: a cycle, a name that is taken, or one that was not added."""
 
 
 class ResourceError(WorkflowError, ValueError):

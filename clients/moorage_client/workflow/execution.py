@@ -348,7 +348,7 @@ class Execution:
             Its result, for `settle`; None where it is to be tried again.
 
         """
-        if not node.finish():  # Nobody waited any more, and its result stands.
+        if not node.finish():  # It was no longer awaited, and its result stands.
             self._release(node)
             return None
         return self._conclude(node, value, error)
@@ -414,7 +414,7 @@ class Execution:
         )
 
     def _release(self, node: RunningNode) -> None:
-        """Give back what a node held, and tell of it; nobody is told after it was abandoned."""
+        """Give back what a node held, and tell of it, unless it was abandoned."""
         if (grant := node.grant) is None:
             return
         settings = self._settings

@@ -160,7 +160,7 @@ class _Run:
         """What each thread of the crew does."""
         try:
             self._run_nodes()
-        except BaseException as defect:  # noqa: BLE001  # Nobody may wait for ever for this thread.
+        except BaseException as defect:  # noqa: BLE001  # No caller may wait for ever for it.
             self._defect = defect
             self._kick.set()
 
@@ -227,7 +227,7 @@ class _Run:
                 self._waking = False
 
     def _pick(self) -> RunningNode | None:
-        """Return a node for this thread, and see that somebody runs the one after it."""
+        """Return a node for this thread, and see that a thread runs the one after it."""
         node = self._handed.popleft() if self._handed else self._execution.next()
         if node is None:
             return None

@@ -83,7 +83,7 @@ class LeasedPool:
     Args:
         policy_rule_uri: The policy that decides, `name:version-tag`.
         url: Of the server; default `MOORAGE_URL`, else `ws://127.0.0.1:8765`.
-        token: Who we are; default `MOORAGE_TOKEN`, else nobody in particular.
+        token: Who we are; default `MOORAGE_TOKEN`, else no token.
         ttl_seconds: How long GPUs stay held after this program died.
         wait_seconds: How long a node waits in the server's queue; then it fails with `NoCapacity`.
         priority: Of the leases; higher goes first.
@@ -165,7 +165,7 @@ class LeasedPool:
 
     @property
     def capacities(self) -> dict[str, float]:
-        """What the fleet had in all when the pool was opened, whoever holds it."""
+        """What the fleet had in all when the pool was opened, held or free."""
         return {name: amount_of(count) for name, count in self._capacities.items()}
 
     @property
@@ -181,7 +181,7 @@ class LeasedPool:
 
     @property
     def releases(self) -> int:
-        """Nobody has to look again after a release: the server serves its queue by itself."""
+        """No caller has to look again after a release: the server serves its queue by itself."""
         return 0
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:

@@ -12,7 +12,7 @@ from moorage_client.workflow.results import ExecutionResult, NodeResult, NodeSta
 from moorage_client.workflow.timeline import ResourceSnapshot
 
 NAMED_FRACTION_MIN: Final = 0.03
-"""Bars shorter than this part of the run are not named; nobody could read it."""
+"""Bars shorter than this part of the run are not named; a name would be unreadable."""
 LANES_MAX: Final = 60
 """Lanes that make the picture higher; of more each is thinner."""
 

@@ -33,7 +33,7 @@ _NO_VARIABLES: Final[Mapping[str, str]] = {}
 class ResourcePool:
     """Named resources with finite capacities.
 
-    Whoever must wait is served in order: others may go first while they fit and it does not, but
+    Waiters are served in order: others may go first while they fit and it does not, but
     at most `waiting.OVERTAKEN_MAX` times; then what is freed is kept for it. So `try_acquire`
     may be False although enough is available: it is spoken for.
 
@@ -68,7 +68,7 @@ class ResourcePool:
 
     @property
     def available(self) -> dict[str, float]:
-        """What nobody holds of each resource."""
+        """What is free of each resource."""
         with self._lock:
             return dict(zip(self._names, map(amount_of, self._account.free), strict=True))
 
@@ -84,7 +84,7 @@ class ResourcePool:
         return self._timeline
 
     def can_satisfy(self, requirements: ResourceRequirements) -> bool:
-        """Return whether the total capacity is enough, whoever holds what now."""
+        """Return whether the total capacity is enough, whatever is held now."""
         return self._amounts(requirements) is not None
 
     def try_acquire(self, requirements: ResourceRequirements, node_name: str | None = None) -> bool:
@@ -142,7 +142,7 @@ class ResourcePool:
         loop, woken = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
-            # The loop may be closed when its waiter was abandoned; then nobody is left to wake.
+            # The loop may be closed when its waiter was abandoned; then there is none to wake.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(woken.set)
 

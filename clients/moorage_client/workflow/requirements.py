@@ -15,7 +15,7 @@ UNITS: Final = 1_000_000
 """Units in one of a resource. Amounts are rounded to the nearest unit."""
 
 ALIASES: Final = {"cpu": "cpu_slots"}
-"""Another name for a resource, for whoever declares that one and not the first."""
+"""Another name for a resource, for a user who declares that one and not the first."""
 
 
 def finite(number: object) -> float | None:

@@ -113,13 +113,13 @@ class RunningNode:
         return True
 
     def finish(self) -> bool:
-        """Take note that its task is over; False where nobody waits any more. For the executors."""
+        """Take note that its task is over; False where it is abandoned. For the executors."""
         with _making_events:
             self.ended = not self.abandoned
             return self.ended
 
     def abandon(self) -> bool:
-        """Wait for its task no longer; False where nobody did any more. For the executors."""
+        """Wait for its task no longer; False where it was no longer awaited. For the executors."""
         with _making_events:
             if self.ended or self.abandoned:
                 return False

@@ -1,9 +1,9 @@
 """Who gets what of a pool, and in which order those who must wait are served.
 
-Pure: amounts are units by resource number, and nobody sleeps here. `ResourcePool` puts a lock
+Pure: amounts are units by resource number, and nothing sleeps here. `ResourcePool` puts a lock
 around it and wakes whom it serves.
 
-The policy. Waiters stand in a line. Whoever fits may go before one that does not fit yet, which
+The policy. Waiters stand in a line. One that fits may go before one that does not fit yet, which
 keeps the pool busy; but a waiter that was delayed so `OVERTAKEN_MAX` times has waited its turn:
 from then on nothing is granted that would leave less than it needs of anything. What is freed adds
 up, and it is served as soon as those who hold something now have let go.
@@ -59,7 +59,7 @@ class Account:
         return len(self._line)
 
     def possible(self, amounts: Amounts) -> bool:
-        """Return whether so much can be had when nobody holds anything."""
+        """Return whether so much can be had when nothing is held."""
         return all(count <= self.capacities[number] for number, count in amounts)
 
     def take(self, amounts: Amounts) -> bool:

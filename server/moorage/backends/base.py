@@ -151,7 +151,7 @@ class CommandExecution:
 
 
 Listener = Callable[[WorkloadReport], None]
-"""Told of every change that the backend sees, also of those nobody asked for. It may be called in
+"""Told of every change that the backend sees, also of those without an order. It may be called in
 any thread, must not block, and must not raise."""
 
 
@@ -245,7 +245,7 @@ class Backend(Protocol):
         """
 
     async def discover(self) -> Collection[WorkloadReport]:
-        """Return what is here under this backend's care, whoever started it.
+        """Return what is here under this backend's care, from any start.
 
         What ended by itself is named until it is stopped, so that a daemon that was away learns
         how it ended.
@@ -282,7 +282,7 @@ class Backend(Protocol):
     async def probe(self, workload: str) -> WorkloadReport:
         """Look at a workload, and ask one that is ready whether it still answers, as its spec says.
 
-        One that does not is `STARTING` again; so is one that somebody has paused.
+        One that does not is `STARTING` again; so is one that is paused.
 
         Raises:
             UnknownWorkloadError: There is none of that name.

@@ -1,7 +1,7 @@
 """Waiting for what must not be left half done, even by a caller who is cancelled meanwhile.
 
 Backends and the store use it. `asyncio.shield` does less: its caller goes on while the work does,
-and an error that comes after that is reported by asyncio as one that nobody retrieved.
+and an error that comes after that is reported by asyncio as one that was not retrieved.
 """
 
 import asyncio

@@ -118,7 +118,7 @@ class MemoryBackend:
         return self._entry(workload).workload
 
     async def probe(self, workload: str) -> WorkloadReport:
-        """Look at a workload: there is nobody to ask; see `Backend.probe`."""
+        """Look at a workload: there is nothing to ask; see `Backend.probe`."""
         return self._entry(workload).workload
 
     def glance(self, workload: str) -> WorkloadReport | None:

@@ -302,7 +302,7 @@ class ContainerResourceSpec(BaseResourceSpec):
 
 @dataclass(kw_only=True)
 class APIModelResourceSpec(BaseResourceSpec):
-    """A model that somebody else serves behind an OpenAI-compatible address.
+    """A model that another server has behind an OpenAI-compatible address.
 
     Args:
         model_name_or_path: As the service knows it.

@@ -133,6 +133,6 @@ def _marked(folder: str) -> list[str]:
         try:
             if each.name.isdigit() and folder.encode() in (each / "environ").read_bytes():
                 found.append(each.name)
-        except OSError:  # It has ended, or is somebody else's.
+        except OSError:  # It has ended, or is another user's.
             continue
     return found

@@ -145,7 +145,7 @@ def tail(log: Path) -> str:
 def _ready(process: "subprocess.Popen[str]", log: Path) -> dict[str, Any]:
     assert process.stdout is not None
     late = threading.Timer(READY_SECONDS_MAX, process.kill)
-    late.daemon = True  # Whoever stops us now does not wait for it.
+    late.daemon = True  # A stop does not wait for it.
     try:
         late.start()
         line = process.stdout.readline()

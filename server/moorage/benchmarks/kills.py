@@ -205,7 +205,7 @@ class _Machine:
         mark = f"MOORAGE_WORKLOAD={self.data}/".encode()
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
-                with contextlib.suppress(OSError):  # It has ended, or is somebody else's.
+                with contextlib.suppress(OSError):  # It has ended, or is another user's.
                     words = (folder / "environ").read_bytes().split(b"\0")
                     if any(word.startswith(mark) for word in words):
                         pairs = (word.decode(errors="replace").partition("=") for word in words)
@@ -244,7 +244,7 @@ class _Run:
         for number in range(1, times + 1):
             await self._kill_one()
             reap()
-            # Nobody grants or stops anything now, so two that have one GPU have it at one time.
+            # Nothing is granted or stopped now, so two that have one GPU have it at one time.
             found.shared_gpus += self._machine.shared_gpus()
             self._progress(f"{number} of {times} kills, {len(self._load.granted)} leases granted")
         with daemon(self._machine.data) as running:

@@ -131,7 +131,7 @@ def _descendants() -> list[int]:
     return found
 
 
-class _Nobody:
+class _NoServices:
     """The services of a sandbox whose policies call no client and read no documents."""
 
     async def call(self, client: str, method: str, arguments: tuple[Any, ...]) -> Any:
@@ -166,7 +166,7 @@ class JailedSite:
         )
         self._proposed: asyncio.Future[Proposed | ConsultFailed]
         self.sandbox = Sandbox(
-            fleet=site.allocator.state.fleet, services=_Nobody(), deliver=self._deliver
+            fleet=site.allocator.state.fleet, services=_NoServices(), deliver=self._deliver
         )
 
     def _deliver(self, event: Proposed | ConsultFailed) -> None:

@@ -107,7 +107,7 @@ class _Queue:
         return event
 
     def release(self) -> None:
-        """Have one GPU released, and taken by a waiter: until nobody is asked any more."""
+        """Have one GPU released, and taken by a waiter: until no policy is asked any more."""
         gpu = len(self.held) - 1
         turn = self.step(ReleaseAsked(Address(OWNER, self._numbered), self.held.pop(), "digest"))
         self._propose(turn, 0, [str(gpu)])

@@ -19,7 +19,7 @@ class Allowance:
     """What one ask may still cause at external services; it goes with the ask from step to step.
 
     Repetitions after a failure are not counted, nor the download of a policy's code, once for each
-    version. Joining a request that is under way for somebody else counts.
+    version. Joining a request that is under way for another tenant counts.
 
     Args:
         left: Requests.

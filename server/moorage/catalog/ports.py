@@ -1,6 +1,6 @@
 """What the daemon needs of a catalog: one small Protocol for each part, and the parts side by side.
 
-`catalog.opening` builds them. Methods that may have to ask somebody are `async`, so that a mirrored
+`catalog.opening` builds them. Methods that may ask a service are `async`, so that a mirrored
 part fits; what the hot path calls for every request are plain functions of `Memory`.
 
 Every refusal is a `protocol.faults.ServiceError`.
@@ -137,7 +137,7 @@ class ClusterSearch(Protocol):
 
 
 class Freshness(Protocol):
-    """What an ask needs: from memory where that is fresh, else from whoever knows."""
+    """What an ask needs: from memory where that is fresh, else from its source."""
 
     async def keep_fresh(self, examine: Examine) -> None:
         """Follow the services that the catalog mirrors; runs until cancelled, or has nothing to do.

@@ -167,5 +167,5 @@ def _document(entries: Mapping[str, DocumentEntry], document_id: str) -> Documen
 
 
 def refusal_of(error: QueryError) -> ServiceError:
-    """Return what a wrong query means to whoever asked."""
+    """Return what a wrong query means to its sender."""
     return ServiceError(error.code, str(error), field=error.path, expected=error.expected)

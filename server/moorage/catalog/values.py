@@ -53,7 +53,7 @@ Examine = Callable[[PolicyRecord], Awaitable[str]]
 class PreparedPolicy:
     """A policy that was read and checked on paper, but is not registered yet.
 
-    Nothing of it has been compiled or run: whoever registers it lets a jail load it first, and run
+    Nothing of it has been compiled or run: its registration lets a jail load it first, and run
     its examples.
 
     Args:

@@ -33,7 +33,7 @@ def command_errors() -> Iterator[None]:
     from moorage.lab.errors import CommandError  # noqa: PLC0415  # As in serve.
     from moorage.lab.trace import TraceError  # noqa: PLC0415  # As in serve.
 
-    # Whoever stops a command stops its daemon too, and lets it clean up.
+    # A user who stops a command stops its daemon too, and lets it clean up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         yield

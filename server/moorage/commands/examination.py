@@ -38,7 +38,7 @@ PARTS: Final = {
 }
 """What every installation has."""
 ANSWER_SECONDS_MAX: Final = 2.0
-"""How long whoever has a port may take to say that it is well."""
+"""How long the server at a port may take to say that it is well."""
 NOT_YET: Final = {"backends: ray, kubernetes": "this release does not have them"}
 """What this release does not do, whatever is installed beside it."""
 
@@ -94,9 +94,9 @@ class _NoServices:
 
 
 async def _sandbox(mode: str) -> list[DoctorFinding]:
-    nobody: Callable[[object], None] = lambda _: None  # noqa: E731  # Nothing is consulted.
+    ignore: Callable[[object], None] = lambda _: None  # noqa: E731  # Nothing is consulted.
     sandbox = Sandbox(
-        fleet=Fleet(), services=_NoServices(), deliver=nobody, limits=Limits(), mode="jail"
+        fleet=Fleet(), services=_NoServices(), deliver=ignore, limits=Limits(), mode="jail"
     )
     try:
         report = await sandbox.start()

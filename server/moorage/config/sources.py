@@ -211,7 +211,7 @@ def read(setting: Setting, source: str, value: Any) -> Any:
 def default_data_dir(environ: Mapping[str, str]) -> Path:
     """Return a folder that does not depend on where the daemon is started.
 
-    Leases must not vanish because somebody restarts it from another folder.
+    Leases must not vanish because a user restarts it from another folder.
     """
     state = environ.get("XDG_STATE_HOME", "")
     if not Path(state).is_absolute():  # The XDG specification ignores relative paths.

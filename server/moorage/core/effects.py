@@ -66,7 +66,7 @@ class Respond:
 class Consult:
     """Ask the policy of `ask` for a proposal.
 
-    It may leave before the facts of its turn are durable: a cell can tell nobody what it was
+    It may leave before the facts of its turn are durable: a cell cannot pass on what it was
     asked, and its answer comes back as an event.
 
     Args:
@@ -81,7 +81,7 @@ class Consult:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Nobody waits for this consultation any more."""
+    """This consultation is not awaited any more."""
 
     request: RequestId
     consultation: int
@@ -91,7 +91,7 @@ class Forget:
 class Look:
     """Look whether the workload that a lease takes over is ready as it should be.
 
-    It may leave before the facts of its turn are durable: nobody sees a look, and the answer comes
+    It may leave before the facts of its turn are durable: no client sees it, and the answer comes
     back as an event. `Start` follows in any case, and says so again.
     """
 
@@ -132,4 +132,4 @@ Effect = Respond | Consult | Forget | Look | Start | Stop | KeepWarm | Recall
 
 
 EARLY = Consult | Forget | Look
-"""Effects that may leave before the facts of their turn are durable: nobody outside sees them."""
+"""Effects that may leave before the facts of their turn are durable: no client sees them."""

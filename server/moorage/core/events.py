@@ -40,7 +40,7 @@ class ConsultFailed:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseAsked:
-    """Somebody wants a lease ended."""
+    """A client wants a lease ended."""
 
     to: Address
     lease: RequestId
@@ -49,7 +49,7 @@ class ReleaseAsked:
 
 @dataclass(frozen=True, slots=True)
 class RenewAsked:
-    """Somebody wants a lease to last longer. `ttl_seconds` None keeps the lease's own."""
+    """A client wants a lease to last longer. `ttl_seconds` None keeps the lease's own."""
 
     to: Address
     lease: RequestId
@@ -59,7 +59,7 @@ class RenewAsked:
 
 @dataclass(frozen=True, slots=True)
 class CancelAsked:
-    """Somebody gives up waiting."""
+    """A client gives up waiting."""
 
     to: Address
     request: RequestId
@@ -68,7 +68,7 @@ class CancelAsked:
 
 @dataclass(frozen=True, slots=True)
 class Inquired:
-    """Somebody wants to know. Questions are steps too, so no answer overtakes its facts.
+    """A client wants to know. Questions are steps too, so no answer overtakes its facts.
 
     Args:
         tenant: Whose leases and waiters may be shown.
@@ -168,7 +168,7 @@ class WorkloadKept:
 
 @dataclass(frozen=True, slots=True)
 class FlushAsked:
-    """Somebody wants what is kept warm for a tenant ended, in all clusters or in one."""
+    """A client wants what is kept warm for a tenant ended, in all clusters or in one."""
 
     to: Address
     tenant: Tenant
@@ -191,7 +191,7 @@ class ClusterGone:
 
 @dataclass(frozen=True, slots=True)
 class Restarted:
-    """The daemon came back. Nobody could renew meanwhile: leases get `grace_seconds` for that."""
+    """The daemon came back. None could be renewed meanwhile: leases get `grace_seconds`."""
 
     grace_seconds: float
 

@@ -65,7 +65,7 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
         *_NODE_FILTERS,
     ),
 }
-"""What each list can be filtered by; anything else would find nothing and say so to nobody."""
+"""What each list can be filtered by; anything else would find nothing, and not say so."""
 STATES: Final = get_args(LeaseState)
 
 

@@ -150,7 +150,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """A released lease, nobody's now, keeps what it holds for the next request like its own."""
+    """A released lease, now without owner, keeps what it holds for the next like request."""
 
     lease: RequestId
     at: float

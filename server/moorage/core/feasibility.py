@@ -120,7 +120,7 @@ class Feasibility:
         if counts.get(Misfit.GPU_MODEL.name.lower()) == nodes and (
             models := self._models(demand, tally.reasons != _ELSEWHERE)
         ):
-            why = f"{why[:-1]}. {_nobody_has(demand, models)}"
+            why = f"{why[:-1]}. {_no_node_has(demand, models)}"
             details["models"] = models
         if reserved:
             details["reserved_for_waiting"] = len(reserved)
@@ -248,7 +248,7 @@ def _sentence(counts: dict[str, int], nodes: int, demand: Demand) -> str:
     return f"of {nodes} nodes, {', '.join(parts) or 'all fit one by one'}{gang}."
 
 
-def _nobody_has(demand: Demand, models: list[str]) -> str:
+def _no_node_has(demand: Demand, models: list[str]) -> str:
     """Say which models there are: “a100” may mean one that is written otherwise."""
     wanted = " or ".join(demand.models[:MODELS_TOLD_MAX])
     spelled = {model.casefold(): model for model in models}

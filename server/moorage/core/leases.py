@@ -32,7 +32,7 @@ from moorage.core.turn import TurnWriter
 from moorage.model import Ask, Demand, Lease, Outcome, Placement, RequestId
 
 REQUEUE_PAUSE_SECONDS: Final = 1.0
-"""Before the second start of a workload, where nobody says otherwise."""
+"""Before the second start of a workload, where the lease does not say otherwise."""
 REQUEUE_PAUSE_SECONDS_MAX: Final = 60.0
 """Each pause is twice as long as the one before, and none is longer than this."""
 
@@ -77,7 +77,7 @@ class LeaseLifecycle:
     ) -> Lease:
         """Grant a placement to an ask, or to the lease that waits for another one.
 
-        A lease that waited ends when it would have ended: whoever holds it renews it meanwhile.
+        A lease that waited ends when it would have ended: its holder renews it meanwhile.
 
         Args:
             ask: The request.
@@ -138,7 +138,7 @@ class LeaseLifecycle:
             self.end(lease, RELEASED)
         lease = self._turn.state.lease(request) or lease
         self._turn.respond(to, LeaseNews(lease))
-        self._turn.wakes = True  # Whoever needs the place does not wait until it is warm.
+        self._turn.wakes = True  # A request that needs the place does not wait until it is warm.
 
     def renew(
         self, to: Address, request: RequestId, token_digest: str, ttl_seconds: float | None

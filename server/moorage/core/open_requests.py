@@ -66,7 +66,7 @@ class OpenRequests:
             self.queue.remove(ask)
 
     def session_lost(self, session: SessionId) -> None:
-        """Drop its requests that nobody else waits for, but for those with a place in the queue."""
+        """Drop its requests that no other session waits for, but for those in the queue."""
         for request in self._of_session.pop(session, {}):
             others = [to for to in self.listeners.pop(request) if to.session != session]
             if others:

@@ -149,7 +149,7 @@ class WaitingQueue:
             by_age = sorted(line.waiters, key=lambda request: waiting[request].at)
             line.waiters = dict.fromkeys(by_age)
         self._aged(line)
-        self._ranking.judge_anew(self._classes[key.waiters].row)
+        self._ranking.judge_again(self._classes[key.waiters].row)
 
     def remove(self, ask: Ask) -> None:
         """Take a waiter out: granted or given up."""
@@ -157,7 +157,7 @@ class WaitingQueue:
         del line.waiters[ask.id]
         if line.waiters:
             self._aged(line)
-            self._ranking.judge_anew(self._classes[line.of].row)  # It may have spoken for them.
+            self._ranking.judge_again(self._classes[line.of].row)  # It may have spoken for them.
             return
         its = self._classes[line.of]
         self._leave(line)
@@ -227,13 +227,13 @@ class WaitingQueue:
         Args:
             ask: One of them.
             gains: `State.gains` when that was found; where they are more now, it does not stand.
-            reserved: What was kept for somebody else then.
+            reserved: What was kept for others then.
 
         """
         line = self._line_of[ask.id]
         row = self._classes[line.of].row
         if gains != self._state.gains or not set(reserved) <= set(self.reservation):
-            self._ranking.judge_anew(row)
+            self._ranking.judge_again(row)
         else:
             if not reserved:
                 line.refused_at = self.changes
@@ -255,7 +255,7 @@ class WaitingQueue:
         if line is self.head:
             self.reserve(None, ())
         if gains != self._state.gains or not set(withheld) <= set(self.reserved_for(line)):
-            self._ranking.judge_anew(its.row)
+            self._ranking.judge_again(its.row)
             return
         self._leave(line)
         its.declined[line] = self._declined[line] = None
@@ -286,7 +286,7 @@ class WaitingQueue:
     def _ask_again(self, line: WaiterLine) -> None:
         self._leave(line)
         self._enter(line)
-        self._ranking.judge_anew(self._classes[line.of].row)
+        self._ranking.judge_again(self._classes[line.of].row)
 
     def first(self) -> WaiterLine | None:
         """Return the line that heads the queue: nodes are to be kept for it."""
@@ -313,7 +313,7 @@ class WaitingQueue:
     def reserved_before(self, ask: Ask) -> Nodes:
         """Return the nodes kept for a waiter ahead of `ask`, which may be new or wait itself.
 
-        Advice holds nothing, so it delays nobody and everything is open to it.
+        Advice holds nothing, so it delays no request and everything is open to it.
         """
         if ask.terms is None or self.head is None:
             return ()

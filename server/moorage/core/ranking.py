@@ -192,7 +192,7 @@ class Ranking:
 
     # What may be served ----------------------------------------------------------------------
 
-    def judge_anew(self, row: int) -> None:
+    def judge_again(self, row: int) -> None:
         """Have a class looked at, wherever capacity grows."""
         self._classes["fresh"][row] = True
 

@@ -266,7 +266,7 @@ class Requests:
         """Return whether there may be room for a new ask that its policy did not see.
 
         Capacity came back while it thought; or its cell held something free of another proposal
-        that came to nothing; or something is no longer kept for somebody else. Who waits already
+        that came to nothing; or something is no longer kept for another request. Who waits already
         is woken by all of these.
         """
         ask = pending.ask

@@ -40,7 +40,7 @@ ledger's history only."""
 RELEASED: Final = "released"
 """The reason of a lease that its owner ended: its workload may be kept."""
 REPLACED_MAX: Final = 32
-"""Changed clusters whose rows are replaced one by one; of more, all columns are made anew."""
+"""Changed clusters whose rows are replaced one by one; of more, all columns are made again."""
 DEADLINES_SPARE: Final = 1_000
 """Outdated deadlines that are kept, beyond one for every lease and waiter, before a sweep."""
 
@@ -86,7 +86,7 @@ class State:
         waiting: Asks and leases in the queue, in the order in which they came into it.
         waiting_bytes: What they brought along, in bytes of JSON.
         keys: Which request owns an idempotency key of a tenant.
-        warm: The leases that nobody owns and whose workloads are kept for the next request.
+        warm: The leases that no tenant owns and whose workloads are kept for the next request.
         resetting: Those that were released and whose workloads are made fit for that.
         fencing: The last fencing number given out.
         identities: Which node is which machine.
@@ -287,7 +287,7 @@ def _waits_no_longer(state: State, request: RequestId) -> Waiter:
 
 
 def _leave_to_others(state: State) -> None:
-    """Note that somebody waits no longer: what is being made fit for it may be for others."""
+    """Note that a request waits no longer: what is being made fit for it may be for others."""
     for name in state.resetting:
         state._gives_way(state.leases[name])  # noqa: SLF001  # Called by apply().
 

@@ -58,7 +58,7 @@ class TenantUsage:
 
 
 class Growth:
-    """Where capacity grew, or began to give way, since somebody last took note."""
+    """Where capacity grew, or began to give way, since it was last noted."""
 
     def __init__(self) -> None:
         self._places: dict[GrownPlace, None] = {}

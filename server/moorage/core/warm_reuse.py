@@ -1,7 +1,7 @@
 """What is kept after its release: who takes it over, and who it gives way to.
 
-A warm lease holds its place like any other, so no GPU is promised twice. It differs in that nobody
-owns it: the next request like its own takes its workload over without a start, and a request that
+A warm lease holds its place like any other, so no GPU is promised twice. It differs: no tenant
+owns it. The next request like its own takes its workload over without a start, and a request that
 does not fit otherwise has it ended first. The allocator is the only caller.
 """
 
@@ -49,7 +49,7 @@ class WarmReuse:
         self._hopeless: dict[tuple[Demand, Candidates, Nodes], int] = {}
 
     def restore(self) -> None:
-        """Find what was being evicted when the daemon died; for whom, nobody knows any more."""
+        """Find what was being evicted when the daemon died; for whom, is not known any more."""
         leases = self._turn.state.leases.values()
         evicted = (each.id for each in leases if (each.state, each.reason) == ("ending", EVICTED))
         self._evicted = dict.fromkeys(evicted, RequestId(""))
@@ -175,7 +175,7 @@ class WarmReuse:
             self._evicted[lease.id] = ask.id
 
     def _is_for(self, ask: Ask, name: RequestId) -> bool:
-        """Return whether an evicted lease's place is for `ask`, or for nobody else any more."""
+        """Return whether an evicted lease's place is for `ask`, or for no other any more."""
         return self._is_left(self._evicted[name], ask.id)
 
     # What else ends them -------------------------------------------------------------------
@@ -208,7 +208,7 @@ class WarmReuse:
         return False
 
     def _resetting_for(self, ask: Ask) -> list[Lease]:
-        """Return what is being made fit for requests like `ask`, if nobody else waits for it."""
+        """Return what is being made fit for requests like `ask`, if no other waits for it."""
         leases, resetting = self._turn.state.leases, self._turn.state.resetting
         self._awaited = {name: by for name, by in self._awaited.items() if name in resetting}
         if not resetting or ask.provision is None:
@@ -231,9 +231,9 @@ class WarmReuse:
 
     def _idle(self) -> Iterator[Lease]:
         """Yield what may give way: all that is kept, but for what a waiter gets when it is fit."""
-        nobody = RequestId("")
+        no_request = RequestId("")
         yield from (
-            each for each in self._kept() if self._is_left(self._awaited.get(each.id), nobody)
+            each for each in self._kept() if self._is_left(self._awaited.get(each.id), no_request)
         )
 
     def _oldest(self) -> Iterator[Lease]:

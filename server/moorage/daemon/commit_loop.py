@@ -50,7 +50,7 @@ class CommitLoop:
     """Turns events into facts and effects.
 
     Args:
-        allocator: The core; nobody else may step it.
+        allocator: The core; no other object may step it.
         ledger: Open.
         inbox: Has the events.
         effects: Where they go, once their facts are durable.
@@ -82,7 +82,7 @@ class CommitLoop:
         self._work = asyncio.Event()
         self._handed = self._checkpointed = ledger.last_seq
         self._checkpoints: list[asyncio.Task[None]] = []
-        # Time of day as of now, counted on by a clock that nobody sets: a step of the system's
+        # Time of day as of now, counted on by a clock that cannot be set: a step of the system's
         # clock must neither end every lease at once nor keep waiters waiting for hours.
         self._epoch = time.time() - time.monotonic()
         self._now = 0.0

@@ -1,4 +1,4 @@
-"""Effects: what comes of the core's steps goes to whoever sees to it. The commit loop calls it."""
+"""Effects: what comes of the core's steps goes to what carries it out. The commit loop calls it."""
 
 from collections.abc import Sequence
 from typing import assert_never

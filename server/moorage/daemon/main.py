@@ -96,7 +96,7 @@ async def _serve(config: Config, rereading: Rereading, stock: Callable[[str], No
     if stock is not None:
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.http_host, config.http_host)  # noqa: S104  # Nothing is bound.
         await asyncio.to_thread(stock, f"http://{_authority(host)}:{daemon.http_port}")
-    with contextlib.suppress(BrokenPipeError):  # Whoever started it need not read on.
+    with contextlib.suppress(BrokenPipeError):  # Its parent need not read on.
         os.write(sys.stdout.fileno(), json.dumps(ready).encode() + b"\n")
     waiting = asyncio.ensure_future(stopping.wait())
     following = asyncio.ensure_future(rereading.run(daemon.change_tokens))
@@ -121,7 +121,7 @@ def _exception(task: "asyncio.Future[None]") -> BaseException | None:
 def _hide_environment() -> None:
     """Show no variables of this process to others; it keeps them itself.
 
-    Since Linux 6.12 whoever may trace the system's performance reads those of others, which a
+    Since Linux 6.12 one that may trace the system's performance reads those of others, which a
     workload of root may, although it can look into nothing else of this process.
     """
     for name, text in os.environ.items():

@@ -28,7 +28,7 @@ class RegistryChanges:
     """Follows the catalog.
 
     Args:
-        catalog: Open, and followed by nobody yet.
+        catalog: Open, and not followed yet.
         sandbox: Has the cells, which keep documents.
         state: The core's; read only.
         inbox: Where events go.

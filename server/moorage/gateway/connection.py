@@ -86,7 +86,7 @@ class GatewayConnection(ServerConnection):
     async def keepalive(self) -> None:
         """Ping the client, and close where no pong comes in time, though the socket is read.
 
-        The library closes where none was read, also where nobody reads: a pong of a client that has
+        The library closes where none was read, also where none can be: a pong of a client that has
         more under way than it may stands in the socket, behind its further messages.
         """
         assert self.ping_interval is not None

@@ -20,7 +20,7 @@ from moorage.protocol.credentials import token_of
 from moorage.protocol.peers import Peers, most_of_one
 
 SESSION_HEADER: Final = "Moorage-Session"
-"""Header of the handshake's response: the session's id, for `resume`. Nobody can guess it."""
+"""Header of the handshake's response: the session's id, for `resume`. It cannot be guessed."""
 
 
 class Doorman:

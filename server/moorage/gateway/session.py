@@ -140,7 +140,7 @@ class Session:
     def _full(self) -> bool:
         """Tell whether the next message has to wait.
 
-        A page of a list costs a thousand times what other answers do: whoever asks for many has
+        A page of a list costs a thousand times what other answers do: one that asks for many has
         them made one by one, and none while it does not read.
         """
         if self._listing not in self._unanswered:
@@ -165,7 +165,7 @@ class Session:
             self._refuse(number, error.id, failure_from(error))
             return None
         if isinstance(message, FleetListing | LeaseListing | QueueListing):
-            if self._gone:  # It changes nothing, and nobody is there to read it.
+            if self._gone:  # It changes nothing, and has no reader.
                 return None
             self._listing = number
         self._expect(number, in_line=message.id is None)
@@ -296,7 +296,7 @@ class Session:
         self._settle()
 
     def _settle(self) -> None:
-        """Wake whoever waits for less to be in flight."""
+        """Wake the reader, which waits for less to be in flight."""
         if self._space is not None and (self._gone or not self._full()):
             if not self._space.done():
                 self._space.set_result(None)
@@ -323,7 +323,7 @@ class Session:
         self._drop(self, Close.TRY_LATER, f"replies were left unread for {limit:g} seconds")
 
     def _lost(self) -> None:
-        """Note that nobody is there to be answered any more."""
+        """Note that there is no client to answer any more."""
         self._gone = True
         if self._slow is not None:
             self._slow.cancel()

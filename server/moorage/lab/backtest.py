@@ -210,7 +210,7 @@ async def _asked(rehearsal: Rehearsal, record: PolicyRecord, ask: Ask) -> Decisi
 
 
 async def _let_wait(rehearsal: Rehearsal) -> None:
-    """Let time pass until nobody waits any more."""
+    """Let time pass until no request waits any more."""
     waiting = rehearsal.allocator.state.waiting
     while waiting:
         await rehearsal.pass_to(max(waiter.deadline for waiter in waiting.values()))

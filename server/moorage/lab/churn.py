@@ -128,7 +128,7 @@ def _warm(
     """Return what an unlimited fleet holds at a random moment, with what is left of each stay."""
     means = _means(pods, churn)
     count = int(chance.poisson(_held_requests(pods, means, capacity_milli, churn)))
-    # Whoever stays longer is met more often.
+    # One that stays longer is met more often.
     drawn = chance.choice(len(pods), count, p=means / means.sum())
     if churn.stays == "lognormal":
         sigma = LOGNORMAL_SIGMA

@@ -3,7 +3,7 @@
 Three clusters: eight-GPU nodes with two NVLink groups, two NUMA domains and racks; four-GPU nodes
 of another model; nodes without GPUs. The requests ask for each kind of thing that can be asked,
 then for ordinary things until the site is full, which is when a careless policy slips. The cluster
-without GPUs has no metrics, as any has none until somebody posts them.
+without GPUs has no metrics, as any has none until a client posts them.
 """
 
 from typing import Any, Final

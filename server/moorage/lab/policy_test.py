@@ -210,7 +210,7 @@ async def _again(
 async def _without_metrics(
     job: PolicyTestJob, report: PolicyTestReport, wanted: Sequence[Document]
 ) -> None:
-    """Ask where no cluster has metrics, as on every server until somebody posts some."""
+    """Ask where no cluster has metrics, as on every server until a client posts some."""
     known = {_fault(tried) for tried in report.requests}
     async with Rehearsal(job.mode, hash_seed=HASH_SEEDS[0]) as rehearsal:
         record = await rehearsal.upload(job.policy)
@@ -353,7 +353,7 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
     Args:
         report: Of the first run.
         again: The last.
-        builtin: Nobody chose the requests for this policy.
+        builtin: The requests were not chosen for this policy.
 
     """
     report.outcomes = dict(Counter(tried.outcome for tried in report.requests).most_common())
@@ -385,12 +385,12 @@ def _verdict(report: PolicyTestReport, again: Sequence[Tried], *, builtin: bool)
     if report.p50_seconds > SLOW_SECONDS:
         report.notes.append(
             f"it is slow: half of its evaluations take longer than {1e3 * SLOW_SECONDS:g} ms, and "
-            "a server lets such policies run only when nobody else wants to"
+            "a server lets such policies run only when no other process wants to"
         )
 
 
 def _look_at_declined(report: PolicyTestReport, asked: Sequence[Tried], *, builtin: bool) -> None:
-    """Note what it declined: of requests that nobody chose for it, most means it was not tried."""
+    """Note what it declined: of requests not chosen for it, most means it was not tried."""
     declined = report.outcomes.get(Code.POLICY_DECLINED.value, 0)
     if builtin and declined > len(asked) / 2:
         first = next(each for each in asked if each.outcome == Code.POLICY_DECLINED)

@@ -48,7 +48,7 @@ from moorage.ledger.sqlite import SqliteLedger
 from moorage.model import Ask, Demand, Lease, LeaseTerms, PolicyRef, RequestId, Tenant
 
 FOR_EVER_SECONDS: Final = 1e9
-"""How long something is held that nobody was seen to let go."""
+"""How long something is held whose release was not seen."""
 LEDGER_FILE: Final = "ledger.db"
 LIMITS_OF_A_LEDGER: Final = (
     "asks granted at once are known by what they were granted: models, memory per GPU, topology, "

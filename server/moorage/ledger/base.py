@@ -109,7 +109,7 @@ class FactUnwritable(LedgerError):  # noqa: N818  # As LedgerLocked.
     def __init__(self, kind: str, finding: str) -> None:
         super().__init__(
             f"a {kind} cannot be stored: {finding}. Facts hold plain JSON values: text, whole "
-            "and finite numbers, lists, and objects with text keys. Whoever made this fact let "
+            "and finite numbers, lists, and objects with text keys. What made this fact let "
             "something else in; that is where to refuse it."
         )
 

@@ -1,6 +1,6 @@
 """Is all there that was made durable? Looked at before anything is changed.
 
-`SqliteLedger` asks at every start, `verify` and `repair` when somebody wants to know.
+`SqliteLedger` asks at every start, `verify` and `repair` when a user wants to know.
 """
 
 import sqlite3

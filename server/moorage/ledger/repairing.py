@@ -1,7 +1,7 @@
-"""A ledger without what it lost: only where somebody said so. `moored ledger repair` calls this.
+"""A ledger without what it lost: only where a user said so. `moored ledger repair` calls this.
 
 The state is rebuilt from the newest good checkpoint and the facts behind it, up to the first that
-is missing: what came after that is not taken, since it speaks of what nobody knows.
+is missing: what came after that is not taken, since it speaks of what is unknown.
 """
 
 import sqlite3
@@ -152,7 +152,7 @@ def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:
     DurableMark(mark_path(ledger), LABEL, *left.last, found.mark.writes).close()
     reserved = max(found.fencing.first, found.fencing_seen)
     if not found.fencing.known:
-        # Nobody knows what was given out: microseconds go faster than grants ever did.
+        # What was given out is unknown: microseconds go faster than grants ever did.
         reserved = max(reserved, time.time_ns() // 1000)
     DurableMark(fencing_path(ledger), FENCING, reserved, 0, found.fencing.writes).close()
 

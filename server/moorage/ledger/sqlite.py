@@ -2,7 +2,7 @@
 
 Three parties share the file: the writing thread (`ledger.writer.GroupCommit`), one reading
     connection
-for questions and for recovery, and nobody else, which `ledger.lock.WriterLock` sees to.
+for questions and for recovery, and no other process, which `ledger.lock.WriterLock` sees to.
 """
 
 import asyncio

@@ -97,7 +97,7 @@ class GroupCommit:
                             results = self._commit(jobs)
                     except OSError as no:
                         failure = _failed(self._path, no)
-                    except Exception as no:  # noqa: BLE001  # Whoever waits must hear of it.
+                    except Exception as no:  # noqa: BLE001  # All that wait must hear of it.
                         failure = no if isinstance(no, LedgerFailed) else LedgerFailed(str(no))
                 self._tell(self._settle, jobs, results, failure)
                 if failure is None:
@@ -163,7 +163,7 @@ class GroupCommit:
         self._settled(jobs, failure)
         for number, job in enumerate(jobs):
             if job.done.done():
-                continue  # Whoever waited for it has been cancelled.
+                continue  # Its waiter has been cancelled.
             if failure is None:
                 job.done.set_result(results[number])
             else:

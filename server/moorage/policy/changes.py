@@ -111,7 +111,7 @@ def spread_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> l
     """Return the rows for a gang, from as many racks as there are; the counterpart of `best_rows`.
 
     The best node of each rack comes first, in the order of their scores, then the second of each.
-    A node whose rack nobody named counts as a rack of its own. A gang that must share a rack
+    A node without a named rack counts as a rack of its own. A gang that must share a rack
     shares one.
 
     Args:

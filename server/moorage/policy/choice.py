@@ -88,7 +88,7 @@ def best_rows(fleet: FleetView, demand: Demand, scores: npt.NDArray[Any]) -> lis
     for row in ranking:
         rack = int(fleet.rack[row]) if one_rack else 0
         if rack < 0:
-            continue  # A node whose rack nobody named shares it with no other.
+            continue  # A node without a named rack shares it with no other.
         group = groups.setdefault((int(fleet.cluster[row]), rack), [])
         group.append(row)
         if len(group) == demand.nodes:

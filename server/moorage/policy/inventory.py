@@ -19,9 +19,9 @@ import numpy.typing as npt
 from moorage.model import GPU_MILLI, Cluster, Gpu, Node
 
 CHANGES_MAX: Final = 65_536
-"""Changes remembered for `changed_since`; whoever is further behind is told to look at all."""
+"""Changes remembered for `changed_since`; a reader further behind is told to look at all."""
 SPLICES_MAX: Final = 256
-"""Changed clusters remembered for `spliced_since`; whoever is further behind takes a snapshot."""
+"""Changed clusters remembered for `spliced_since`; a reader further behind takes a snapshot."""
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -339,7 +339,7 @@ class NodeInventory:
         return None if version < self._layout_version else self.rows_since(version)
 
     def rows_since(self, version: int) -> list[int] | None:
-        """Return the same for whoever also follows `spliced_since`: rows as they are now."""
+        """Return the same for a reader that also follows `spliced_since`: rows as they are now."""
         if version < self._changes_base:
             return None
         rows = dict.fromkeys(self._changes[version - self._changes_base :])

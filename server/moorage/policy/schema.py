@@ -68,7 +68,7 @@ class SchemaError(ValueError):
 
 
 class SchemaPattern(Protocol):
-    """A pattern ready to match in time linear in the text; whoever reads schemas brings it."""
+    """A pattern ready to match in time linear in the text; the reader of schemas brings it."""
 
     def matches(self, text: str) -> bool:
         """Return whether it occurs in a text."""
@@ -145,7 +145,7 @@ class FieldSchema:
         """Return the value, completed where a default within it was missing.
 
         Raises:
-            SchemaError: Its path starts at this value; whoever knows the place says so.
+            SchemaError: Its path starts at this value; the caller adds the place.
 
         """
         budget.spend(1)

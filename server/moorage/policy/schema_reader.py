@@ -358,7 +358,7 @@ class _Reader:
         if given.get("required") is True:
             expected = "none where the field is `required`"
             self._note(SchemaError(path, expected, "it fills in what is missing"))
-        # Completed here, so that nobody completes it again on every call.
+        # Completed here, so that no call completes it again.
         try:
             completed = entry.check(given["default"], Budget())
         except SchemaError as error:

@@ -116,7 +116,7 @@ def node_sorts(
 
 
 class MixLearner:
-    """The mix of a fleet that nobody described: the requests seen, after a guess.
+    """The mix of a fleet without a description: the requests seen, after a guess.
 
     What was seen is kept in the policy's `context`, which outlives the policy's instance: `seen`, a
     count and the sum of the memory asked for by kind. It is brought up to date once per `BATCH`

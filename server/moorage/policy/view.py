@@ -43,7 +43,7 @@ class FleetView:
         fleet: The fleet, or a cell's replica of it.
         demand: The ask's `resources`, or None.
         candidates: Clusters the ask may go to, or None for all.
-        reserved: Nodes kept for somebody else, as `(cluster_id, node_id)`.
+        reserved: Nodes kept for others, as `(cluster_id, node_id)`.
 
     Attributes:
         demand: As given.

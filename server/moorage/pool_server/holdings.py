@@ -1,6 +1,6 @@
-"""Who holds what of a served pool, and until when: nothing is held for ever by nobody.
+"""Who holds what of a served pool, and until when: nothing is held for ever without a holder.
 
-A checkout belongs to a process, and is over when that process dies; or to nobody in particular, and
+A checkout belongs to a process, and is over when that process dies; or to no process, and
 is over when its time is up; or both, whichever comes first. All of this runs in one event loop.
 """
 
@@ -78,7 +78,7 @@ class Holdings:
     """Hands out a pool, and takes back what its holders no longer can.
 
     Args:
-        pool: The pool; nobody else may check anything out of it.
+        pool: The pool; no other object may check anything out of it.
         ttl_seconds: How long a checkout lasts that names neither a process nor a time.
         note: Is told, in a sentence, what was taken back and why.
 
@@ -90,7 +90,7 @@ class Holdings:
         self._note = note
         self._holdings: dict[str, PoolHolding] = {}
         self._watches: dict[int, _Watch] = {}
-        # After a restart the old transactions are nobody's: they do not meet new ones by chance.
+        # After a restart the old transactions have no holder: they do not meet new ones by chance.
         self._names = (f"{prefix}-{number}" for prefix in [token_hex(4)] for number in count(1))
 
     def __iter__(self) -> Any:
@@ -163,7 +163,7 @@ class Holdings:
             return named
         same = [each for each in self._holdings.values() if each.allocation == resources]
         if not same:
-            raise InvalidCheckin(f"nobody holds just this: {resources!r}")
+            raise InvalidCheckin(f"no checkout holds just this: {resources!r}")
         # Who names no transaction named no process either, most likely.
         return min(same, key=lambda each: (each.pid is not None, each.since))
 

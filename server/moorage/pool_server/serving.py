@@ -155,7 +155,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _remove_left(path: Path) -> None:
-    """Remove the socket that a killed server left: the lock is ours, and nobody answers there.
+    """Remove the socket that a killed server left: the lock is ours, and no server answers there.
 
     Raises:
         OSError: It is no socket, or another program's.
@@ -175,7 +175,7 @@ def _remove_left(path: Path) -> None:
             path.unlink()
             return
         except BlockingIOError:
-            pass  # Its queue is full: somebody has one.
+            pass  # Its queue is full: a server has it.
     raise OSError(errno.EADDRINUSE, "another program listens there; name another", str(path))
 
 

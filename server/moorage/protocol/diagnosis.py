@@ -73,7 +73,7 @@ def diagnose(frame: str, kind: type[Struct], error: Exception, also: tuple[str, 
     """
     try:
         raw = msgspec.json.decode(frame)
-    except msgspec.ValidationError as unreadable:  # Numbers out of range, where nobody can tell.
+    except msgspec.ValidationError as unreadable:  # Numbers out of range: it cannot be told.
         known = error if isinstance(error, msgspec.ValidationError) else unreadable
         return _invalid(kind, known, message_id(frame))
     except (msgspec.DecodeError, UnicodeError) as unreadable:

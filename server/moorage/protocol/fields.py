@@ -31,7 +31,7 @@ DEADLINE_SECONDS_MAX: Final = 300
 PRIORITY_MAX: Final = 1_000_000
 """Priorities run from minus this to this."""
 TTL_SECONDS: Final = 300.0
-"""How long a lease lasts where nobody says so: on the wire, in the library, on the command line."""
+"""How long a lease lasts by default: on the wire, in the library, on the command line."""
 TTL_SECONDS_MAX: Final = 604_800
 """A lease lasts at most seven days from its grant or last renewal."""
 WAIT_SECONDS_MAX: Final = 604_800

@@ -142,7 +142,7 @@ class NodeReading:
         for condition in conditions if isinstance(conditions, list) else ():
             if isinstance(condition, dict) and condition.get("type") == "Ready":
                 return "" if condition.get("status") == "True" else "not ready"
-        return ""  # Nodes that nobody reports on, such as those of a simulator, have none.
+        return ""  # Nodes that no kubelet reports on, such as those of a simulator, have none.
 
     def document(self) -> Document:
         """Return the document of the machine."""

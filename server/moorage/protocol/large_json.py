@@ -1,7 +1,7 @@
 """JSON of many megabytes, read and written without stopping what else the process does meanwhile.
 
-The decoder holds the interpreter's lock from the first byte to the last, so a thread alone spares
-nobody: a document of 16 MiB stops the event loop for as long as it takes to decode. `web` and
+The decoder holds the interpreter's lock from the first byte to the last, so a thread alone does not
+help: a document of 16 MiB stops the event loop for as long as it takes to decode. `web` and
 `catalog` call this in a thread for what is large; small values are decoded where they arrive.
 """
 
@@ -69,7 +69,7 @@ def encode_in_parts(value: Any) -> Iterator[bytes]:
     """Yield the JSON text of a value in parts, each encoded when it is asked for.
 
     Args:
-        value: What nobody changes meanwhile; all that `msgspec.json.encode` takes, but the members
+        value: Not changed meanwhile; all that `msgspec.json.encode` takes, but the members
             of what is large are lists, tuples, and dicts with texts as keys.
 
     """

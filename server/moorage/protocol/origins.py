@@ -9,11 +9,11 @@ form or a WebSocket asks no permission first. Three headers that no page can set
   name gives it away. No address can be rebound, so the one that the request came to is fine too.
 * `Origin` is where the page comes from (RFC 6454, 7). Browsers send it with WebSockets and with
   all that changes anything; programs rarely do. It is ours where it names the server as `Host`
-  does, or the port of our pages. `null`, a page that hides its origin, is nobody's.
+  does, or the port of our pages. `null`, a page that hides its origin, is not ours.
 * `Sec-Fetch-Site` (W3C, Fetch Metadata) says the same of what has no `Origin`: images, links,
   frames. `same-site` is another port of this machine, and so another origin.
 
-The port in `Host` does not count: tunnels change it, and it protects nobody. A request without
+The port in `Host` does not count: tunnels change it, and it protects nothing. A request without
 `Host` is HTTP/1.0, which no browser speaks.
 """
 
@@ -46,7 +46,7 @@ class Foreign:
 
     Args:
         header: What told.
-        reason: A sentence for whoever asked.
+        reason: A sentence for the sender.
         setting: The daemon's setting that would let it in; empty where none does.
 
     """

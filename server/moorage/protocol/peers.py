@@ -1,7 +1,7 @@
 """Who is connected, by address: what both ports hold against their limits.
 
 `gateway` and `web` keep their connections in it, each those that do something apart from those that
-do nothing; of the latter, whoever has done nothing for longest gives way.
+do nothing; of the latter, the one that has done nothing for longest gives way.
 """
 
 import ipaddress

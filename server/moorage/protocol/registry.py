@@ -26,7 +26,7 @@ BlockKind = Literal["block", "block_metrics"]
 
 
 class DocumentCollection(Protocol):
-    """Documents of one kind, clusters or executors. Reading one may ask whoever keeps it."""
+    """Documents of one kind, clusters or executors. Reading one may ask its service."""
 
     async def create(self, document: Document) -> Document:
         """Store a new document.

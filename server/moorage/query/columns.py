@@ -265,7 +265,7 @@ class Column:
         elif codes:
             wanted = np.zeros(len(self._uses) + 1, np.bool_)
             wanted[codes] = True
-            # A hole is -1, which is the last place: nobody's code.
+            # A hole is -1, which is the last place: no text's code.
             mask[self.words.rows[wanted[self.words.values]]] = True
         return mask
 
@@ -369,7 +369,7 @@ class _Vocabulary:
         found: list[int] = []
         at = self._whole.find(needle)
         while at >= 0:
-            # A needle across the border of two texts is nobody's, which the pattern will see.
+            # A needle across the border of two texts is in neither, which the pattern will see.
             found.append(bisect_right(self._ends, at))
             at = self._whole.find(needle, self._ends[found[-1]] + 1)
         return found

@@ -1,7 +1,7 @@
 """Whether a document meets a condition: the meaning that the index must agree with.
 
 `predicate` compiles a condition to closures, once; the index calls it for what its columns cannot
-hold, and whoever has a document or two calls `evaluate`.
+hold, and callers with a document or two call `evaluate`.
 """
 
 import operator

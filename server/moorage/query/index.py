@@ -48,7 +48,7 @@ class _Kept:
 class DocumentIndex:
     """Documents by id.
 
-    It belongs to one thread. Documents are kept as they are given, not copied: nobody may write to
+    It belongs to one thread. Documents are kept as they are given, not copied: none may write to
     them afterwards.
 
     Args:

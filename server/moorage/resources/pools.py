@@ -4,8 +4,8 @@ One pool for each spec and backend. The engine calls everything here under its l
 what the return values say. The laws, which `check` asserts:
 
 - a pool never has more resources than its cap, those being made or ended included;
-- nobody waits while a resource is free or a slot is left; whoever waits longest is served first;
-- a resource is free, or held by one id, or in somebody's hands on the way between the two.
+- no claim waits while a resource is free or a slot is left; the longest waiting is served first;
+- a resource is free, or held by one id, or on the way between the two.
 """
 
 import asyncio
@@ -36,7 +36,7 @@ class ClaimStage(Enum):
 
 @dataclass(eq=False, slots=True)
 class ResourceClaim:
-    """Somebody who wants a resource, or has one.
+    """A caller that wants a resource, or has one.
 
     Attributes:
         id: As the user says it; None where the resource is for the store.
@@ -81,7 +81,7 @@ class ResourceClaim:
         self.admitted.set_result(None)
 
     def fail(self, error: BaseException) -> None:
-        """Tell whoever waits for it that there will be no resource."""
+        """Tell its waiter that there will be no resource."""
         self.stage = ClaimStage.OVER
         if not self.admitted.done():
             self.admitted.set_result(None)
@@ -101,7 +101,7 @@ class SpecPool:
         free: Released last, taken first: it is the warmest.
         claims: Those that have a slot.
         waiters: Those that have none, the longest waiting first.
-        moving: In somebody's hands: being reset, or ended.
+        moving: Being reset, or ended.
         stuck: Could not be ended; they may still run, so they count.
         closed: The engine was closed; whatever comes back is ended.
 
@@ -186,8 +186,8 @@ class SpecPool:
         """Assert what must hold between any two calls."""
         cap = self.spec.max_global_num
         assert cap is None or self.total <= cap, "more resources than the pool may have"
-        assert not (self.waiters and self.free), "somebody waits while a resource is free"
-        assert not (self.waiters and self.room != 0), "somebody waits while a slot is left"
+        assert not (self.waiters and self.free), "a claim waits while a resource is free"
+        assert not (self.waiters and self.room != 0), "a claim waits while a slot is left"
         assert all(claim.stage is ClaimStage.WAITING for claim in self.waiters)
         assert all(claim.stage in {ClaimStage.STARTING, ClaimStage.HELD} for claim in self.claims)
         assert self.moving >= 0

@@ -135,7 +135,7 @@ class ResourceEngine:
         """Get a resource for an id. The same id gets the same resource.
 
         A free one is taken where there is one; else one is made, if `max_global_num` allows; else
-        the caller waits for one to be released. Whoever waits longest is served first.
+        the caller waits for one to be released. The longest waiting is served first.
 
         Args:
             id: Names the resource from now on.
@@ -168,7 +168,7 @@ class ResourceEngine:
         """Return a resource to the store. An id that has none is no error.
 
         It is reset first, as `reset` does; one of a user's own kind that cannot be is looked at.
-        What is not fit for the next user is ended, and its slot goes to whoever waits longest.
+        What is not fit for the next user is ended, and its slot goes to the longest waiting.
         Released while it is being made, it is free as soon as it is made.
 
         Raises:
@@ -216,7 +216,7 @@ class ResourceEngine:
 
     @_OnClassToo
     async def end(self, /, id: str) -> None:  # noqa: A002  # As above.
-        """End the resource of an id. Its slot goes to whoever waits longest.
+        """End the resource of an id. Its slot goes to the longest waiting.
 
         Raises:
             EngineError: It could not be ended. It keeps its slot.

@@ -79,7 +79,7 @@ class BaseResource(abc.ABC):
     @property
     @abc.abstractmethod
     def resource_id(self) -> str:
-        """Its own name, whoever uses it."""
+        """Its own name, the same for all users."""
 
     @property
     @abc.abstractmethod
@@ -184,7 +184,7 @@ class _Renewal:
     """A reset that is under way.
 
     Args:
-        loop: Of whoever asked for it.
+        loop: Of its caller.
         task: Does it.
         over: Resolved when nothing more will come of it.
 
@@ -286,7 +286,7 @@ class BackendResource(BaseResource):
     async def get_status(self) -> ResourceStatus:
         """Return how it is now; a service is asked whether it answers.
 
-        One that does not is pending; what nobody knows any more has stopped.
+        One that does not is pending; what is unknown has stopped.
         """
         try:
             workload = await self._backend.probe(self._id)

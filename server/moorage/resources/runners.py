@@ -102,7 +102,7 @@ class ModelResource(BaseResource):
         return ResourceStatus.RUNNING if up else ResourceStatus.PENDING
 
     async def end(self) -> None:
-        """Do nothing: somebody else runs it."""
+        """Do nothing: another server runs it."""
 
     async def generate_async(
         self, messages: list[dict[str, Any]], **parameters: Any
@@ -213,7 +213,7 @@ class LocalEnvResource(BaseResource):
         """Call the object's own `reset`; one that has none is closed, and another made.
 
         Raises:
-            TypeError: It has none, so nobody takes arguments.
+            TypeError: It has none, so there are no arguments to take.
             BackendError: The other one could not be made.
 
         """
@@ -347,7 +347,7 @@ def _home() -> Path:
 
 def _leave(home: Path, owner: int) -> None:
     if os.getpid() == owner:  # A fork of it has the same to do at its exit.
-        with contextlib.suppress(OSError):  # Somebody has tidied up.
+        with contextlib.suppress(OSError):  # It is removed already.
             _remove(home)
 
 

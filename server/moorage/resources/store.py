@@ -1,7 +1,7 @@
 """The store of `ResourceEngine`: carries out what `pools` decides, and holds the one lock.
 
 Its methods may be called from any event loop and any thread. A resource is made in the loop of
-whoever asked for it; nothing is awaited under the lock.
+its caller; nothing is awaited under the lock.
 """
 
 import asyncio
@@ -236,7 +236,7 @@ class ResourceStore:
             pass  # No loop runs in this thread.
         try:
             claim.loop.call_soon_threadsafe(begin)
-        except RuntimeError:  # Its loop was closed while it waited; nobody is there to be told.
+        except RuntimeError:  # Its loop was closed while it waited; there is no one loop to tell.
             self._over(claim, BackendError("the event loop that waited was closed"))
 
     async def _make(self, claim: ResourceClaim) -> None:
@@ -268,7 +268,7 @@ class ResourceStore:
         )
 
     async def _made(self, claim: ResourceClaim, resource: BaseResource) -> None:
-        """Hand a resource to its claim, or on, where nobody wants it any more."""
+        """Hand a resource to its claim, or on, where it is not wanted any more."""
         with self._lock:
             unwanted = claim.stage is ClaimStage.OVER
             claim.warm = None
@@ -327,7 +327,7 @@ class ResourceStore:
             await self._quiet(claim)
 
     def _disown(self, claim: ResourceClaim, error: BackendError) -> bool:
-        """Note that nobody wants what a claim has not got yet. Under the lock.
+        """Note that what a claim has not got yet is not wanted. Under the lock.
 
         Returns:
             Whether its resource is being made.

@@ -55,10 +55,10 @@ def draining(node_id: str) -> bool:
 
 
 def largest_resources(nodes: Sequence[RayNode]) -> Mapping[str, float] | None:
-    """Return the most that the cluster can ever have of each resource; None: nobody knows.
+    """Return the most that the cluster can ever have of each resource; None: unknown.
 
     An autoscaler may report its limits. Where there is none, the nodes that are here are all,
-    until somebody adds one by hand.
+    until a user adds one by hand.
     """
     with contextlib.suppress(AttributeError):  # As above.
         limits = _state().get_max_resources_from_cluster_config()
@@ -78,7 +78,7 @@ def _state() -> Any:
 
 
 def _autoscaler_is_absent(nodes: Sequence[RayNode]) -> bool:
-    """Return whether Ray's monitor reports nodes that nobody launches: each is its own type."""
+    """Return whether Ray's monitor reports nodes that it does not launch: each is its own type."""
     from ray.experimental.internal_kv import _internal_kv_get  # noqa: PLC0415  # An extra.
 
     try:

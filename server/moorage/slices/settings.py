@@ -62,7 +62,7 @@ class SliceSettings:
     moderate: bool = True
     """Whether a slice goes with as many hosts as are there, where some are missing."""
     kill_vfio: bool = False
-    """Whether a task's start kills every process that holds /dev/vfio, whoever's it is."""
+    """Whether a task's start kills every process that holds /dev/vfio, of any user."""
     coordinator_port: int = 8081
     """The port that `MEGASCALE_COORDINATOR_ADDRESS` names."""
 

@@ -126,7 +126,7 @@ def _spread(fits: Sequence[int], hosts: int) -> int:
 
 
 def slices_possible(shape: Shape, nodes: Sequence[RayNode]) -> int | None:
-    """Return the most slices that the cluster can ever hold; None: nobody knows.
+    """Return the most slices that the cluster can ever hold; None: unknown.
 
     Nodes that an autoscaler may add count by their resources alone, so this is never too few.
     """

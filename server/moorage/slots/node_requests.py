@@ -19,7 +19,7 @@ class NodeRequest:
 
     Args:
         resources: Members `{"type", "slots"}`, each to be satisfied by one instance.
-        exclusive: Nobody else may use the node, and all of it is handed out.
+        exclusive: No other may use the node, and all of it is handed out.
 
     Raises:
         InvalidRequest: A member is malformed.

@@ -2,7 +2,7 @@
 
 A request is a list of `NodeRequest`s. Each of them gets a node of its own, so two of them are two
 nodes; the largest is placed first, each on the node that has most left afterwards, and where that
-leaves one without a node, they are spread so that all have one, if there is a way. Nobody else uses
+leaves one without a node, they are spread so that all have one, if there is a way. No other uses
 the node of an exclusive one until it is checked in: all of it is handed out.
 """
 
@@ -332,7 +332,7 @@ class NodeResourcePool:
             for each in placed:
                 each.give_back()
                 each.node.users -= 1
-                each.node.closed = False  # Had it been somebody else's alone, we had not been here.
+                each.node.closed = False  # An exclusive one is not shared.
 
     def _place(
         self, wanted: Sequence[NodeRequest], allow_multinode: bool | None, *, idle: bool
@@ -430,7 +430,7 @@ def _place_one(request: NodeRequest, nodes: Sequence[_Node], *, idle: bool) -> _
     for _, node, inventory in ranked:
         with suppress(ResourceUnavailable):  # Enough in all, but not on any one instance.
             taken = allocate(inventory, members)
-            if request.exclusive:  # Nobody else may have the rest.
+            if request.exclusive:  # No other may have the rest.
                 taken = merged(taken, allocate(inventory, inventory.everything()))
             return _Placed(node, inventory, taken, request.exclusive)
     if not nodes:

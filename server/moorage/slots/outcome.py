@@ -11,7 +11,7 @@ class Outcome:
         reason: Why not, for a person.
 
     Raises:
-        ValueError: It is not possible, and nobody says why.
+        ValueError: It is not possible, without a reason.
 
     """
 

@@ -10,7 +10,7 @@ A description names instances by type, each with an id and its slots. It comes a
 
 An instance may have other keys, which are kept and mean nothing here.
 `part_of: {"type", "id"}` says that an instance is a part of another one, as a MIG instance is of
-its GPU: whoever has the whole has all of its parts, so the two are never handed out together.
+its GPU: a holder of the whole has all of its parts, so the two are never handed out together.
 """
 
 import copy

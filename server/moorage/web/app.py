@@ -114,7 +114,7 @@ def _about_routes(app: FastAPI, services: WebServices) -> APIRouter:
         """Answer in the Prometheus text format."""
         async with getattr(app.state, ENCODING):
             text = services.metrics_text()
-            await asyncio.sleep(0)  # Whoever asks for many has them made one by one.
+            await asyncio.sleep(0)  # Many are made one by one.
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     @router.get(

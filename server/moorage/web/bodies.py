@@ -50,7 +50,7 @@ _NAME_CHARS_MAX: Final = 300
 BODY_BYTES_MAX: Final = 24 * 1024 * 1024
 """One request body; larger ones are answered 413."""
 BODIES_BYTES_MAX: Final = 256 * 1024 * 1024
-"""All bodies being read at one time; whoever goes beyond that is answered 503."""
+"""All bodies being read at one time; a request beyond that is answered 503."""
 TENANT_BYTES_MAX: Final = BODIES_BYTES_MAX * 3 // 4
 """Those of one tenant, which so leaves room for others, however slowly it sends; likewise 503."""
 BODY_SECONDS_MAX: Final = 60.0
@@ -144,7 +144,7 @@ def _decoded(body: bytes, decode: Callable[[bytes], Any]) -> Any:
 class _InParts(Response):
     """A JSON answer that is encoded as its client reads it, one part of all such at a time.
 
-    So no number of large answers holds up the others, nor takes memory while nobody reads them.
+    So no number of large answers holds up the others, nor takes memory while they are not read.
     """
 
     media_type = "application/json"

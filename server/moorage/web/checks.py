@@ -28,7 +28,7 @@ class RequestChecks:
         connections: Those that requests come on.
 
     Attributes:
-        websocket_port: Where WebSockets are spoken; 0 where nobody said.
+        websocket_port: Where WebSockets are spoken; 0 where it is unknown.
 
     """
 

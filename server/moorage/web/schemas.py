@@ -1,7 +1,7 @@
 """What goes in and out over HTTP, as types: `/openapi.json` is made of them.
 
 `operation` puts them beside an endpoint. Bodies that only this server defines are read as their
-type (`bodies.read_as`); documents may have fields of their own, and whoever keeps them checks them,
+type (`bodies.read_as`); documents may have fields of their own, and their keeper checks them,
 so their types say what is read of them and let all else pass.
 """
 
@@ -477,7 +477,7 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
     for path, operations in document["paths"].items():
         failure = _schema(ClusterFailure if is_of_clusters(path) else Failure)
         for each in operations.values():
-            each["responses"].pop("422", None)  # The framework's own, which nobody is answered.
+            each["responses"].pop("422", None)  # The framework's own, which is never answered.
             each["responses"]["default"] = {"description": "Failure", "content": _json(failure)}
     types = (*WebType.__subclasses__(), AllocationRequest, CanaryStart)
     _, schemas = msgspec.json.schema_components(types, ref_template=_REFERENCE)

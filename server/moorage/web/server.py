@@ -149,7 +149,7 @@ class _Drained:
         try:
             await self._app(scope, receive, watched)
         except asyncio.CancelledError:
-            # Only uvicorn cancels this task, and only to end it: nobody waits for the word.
+            # Only uvicorn cancels this task, and only to end it: its result is not awaited.
             if not begun:
                 fault = ServiceError(Code.SHUTTING_DOWN, "the server is stopping; ask again later")
                 await failure(fault, scope["path"])(scope, receive, send)

@@ -105,7 +105,7 @@ def test_mig_instances_are_taken_whole_and_name_their_parent() -> None:
     assert (found["profile"], found["parentUuid"]) == ("1g.10gb", "GPU-parent-0")
 
 
-def test_devices_that_nobody_can_be_given_are_left_out() -> None:
+def test_devices_that_cannot_be_given_are_left_out() -> None:
     cut = mig(0, 0, "MIG-1") | {"consumesCounters": [{"counterSet": "gpu-0"}]}
     sick = gpu(1, "GPU-sick") | {"taints": [{"key": "ecc", "effect": "NoExecute"}]}
     card = {"name": "nic-0", "attributes": {"rdma": {"bool": True}}}

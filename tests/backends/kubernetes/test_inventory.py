@@ -183,7 +183,7 @@ async def test_a_cut_watch_goes_on_where_it_was(fresh_plane: Plane, tmp_path: Pa
     await wire.cut()
 
 
-async def test_what_the_api_server_no_longer_remembers_is_listed_anew(
+async def test_what_the_api_server_no_longer_remembers_is_listed_again(
     fresh_plane: Plane, tmp_path: Path
 ) -> None:
     plane, wire = fresh_plane, Wire(fresh_plane, tmp_path)

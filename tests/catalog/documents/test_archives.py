@@ -76,7 +76,7 @@ def test_files_beside_the_entry_are_read(pack):
 
 
 @pytest.mark.parametrize("name", ["requirements.txt", "examples.json"])
-def test_what_nobody_would_read_where_it_lies_is_refused(name):
+def test_what_is_not_read_where_it_lies_is_refused(name):
     members = [("code/function.py", POLICY), (name, b"[]")]
     with pytest.raises(ServiceError) as refused:
         read_archive(PACKERS["zip"](members))

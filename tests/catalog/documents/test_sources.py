@@ -262,7 +262,7 @@ THIS_MACHINE = (
     "0x7f000001",
     "017700000001",
     "0",
-    "0.0.0.0",  # noqa: S104  # It leads here, and nobody listens there.
+    "0.0.0.0",  # noqa: S104  # It leads here, without a listener.
     "localhost",
     "user:word@localhost",
     "[::1]",

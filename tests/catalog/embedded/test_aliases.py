@@ -69,8 +69,8 @@ def test_a_version_did_well_with_the_content_that_it_had_then() -> None:
     assert alias.fallbacks() == [Former("r:1-x", "old")]
     assert not Former("r:1-x", "old").is_still("new")
     assert Former("r:1-x", "").is_still("any"), "noted before digests were"
-    anew = swapped(swapped(alias, "r:1-x", "good", "b"), "r:3-x", "untried", "new")
-    assert anew.fallbacks() == [Former("r:2-x", "b"), Former("r:1-x", "new")]
+    again = swapped(swapped(alias, "r:1-x", "good", "b"), "r:3-x", "untried", "new")
+    assert again.fallbacks() == [Former("r:2-x", "b"), Former("r:1-x", "new")]
 
 
 def test_the_history_is_bounded() -> None:

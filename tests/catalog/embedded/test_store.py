@@ -54,7 +54,7 @@ async def test_a_job_that_raises_leaves_nothing(store):
     assert published == []
 
 
-async def test_jobs_are_published_in_order_on_the_loop_even_if_nobody_waits(store):
+async def test_jobs_are_published_in_order_on_the_loop_even_if_they_are_not_awaited(store):
     published = []
     loop_thread = threading.get_ident()
 

@@ -167,7 +167,7 @@ async def until(check):
     for _ in range(2_000):
         if value := check():
             return value
-        await asyncio.sleep(0.01)  # What is looked at heals by the clock, and tells nobody.
+        await asyncio.sleep(0.01)  # What is looked at heals by the clock, without an event.
     raise AssertionError("it never came true")
 
 
@@ -225,7 +225,7 @@ async def test_asks_that_come_together_share_their_requests(site, opened):
     assert site.count("/cluster/query") <= 2
 
 
-async def test_whoever_gives_up_takes_nothing_from_the_others(site, opened):
+async def test_a_caller_that_gives_up_takes_nothing_from_the_others(site, opened):
     catalog = await opened.open(site, "metrics clusters")
     first = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
     second = asyncio.create_task(catalog.freshness.fetch(URI, None, Allowance()))
@@ -378,7 +378,7 @@ async def test_documents_that_cannot_be_used_are_told_and_leave_the_good_one(sit
 # Metrics -----------------------------------------------------------------------------------------
 
 
-async def test_metrics_older_than_stated_are_read_anew(site, opened):
+async def test_metrics_older_than_stated_are_read_again(site, opened):
     catalog = await opened.open(site, "clusters metrics", metrics_fresh_seconds=0.0)
     await have(catalog)
     version, _ = read(catalog, "a")
@@ -395,7 +395,7 @@ async def test_metrics_older_than_stated_are_read_anew(site, opened):
     assert kinds.count(MetricsDeleted) == 1
 
 
-async def test_metrics_that_cannot_be_read_are_null_and_nobody_waits_for_them_twice(site, opened):
+async def test_metrics_that_cannot_be_read_are_null_and_not_awaited_twice(site, opened):
     catalog = await opened.open(
         site, "clusters metrics", metrics_fresh_seconds=0.0, timeout_seconds=0.2
     )
@@ -446,7 +446,7 @@ async def test_filters_on_metrics_are_checked_before_they_are_passed_on(site, op
     assert all(each.path != "/cluster/../../admin" for each in site.asked)
 
 
-async def test_metrics_of_clusters_that_nobody_knows_are_not_remembered(site, opened):
+async def test_metrics_of_unknown_clusters_are_not_remembered(site, opened):
     catalog = await opened.open(site, "clusters metrics")
     site.metrics["x"] = metrics("x")
     site.asked.clear()

@@ -164,7 +164,7 @@ async def test_what_is_no_answer_is_told_once_and_keeps_the_last_values(
         assert f"The Prometheus server at {small.url} {said}" in told[0]
         assert not poller.up
         (tree,) = (await catalog.metrics.get("lab"))["nodes"]
-        # Measured long ago on the clock of this machine, which counts when nobody answers.
+        # Measured long ago on the clock of this machine, which counts when no server answers.
         assert (tree["stale"], tree["gpus"][0]["usedMem"]) == (True, 7)
         small.always = None
         async with asyncio.timeout(SECONDS_MAX):

@@ -165,7 +165,7 @@ def test_a_cluster_that_lists_no_nodes_takes_the_first_label():
     assert only(round_of(dcgm("0", host="x"), nodes={"lab": ()}))["nodes"][0]["id"] == "x"
 
 
-def test_what_belongs_to_nobody_is_told():
+def test_what_belongs_to_no_cluster_is_told():
     composed = round_of(
         dcgm("0", host="stranger"),
         dcgm("0", cluster="elsewhere"),

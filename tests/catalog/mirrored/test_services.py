@@ -132,7 +132,7 @@ async def test_a_flood_is_not_read_to_its_end(faulty):
     await patient.close()
 
 
-async def test_nobody_there(faulty):
+async def test_no_service_there(faulty):
     await faulty.stop()
     patient = Service(
         "cluster registry", faulty.url, 60
@@ -216,7 +216,7 @@ async def test_a_service_that_keeps_failing_is_left_alone_and_then_probed(faulty
                 assert (await registry.named(["a"])).found
                 break
             except ServiceError:
-                await asyncio.sleep(0.02)  # A breaker closes by the clock, and tells nobody.
+                await asyncio.sleep(0.02)  # A breaker closes by the clock, without an event.
     assert len(faulty.asked) == before + 1
 
 

@@ -508,7 +508,7 @@ async def test_cancelling_who_awaits_the_run_cancels_the_run():
     assert pool.available == {"gpu": 1}
 
 
-async def test_tasks_that_somebody_else_cancels_before_they_begin_are_cancelled_nodes():
+async def test_tasks_cancelled_from_outside_before_they_begin_are_cancelled_nodes():
     dag = graph("a")
     callbacks = ExecutionCallbacks(
         on_start=lambda _: asyncio.get_running_loop().call_soon(cancel_nodes)
@@ -654,7 +654,7 @@ def test_tasks_may_run_in_processes(kind):
 
 
 @both
-def test_a_pool_that_breaks_hangs_nobody(kind):
+def test_a_pool_that_breaks_hangs_no_caller(kind):
     class NoLine(ResourcePool):
         def claim(self, claim):
             raise OSError("no line")
@@ -682,7 +682,7 @@ def task():
         os.kill(os.getpid(), signal.SIGINT)
         if current_node().wait_stopped(3):
             return
-    raise AssertionError("nobody told this task to stop")
+    raise AssertionError("this task was not told to stop")
 dag = DAG.builder().add_node("a").add_node("b").add_edge("a", "b").build()
 pool = ResourcePool({"gpu": 1})
 try:

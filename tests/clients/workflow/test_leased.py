@@ -318,7 +318,7 @@ def test_a_killed_program_goes_on_where_it_was_under_the_leases_that_it_has(
     # Until a and c are through, and b runs beside others.
     while len(runs(tmp_path)) < 6 and time.monotonic() < give_up_at:
         assert first.poll() is None, first.communicate()
-        time.sleep(0.01)  # What another process does, it tells nobody of.
+        time.sleep(0.01)  # What another process does, it does not report.
     first.send_signal(signal.SIGKILL)
     first.communicate()
     before = dict(runs(tmp_path))
@@ -347,7 +347,7 @@ def test_wherever_a_program_is_killed_nothing_is_granted_twice(server, client, t
         running, enough = program(server, tmp_path), told() + chance.randint(1, 4)
         give_up_at = time.monotonic() + WAIT
         while told() < enough and running.poll() is None and time.monotonic() < give_up_at:
-            time.sleep(0.0005)  # What another process does, it tells nobody of.
+            time.sleep(0.0005)  # What another process does, it does not report.
         running.send_signal(signal.SIGKILL)
         running.communicate()
         assert len(held(client)) <= 2

@@ -208,7 +208,7 @@ requests = st.lists(
 
 @given(requests, st.randoms(use_true_random=False))
 def test_in_any_story_nothing_is_lost_and_everybody_is_served(story, chance):
-    """Never below zero, never over capacity, and whoever waits is served once others let go."""
+    """Never below zero, never over capacity, and waiters are served once others let go."""
     account = Account([6, 6, 6])
     held, waiting = [], []
     for resource, count, also in story:

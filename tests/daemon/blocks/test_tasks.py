@@ -83,7 +83,7 @@ async def test_of_more_clusters_than_allowed_the_first_are_taken_and_that_is_sai
     assert (await house.blocks(3).place(HERE, {}, "dry_run")).warnings == []
 
 
-async def test_whoever_waits_beyond_the_limit_is_told_so_and_the_others_are_served(house):
+async def test_one_that_waits_beyond_the_limit_is_told_so_and_the_others_are_served(house):
     await house.register("a")
     placing = house.blocks()
     many = placement.RUNNING_MAX + placement.WAITING_MAX + 1

@@ -62,7 +62,7 @@ async def owner(tmp_path) -> AsyncIterator[Owner]:
     made.room.start(made.lease)
     async with asyncio.timeout(60):
         while not any(isinstance(event, WorkloadEnded) for event in made.events):  # noqa: ASYNC110  # As below.
-            await asyncio.sleep(0.01)  # A list tells nobody that it has grown.
+            await asyncio.sleep(0.01)  # A list does not report that it has grown.
     made.lease = replace(made.lease, state="active")  # The core has not been told yet.
     yield made
     await made.backend.stop(NAME)

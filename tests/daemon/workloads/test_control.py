@@ -47,7 +47,7 @@ class House:
     async def heard(self, kind: type[Event]) -> Event:
         async with asyncio.timeout(10):
             while not any(isinstance(event, kind) for event in self.events):  # noqa: ASYNC110  # As below.
-                await asyncio.sleep(0.01)  # A list tells nobody that it has grown.
+                await asyncio.sleep(0.01)  # A list does not report that it has grown.
         return next(event for event in self.events if isinstance(event, kind))
 
     async def warm(self, **spec) -> Lease:

@@ -160,7 +160,7 @@ async def test_documents_are_sent_once_however_often_they_are_wanted(arena):
     assert await arena.value(code) == ["c0"]
     assert arena.registry.fetched == ["c0", "c1"]  # And the one that follows, sent along.
     (cell,) = [c for c in arena.sandbox._pool._group_of if c.code.ref == code.ref]
-    # Names that nobody knows are not remembered.
+    # Unknown names are not remembered.
     assert cell._sync._kept == {"documents": {"c0", "c1"}}
 
 

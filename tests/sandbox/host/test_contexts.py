@@ -32,7 +32,7 @@ def test_evaluations_in_one_pipe_build_on_each_other():
     assert contexts.packed(KEY) == b"two"
 
 
-def test_of_two_cells_one_wins_whole_and_the_other_is_told_anew():
+def test_of_two_cells_one_wins_whole_and_the_other_is_told_again():
     contexts = Contexts()
     one, two = (SentContexts(contexts, "digest", 8) for _ in range(2))
     mine, other, behind = one.tell("t")[2], two.tell("t")[2], two.tell("t")[2]

@@ -26,7 +26,7 @@ class Visits:
         self.tasks = {}
 
     async def come(self, *names):
-        """Have somebody come for each name; its first letter is the tenant."""
+        """Have a caller come for each name; its first letter is the tenant."""
         for name in names:
             self.ends[name] = asyncio.Event()
             self.tasks[name] = asyncio.create_task(self._visit(name))
@@ -77,7 +77,7 @@ async def test_one_tenant_leaves_a_turn_for_another_that_need_not_wait(visits):
     assert visits.inside == ["a2", "b1", "a3"], "in the order in which they came"
 
 
-async def test_whoever_holds_least_is_next_and_equals_take_turns(visits):
+async def test_the_one_that_holds_least_is_next_and_equals_take_turns(visits):
     await visits.come("a1", "a2", "b1", "a3", "a4", "b2", "c1", "d1", "c2")
     assert visits.inside == ["a1", "a2", "b1"]
     came = []
@@ -119,7 +119,7 @@ async def test_who_goes_away_while_it_waits_is_forgotten(visits, semaphore):
     assert not semaphore._held
 
 
-async def test_all_may_go_away_in_one_moment_and_somebody_come_in_it(visits, semaphore):
+async def test_all_may_go_away_in_one_moment_and_another_come_in_it(visits, semaphore):
     """As when a server stops: turns are given back before those who wait know they are gone."""
     flood = [f"a{number}" for number in range(2 + WAITING)]
     await visits.come(*flood)

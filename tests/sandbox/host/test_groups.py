@@ -73,7 +73,7 @@ async def test_what_hangs_at_one_tenant_s_requests_does_not_keep_another_waiting
     bench = await make_bench(limits=limits)
     code = bench.policy(HANGS)
     assert await bench.value(code, {"n": 7}, tenant=A) == 7
-    # So far nobody knows that it hangs; what waited behind it is sent elsewhere and comes through.
+    # So far it is unknown that it hangs; what waited behind it is sent elsewhere and comes through.
     first = bench.ask(code, {"hang": True}, tenant=B)
     behind = bench.ask(code, {"n": 8}, tenant=A)
     assert (await behind).value == 8
@@ -130,7 +130,7 @@ async def test_a_burst_of_one_tenant_spreads_over_cells(make_bench):
     bench = await make_bench()
     code = bench.policy(HANGS)
     assert await bench.value(code, {"n": 0}) == 0
-    # All go into the pipe of one cell, since nobody knows yet; the first one tells.
+    # All go into the pipe of one cell, since it is unknown yet; the first one tells.
     burst = [bench.ask(code, {"seconds": 0.4, "n": n}) for n in range(8)]
     quick = bench.ask(code, {"n": 99})
     assert (await quick).value == 99

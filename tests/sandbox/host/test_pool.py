@@ -215,7 +215,7 @@ return list(seen)
 """
 
 
-async def test_nobody_waits_for_ever_behind_a_slow_policy(make_bench):
+async def test_no_request_waits_for_ever_behind_a_slow_policy(make_bench):
     limits = Limits(
         evaluation_seconds=5.0, queue_seconds=0.2, cells_per_policy_max=1, pipeline_max=1
     )

@@ -51,7 +51,7 @@ def cluster(rng: Random, name: str) -> Cluster:
 
 
 def changed(rng: Random, before: Cluster) -> Cluster:
-    """The same cluster after somebody was at it with a screwdriver."""
+    """The same cluster after a change of its hardware."""
     nodes = [each for each in before.nodes if rng.random() < 0.7]
     if nodes and rng.random() < 0.5:
         one = rng.randrange(len(nodes))

@@ -85,7 +85,7 @@ class Model:
                 law(cluster_id in self.clusters, "only what is there is removed", fact)
                 del self.clusters[cluster_id]
             case Queued(ask, at, deadline):
-                law(ask.id not in self.waiting, "nobody stands in the queue twice", fact)
+                law(ask.id not in self.waiting, "no request stands in the queue twice", fact)
                 law(ask.id not in self.leases, "a holder does not queue", fact)
                 law(ask.terms is not None and not ask.dry_run, "only asks for leases wait", fact)
                 patience = ask.terms.wait_seconds or ROOM_SECONDS_MAX
@@ -106,7 +106,7 @@ class Model:
             case Renewed(lease_id, expires_at):
                 law(lease_id in self.leases, "only what is held is renewed", fact)
                 law(lease_id not in self.ending, "what is ending is not renewed", fact)
-                law(lease_id not in self.warm, "what nobody owns is not renewed", fact)
+                law(lease_id not in self.warm, "what no tenant owns is not renewed", fact)
                 self.expires[lease_id] = expires_at
             case Started(lease_id):
                 law(lease_id in self.leases, "only what is held starts", fact)

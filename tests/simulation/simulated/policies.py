@@ -23,7 +23,7 @@ def view_of(fleet: Fleet, consult: Consult) -> FleetView:
 
 
 def wanted(ask: Ask) -> Demand:
-    """What an ask without `resources` tells its policy, and nobody else."""
+    """What an ask without `resources` tells its policy alone."""
     return Demand(gpus=ask.inputs["gpus"], gpu_milli=500)
 
 

@@ -108,13 +108,13 @@ class Witness:
                 self._consulted(effect)
             if isinstance(effect, Forget) and isinstance(event, SessionLost):
                 kept = effect.request not in model.waiting
-                law(kept, "a waiter keeps its place, whoever leaves", event, effect)
+                law(kept, "a waiter keeps its place, whichever leaves", event, effect)
         state = world.allocator.state
         law(state.leases.keys() == model.leases.keys(), "the state is what the facts say")
         law(state.waiting.keys() == model.waiting.keys(), "the queue is what the facts say")
         in_line = {name for line in world.allocator.requests.queue.lines() for name in line.waiters}
         ready = model.waiting.keys() - model.paused.keys()
-        law(in_line == ready, "who may be served stands in line, and nobody else", in_line, ready)
+        law(in_line == ready, "who may be served stands in line, and no other", in_line, ready)
         due, true_due = world.allocator.next_deadline(), model.next_deadline()
         law(due == true_due, "the next deadline is the true one", due, true_due)
         if isinstance(event, Restarted):
@@ -139,7 +139,7 @@ class Witness:
             law(enough, "a fault that passes ends no lease", fact, event)
 
     def _gave_way(self, effect: Respond | Recall, waited: set[str]) -> None:
-        """Nobody is told that there is no room where there is, or a warm lease could make some."""
+        """None is told that there is no room where there is, or a warm lease could make some."""
         message = self.messages[effect.to]
         answer = effect.answer if isinstance(effect, Respond) else None
         if not isinstance(message, Asked) or not isinstance(answer, Refusal):
@@ -161,12 +161,12 @@ class Witness:
     def _freed(self, fact: Ended | Requeued, event: Event, after: list[Fact]) -> None:
         """Only a backend's word about this very grant frees what a workload had.
 
-        Or somebody got it in the same turn, place and workload, whose request is the same.
+        Or another got it in the same turn, place and workload, whose request is the same.
         """
         lease = self.model.leases[fact.lease]
         heir = after[0].lease if after and isinstance(after[0], Granted) else None
         if heir is not None and heir.inherited:
-            law(lease.id in self.model.warm, "only what nobody owns is taken over", lease, heir)
+            law(lease.id in self.model.warm, "only what no tenant owns is taken over", lease, heir)
             had = (lease.workload, lease.placement, lease.tenant, lease.policy)
             has = (heir.inherited, heir.placement, heir.tenant, heir.policy)
             law(had == has, "what is taken over stays what it was", lease, heir)
@@ -197,7 +197,7 @@ class Witness:
         return min(ends, default=float("inf"))
 
     def _in_turn(self, lease: Lease) -> None:
-        """Nobody of lower priority is served while an identical waiter sleeps."""
+        """No request of lower priority is served while an identical waiter sleeps."""
         kept, priority, head = self.reserved
         ask = self.asks[lease.id]
         ready = head in self.model.waiting and head not in self.model.paused
@@ -224,8 +224,8 @@ class Witness:
     def _answer(self, effect: Respond | Recall, event: Event) -> None:
         to = effect.to
         law(to in self.messages, "only who asked is answered", effect)
-        law(to not in self.told, "nobody is answered twice", effect)
-        law(to.session not in self.gone, "nobody is told who left", effect)
+        law(to not in self.told, "no request is answered twice", effect)
+        law(to.session not in self.gone, "no session is told after it left", effect)
         self.told.add(to)
         if isinstance(effect, Recall):
             law(isinstance(event, Inquired) and event.question == "why", "why asks back", event)
@@ -354,7 +354,7 @@ class Witness:
     def quiet(self) -> None:
         """Nothing is under way: who could be served now, was."""
         allocator, model = self.world.allocator, self.model
-        law(allocator.undecided == 0, "nobody is decided for ever", allocator.undecided)
+        law(allocator.undecided == 0, "no request is decided for ever", allocator.undecided)
         keys = allocator.requests.undecided._keys
         law(not keys, "keys are forgotten", keys)
         late = [to for to in self.unanswered if not self._waits(to)]
@@ -367,12 +367,12 @@ class Witness:
             for name in list(line.waiters)[:CONSULTED_MAX]:
                 need = line.demand or wanted(model.waiting[name].ask)
                 fits = model.fits(need, line.candidates, shut)
-                law(not fits, "nobody sleeps who could be served", name, line, shut)
+                law(not fits, "no request sleeps that could be served", name, line, shut)
                 idle = model.warm | model.resetting
                 could = model.fits_without(idle, need, line.candidates, shut)
                 own = any(model.own(each.ask) for each in model.waiting.values())
                 coming = EVICTED in model.ending.values() or own
-                law(not could or coming, "nobody sleeps beside what could give way", name, shut)
+                law(not could or coming, "no request sleeps beside what could give way", name, shut)
 
     def _waits(self, to: Address) -> bool:
         message = self.unanswered[to]
@@ -432,7 +432,7 @@ class Witness:
         law((state.fleet.gpu_free == state.fleet.gpu_total).all(), "everything is free again")
         law((state.fleet.cpu_free == state.fleet.cpu_total).all(), "every core, too")
         law(not +self.model.devices, "everything is free again", self.model.devices)
-        law(not world.allocator.requests.listeners, "nobody listens any more")
+        law(not world.allocator.requests.listeners, "no listener is left")
         same_state(state, replayed(world.ledger))
         fencing = [fact.lease.fencing for fact in world.ledger if isinstance(fact, Granted)]
         law(fencing == sorted(set(fencing)), "fencing numbers grow", fencing)

@@ -191,7 +191,7 @@ class World:
                 self.engines[lease.workload] = (lease.id, lease.fencing)
                 self.ordered.add(lease.workload)
                 if lease.inherited and lease.state == "starting":
-                    self.over.pop(lease.workload, None)  # It died before: it is started anew.
+                    self.over.pop(lease.workload, None)  # It died before: it is started again.
                 if lease.workload in self.over:
                     self.post(self._over(lease.workload))
                 elif rng.random() < 0.7:

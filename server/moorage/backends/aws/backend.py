@@ -83,7 +83,7 @@ class AwsBackend:
         self._poll_seconds = poll_seconds
         self._calls = AwsCalls()
         self._lock = threading.Lock()
-        # A lock lasts as long as somebody holds it or waits for it.
+        # A lock lasts as long as a task holds it or waits for it.
         self._names: weakref.WeakValueDictionary[str, threading.Lock] = (
             weakref.WeakValueDictionary()
         )

@@ -106,7 +106,7 @@ class Ec2Instance:
             case "Server.SpotInstanceTermination" | "Server.SpotInstanceShutdown":
                 return "AWS took the spot instance back"
             case "Client.UserInitiatedShutdown":
-                return "somebody ended it at AWS (Client.UserInitiatedShutdown)"
+                return "a user ended it at AWS (Client.UserInitiatedShutdown)"
             case _:  # AWS has many reasons, and adds to them.
                 why = f": {self.message}" if self.message else ""
                 return f"AWS has it {self.state}{why}"

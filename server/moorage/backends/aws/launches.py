@@ -75,7 +75,7 @@ def launch(
         plan: What to try.
         calls: How AWS is reached.
         instances: Where it is remembered, and what ended before is looked up.
-        given_up: Nobody waits any more: try nothing further.
+        given_up: No caller waits any more: try nothing further.
 
     Raises:
         BackendError: There is none; the message says what was tried and what to do.

@@ -91,7 +91,7 @@ def region_of(spec: InstanceResourceSpec, node: Node | None, default: str | None
     """Return where it shall run.
 
     Raises:
-        BackendError: Nobody says.
+        BackendError: It is unknown.
 
     """
     region = spec.region or (node.labels.get(LABELS["region"]) if node else None) or default

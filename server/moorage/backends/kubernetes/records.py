@@ -21,7 +21,7 @@ from moorage.protocol.cluster_documents import MIB, Document, device
 from moorage.protocol.kubernetes_nodes import WHOLE_DEVICES, NodeReading, mig_profile, quantity
 
 SERVER_LABEL: Final = "moorage.dev/server"
-"""On pods and claims that a server made: its name. All others are somebody else's."""
+"""On pods and claims that a server made: its name. All others are not the server's."""
 GPUS_ANNOTATION: Final = "moorage.dev/gpus"
 """On such pods that count devices: ids of those that their lease holds, with commas."""
 
@@ -50,7 +50,7 @@ class PodRecord:
 
     Args:
         node: Where it is.
-        server: The Moorage server that made it; empty: somebody else did.
+        server: The Moorage server that made it; empty: none did.
         cpu_milli: What it asks for.
         memory_mib: What it asks for.
         counts: Pairs of an extended resource and how many of it.

@@ -64,7 +64,7 @@ async def run(
                 start_new_session=True,
                 preexec_fn=_preparation(folder, door, confine),
             )
-        except subprocess.SubprocessError as error:  # Of what was done before: nobody says what.
+        except subprocess.SubprocessError as error:  # Of what was done before: what is unknown.
             raise BackendError(f"it cannot be run in {folder}, or not be confined") from error
         except OSError as error:
             raise BackendError(f"{command[0]}: {error.strerror or error}") from error
@@ -127,7 +127,7 @@ class _Output:
         self._loop.add_reader(descriptor, self._read)
 
     async def text(self) -> str:
-        """Return all of it, or, where somebody keeps the pipe open, what there is."""
+        """Return all of it, or, where a process keeps the pipe open, what there is."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(OUTPUT_SECONDS):
                 await self._over.wait()

@@ -10,7 +10,7 @@ Landlock knows what is allowed, not what is forbidden. So there are two ways:
   as it was, except that the workload can mount nothing, lest it take that away again.
 - `siblings`, for others: all is allowed that lies beside the data folder, and beside each folder
   that leads there. What is made straight in one of these folders later is not among that, so
-  nobody who is confined can make anything there. They can list the data folder, and open nothing.
+  no confined process can make anything there. They can list the data folder, and open nothing.
 
 In either way who is confined cannot look into a process that is not: its memory, its variables, its
 root. Where the kernel knows how (6.12), a workload cannot signal one either.

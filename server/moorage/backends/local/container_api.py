@@ -113,7 +113,7 @@ class ContainerApi:
         return True
 
     def pull(self, image: str, given_up: threading.Event) -> None:
-        """Have an image fetched; return when it is here, or when nobody waits for it any more."""
+        """Have an image fetched; return when it is here, or is not awaited any more."""
         with self._told(f"pull {image}"):
             news = self._api.pull(image, stream=True, decode=True)
             with contextlib.closing(news):  # Which ends the pull, where it is under way.
@@ -143,7 +143,7 @@ class ContainerApi:
         except BackendError:
             if self.inspect(plan.name) is None:
                 raise
-            return  # Somebody else was quicker.
+            return  # Another caller was quicker.
         with self._told("look at the new container"):
             host = self._api.inspect_container(plan.name)["HostConfig"]
         ignored = [
@@ -269,7 +269,7 @@ class ContainerApi:
     def stop(self, name: str, seconds: float) -> None:
         """Have a container end, with SIGKILL after so long. One that has ended is no error."""
         with contextlib.suppress(BackendError), self._told("go on with the container"):
-            self._api.unpause(name)  # One that somebody has paused hears no signal.
+            self._api.unpause(name)  # A paused one hears no signal.
         with contextlib.suppress(_MissingError), self._told("stop the container"):
             self._api.stop(name, timeout=math.ceil(seconds))
 
@@ -291,7 +291,7 @@ class ContainerApi:
                     self._api.remove_container(name, v=True, force=True)
             except _MissingError:
                 return
-            except BackendError:  # Somebody else may be removing it at this moment.
+            except BackendError:  # Another process may be removing it now.
                 if self.inspect(name) is None:
                     return
                 if time.monotonic() > deadline:

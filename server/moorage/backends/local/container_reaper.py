@@ -57,7 +57,7 @@ def reap(place: str, label: str, value: str) -> None:
                 _say(place, "DELETE", f"/containers/{each['Id']}?force=1&v=1")
             quiet = not found
         except (OSError, ValueError, http.client.HTTPException):
-            pass  # Nobody can tell; it is asked again.
+            pass  # It is unknown; it is asked again.
         if not quiet:
             quiet_since = time.monotonic()
         time.sleep(PAUSE_SECONDS)  # A container engine has no news of what is not there.

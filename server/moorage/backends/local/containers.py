@@ -319,7 +319,7 @@ class Containers(LocalWorkloads):
                 self._strays.discard(workload)
                 self._order(workload)
                 return WorkloadReport(workload, Phase.STARTING)
-            detail = "its container was removed by somebody else"
+            detail = "its container was removed from outside"
             return WorkloadReport(workload, Phase.FAILED, detail=detail)
         if seen.ended:
             return _ended(workload, seen, self._tail(workload))
@@ -334,8 +334,8 @@ class Containers(LocalWorkloads):
             api = self._api()
             self._listen()
             labels = api.labelled(_LABEL_ROOT, str(self._store.root))
-        except BackendError as error:  # It may still run there: nobody may think that it does not.
-            detail = f"nobody can look at it: {error}"
+        except BackendError as error:  # It may still run there; no answer may deny it.
+            detail = f"it cannot be looked at: {error}"
             return [WorkloadReport(name, Phase.PENDING, detail=detail) for name in sorted(names)]
         self._strays |= {each[_LABEL_ID] for each in labels if _LABEL_ID in each} - names
         found = []

@@ -174,7 +174,7 @@ class Devices:
         Args:
             members: What is wanted.
             must: It is to be had now.
-            could: This machine must have that much, whoever has it now.
+            could: This machine must have that much, free or held.
 
         """
         if not members:
@@ -249,12 +249,12 @@ def _whole(rows: Rows) -> list[dict[str, Any]]:
 
 
 def _taken(wanted: Device, held: Device, slots: float) -> float:
-    """Return how much of a device is gone with what somebody holds."""
+    """Return how much of a device is gone with what is held."""
     if wanted.gpu != held.gpu:
         return 0.0
     if wanted.instance == held.instance:
         return slots
-    # An instance is a part of its GPU: whoever has either leaves nothing of the other.
+    # An instance is a part of its GPU: a holder of either leaves nothing of the other.
     return 0.0 if wanted.instance and held.instance else 1.0
 
 

@@ -119,7 +119,7 @@ def until_gone(kill: Callable[[], str]) -> None:
     while left := kill():
         if time.monotonic() > deadline:
             raise BackendError(f"killed {KILL_SECONDS_MAX:g} s ago and still there: {left}")
-        time.sleep(LOOK_SECONDS)  # They are nobody's children here, so nobody is told.
+        time.sleep(LOOK_SECONDS)  # They are no children of this process, so no signal comes.
 
 
 def _killed(pids: Collection[int]) -> str:
@@ -135,7 +135,7 @@ def _killed(pids: Collection[int]) -> str:
 def _environments() -> Iterator[tuple[int, list[bytes]]]:
     """Yield the variables of every process that this user may look into; the dead have none."""
     for pid in all_pids():
-        with contextlib.suppress(OSError):  # It has ended, or is somebody else's.
+        with contextlib.suppress(OSError):  # It has ended, or is another user's.
             yield pid, Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
 
 

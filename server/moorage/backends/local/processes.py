@@ -53,7 +53,7 @@ RESET_SECONDS_MAX: Final = 60.0
 STOP_SPARE_SECONDS: Final = 20.0
 """Beyond a workload's own time to stop: for what it left behind, which is killed."""
 END_PAUSES: Final = (0.05, 0.1, 0.2, 0.4, 0.8)
-"""Before further looks at what has ended, where nobody could tell how."""
+"""Before further looks at what has ended, where it is unknown how."""
 _LOST: Final = "its records were lost while it ran; whatever is left of it is ended"
 
 
@@ -135,7 +135,7 @@ class Processes(LocalWorkloads):
         with self._lock:
             ended, watched = self._ends.get(workload), self._watched.get(workload)
         if watched is not None:
-            for number in (signal.SIGTERM, signal.SIGCONT):  # Somebody may have paused it.
+            for number in (signal.SIGTERM, signal.SIGCONT):  # It may be paused.
                 self._watcher.signal(*watched, number)
         limit = STOP_SPARE_SECONDS + float((order or {}).get("stop_seconds", 0))
         if ended is not None:
@@ -361,7 +361,7 @@ class Processes(LocalWorkloads):
             except OSError as error:  # No descriptor is left, say.
                 if pause is None:
                     return WorkloadReport(workload, Phase.FAILED, detail=f"it ended: {error}")
-                time.sleep(pause)  # Nobody tells when there will be descriptors again.
+                time.sleep(pause)  # No event says that descriptors are free.
                 continue
             if seen is None and workload in self._begun:
                 return WorkloadReport(workload, Phase.FAILED, detail=_LOST)

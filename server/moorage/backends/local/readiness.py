@@ -12,7 +12,7 @@ import httpx
 from moorage.backends.specs import Readiness
 
 HANG_UP_SECONDS: Final = 0.2
-"""In which a proxy that finds nobody behind it hangs up."""
+"""In which a proxy that finds no server behind it hangs up."""
 STILL_SECONDS_MAX: Final = 10.0
 """How long what was ready once may take to say that it still is, whatever its probe allows."""
 _FAILED_FROM: Final = 400
@@ -50,7 +50,7 @@ async def answers(
         host: Where the workload listens.
         port: Where, unless the probe says otherwise.
         run: For a probe that is a command.
-        proxied: Somebody in between may accept connections before the workload does, and hangs up
+        proxied: A proxy in between may accept connections before the workload does, and hangs up
             then; Docker does so at the ports of containers.
 
     """

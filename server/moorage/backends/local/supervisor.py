@@ -5,13 +5,13 @@ fast and stays small. It outlives the daemon on purpose: the daemon that comes a
 lock, learns from its files how the workload is, and stops it with SIGTERM.
 
 What it promises:
-- Holding the lock of the workload's folder is being its supervisor. Whoever cannot take it leaves,
-  and whoever takes it after the command was begun, or is to be stopped, leaves too: one order
+- Holding the lock of the workload's folder is being its supervisor. One that cannot take it leaves,
+  and one that takes it after the command was begun, or is to be stopped, leaves too: one order
   carried out twice starts one workload, however late a supervisor comes.
 - When the command ends, whatever it started and left behind is killed, also what hides in a session
   of its own: all of it is inherited by the supervisor, which is a subreaper.
-- Where control groups can be had, all of that is in one, and is killed by it: also what somebody
-  else put there, as commands run beside the workload are.
+- Where control groups can be had, all of that is in one, and is killed by it: also what others
+  put there, as commands run beside the workload are.
 - A workload whose processes use more memory together than they may is ended, and told so.
 - What the command writes passes through here, so its file never grows beyond its bound.
 - `exit.json` is complete or absent.
@@ -41,7 +41,7 @@ PR_SET_CHILD_SUBREAPER = 36
 BEGUN = ("process.json", "exit.json", "stop")
 """Files of which any says that nothing is to be started any more."""
 IGNORED = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
-"""Signals that Python, or whoever started the daemon, may have set to be ignored."""
+"""Signals that Python, or the daemon's parent, may have set to be ignored."""
 REASON_MAX = 500
 """Characters of one part of the reason why a command cannot be run."""
 CHECK_SECONDS = 0.5
@@ -49,7 +49,7 @@ CHECK_SECONDS = 0.5
 CHUNK_BYTES = 65_536
 """Of the output, read or moved at a time: what a pipe holds."""
 OUTPUT_SECONDS_MAX = 1.0
-"""How long the output may stay open after all of the workload: somebody else may hold it."""
+"""How long the output may stay open after all of the workload: another process may hold it."""
 KILL_SECONDS_MAX = 10.0
 """How long what was killed may take to vanish before it is given up: the kernel has it then."""
 
@@ -246,8 +246,8 @@ def reap() -> "list[tuple[int, int]]":
 def kill_rest(group: str) -> None:
     """Kill whatever the command left behind: it is a child of this process by now, or in its group.
 
-    Then the group is removed. Where the kernel does not let go of something, it stays, and whoever
-    puts the workload away tries again.
+    Then the group is removed. Where the kernel does not let go of something, it stays, and
+    the removal of the workload tries again.
     """
     deadline = time.monotonic() + KILL_SECONDS_MAX
     while time.monotonic() < deadline and kill_all(group):
@@ -364,7 +364,7 @@ class Output:
                 self.file, self.size = opened, seen.st_size
 
     def follow(self, source: int) -> None:
-        """Take what comes through a pipe, in a thread of its own, until nobody can write to it."""
+        """Take what comes through a pipe, in a thread of its own, until it has no writer."""
         self.over.acquire()
         _thread.start_new_thread(self.take_all, (source,))
 
@@ -404,7 +404,7 @@ class Output:
 def finish(folder: str, status: "int | None", detail: str) -> None:
     """Write down how it ended. A negative code is a signal's number."""
     code = None if status is None else os.waitstatus_to_exitcode(status)
-    with contextlib.suppress(OSError):  # Where the folder is gone, nobody reads it.
+    with contextlib.suppress(OSError):  # Where the folder is gone, it has no reader.
         write(os.path.join(folder, "exit.json"), {"code": code, "detail": detail})
 
 
@@ -420,7 +420,7 @@ def write(path: str, document: "dict[str, Any]") -> None:
 
 
 def report(pipe: int, document: "dict[str, Any]") -> None:
-    """Tell whoever started this supervisor, if it is still there."""
+    """Tell the parent of this supervisor, if it is still there."""
     with contextlib.suppress(OSError):
         os.write(pipe, json.dumps(document).encode() + b"\n")
         os.close(pipe)

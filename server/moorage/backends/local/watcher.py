@@ -83,7 +83,7 @@ class Watcher:
 
 
 def lives(pid: int) -> bool:
-    """Return whether a process has not ended, also where nobody has waited for it yet."""
+    """Return whether a process has not ended, also where it is not waited for yet."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:

@@ -61,7 +61,7 @@ class WorkloadStore:
     """The folders below one root.
 
     Args:
-        root: Made if it is not there; nobody else may look into it.
+        root: Made if it is not there; no other user may look into it.
 
     """
 
@@ -338,7 +338,7 @@ def write(path: Path, document: Mapping[str, Any]) -> None:
 def holder(folder: Path) -> int | None:
     """Return the pid of the supervisor that holds the lock of a folder, or None.
 
-    Looking takes no lock itself, so that no supervisor can find one taken by somebody who looks.
+    Looking takes no lock itself, so that no supervisor can find one taken by a look.
     """
     try:
         flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK

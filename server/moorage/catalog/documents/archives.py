@@ -53,7 +53,7 @@ _GZIP_BITS: Final = zlib.MAX_WBITS | 16
 _ZIP, _GZIP, _XZ = b"PK\x03\x04", b"\x1f\x8b\x08", b"\xfd7zXZ\x00"
 _ZIP_METHODS: Final = {zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED}
 _ENCRYPTED: Final = 0x1
-# What packing a folder on somebody's laptop leaves behind. Bytecode is no source: never kept.
+# What packing a folder on a laptop leaves behind. Bytecode is no source: never kept.
 _LITTER: Final = frozenset({"__MACOSX", "__pycache__", ".git", ".DS_Store"})
 
 
@@ -120,7 +120,7 @@ def policy_files(files: dict[str, bytes]) -> dict[str, bytes]:
         if root + ENTRY in files:
             for name in _BESIDE_ENTRY if root else ():
                 if name in files and root + name not in files:
-                    found = f"{name!r} lies outside of {root}, where nobody reads it"
+                    found = f"{name!r} lies outside of {root}, where it is not read"
                     raise bad_code(found, f"{root}{name}, beside {ENTRY}")
             return {
                 path.removeprefix(root): content

@@ -42,7 +42,7 @@ _packer = msgspec.msgpack.Encoder()
 
 
 class WrongField(Exception):  # noqa: N818  # It names what it is about, and stays in this package.
-    """A value deep in a document is wrong; whoever knows where it lies says so with `under`."""
+    """A value deep in a document is wrong; a caller that knows the place adds it with `under`."""
 
     def __init__(self, path: str, expected: str) -> None:
         super().__init__(f"{path}: expected {expected}")

@@ -91,7 +91,7 @@ def _merge(groups: Sequence[Mapping[str, Any]], depth: int) -> Document:
         if numbers:
             merged[key] = _total(key, numbers)
         elif _is_average(key) and any(isinstance(group.get(key), (int, float)) for group in groups):
-            merged[key] = 0  # Nobody has devices: the group keeps its shape.
+            merged[key] = 0  # No node has devices: the group keeps its shape.
     return merged
 
 

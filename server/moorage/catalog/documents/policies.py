@@ -94,7 +94,7 @@ _DIGESTED: Final = tuple(field for field in _POLICY_FIELDS if field.endswith("_s
 def complete_policy_document(given: Any) -> Document:
     """Return a checked copy of a PolicyRule document with its identity filled in.
 
-    A URL in `code` loses its credentials: whoever may read documents would read them, too.
+    A URL in `code` loses its credentials: readers of documents would read them, too.
 
     Raises:
         ServiceError: `missing_fields` or `bad_message`, naming the field; where several are wrong,
@@ -136,7 +136,7 @@ def _objections(given: Document) -> Iterator[ServiceError]:
 
 
 def _all_of(objections: Sequence[ServiceError]) -> ServiceError:
-    """Return one refusal that says all of them: nobody should have to try once for each."""
+    """Return one refusal that says all of them: no user should have to try once for each."""
     first = objections[0]
     if len(objections) == 1:
         return first

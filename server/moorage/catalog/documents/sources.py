@@ -235,7 +235,7 @@ def _cause(error: Exception) -> str:
 def _fetched(content: bytes, shown: str) -> Files:
     """Return the files of what was fetched, or refuse it without a word of what it holds.
 
-    Whoever names a URL need not be somebody who may read what this server can read there.
+    A user who names a URL need not be one who may read what this server can read there.
     """
     try:
         files = _unpacked(content)

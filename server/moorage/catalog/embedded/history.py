@@ -1,7 +1,7 @@
 """Who changed a policy, and when: the changes of each URI, kept in the catalog's file.
 
 The catalog notes a change in the transaction that makes it, so there is no change
-without its note. What is noted outlives the policy: whoever removes one is in its history too.
+without its note. What is noted outlives the policy: its removal is in its history too.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""What a catalog has in memory, whoever put it there: all that the event loop reads.
+"""What a catalog has in memory, from any source: all that the event loop reads.
 
 The embedded parts put in what is durable, the mirrored ones what a service said. The hot path reads
 it with plain functions, so that no request waits for a disk or a service. Every change is told to
@@ -127,7 +127,7 @@ class Memory:
         self.index.changed(cluster_id)
         self._loaded.pop(cluster_id, None)
         self._blobs.pop(cluster_id, None)
-        if cluster_id in self.clusters:  # Metrics may be those of a cluster nobody knows.
+        if cluster_id in self.clusters:  # Metrics may be those of an unknown cluster.
             self._versions[cluster_id] = self.version
 
     # The hot path --------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Jobs run one after another in the order they were submitted, each in a transaction of its own.
 When a job's transaction is durable, its `publish` runs on the event loop, also in that order and
-also when nobody waits for the job any more: what is on disk and what is in memory cannot drift
+also when the job is not awaited any more: what is on disk and what is in memory cannot drift
 apart because a client hung up.
 """
 
@@ -189,7 +189,7 @@ class Database:
         return good
 
     def set_aside(self, kind: Kind, record_id: str, why: str) -> None:
-        """Keep a record that cannot be read where it is in nobody's way, and say so."""
+        """Keep a record that cannot be read where it is in no other record's way, and say so."""
         (number,) = self._connection.execute(
             "SELECT rowid FROM records WHERE kind = ? AND id = ?", (kind, record_id)
         ).fetchone()

@@ -55,7 +55,7 @@ class Batches:
             batch.keys |= wanted
         assert batch.task is not None
         try:
-            # Whoever gives up takes nothing away from the others.
+            # A caller that gives up takes nothing away from others.
             await asyncio.shield(batch.task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()

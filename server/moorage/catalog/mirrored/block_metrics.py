@@ -1,7 +1,7 @@
 """Block metrics of an external service: `GLOBAL_BLOCK_METRICS_URL`.
 
 `catalog.opening` makes a mirror where the configuration names such a service. All metrics
-are read at once, whenever somebody looks at blocks and what is known has become too old: blocks are
+are read at once, when a request looks at blocks and what is known has become too old: blocks are
 few compared with what they run on, and one question serves every search that waits for it.
 """
 

@@ -62,7 +62,7 @@ class MirroredBlocks:
 
     async def query(self, kind: BlockKind, query: Document | None) -> list[Document]:
         """See `Blocks.query`."""
-        parse_filter(query)  # What it refuses asks nobody.
+        parse_filter(query)  # What it refuses asks no service.
         if kind == "block_metrics":
             await self._mirror.require()
         return await self._kept.query(kind, query)

@@ -276,7 +276,7 @@ class MetricsMirror:
         memory: Holds the documents.
         fresh_seconds: What was read longer ago is asked for again, and never used instead.
 
-    While the service fails, nobody waits for it: asks go on without metrics and are told so, and
+    While the service fails, none waits for it: asks go on without metrics and are told so, and
     it is probed in the background.
     """
 

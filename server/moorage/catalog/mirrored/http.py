@@ -184,7 +184,7 @@ class Service:
                 keepalive_expiry=KEEP_ALIVE_SECONDS,
             ),
             follow_redirects=False,
-            trust_env=False,  # Neither proxies nor a .netrc that nobody configured for this.
+            trust_env=False,  # Neither proxies nor a .netrc that is not configured for this.
         )
 
     async def close(self) -> None:

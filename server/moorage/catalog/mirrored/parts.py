@@ -79,7 +79,7 @@ class MirroredMetrics:
         if self._memory.known(name):
             await self._mirror.require(name)
             return entry_of(self._memory.metrics, name, "metrics").document
-        # Nothing is remembered of clusters that nobody knows: there is no end of their ids.
+        # Nothing is remembered of unknown clusters: there is no end of their ids.
         read = await self._mirror.service.named([name], {})
         if name not in read.found:
             raise not_found("metrics", name)

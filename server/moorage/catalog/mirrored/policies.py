@@ -4,7 +4,7 @@
 is prepared as an upload is: read on paper here, compiled and run in a jail only.
 
 Its own examples run here too, but no request waits for them, and where they fail the policy is used
-all the same: it was published at its store, by whoever may do that, and other servers rely on it.
+all the same: it was published at its store, by one who may do that, and other servers rely on it.
 What is found is told with every answer.
 """
 
@@ -107,7 +107,7 @@ class PolicyMirror:
 
     async def run(self) -> None:
         """Ask again for the policies that are in use, before they are too old, until cancelled."""
-        while self._fresh_seconds:  # 0: whoever wants a policy asks.
+        while self._fresh_seconds:  # 0: each use of a policy asks.
             await asyncio.sleep(max(self._fresh_seconds / ROUNDS, ROUND_SECONDS_MIN))
             due = _now() - self._fresh_seconds * (1 - 2 / ROUNDS)
             for uri in [u for u, kept in self._kept.items() if kept.wanted and kept.asked_at < due]:

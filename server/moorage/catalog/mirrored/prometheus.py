@@ -1,7 +1,7 @@
 """Metrics of the fleet from a Prometheus server, round after round, into the catalog.
 
 The daemon starts it where `prometheus_url` is set. A round is a fixed number of instant queries,
-each for the whole fleet, whatever its size. Documents are written as if somebody had posted them,
+each for the whole fleet, whatever its size. Documents are written as if a client had posted them,
 so policies, filters and `/cluster/query` see them; they carry `source`, `timestamp` and `stale`.
 When Prometheus does not answer, the last values stay, and say `stale: true` once they are too old.
 """
@@ -139,7 +139,7 @@ class PrometheusPoller:
             try:
                 document = await self._catalog.clusters.get(cluster_id)
             except ServiceError:
-                continue  # Deleted since the list was made: there is nobody to measure.
+                continue  # Deleted since the list was made: there is nothing to measure.
             entries = (document.get("nodes") or {}).get("nodeData") or ()
             nodes = frozenset(str(entry["id"]) for entry in entries)
             found[cluster_id] = nodes, await self._metrics(cluster_id)

@@ -319,7 +319,7 @@ def _read_clusters(
             leave_out(read.left_out, document, "id", number, str(error))
             continue
         if wanted is not None and checked.id not in wanted:
-            continue  # Nobody asked for it.
+            continue  # It was not asked for.
         if checked.id in read.found or checked.id in read.same:
             leave_out(read.left_out, document, "id", number, "the registry lists it twice")
             continue
@@ -342,7 +342,7 @@ def _read_metrics(
             check_depth(document)
             cluster_id = cluster_id_of(document.get("clusterId"), "clusterId")
             if wanted is not None and cluster_id not in wanted:
-                continue  # Nobody asked for it.
+                continue  # It was not asked for.
             _, complete = read_metrics_document(document)
             entry = DocumentEntry(cluster_id, complete, pack(complete), len(content))
         except (ServiceError, WrongAnswer) as error:

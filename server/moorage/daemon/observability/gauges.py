@@ -19,7 +19,7 @@ def core_gauges(allocator: Allocator) -> Iterable[Metric]:
     warm = [share for name in state.warm for share in state.leases[name].placement]
     warm_milli = sum(len(share.gpus) * share.gpu_milli for share in warm)
     yield gauge("moorage_leases", "Leases that hold something", len(state.leases))
-    yield gauge("moorage_leases_warm", "Of these kept warm, nobody's", len(state.warm))
+    yield gauge("moorage_leases_warm", "Of these kept warm, without an owner", len(state.warm))
     yield gauge("moorage_waiting", "Asks in the queue", len(state.waiting))
     yield gauge("moorage_undecided", "Requests whose policy has not answered", allocator.undecided)
     yield gauge("moorage_nodes", "Nodes of live clusters", len(fleet))

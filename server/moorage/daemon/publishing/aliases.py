@@ -171,7 +171,7 @@ class Publishing:
             reason = f"alias: {alias.name} has had no version but {alias.version}"
             raise ServiceError(Code.NOT_FOUND, reason, field="alias")
         if alias.history and alias.history[-1].what == "fell_back":
-            # Whoever is woken up by the fallback means the other direction.
+            # An operator who is woken up by the fallback means the other direction.
             reason = f"alias: {alias.name} fell back from {alias.former}, which kept failing"
             expected = f"to activate {alias.former} by its name, if that is meant"
             raise ServiceError(Code.CONFLICT, reason, field="alias", expected=expected)
@@ -332,7 +332,7 @@ class Publishing:
         self._tidy(alias.name, *alias.versions)
         self.shadows.follow(alias.name, alias)
         data = {"alias": alias.name, "policy_rule_uri": alias.version, **_plain(change)}
-        by_itself = change.who == SELF  # It fell back, or ended a canary: somebody should look.
+        by_itself = change.who == SELF  # It fell back, or ended a canary: a user should look.
         (log.warning if by_itself else log.info)("policy", **data)
         self._watchers.tell("policies", change.what, data)
 

@@ -334,7 +334,7 @@ class Shadows:
             self._finish(shadow, key, pair)
 
     def forgotten(self, request: RequestId, consultation: int) -> None:
-        """Nobody waits for a live policy's answer any more, so there is nothing to compare with."""
+        """A live policy's answer is not awaited any more: there is nothing to compare with."""
         for shadow in self._by_alias.values():
             if shadow.pairs.pop((request, consultation), None) is not None:
                 shadow.abandoned += 1

@@ -16,7 +16,7 @@ from moorage.model import Code, Tenant
 LATENCIES_MAX: Final = 1024
 """Latest latencies that percentiles are taken of."""
 LATELY_SECONDS: Final = 3600.0
-"""Whoever a version answered, or failed, within this time has used it lately."""
+"""A tenant that a version answered, or failed, within this time has used it lately."""
 TENANTS_MAX: Final = 1024
 """Tenants remembered to have used a version lately; the one that did the longest ago goes."""
 MANY: Final = 20

@@ -28,7 +28,7 @@ from moorage.sandbox.host.sandbox import CheckResult, PolicyFault, Sandbox
 
 __all__ = ["examine", "vet", "vet_change"]
 
-NOBODY: Final = ""
+NO_TENANT: Final = ""
 """In whose name what another store has published is looked at."""
 
 
@@ -102,7 +102,7 @@ async def examine(sandbox: Sandbox, record: PolicyRecord) -> str:
     if not rehearsals:
         return ""
     try:
-        async with _turn(sandbox.rechecks, NOBODY):
+        async with _turn(sandbox.rechecks, NO_TENANT):
             await _run(sandbox, record, rehearsals)
     except ServiceError as error:
         if error.code is not Code.BAD_POLICY:

@@ -112,7 +112,7 @@ class Admission:
             reply = refuse(verdict, message_id=message.id, warnings=warnings, version=version)
             self._replies.send(to, reply)
             return
-        # Existing clients get the two documented keys; whoever asks for more gets the id.
+        # Existing clients get the two documented keys; one that asks for more gets the id.
         shown = message.id is not None or message.explain or message.lease is not None
         ask, token = verdict
         context = ReplyContext(message.id, ask.id, token, shown, warnings)

@@ -75,7 +75,7 @@ class Consultations:
         return kept[1]
 
     def forget(self, effect: Forget) -> None:
-        """Nobody waits for this consultation any more."""
+        """This consultation is not awaited any more."""
         self._sandbox.forget(effect.request, effect.consultation)
         self._shadows.forgotten(effect.request, effect.consultation)
         if self._executor is not None:

@@ -39,7 +39,7 @@ class HttpCalls:
         return to, future
 
     def reply(self, to: Address, reply: bytes) -> None:
-        """Hand a reply to whoever waits for it, if they still do."""
+        """Hand a reply to its waiter, if there still is one."""
         future = self._waiting.pop(to, None)
         if future is not None and not future.done():
             future.set_result(reply)

@@ -5,7 +5,7 @@ checkpoints know digests alone. A request that comes again with its idempotency 
 same token, since it is made again, after a restart too.
 
 The digest is a plain SHA-256. A slow, salted one protects what people think up; a token has 144
-bits that nobody can guess, so that nobody finds it by trying.
+bits that cannot be guessed, so that no search finds it.
 """
 
 import base64
@@ -26,7 +26,7 @@ class LeaseTokens:
     """Makes tokens.
 
     Args:
-        secret: Nobody else knows it.
+        secret: Known to this server alone.
 
     """
 

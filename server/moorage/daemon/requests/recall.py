@@ -37,7 +37,7 @@ log = structlog.get_logger("moored")
 async def told(question: Recall, ledger: Ledger) -> Response:
     """Tell the story of a lease or request as the ledger has it.
 
-    A fact that cannot be read is this question's trouble, and nobody else's.
+    A fact that cannot be read is this question's trouble, and no other's.
     """
     try:
         entries = await ledger.history(question.subject)

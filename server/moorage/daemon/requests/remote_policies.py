@@ -80,7 +80,7 @@ class RemotePolicies:
         self._under_way[key] = self._tasks.spawn(self._run(consult, record))
 
     def forget(self, request: RequestId, consultation: int) -> None:
-        """Nobody waits for this consultation any more; nothing will be delivered for it."""
+        """This consultation is not awaited any more; nothing will be delivered for it."""
         task = self._under_way.pop((request, consultation), None)
         if task is not None:
             task.cancel()

@@ -83,7 +83,7 @@ class Replies:
         self._numbers[session] = set()
 
     def lost(self, session: SessionId) -> None:
-        """Note that a session is over: nobody reads its answers any more."""
+        """Note that a session is over: its answers are not read any more."""
         for to in tuple(self._numbers.pop(session, ())):
             self._forget(to)
 
@@ -117,7 +117,7 @@ class Replies:
             self._open[to] = replace(context, admitted_at=0.0)
 
     def answer(self, to: Address, answer: Response) -> None:
-        """Answer at an address, unless nobody listens there any more."""
+        """Answer at an address, unless its listener is gone."""
         context = self._open.get(to)
         if context is None:
             return
@@ -153,7 +153,7 @@ class Replies:
         self._tasks.spawn(self._send_later(to, work))
 
     def remote(self, to: Address) -> str:
-        """Return where whoever awaits an answer connects from; "" where nobody knows."""
+        """Return where the client that awaits an answer connects from; "" where unknown."""
         return self._gateway.remote(to.session)
 
     def drain(self, answer: Response) -> None:

@@ -30,5 +30,5 @@ class Tokens:
         self._tenants = {digest(token): Tenant(tenant) for token, tenant in tokens.items()}
 
     def tenant(self, bearer: str | None) -> Tenant | None:
-        """Return whose a token is; None: nobody's."""
+        """Return whose a token is; None: no tenant's."""
         return self._tenants.get(digest(bearer or "")) if self._tenants else LOCAL_TENANT

@@ -2,7 +2,7 @@
 
 `admission` adds watchers for the operation `watch`; `aliases` and the commit loop's durable facts
 are the news. What a watcher may leave unread is bounded by the gateway, which counts and tells it
-what it missed; nobody here waits for anybody.
+what it missed; nothing here waits for a watcher.
 """
 
 from collections import Counter

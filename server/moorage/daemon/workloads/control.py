@@ -3,7 +3,7 @@
 Engines know a workload by its name: that of the lease it was started for, also after another lease
 has taken it over.
 
-Engines also report what nobody ordered: a workload that ends by itself. Its lease then ends, or
+Backends also report what was not ordered: a workload that ends by itself. Its lease then ends, or
 waits for another place; the core knows which. What no lease stands for (its daemon was killed
 before it could write the lease down, or the ledger is gone) is stopped when the daemon starts.
 """
@@ -353,7 +353,7 @@ class WorkloadControl:
         heir = self._heirs.get(name)
         self._progress(workload if heir is None else replace(workload, id=heir))
         if name not in self._running:
-            return  # It is being stopped, or has failed to start: whoever does that will say so.
+            return  # It is being stopped, or has failed to start: that will say so.
         self._seen[name] = workload
         if workload.phase in {Phase.SUCCEEDED, Phase.FAILED}:
             self._ended(workload)
@@ -390,7 +390,7 @@ async def _answers(backend: Backend, name: str) -> bool:
 async def _unfit(backend: Backend, lease: Lease) -> str:
     """Reset a workload, and ask it whether it answers; return why it may not be used again.
 
-    One that is warm already was reset by whoever kept it: after a restart it is only asked.
+    One that is warm already was reset when it was kept: after a restart it is only asked.
     """
     try:
         async with asyncio.timeout(KEEP_SECONDS_MAX):

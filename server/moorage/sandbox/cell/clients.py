@@ -32,7 +32,7 @@ class APIError(Exception):
 
 
 class ContextConflict(Exception):  # noqa: N818  # It names what happened, as authors say it.
-    """Somebody else changed the context since it was read; read it and decide again.
+    """Another request changed the context since it was read; read it and decide again.
 
     Args:
         version: The version that is current now.

@@ -159,7 +159,7 @@ def _imports(content: bytes) -> Iterator[tuple[ast.Import | ast.ImportFrom, bool
     try:
         pending: list[tuple[ast.AST, bool]] = [(ast.parse(content), False)]
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return  # Whoever loads it says so.
+        return  # Loading it says so.
     while pending:
         node, guarded = pending.pop()
         if isinstance(node, ast.Import | ast.ImportFrom):

@@ -263,7 +263,7 @@ class Policy:
         return found
 
     def forget(self, overrides: bytes, before: Mapping[str, Mapping[str, Any]]) -> None:
-        """Construct the policy anew for these overrides, if `management` changed what it has."""
+        """Construct the policy again for these overrides, if `management` changed what it has."""
         if self.changed(overrides, before):
             del self._instances[overrides], self._given[overrides]
 
@@ -334,7 +334,7 @@ class Policy:
             message = f"{type(error).__name__}: {error.msg}"[:MESSAGE_CHARACTERS_MAX]
         else:
             message, where, line = describe(error)
-            if isinstance(error, ImportError):  # Where libraries lie on the server is nobody's.
+            if isinstance(error, ImportError):  # Where libraries lie here is private.
                 message = re.sub(r" \((?:/[^)]*|unknown location)\)?$", "", message)
             message = f"{name_of(error)}: {message}" if message else name_of(error)
             file, column = where or file, 0

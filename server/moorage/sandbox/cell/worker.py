@@ -56,7 +56,7 @@ class Channel:
     """Blocking frames over descriptor 3.
 
     Args:
-        cache: What is said of documents is true from the moment it is read, whoever's turn it is.
+        cache: What is said of documents is true from the moment it is read, at any turn.
 
     """
 
@@ -243,7 +243,7 @@ class Worker:
                 _, answer = self._answer(management(*arguments))
                 changed = self._policy.changed(frame.overrides, before)
                 changes = self._answer(changed)[1] if changed else b""
-            finally:  # Whoever asks next finds what it may: the host says whose changes these are.
+            finally:  # The next request finds what it may: the host says whose changes these are.
                 self._policy.forget(frame.overrides, before)
         except BaseException as error:  # noqa: BLE001  # As in evaluate.
             return self._failure(error)

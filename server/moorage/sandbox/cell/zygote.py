@@ -120,4 +120,4 @@ def _reap(control: socket.socket, start_kib: int) -> None:
             try:
                 control.send(REPORT.pack(b"X", 0, child, status, held_kib, cpu_ms))
             except OSError:
-                os._exit(0)  # Nobody is left to tell.
+                os._exit(0)  # There is no reader left.

@@ -165,7 +165,7 @@ class Cell(asyncio.Protocol):
     def take_back(self) -> list[Work]:
         """Return what stands behind the head; what the cell says of it counts for nothing.
 
-        It is asked no more, since it will begin with it all the same: whoever owns it ends it when
+        It is asked no more, since it will begin with it all the same: its owner ends it when
         the head is answered.
         """
         head, *behind = self.sent
@@ -245,7 +245,7 @@ class Cell(asyncio.Protocol):
         priority.step_aside(self.pid)
 
     def demote(self) -> bool:
-        """Let it run only when nobody else wants to; return whether that worked."""
+        """Let it run only when no other process wants to; return whether that worked."""
         self.demoted = True
         return priority.demote(self.pid)
 
@@ -255,7 +255,7 @@ class Cell(asyncio.Protocol):
         return not self.demoted
 
     def destroy(self) -> None:
-        """Kill it now and tell nobody; what was in the pipe stays in `sent` for the caller."""
+        """Kill it now without a report; what was in the pipe stays in `sent` for the caller."""
         if not self.alive:
             return
         self.alive = False
@@ -467,7 +467,7 @@ class Cell(asyncio.Protocol):
             answer = await answers.answer_call(services, frame, arguments)
         except asyncio.CancelledError:
             if head.call is None or not self.alive:
-                raise  # Nobody waits for the answer any more.
+                raise  # The answer is not awaited any more.
             answer = frames.CallAnswer(frame.nonce, b"", "the service took too long", 0)
         elapsed = time.monotonic() - head.called_at
         head.calls_seconds += elapsed

@@ -123,7 +123,7 @@ class Chain:
 
     Args:
         version: The version that the latest of them left, or started from.
-        broken: A change was refused: the cell holds something that nobody else has.
+        broken: A change was refused: the cell holds something that no other has.
 
     """
 
@@ -162,7 +162,7 @@ class SentContexts:
         return None if sent_nothing else self._contexts.packed(key), forget, chain
 
     def accept(self, tenant: str, chain: Chain, packed: bytes) -> bool:
-        """Take a change made in the cell; False: somebody else was faster, and it is void."""
+        """Take a change made in the cell; False: another was faster, and it is void."""
         version = None
         if not chain.broken:
             version = self._contexts.swap((self._version, tenant), chain.version, packed)

@@ -156,7 +156,7 @@ class HostServices(Protocol):
 
         A policy that calls waits for the answer, and what is answered at once takes half the time.
         Cells keep it: `Sandbox.documents_changed` must be called with the id before `call` would
-        answer anything else. They are also sent what nobody asked for yet, so this asks nobody.
+        answer anything else. They are also sent what was not asked for yet, so this asks none.
         """
 
     def documents(self, cluster_ids: Sequence[str]) -> Sequence[Document]:
@@ -265,7 +265,7 @@ class SandboxReport:
     """The state of the wall, for /metrics and doctor.
 
     Args:
-        mode: `jail`, or `unsafe` when somebody asked for that.
+        mode: `jail`, or `unsafe` when a user asked for that.
         layers: Active layers by name with what is known of them, e.g. `{"seccomp": "filter",
             "landlock": "abi 7"}`. An absent layer is absent here.
         probes: Attacks of the start-up self-test and how each was stopped.

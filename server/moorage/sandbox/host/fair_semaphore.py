@@ -2,7 +2,7 @@
 
 To look at a policy takes seconds: it is unpacked, loaded, and evaluates its own examples, each
 until its deadline. So few are looked at at one time, and some more wait. A tenant may send any
-number: it never has all turns, and where the waiting room is full, the latest of whoever has most
+number: it never has all turns, and where the waiting room is full, the latest of the one with most
 there makes way. So another one's policy waits for as many others as there are tenants that hold as
 little, and never behind a flood.
 """
@@ -75,13 +75,13 @@ class FairSemaphore:
             await place
         except asyncio.CancelledError:
             if place.cancelled():
-                self._leave(tenant, place)  # Where whoever served others has not seen it gone.
+                self._leave(tenant, place)  # Where it was not seen to be gone.
             elif place.exception() is None:  # Its turn came in the same moment.
                 self._give_back(tenant)
             raise
 
     def _evict(self, tenant: str) -> None:
-        """See to it that one more may wait, at the cost of whoever has most waiting."""
+        """See to it that one more may wait, at the cost of the tenant with most waiting."""
         if sum(map(len, self._waiting.values())) < self._waiting_max:
             return
         mine = len(self._waiting.get(tenant, ()))

@@ -168,7 +168,7 @@ class Group:
         return bool(self._heavy) and self._heavy.get(work.tenant, 0.0) > now
 
     def owes(self, now: float) -> bool:
-        """Whether somebody waits who has burnt nothing, beside those who have."""
+        """Whether a tenant waits that has burnt nothing, beside those that have."""
         return self._shared and any(not self.heavy(work, now) for work in self.backlog.heads())
 
     def turn(self, cells_max: int, now: float) -> tuple[Work, Cell] | None:
@@ -179,7 +179,7 @@ class Group:
             if cell is not None:
                 return work, cell
             if kept is None and self.heavy(work, now) and not self._sated(work, cells_max, now):
-                # It needs a cell with an empty pipe, and whoever asks much would keep all full.
+                # It needs a cell with an empty pipe, and one that asks much would keep all full.
                 kept = min(self._quick(), key=lambda each: len(each.sent), default=None)
         return None
 

@@ -302,8 +302,7 @@ class CellPool:
         now = time.monotonic()
         busy = [cell for cell in self.spawner.living.values() if cell.sent]
         if busy:
-            # Whoever is behind a policy that never returns waits for not a moment more than it
-            # must.
+            # A request behind a policy that never returns waits no moment longer than it must.
             soonest = min(cell.remaining_seconds(now) for cell in busy)
             self.watch_soon(min(WATCH_SECONDS, soonest) if soonest > 0 else WATCH_SECONDS)
         for cell in busy:

@@ -68,7 +68,7 @@ async def _tried(
     """Make samples in a loaded cell, one after the other.
 
     Args:
-        cell: Holds the policy and nobody else's work.
+        cell: Holds the policy and no other work.
         code: The policy.
         samples: What to try.
         watch_soon: Has the clock of the cell looked at.

@@ -80,9 +80,9 @@ PROPOSERS_MAX: Final = 65_536
 CHECKS_MAX: Final = 4
 """Policies looked at at one time: each may take a cell's memory, and a core until its deadline."""
 CHECKS_WAITING_MAX: Final = 32
-"""Policies waiting to be looked at; beyond it the latest of whoever has most there gets BUSY."""
+"""Policies waiting to be looked at; beyond it the latest of the tenant with most gets BUSY."""
 _UNSAFE_WARNING: Final = (
-    "UNSAFE: policies run without seccomp and Landlock; whoever may register a policy owns this "
+    "UNSAFE: policies run without seccomp and Landlock; a user who may register a policy owns this "
     "server. Start it with --sandbox jail."
 )
 
@@ -96,8 +96,8 @@ class Sandbox:
         deliver: Called with exactly one event per consultation that was not forgotten.
         limits: All bounds.
         mode: `jail`, or `unsafe` for a separate process without the wall.
-        isolation: Who shares a cell: everybody who uses a policy version, the requests of one
-            tenant, or nobody (a fresh cell per evaluation).
+        isolation: Who shares a cell: all tenants that use a policy version, the requests of one
+            tenant, or none (a fresh cell per evaluation).
         circuits: Called when a policy's circuit opens.
 
     Attributes:
@@ -240,7 +240,7 @@ class Sandbox:
         return work.future
 
     def forget(self, request: RequestId, consultation: int) -> None:
-        """Nobody waits for this consultation any more; nothing will be delivered for it."""
+        """This consultation is not awaited any more; nothing will be delivered for it."""
         work = self._works.pop((request, consultation), None)
         if work is not None:
             work.forgotten = True
@@ -324,7 +324,7 @@ class Sandbox:
     async def check(self, code: PolicyCode, samples: Sequence[Sample] = ()) -> CheckResult:
         """Compile, import and construct a policy in a fresh cell and say what is wrong with it.
 
-        Whoever calls this holds a turn.
+        The caller holds a turn.
 
         Args:
             code: The policy. Its digest need not be registered.
@@ -435,7 +435,7 @@ class Sandbox:
 
         Args:
             ref: The version.
-            tenant: Whose requests it printed it at; nobody is shown what it printed of others.
+            tenant: Whose requests it printed it at; none is shown what it printed of others.
 
         Returns:
             By occasion: `loading`, `requests` (and `management`), and `aside` as a shadow.

@@ -33,7 +33,7 @@ PAUSE_SECONDS_MIN: Final = 0.1
 that cannot live costs a core half a second each time."""
 PAUSE_SECONDS_MAX: Final = 5.0
 PATIENCE_SECONDS: Final = 1.0
-"""A pause of at most so long is waited for by whoever needs a cell; a longer one is a refusal."""
+"""A pause of at most so long is waited for where a cell is needed; a longer one is a refusal."""
 STABLE_SECONDS: Final = 60.0
 """A zygote that dies later than this after the one before it is the first in a row again."""
 JAIL_SECONDS_MAX: Final = 10.0
@@ -183,7 +183,7 @@ class Spawner:
             try:
                 cell = await self.blank()
             except (SpawnError, JailError):
-                return  # Whoever needs a cell next learns why.
+                return  # The next that needs a cell learns why.
             self._spares.append(cell)
 
     async def blank(self) -> Cell:

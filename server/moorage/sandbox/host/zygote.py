@@ -75,7 +75,7 @@ class Death:
 
 ORPHANED: Final = Death("the process that it was forked from died", innocent=True)
 UNKNOWN: Final = Death("it ended", innocent=True)
-"""Nobody said how, so nobody can be blamed."""
+"""How it ended is unknown, so no request can be blamed."""
 _FROM_OUTSIDE: Final = frozenset(
     {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 )
@@ -231,7 +231,7 @@ class Zygote:
         for future in self._orders.values():
             if not future.done():
                 future.set_exception(error)
-                future.exception()  # Whoever ordered it may have given up.
+                future.exception()  # Its caller may have given up.
         self._orders.clear()
 
     def _readable(self) -> None:
@@ -269,14 +269,14 @@ class Zygote:
 
 
 def discard(spawned: Spawned) -> None:
-    """Kill a cell that nobody wants."""
+    """Kill a cell that is not wanted."""
     kill(spawned.pidfd)
     os.close(spawned.pidfd)
     spawned.channel.close()
 
 
 def kill(pidfd: int) -> None:
-    """Kill by pidfd: a process id may already be somebody else's."""
+    """Kill by pidfd: a process id may already be another's."""
     try:
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
     except ProcessLookupError:

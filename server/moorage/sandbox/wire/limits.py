@@ -69,7 +69,7 @@ class Limits:
 
     Args:
         evaluation_seconds: Wall time of one evaluation at the head of its cell, without the
-            host's own answer time, where nobody names another; beyond it the cell is killed.
+            host's own answer time, where none names another; beyond it the cell is killed.
         evaluation_seconds_max: The longest that a policy or a request may name.
         load_seconds: Wall time to compile, import and construct a policy.
         calls_seconds: Total time the host spends answering the calls of one evaluation.

@@ -121,7 +121,7 @@ class DeviceHost:
                     f"{self}: its task has not ended {deadline.seconds:g} s after it was"
                     " cancelled (EFORMER_TASK_CANCEL_TIMEOUT_S)"
                 )
-        ended.exception()  # Whoever called for the task is told, too.
+        ended.exception()  # The task's caller is told, too.
         if self._task is task:
             self._task = None
 
@@ -191,7 +191,7 @@ class DeviceHost:
         return await self._finish(task, timeout)
 
     async def _finish(self, task: Any, seconds: float | None) -> Any:
-        """Return what a task returns; cancel it when time is up, or nobody waits any more."""
+        """Return what a task returns; cancel it when time is up, or it is not awaited any more."""
         ended = asyncio.wrap_future(task.future())
         try:
             done, _ = await asyncio.wait([ended], timeout=seconds)

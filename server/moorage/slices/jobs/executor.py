@@ -332,7 +332,7 @@ class _SliceJob:
         return status
 
     def _cancel(self, calls: list[list[HostCall]]) -> None:
-        """End what runs, since nobody waits for it any more."""
+        """End what runs, since it is not awaited any more."""
         every = [call for calls_of_slice in calls for call in calls_of_slice]
         cancel(every, self._settings.drain_seconds_max)
 

@@ -1,0 +1,41 @@
+"""Sentences name who acts: words that leave it open are in no source, page or message."""
+
+import re
+
+import pytest
+
+VAGUE = re.compile(r"(?<![a-z])(?:whoever|anew|nobody|somebody)(?![a-z])", re.IGNORECASE)
+# `nobody` is also the name of a user, and a name that tests give to what is not there.
+NAME = re.compile(r"""NOBODY|(["'`])nobody\1|~nobody|"nobody[-:]|/nobody\b""")
+
+
+def vague(line: str) -> bool:
+    return bool(VAGUE.search(NAME.sub("", line)))
+
+
+def test_sentences_name_who_acts(tree) -> None:
+    found = [
+        f"{each.name}:{number}: {line.strip()}"
+        for each in tree
+        if each.name != "tests/house/test_prose.py"
+        for number, line in enumerate(each.lines, 1)
+        if vague(line)
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Nobody waits.", True),
+        ('law(first, "nobody is told twice")', True),
+        ("def test_somebody_waits():", True),
+        ("Whoever's turn it is reads it anew.", True),
+        ("It becomes user `nobody`.", False),
+        ('ask("nobody:1-x")', False),
+        ('get("/blocks/nobody")', False),
+        ("os.setresuid(NOBODY, NOBODY, NOBODY)", False),
+    ],
+)
+def test_what_counts_as_vague(line: str, expected: bool) -> None:
+    assert vague(line) is expected
