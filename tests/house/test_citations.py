@@ -13,6 +13,21 @@ ELSEWHERE = re.compile(
     r"(?<!docs/reference/)\b(allocation-server|resource-engine|slot-pool)\.(md|txt)"
 )
 
+NAMED = re.compile(r"`([\w./-]+\.py)`")
+# What authors of policies write is named by their documents, and in no place of the repository.
+AUTHORS = {"function.py", "code/function.py"}
+
+
+def missing(page, names: list[str]) -> list[str]:
+    """Return the Python files that a page names and that are neither below it nor at its path."""
+    below = page.name.rpartition("/")[0]
+    there = [f"/{name}" for name in names if name.startswith(below)]
+    return [
+        f"{page.name}: {named}"
+        for named in NAMED.findall(page.text)
+        if named not in {*AUTHORS, *names} and not any(x.endswith(f"/{named}") for x in there)
+    ]
+
 
 def lost(files: list, folder: Path) -> list[str]:
     """Return citations of pages or sections that are not there."""
@@ -47,6 +62,27 @@ def test_every_cited_page_and_section_is_there(sources, tests, root) -> None:
 
 def test_nothing_is_cited_by_number(sources) -> None:
     assert leading_nowhere(sources) == []
+
+
+def test_files_that_pages_name_are_there(tree) -> None:
+    names = [each.name for each in tree]
+    pages = [each for each in tree if each.name.endswith(".md")]
+    assert [finding for page in pages for finding in missing(page, names)] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "lacks"),
+    [
+        ("`host/cell.py` and `cell.py`", False),
+        ("`tests/zygote.py`", False),
+        ("`function.py` of the policy", False),
+        ("`zygote.py`", True),
+        ("`ost/cell.py`", True),
+    ],
+)
+def test_what_counts_as_missing(mutant, text: str, lacks: bool) -> None:
+    names = ["server/host/cell.py", "tests/zygote.py"]
+    assert bool(missing(mutant(text, "server/README.md"), names)) == lacks
 
 
 @pytest.mark.parametrize(

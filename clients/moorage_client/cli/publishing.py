@@ -183,7 +183,7 @@ def _percentiles(latency: shapes.Latency | None) -> tuple[float | str, float | s
     return ("", "") if latency is None else (latency.p50, latency.p99)
 
 
-def _said(side: shapes.Said) -> str:
+def _said(side: shapes.ShownAnswer) -> str:
     if side.error is not None:
         return f"{side.error.code}: {side.error.reason}"
     if side.placement is None:

@@ -17,7 +17,7 @@ from moorage_client.answers import UnreadableError, read_as
 from moorage_client.cli.asking import keep, token_of
 from moorage_client.cli.output import Passed, note, print_json, where, write_bytes
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import Attempt, Done, ShownOutput
+from moorage_client.cli.shapes import Attempt, ShownExecution, ShownOutput
 from moorage_client.cli.tokens import TokenFile, state_path
 from moorage_client.errors import LeaseLost, MoorageError, NotFound
 
@@ -191,7 +191,7 @@ def execute(
         return await client.call(message, idempotent=False)
 
     told = replace(session, timeout=limit + SPARE_SECONDS).run(work)
-    done = read_as(Done, told)
+    done = read_as(ShownExecution, told)
     if session.json:
         print_json(told)
     else:

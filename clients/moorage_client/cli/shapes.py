@@ -65,7 +65,7 @@ class ShownOutput(Struct):
     exit_code: ExitCode | None = None
 
 
-class Done(Struct):
+class ShownExecution(Struct):
     """What a command inside of a workload did."""
 
     exit_code: ExitCode
@@ -116,7 +116,7 @@ class Latency(Struct):
     p99: float | str = ""
 
 
-class Arm(Struct):
+class ShownStatistics(Struct):
     """How a version does under an alias."""
 
     policy_rule_uri: str = ""
@@ -131,8 +131,8 @@ class Arm(Struct):
 class CanaryReport(Struct):
     """What `moorage policy canary --report` shows."""
 
-    active: Arm | None = None
-    candidate: Arm | None = None
+    active: ShownStatistics | None = None
+    candidate: ShownStatistics | None = None
 
 
 class ShownSide(Struct):
@@ -161,7 +161,7 @@ class Refused(Struct):
     reason: str = ""
 
 
-class Said(Struct):
+class ShownAnswer(Struct):
     """What a version answered to one request."""
 
     error: Refused | None = None
@@ -172,8 +172,8 @@ class Said(Struct):
 class ShownSample(Struct):
     """A request that two versions answered differently."""
 
-    active: Said
-    candidate: Said
+    active: ShownAnswer
+    candidate: ShownAnswer
     request: str = ""
 
 
@@ -193,7 +193,7 @@ class ShadowReport(Struct):
     samples: list[ShownSample] = []
 
 
-class Rest(Struct):
+class ShownCircuit(Struct):
     """Why a policy is not asked for a while."""
 
     retry_after_seconds: float = 0.0
@@ -204,7 +204,7 @@ class PolicyLogs(Struct):
     """What `moorage policy logs` shows."""
 
     policy_rule_uri: str = ""
-    rests: Rest | None = None
+    rests: ShownCircuit | None = None
     printed: dict[str, str] = {}
 
 

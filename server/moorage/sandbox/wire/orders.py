@@ -1,4 +1,4 @@
-"""The two fixed-size messages between host and zygote. Imported by `zygote` and `zygote`."""
+"""The two fixed-size messages between host and zygote. Imported by the `zygote` of both."""
 
 import signal
 import struct
