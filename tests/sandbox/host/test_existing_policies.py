@@ -1,5 +1,6 @@
 """Policies as existing users have them: missing libraries, demanding constructors, odd commands."""
 
+import random
 import textwrap
 from dataclasses import replace
 
@@ -146,6 +147,40 @@ async def test_a_missing_library_is_inert_and_says_why_when_it_is_used(shared):
     )
     assert "urllib.request.urlopen: 'urllib.request' is not available" in value["open"]
     assert "redis.Redis().get: 'redis' is not available" in value["client"]
+
+
+LATE = """
+import hashlib, os, random
+class AIOSv1PolicyRule:
+    def __init__(self, rule_id, settings, parameters): pass
+    def eval(self, parameters, input_data, context):
+        found = [
+            random.Random("seed").randrange(1000),
+            hashlib.new("sha3_256", b"x").hexdigest()[:4],
+            "ä".encode("utf-16-le").hex(),
+            divmod(10**30000, 10**12000 + 1)[0] % 1000,
+        ]
+        for use in (
+            lambda: os.popen("ls"), lambda: exec("import smtplib"), lambda: __import__("redis"),
+        ):
+            try:
+                found.append(type(use()).__name__)
+            except Exception as error:
+                found.append(f"{type(error).__name__}: {error}"[:54])
+        return found
+"""
+
+
+@IN_ONE_LOOP
+async def test_what_a_library_imports_when_it_is_used_is_real_or_missing(shared):
+    """An inert module would keep it from taking its alternative."""
+    assert await shared.value(policy(shared, LATE)) == [
+        *(random.Random("seed").randrange(1000), "741e", "e400"),
+        divmod(10**30000, 10**12000 + 1)[0] % 1000,
+        "ModuleNotFoundError: 'subprocess' cannot be imported b",
+        "NoneType",
+        "_Module",
+    ]
 
 
 GUARDED = """

@@ -24,6 +24,13 @@ from moorage.sandbox.cell.preload import importable
 ROOT: Final = "/policy/"
 """Where the files of an archive seem to lie; no such directory exists."""
 _CATCHING: Final = frozenset({"ImportError", "ModuleNotFoundError", "Exception", "BaseException"})
+_IMPORTING: Final = frozenset(
+    {
+        *("importlib", "importlib._bootstrap", "importlib._bootstrap_external", "importlib.util"),
+        *("_frozen_importlib", "_frozen_importlib_external", __name__, InertLoader.__module__),
+    }
+)
+"""Modules whose frames lie between an import and what carries it out."""
 _NEARLY: Final = 0.75
 """Likeness from which on a module is taken for a misspelt file of the archive."""
 _MODULES_LEFT_OUT: Final = (
@@ -60,8 +67,9 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         found = self._sibling(fullname)
         if found is not None:
             return found
+        importer = _importer()
         why = self._refusal(fullname)
-        if not why and not self._is_guarded():
+        if importer and not why and not self._is_guarded(importer):
             return ModuleSpec(fullname, self._inert, is_package=True)
         raise ModuleNotFoundError(
             f"{fullname!r} cannot be imported by a policy: "
@@ -121,15 +129,10 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         near = get_close_matches(library, own, 1, _NEARLY)
         return f"did you mean {near[0]!r}?" if near else ""
 
-    def _is_guarded(self) -> bool:
-        """Return whether the import that runs now is one that the policy has an alternative for."""
-        frame: FrameType | None = sys._getframe()  # noqa: SLF001  # Nothing else says who imports.
-        while frame is not None and not frame.f_code.co_filename.startswith(ROOT):
-            frame = frame.f_back
-        if frame is None:
-            return False
-        guards = self._guards(frame.f_code.co_filename.removeprefix(ROOT))
-        return any(first <= frame.f_lineno <= last for first, last in guards)
+    def _is_guarded(self, importer: FrameType) -> bool:
+        """Return whether the import is one that the policy has an alternative for."""
+        guards = self._guards(importer.f_code.co_filename.removeprefix(ROOT))
+        return any(first <= importer.f_lineno <= last for first, last in guards)
 
     def _guards_of(self, file: str) -> list[tuple[int, int]]:
         found = _imports(self._files.get(file, b""))
@@ -147,6 +150,21 @@ class PolicyImports(MetaPathFinder, InspectLoader):
         spec = self._sibling(fullname)
         origin = ROOT + fullname if spec is None or spec.origin is None else spec.origin
         return compile(self.get_source(fullname), origin, "exec", dont_inherit=True)
+
+
+def _importer() -> FrameType | None:
+    """Return where in the policy the import that runs now stands.
+
+    None where a library imports, as those of Python do when they are first used: what it imports
+    is not the policy's, and it has to be told that it is not there.
+    """
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001  # Nothing else says who imports.
+    while frame is not None:
+        file, name = frame.f_globals.get("__file__"), frame.f_globals.get("__name__")
+        if isinstance(file, str) and name not in _IMPORTING:  # Text that is executed has no file.
+            return frame if file.startswith(ROOT) else None
+        frame = frame.f_back
+    return None
 
 
 def _is_real(library: str) -> bool:

@@ -11,12 +11,20 @@ from typing import Final
 from moorage.policy.requirements import IMPORTABLE
 
 SUPPORT: Final = (
-    "_strptime", "encodings.ascii", "encodings.cp1252", "encodings.hex_codec", "encodings.idna",
-    "encodings.latin_1", "encodings.unicode_escape", "encodings.utf_16", "encodings.utf_8",
-    "encodings.utf_8_sig", "faulthandler", "json.tool", "linecache", "logging.handlers", "mmap",
-    "numpy._core._dtype_ctypes", "numpy._core._methods", "numpy.exceptions", "numpy.fft",
-    "numpy.lib.stride_tricks", "numpy.matrixlib", "numpy.polynomial", "opcode", "stringprep",
+    "_md5", "_pylong", "_sha1", "_sha2", "_sha256", "_sha3", "_sha512", "_strptime", "_suggestions",
+    "_tokenize", "encodings.ascii", "encodings.base64_codec", "encodings.charmap",
+    "encodings.cp1252", "encodings.cp437", "encodings.hex_codec", "encodings.idna",
+    "encodings.iso8859_1", "encodings.iso8859_15", "encodings.latin_1", "encodings.punycode",
+    "encodings.quopri_codec", "encodings.raw_unicode_escape", "encodings.rot_13",
+    "encodings.unicode_escape", "encodings.utf_16", "encodings.utf_16_be", "encodings.utf_16_le",
+    "encodings.utf_32", "encodings.utf_32_be", "encodings.utf_32_le", "encodings.utf_7",
+    "encodings.utf_8", "encodings.utf_8_sig", "encodings.zlib_codec", "faulthandler", "json.tool",
+    "linecache", "logging.handlers", "mmap", "numpy._core._dtype_ctypes", "numpy._core._methods",
+    "numpy.char", "numpy.exceptions", "numpy.fft", "numpy.lib.stride_tricks", "numpy.ma.mrecords",
+    "numpy.matrixlib", "numpy.polynomial", "numpy.rec", "numpy.strings", "opcode", "stringprep",
+    "tomllib",
 )  # fmt: skip
+"""Not each is there in every version of Python."""
 
 
 def preload() -> list[str]:

@@ -40,7 +40,7 @@ _ENVIRONMENT: Final = {
     "OMP_NUM_THREADS": "1",
     "LC_CTYPE": "C.UTF-8",
 }
-_ISOLATED: Final = ("-P", "-s", "-S")
+ISOLATED: Final = ("-P", "-s", "-S")
 """What `-I` means, but for the environment: the one above has nothing that was not put there."""
 _PROGRAM: Final = (
     "import gc, json, sys; gc.disable(); sys.path[:0] = json.loads(sys.argv[1])['path']; "
@@ -145,7 +145,7 @@ class Zygote:
         }
         with theirs:
             self._process = subprocess.Popen(  # noqa: ASYNC220, S603  # Forks in this thread, see above; our own program.
-                [sys.executable, *_ISOLATED, "-c", _PROGRAM, json.dumps(settings)],
+                [sys.executable, *ISOLATED, "-c", _PROGRAM, json.dumps(settings)],
                 env=_ENVIRONMENT | self._hashing(),
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
