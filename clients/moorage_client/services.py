@@ -330,9 +330,15 @@ class Services:
         return self._understood(dict[str, Any], self._call("POST", "/clusters", document))
 
     def replace_cluster(self, document: Document) -> Any:
-        """Replace the document of the cluster `document["id"]`; return it as stored."""
+        """Replace the document of the cluster `document["id"]`; return it as stored.
+
+        Fields that only the stored one has are taken out: a server keeps what it is not told of.
+        """
         path = f"/clusters/{quote(str(document['id']), safe='')}"
-        return self._understood(dict[str, Any], self._call("PUT", path, document))
+        stored = {name for found in self.clusters({"id": document["id"]}) for name in found}
+        gone = sorted(name for name in stored - document.keys() if "." not in name)
+        change = {**document, "$unset": gone} if gone else document
+        return self._understood(dict[str, Any], self._call("PUT", path, change))
 
     def put_cluster(self, document: Document) -> Any:
         """Register a cluster, or replace its document; return the document as stored."""

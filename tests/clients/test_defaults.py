@@ -33,11 +33,17 @@ def in_tokyo(monkeypatch):
 
 
 def test_people_read_their_own_time_with_its_zone(in_tokyo, capsys):
-    fields({"granted_at": 0.0, "history": [{"at": 60, "seq": 60}], "seconds": 5})
+    at = 1_700_000_000.0
+    fields({"granted_at": at, "history": [{"at": at + 60, "seq": 60}], "seconds": 5})
     said = capsys.readouterr().out
-    assert "1970-01-01 09:00:00+09:00" in said
-    assert '"at": "1970-01-01 09:01:00+09:00", "seq": 60' in said
+    assert "2023-11-15 07:13:20+09:00" in said
+    assert '"at": "2023-11-15 07:14:20+09:00", "seq": 60' in said
     assert "seconds     5" in said
+
+
+def test_a_time_that_never_came_is_not_shown(capsys):
+    fields({"retry_at": 0.0, "history": [{"at": 0, "seq": 1}], "seconds": 0})
+    assert capsys.readouterr().out.split() == ["history", '[{"seq":', "1}]", "seconds", "0"]
 
 
 def test_programs_read_seconds_since_the_epoch(in_tokyo, capsys):

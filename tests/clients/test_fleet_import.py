@@ -8,6 +8,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
+import httpx
 import pytest
 
 from moorage.benchmarks.daemon_process import daemon
@@ -84,7 +85,7 @@ def test_a_table_becomes_a_cluster_that_the_fleet_shows(moorage):
     assert moorage("fleet", "show", "lab").stdout == moorage("fleet", "lab").stdout
 
 
-def test_a_cluster_that_exists_is_left_alone_unless_told(moorage):
+def test_a_cluster_that_exists_is_left_alone_unless_told(moorage, server):
     def give(*options, rows):
         source = table(*rows)
         return moorage("fleet", "import", "-", "--cluster-id=bay", *options, given=source)
@@ -105,8 +106,14 @@ def test_a_cluster_that_exists_is_left_alone_unless_told(moorage):
         "b": 2000,
         "c": 1000,
     }
-    replaced = document(give("--replace", "--json", rows=["d,1000,1,0,"]))
-    assert replaced["clusters"][0]["action"] == "replaced"
+    with httpx.Client(base_url=server.http) as http:
+        http.put("/clusters/bay", json={"region": "north"}).raise_for_status()
+        replaced = document(give("--replace", "--json", rows=["d,1000,1,0,"]))
+        assert (replaced["clusters"][0]["action"], replaced["clusters"][0]["vcpus"]) == (
+            "replaced",
+            1.0,
+        )
+        assert "region" not in http.get("/clusters/bay").json()
     assert set(nodes(moorage, "bay")) == {"d"}
 
 

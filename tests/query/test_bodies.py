@@ -60,6 +60,13 @@ def test_a_search_with_a_policy(rule, envelope):
     assert (read.settings, read.parameters) == (POLICY["settings"], POLICY["parameters"])
 
 
+@pytest.mark.parametrize("outer", [{}, {"matchType": "cluster"}, {"matchType": "block"}])
+def test_what_a_rule_finds_is_what_is_ranked(outer):
+    rule = {"filterRule": {"matchType": "block", "filter": {}}, "like": "b"}
+    read = parse_search({**outer, "rankingPolicyRule": {"parameters": rule}})
+    assert (read.match_type, read.filter.match_type) == ("block", "block")
+
+
 @pytest.mark.parametrize("like", ["c1", {"gpus": {"count": 8}}])
 def test_a_search_by_likeness(like):
     parameters = {"like": like, "weights": {"gpus.count": "2", "tags": 0}}

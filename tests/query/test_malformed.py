@@ -208,6 +208,7 @@ def test_a_malformed_filter_is_refused_at_its_place(body, place):
 
 
 POLICY = "rankingPolicyRule"
+ANY_BLOCK = {"matchType": "block", "filter": {}}
 
 
 @pytest.mark.parametrize(
@@ -233,6 +234,8 @@ POLICY = "rankingPolicyRule"
             f"{POLICY}.parameters.like",
         ),
         ({"matchType": "cluster", "filter": {}, POLICY: {}}, "filter"),
+        ({POLICY: {"parameters": {"filterRule": {"filter": {}}}}}, "matchType"),
+        ({"matchType": "exact", POLICY: {"parameters": {"filterRule": ANY_BLOCK}}}, "matchType"),
     ],
 )
 def test_a_malformed_search_is_refused_at_its_place(body, place):
@@ -254,7 +257,7 @@ def test_a_malformed_search_is_refused_at_its_place(body, place):
         ({"weights": {"a..b": 1}}, "weights.a..b"),
         ({"weights": {f"a{n}": 1 for n in range(33)}}, "weights.a32"),
         ({"filterRule": []}, "filterRule"),
-        ({"filterRule": {"matchType": "block", "filter": {}}}, "filterRule.matchType"),
+        ({"filterRule": {"matchType": "exact", "filter": {}}}, "filterRule.matchType"),
         (
             {"filterRule": {"matchType": "cluster", "filter": {"clusterQuery": {"$x": 1}}}},
             "filterRule.filter.clusterQuery.$x",

@@ -10,12 +10,14 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from moorage.model import Code
 from moorage_client.answers import read_as
 from moorage_client.cli.asking import json_object
 from moorage_client.cli.output import local_time, note, print_json, say, table
 from moorage_client.cli.server_program import run
 from moorage_client.cli.session import CommandSession
-from moorage_client.cli.shapes import PolicyRow, ShownPolicyChange
+from moorage_client.cli.shapes import PolicyLogs, PolicyRow, ShownPolicyChange
+from moorage_client.errors import RequestRefused
 
 ARCHIVE_TYPES: Final = (".zip", ".tar.gz", ".tar.xz")
 """Suffixes of archives that the server reads."""
@@ -108,8 +110,8 @@ def show(
     """Show the document of a policy, its code included; or its history."""
     with session.services() as services:
         if not history:
-            changed = services.policy_logs(uri).get("changed")
             document = services.policy(uri)
+            changed = _changed(services, uri)
             print_json(document | ({"changed_by_management": changed} if changed else {}))
             return
         changes: list[dict[str, Any]] = services.policy_history(uri)
@@ -130,6 +132,16 @@ def show(
         ),
         empty="It was never changed.",
     )
+
+
+def _changed(services: Any, uri: str) -> dict[str, Any]:
+    """Return what `management` changed; nothing where a server keeps policies and runs none."""
+    try:
+        return read_as(PolicyLogs, services.policy_logs(uri)).changed
+    except RequestRefused as refused:
+        if refused.code != Code.NOT_FOUND:
+            raise
+        return {}
 
 
 def delete(

@@ -206,6 +206,7 @@ class PolicyLogs(Struct):
     policy_rule_uri: str = ""
     rests: ShownCircuit | None = None
     printed: dict[str, str] = {}
+    changed: dict[str, Any] = {}
 
 
 class Count(Struct):

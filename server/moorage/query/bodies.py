@@ -114,6 +114,8 @@ def parse_search(body: Any, at: str = "") -> Search:
     given, at = _opened(body, at)
     known(given, ("matchType", "rankingPolicyRule"), at)
     outer, outer_at = given, at
+    if "matchType" in given or "rankingPolicyRule" not in given:
+        _match_type(given, at)  # A filter of the rule may say it, too, and decides then.
     if "rankingPolicyRule" not in given:
         raise missing(under(at, "rankingPolicyRule"), "a ranking rule (an object)")
     at = under(at, "rankingPolicyRule")

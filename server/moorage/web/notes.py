@@ -18,10 +18,13 @@ __all__ = ["READS", "Noted"]
 READS: Final = frozenset(
     {
         "/allocate",  # What it changes is a lease, and in the ledger.
+        "/api/filter",
         "/api/filter-data",
         "/api/no-ir/filter",
         "/api/no-ir/similarity-search",
+        "/api/search",
         "/api/similarity-search",
+        "/block/aggregate",
         "/block/query",
         "/blockActions/allocate",
         "/blockActions/dryRun",
