@@ -135,3 +135,16 @@ def test_management_over_the_socket_has_its_line_too(noting):
     line = changes(noting)[-1]
     assert (line["who"], line["what"], line["action"]) == ("ann", "manage", "look")
     assert line["remote"].startswith("127.0.0.1:")
+
+
+def test_a_flush_has_its_line(noting):
+    with noting.socket({"Authorization": "Bearer sesame"}) as socket:
+        for message in ({"op": "flush", "cluster": "east"}, {"op": "flush"}):
+            socket.send(json.dumps(message))
+            assert json.loads(socket.recv(30))["data"] == {"flushed": []}
+    until(lambda: len(changes(noting)) == 2)
+    assert [(each["who"], each["what"], each["cluster"]) for each in changes(noting)] == [
+        ("ann", "flush", "east"),
+        ("ann", "flush", ""),
+    ]
+    assert changes(noting)[0]["remote"].startswith("127.0.0.1:")

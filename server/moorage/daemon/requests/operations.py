@@ -3,6 +3,7 @@
 The router hands them over; `admission` has the requests for a placement.
 """
 
+from collections.abc import Mapping
 from typing import Any, assert_never
 
 import structlog
@@ -86,6 +87,8 @@ class Operations:
                     self._inbox.post(RenewAsked(to, RequestId(message.lease), shown, ttl))
             case wire.Flush():
                 self._inbox.post(FlushAsked(to, tenant, ClusterId(message.cluster) or None))
+                about = {"what": "flush", "cluster": message.cluster}
+                _note(tenant, self._replies.remote(to), about)
             case wire.Cancel():
                 self._inbox.post(CancelAsked(to, self._replies.named(to, message.request), tenant))
             case wire.Status():
@@ -129,8 +132,12 @@ class Operations:
 
     async def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> Response:
         uri, action = message.policy_rule_uri, message.action
-        whence = self._replies.remote(to)
+        whence = self._replies.remote(to)  # Nobody knows once the session is over.
         data = await self._management.run(uri, tenant, action, message.data)
-        about = {"what": "manage", "policy_rule_uri": uri, "action": action, "remote": whence}
-        log.info("changed", who=tenant, **about)
+        _note(tenant, whence, {"what": "manage", "policy_rule_uri": uri, "action": action})
         return Information(data)
+
+
+def _note(tenant: Tenant, remote: str, about: Mapping[str, str]) -> None:
+    """Say in the log who changed something, as `web.notes` does for HTTP."""
+    log.info("changed", who=tenant, **about, remote=remote)
