@@ -21,8 +21,12 @@ asyncio.run(main())
 
 def played(home: Path, end: str) -> int:
     environment = {**os.environ, "XDG_RUNTIME_DIR": str(home)}
-    command = [sys.executable, "-c", SCRIPT, end]
-    return subprocess.run(command, env=environment, check=False, timeout=60).returncode
+    command = [sys.executable, "-W", "default::ResourceWarning", "-c", SCRIPT, end]
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert "unclosed file" not in done.stderr
+    return done.returncode
 
 
 def test_a_process_leaves_no_folder_and_one_that_was_killed_leaves_it_to_the_next(tmp_path):

@@ -23,6 +23,8 @@ PLAY = Path(__file__).with_name("play.py")
 SOURCE = Path(__file__).parents[2] / "server" / "moorage"
 PARTS = ("__init__.py", "model.py", "core", "policy")
 SEEDS = "0:120"
+ENVIRONMENT = dict(os.environ)
+"""As it was at first: pytest writes into it at each test, while others are being played."""
 
 
 @dataclass(frozen=True)
@@ -540,7 +542,7 @@ MUTANTS = [
 
 
 def play(home: Path, seeds: str = SEEDS) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = ENVIRONMENT | {"PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, PLAY, seeds]
     return subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, timeout=300

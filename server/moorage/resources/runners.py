@@ -19,7 +19,7 @@ import tempfile
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import httpx
 
@@ -49,8 +49,6 @@ API_SECONDS_MAX: Final = 2.0
 """Of one look."""
 CHAT_BYTES_MAX: Final = 16 * 1024 * 1024
 """One answer of a model; a longer one is not read to its end."""
-_HOMES: Final[list[IO[bytes]]] = []
-"""The locks of this process's folders."""
 _DOWN_FROM: Final = 500
 """HTTP statuses from this one on mean that a service is not up. 401 means that it is."""
 
@@ -337,9 +335,9 @@ def _home() -> Path:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(old.parent)
     made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
-    lock = (made / "lock").open("wb")
+    # Nobody closes it: it is held until this process, or the last fork of it, ends.
+    lock = os.open(made / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
-    _HOMES.append(lock)  # It is held as long as it is open.
     home = made.rename(made.with_name(made.name[1:]))  # Seen by others only now that it is.
     atexit.register(_leave, home, os.getpid())
     return home
