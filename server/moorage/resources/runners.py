@@ -335,7 +335,7 @@ def _home() -> Path:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove(old.parent)
     made = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=base))
-    # Nobody closes it: it is held until this process, or the last fork of it, ends.
+    # It is never closed: it is held until this process, or the last fork of it, ends.
     lock = os.open(made / "lock", os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
     home = made.rename(made.with_name(made.name[1:]))  # Seen by others only now that it is.

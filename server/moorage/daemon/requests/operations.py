@@ -132,7 +132,7 @@ class Operations:
 
     async def _manage(self, to: Address, tenant: Tenant, message: wire.Manage) -> Response:
         uri, action = message.policy_rule_uri, message.action
-        whence = self._replies.remote(to)  # Nobody knows once the session is over.
+        whence = self._replies.remote(to)  # It is unknown once the session is over.
         data = await self._management.run(uri, tenant, action, message.data)
         _note(tenant, whence, {"what": "manage", "policy_rule_uri": uri, "action": action})
         return Information(data)
