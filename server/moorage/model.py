@@ -69,6 +69,8 @@ class Node:
             `provider ID`, and `device UUID` for each GPU; empty where the inventory has none.
         duplicate_of: The node, as `cluster/node`, that is the same machine and was there first:
             this one then counts for nothing. The core says so, no document does.
+        unavailable: Why nothing can start there now, e.g. `cordoned`; empty: it can. Leases keep
+            what they hold there, and nothing of it is free.
 
     """
 
@@ -80,6 +82,7 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict[str, str])
     identity: tuple[str, ...] = ()
     duplicate_of: str = ""
+    unavailable: str = ""
 
 
 def is_same_machine(one: Collection[str], other: Collection[str]) -> bool:

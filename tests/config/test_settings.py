@@ -12,11 +12,11 @@ from moorage.config.settings import (
     PREFIX,
     Config,
     ConfigError,
-    is_loopback,
     settings,
     settings_help,
     settings_markdown,
 )
+from moorage.protocol.origins import is_loopback
 
 HOME = {"HOME": "/home/ann"}
 PAGES = ("https://a.b", "http://c:1")
@@ -80,6 +80,8 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "policy_fallback_failures": ("6", "6", 6),
         "backends": ("local", '["local"]', ("local",)),
         "local_nodes": ("a1, a2", '["a1", "a2"]', ("a1", "a2")),
+        "kubernetes_clusters": ("a,b=c", '{a = "a", b = "c"}', {"a": "a", "b": "c"}),
+        "kubernetes_config": ("/srv/kube", '"/srv/kube"', Path("/srv/kube")),
         "policy_code_root": ("/srv/rules", '"/srv/rules"', Path("/srv/rules")),
         "policy_code_hosts": ("Git.lan,::1", '["git.lan", "::1"]', ("git.lan", "::1")),
         "allocate_over_http": ("false", "false", False),
@@ -328,3 +330,27 @@ def test_policies_elsewhere_need_a_server_that_executes_them() -> None:
     elsewhere = {"POLICY_EXECUTION_MODE": "central", "POLICY_EXECUTOR_HOST_URL": "http://x:10000"}
     config = Config.load({}, HOME | elsewhere | {"POLICY_SYSTEM_EXECUTOR_ID": "e1"})
     assert (config.policy_execution_mode, config.policy_executor_id) == ("central", "e1")
+
+
+@pytest.mark.parametrize(
+    ("given", "clusters"),
+    [
+        ("west", {"west": "west"}),
+        (
+            "west,east=arn:aws:eks:eu:1:cluster/x",
+            {"west": "west", "east": "arn:aws:eks:eu:1:cluster/x"},
+        ),
+        ("here=in-cluster", {"here": "in-cluster"}),
+        ("", {}),
+    ],
+)
+def test_kubernetes_clusters_are_contexts_with_an_id(given: str, clusters: dict[str, str]) -> None:
+    assert Config.load({}, HOME | {"MOORAGE_KUBERNETES_CLUSTERS": given}).kubernetes_clusters == (
+        clusters
+    )
+
+
+@pytest.mark.parametrize("given", ["a/b", "=ctx", "a=", "a,a=b", "query"])
+def test_what_is_no_cluster_id_is_refused(given: str) -> None:
+    with pytest.raises(ConfigError, match="CLUSTER_ID=CONTEXT"):
+        Config.load({}, HOME | {"MOORAGE_KUBERNETES_CLUSTERS": given})

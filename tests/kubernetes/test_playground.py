@@ -50,8 +50,15 @@ def test_the_playground_gives_leases_on_its_fake_gpus_and_follows_kubectl(plane:
                 capture_output=True,
             )
             plane.until(
-                lambda: node_id not in {each["node_id"] for each in client.fleet("playground")},
-                f"{node_id} is no longer offered",
+                lambda: (
+                    "cordoned"
+                    in {
+                        each.get("unavailable")
+                        for each in client.fleet("playground")
+                        if each["node_id"] == node_id
+                    }
+                ),
+                f"{node_id} takes nothing new",
             )
         playground.send_signal(signal.SIGINT)
         rest, _ = playground.communicate(timeout=STARTED_SECONDS_MAX)

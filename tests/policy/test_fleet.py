@@ -13,7 +13,7 @@ from moorage.policy import Fleet, FleetView, Misfit
 from moorage.policy.fleet import ELIGIBLE_MAX
 from moorage.policy.inventory import CHANGES_MAX
 
-COLUMNS = ("cpu_total", "cpu_free", "memory_total", "memory_free", "rack", "cluster")
+COLUMNS = ("cpu_total", "cpu_free", "memory_total", "memory_free", "closed", "rack", "cluster")
 GPU_COLUMNS = ("gpu_total", "gpu_free", "gpu_model", "gpu_memory", "gpu_link", "gpu_numa")
 ALL_COLUMNS = (*COLUMNS, *GPU_COLUMNS, "gpu_exclusive")
 
@@ -182,6 +182,28 @@ def test_what_the_fleet_lost_holds_nothing() -> None:
     fleet.take(Share(ClusterId("c"), NodeId("n"), ("7",), cpu_milli=500))
     assert fleet.gpu_free.tolist() == [[1000]]
     assert fleet.cpu_free.tolist() == [7_500]
+
+
+def test_nothing_is_free_where_nothing_can_start_and_leases_there_come_back_with_it() -> None:
+    node = one(Gpu("0"), Gpu("1")).nodes[0]
+    shut = Cluster(ClusterId("c"), (replace(node, unavailable="cordoned"),))
+    share = Share(ClusterId("c"), NodeId("n"), ("0",), cpu_milli=500)
+    fleet = fleet_of(shut)
+    for move in (fleet.take, fleet.give, fleet.give):
+        move(share)
+        assert not fleet.feasible(Demand())[0]
+        assert not fleet.feasible(Demand(gpus=1))[0]
+        assert Misfit(int(fleet.misfits(Demand(gpus=1))[0])) is Misfit.UNAVAILABLE
+        assert Misfit(int(fleet.misfits(Demand(gpus=3))[0])) is Misfit.GPU_COUNT
+        assert fleet.pick_gpus(0, Demand(gpus=1)) == []
+    fleet.put(one(Gpu("0"), Gpu("1")))
+    fleet.take(share)
+    assert (fleet.gpu_free.tolist(), fleet.cpu_free.tolist()) == ([[0, 1000]], [7_500])
+    replica = Fleet()
+    fleet.put(shut)
+    replica.restore(fleet.snapshot())
+    assert replica.closed.tolist() == [1]
+    assert not replica.feasible(Demand())[0]
 
 
 def test_the_mask_cache_is_bounded_and_read_only() -> None:

@@ -70,6 +70,13 @@ MUTANTS = [
         "promised twice",
     ),
     Mutant(
+        "offers what is cordoned",
+        "policy/inventory.py",
+        "shut = self.closed > 0",
+        "shut = self.closed > 1",
+        "nothing is granted where nothing can start|fits",
+    ),
+    Mutant(
         "repeats a fencing number",
         "core/leases.py",
         "self._turn.state.fencing + 1",

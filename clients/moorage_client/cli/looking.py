@@ -116,7 +116,10 @@ def fleet(
         for node in nodes:
             if node.duplicate_of:
                 note(f"{node.node_id} is the same machine as {node.duplicate_of}: it counts there.")
+            if node.unavailable:
+                note(f"{node.node_id} takes nothing new: {node.unavailable}")
     else:
+        clusters = read_as(list[ClusterRow], rows)
         table(
             ("cluster", "nodes>", "GPUs>", "GPUs free>", "CPUs free>", "memory MiB free>"),
             (
@@ -128,10 +131,14 @@ def fleet(
                     _thousandths(row.cpu_milli_free, row.cpu_milli_total),
                     f"{row.memory_mib_free}/{row.memory_mib_total}",
                 )
-                for row in read_as(list[ClusterRow], rows)
+                for row in clusters
             ),
             empty="No clusters. Import some: moorage fleet import SOURCE",
         )
+        for row in clusters:
+            if row.nodes_unavailable:
+                few = f"{row.nodes_unavailable} of {row.nodes} nodes take nothing new"
+                note(f"{row.cluster_id}: {few}; why: moorage fleet {row.cluster_id}")
 
 
 def watch(

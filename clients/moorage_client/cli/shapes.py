@@ -35,6 +35,7 @@ class ClusterRow(Struct):
 
     cluster_id: str = ""
     nodes: int | str = ""
+    nodes_unavailable: int = 0
     gpus: int | str = ""
     gpu_milli_free: int | None = None
     gpu_milli_total: int | None = None
@@ -53,6 +54,7 @@ class NodeRow(Struct):
     cpu_milli_free: int | str = ""
     memory_mib_free: int | str = ""
     duplicate_of: str = ""
+    unavailable: str = ""
 
 
 class ShownOutput(Struct):

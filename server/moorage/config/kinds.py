@@ -15,6 +15,8 @@ from typing import Any, Final
 from moorage.protocol.origins import read_origin
 
 __all__ = [
+    "CLUSTERS",
+    "FILE",
     "FOLDER",
     "HOST",
     "HOSTS",
@@ -42,6 +44,7 @@ NAME_CHARS_MAX: Final = 253
 
 # A name or an address as it stands in a URL; IPv6 addresses without their brackets.
 _HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
+_CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*", re.ASCII)
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
@@ -209,6 +212,23 @@ def _read_folder(value: Any) -> Path:
         raise ValueError from error
 
 
+def _read_clusters(value: Any) -> dict[str, str]:
+    """Return the context of each cluster, by its id; one that is not named is called the same."""
+    if isinstance(value, Mapping):
+        pairs = [(name, context) for name, context in value.items()]
+    else:
+        parts = [(each, each.rpartition("=")) for each in _split(value)]
+        pairs = [(name or each, context) for each, (name, _, context) in parts]
+    for name, context in pairs:
+        if not isinstance(context, str) or not context or name == "query":
+            raise ValueError
+        if len(name) > NAME_CHARS_MAX or not _CLUSTER_ID.fullmatch(name):
+            raise ValueError
+    if len(dict(pairs)) < len(pairs):
+        raise ValueError
+    return dict(pairs)
+
+
 def _read_tokens(value: Any) -> dict[str, str]:
     """Return token → tenant, from `tenant:token,…` or a table of tenant = token or [tokens]."""
     pairs: list[tuple[str, Any]]
@@ -248,6 +268,11 @@ URL: Final = SettingKind(
     _read_url,
 )
 FOLDER: Final = SettingKind("a folder", _read_folder)
+FILE: Final = SettingKind("a file", _read_folder)
+CLUSTERS: Final = SettingKind(
+    "`CONTEXT` or `CLUSTER_ID=CONTEXT`, separated by commas (in the file a list or a table)",
+    _read_clusters,
+)
 SWITCH: Final = SettingKind("`true` or `false`", _read_switch)
 TOKENS: Final = SettingKind(
     '`tenant:token,…` (in the file a table `[tokens]` of `tenant = "token"` or a list of them), '

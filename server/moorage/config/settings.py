@@ -9,13 +9,14 @@ type, its default, what is accepted, and the sentence that the READMEs and `--he
 
 import dataclasses
 import textwrap
-import urllib.parse
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, get_args, get_type_hints
 
 from moorage.config.kinds import (
+    CLUSTERS,
+    FILE,
     FOLDER,
     HOST,
     HOSTS,
@@ -50,9 +51,9 @@ from moorage.config.sources import (
     read,
     settings_file,
 )
+from moorage.config.together import check_together, has_tenants
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
 from moorage.protocol.fields import TTL_SECONDS_MAX
-from moorage.protocol.origins import is_loopback
 
 __all__ = [
     "CONFIG_FILE",
@@ -193,6 +194,19 @@ class Config:
             default="this machine's name, `localhost`",
         ),
     ] = ()
+    kubernetes_clusters: Annotated[
+        Mapping[str, str],
+        Setting(
+            CLUSTERS,
+            "Kubernetes clusters to follow: contexts of the kubeconfig, or `in-cluster` for the "
+            "cluster that the daemon runs in. Needs `pip install 'moorage[kubernetes]'`.",
+            default="none",
+        ),
+    ] = field(default_factory=dict)
+    kubernetes_config: Annotated[
+        Path | None,
+        Setting(FILE, "The kubeconfig.", default="what `KUBECONFIG` names, else `~/.kube/config`"),
+    ] = None
     policy_code_root: Annotated[
         Path | None,
         Setting(
@@ -417,9 +431,10 @@ class Config:
             values[name] = read(known[name], source, value)
         config = cls(**values)
         config = dataclasses.replace(config, http_host=config.http_host or config.host)
-        if "backends" not in given and _has_tenants(config):
+        chosen = {name: getattr(config, name) for name in known}
+        if "backends" not in given and has_tenants(chosen):
             config = dataclasses.replace(config, backends=BACKENDS_AMONG_TENANTS)
-        _check_together(config, {name: source for name, (source, _) in given.items()})
+        check_together(chosen, {name: source for name, (source, _) in given.items()})
         return config
 
 
@@ -450,50 +465,3 @@ def settings_help() -> str:
         lines.append(f"{each.environment} [{each.default}]")
         lines += textwrap.wrap(each.about, 72, initial_indent="    ", subsequent_indent="    ")
     return "\n".join(lines).replace("`", "")
-
-
-def _has_tenants(config: Config) -> bool:
-    """Tell whether those who ask may be strangers to one another and to this machine."""
-    return bool(config.tokens) or not (is_loopback(config.host) and is_loopback(config.http_host))
-
-
-def _check_together(config: Config, sources: Mapping[str, str]) -> None:
-    """Refuse settings that are fine alone and wrong together."""
-
-    def refuse(setting: str, expected: str) -> None:
-        raise ConfigError(setting, sources.get(setting, f"{setting} (default)"), expected)
-
-    for setting, host in (("host", config.host), ("http_host", config.http_host)):
-        if not is_loopback(host) and not config.tokens:
-            source = setting if setting in sources else "host"
-            refuse(
-                source,
-                f"{host!r} can be reached from other machines, so `tokens` must say who may "
-                f"connect: set {PREFIX}TOKENS=tenant:token,… or [tokens] in the file, "
-                f"or listen on 127.0.0.1",
-            )
-    for setting in EXTERNAL_SERVICES.values():
-        url = urllib.parse.urlsplit(getattr(config, setting))
-        if (
-            config.http_port
-            and url.port == config.http_port
-            and _is_here(url.hostname or "", config)
-        ):
-            refuse(
-                setting,
-                f"expected another service than this daemon's own HTTP port {config.http_port}; "
-                f"leave it out to use what is built in",
-            )
-    if config.policy_execution_mode != "local" and not config.policy_executor_host_url:
-        refuse(
-            "policy_execution_mode",
-            "expected `local`, or `policy_executor_host_url` to say which server executes policies",
-        )
-    if config.prometheus_url and config.global_cluster_metrics_url:
-        refuse("prometheus_url", "expected one place for metrics: leave out the metrics service")
-    if config.port and (config.host, config.port) == (config.http_host, config.http_port):
-        refuse("http_port", f"expected another port than the WebSocket's, {config.port}")
-
-
-def _is_here(host: str, config: Config) -> bool:
-    return host == config.http_host or (is_loopback(host) and is_loopback(config.http_host))

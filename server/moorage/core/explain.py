@@ -33,6 +33,7 @@ from moorage.model import (
 _NODE_FILTERS: Final = (
     "node_id",
     "duplicate_of",
+    "unavailable",
     "cpu_milli_total",
     "cpu_milli_free",
     "memory_mib_total",
@@ -59,6 +60,7 @@ _FILTERS: Final[dict[str, tuple[str, ...]]] = {
         "cluster",
         "cluster_id",
         "nodes",
+        "nodes_unavailable",
         "gpus",
         "gpu_milli_total",
         "gpu_milli_free",
@@ -158,7 +160,26 @@ def _why(
         record["reason"] = lease.reason or record.get("reason") or granted_reason(lease)
         if lease.retry_at:
             record["reason"] += "; it is tried again at retry_at, not before"
+        if drift := list(_drift(lease, state)):
+            record["drift"] = drift
     return Information({"request": request, **record})
+
+
+def _drift(lease: Lease, state: State) -> Iterable[str]:
+    """Yield in words what a lease holds and the inventory does not offer."""
+    for share in lease.placement:
+        cluster = state.clusters.get(share.cluster_id)
+        nodes = cluster.nodes if cluster else ()
+        node = next((each for each in nodes if each.id == share.node_id), None)
+        place = f"{share.cluster_id}/{share.node_id}"
+        if node is None:
+            yield f"{place} is no longer in the inventory"
+            continue
+        if node.unavailable:
+            yield f"{place} takes nothing new: {node.unavailable}"
+        if gone := set(share.gpus) - {gpu.id for gpu in node.gpus}:
+            listed = ", ".join(sorted(gone))
+            yield f"GPU {listed} of {place} is gone from the inventory, or in foreign use"
 
 
 def outcome(given: Response) -> dict[str, Any]:
@@ -320,11 +341,12 @@ def _clusters(state: State) -> Iterable[dict[str, Any]]:
 
     columns = {
         "nodes": sums(np.ones(len(fleet), np.int64)),
+        "nodes_unavailable": sums(fleet.closed),
         "gpus": sums((fleet.gpu_total > 0).sum(1)),
         "gpu_milli_total": sums(fleet.gpu_total.sum(1)),
         "gpu_milli_free": sums(fleet.gpu_free.sum(1)),
         "cpu_milli_total": sums(fleet.cpu_total),
-        "cpu_milli_free": sums(fleet.cpu_free),
+        "cpu_milli_free": sums(np.where(fleet.closed, 0, fleet.cpu_free)),
         "memory_mib_total": sums(fleet.memory_total),
         "memory_mib_free": sums(fleet.memory_free),
     }
@@ -339,7 +361,11 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
         return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
 
     known = state.clusters[ClusterId(cluster)].nodes
-    twins = {node.id: node.duplicate_of for node in known if node.duplicate_of}
+    told = {
+        node.id: {"duplicate_of": node.duplicate_of, "unavailable": node.unavailable}
+        for node in known
+        if node.duplicate_of or node.unavailable
+    }
 
     def rows() -> Iterable[dict[str, Any]]:
         for row in (fleet.cluster == fleet.cluster_ids.index(cluster)).nonzero()[0].tolist():
@@ -347,15 +373,15 @@ def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
                 continue  # Before a thousand rows are made that no page shows.
             cpu, memory, gpus = fleet.capacity(row)
             codes = fleet.gpu_model[row].tolist()
-            twin = twins.get(NodeId(fleet.node_ids[row][1]))
+            said = told.get(NodeId(fleet.node_ids[row][1]), {})
             yield {
                 "cluster_id": cluster,
                 "node_id": fleet.node_ids[row][1],
-                **({"duplicate_of": twin} if twin else {}),
+                **{name: text for name, text in said.items() if text},
                 "models": sorted({fleet.models[code] for code in codes if code >= 0}),
                 "gpus": dict(zip(fleet.gpu_ids[row], gpus, strict=False)),
                 "cpu_milli_total": int(fleet.cpu_total[row]),
-                "cpu_milli_free": cpu,
+                "cpu_milli_free": cpu if not fleet.closed[row] else 0,
                 "memory_mib_total": int(fleet.memory_total[row]),
                 "memory_mib_free": memory,
             }

@@ -36,6 +36,7 @@ _TEXT: Final = {
     Misfit.TOPOLOGY: "have too few GPUs in one link group or NUMA domain",
     Misfit.CPU: "have too little CPU even when empty",
     Misfit.MEMORY: "have too little memory even when empty",
+    Misfit.UNAVAILABLE: "cannot be used now (cordoned, not ready or out of reach)",
     Misfit.GPUS_BUSY: "have too few free GPUs",
     Misfit.TOPOLOGY_BUSY: "have no link group or NUMA domain with enough free GPUs",
     Misfit.CPU_BUSY: "have too little free CPU",

@@ -20,6 +20,7 @@ from moorage.core.events import Restarted
 from moorage.daemon import descriptors, pruning
 from moorage.daemon.blocks.placement import BlockPlacement
 from moorage.daemon.blocks.tasks import BlockServices
+from moorage.daemon.clusters import FollowedClusters
 from moorage.daemon.commit_loop import CommitLoop
 from moorage.daemon.daemon import Daemon
 from moorage.daemon.effects import EffectCarrier
@@ -143,6 +144,7 @@ async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
     stack.push_async_callback(core.gateway.close)
     web.name_websocket_port(port)
     _follow_prometheus(config, stores.catalog, core, stack)
+    _follow_clusters(config, stores, core)
     return Daemon(
         port=port,
         http_port=http_port,
@@ -345,3 +347,11 @@ def _follow_prometheus(config: Config, catalog: Catalog, core: Core, stack: Asyn
     stack.push_async_callback(poller.close)
     core.measures.watch(partial(gauges.prometheus_gauges, poller))
     core.tasks.spawn(poller.run())
+
+
+def _follow_clusters(config: Config, stores: Stores, core: Core) -> None:
+    if not config.kubernetes_clusters:
+        return
+    followed = FollowedClusters(stores.catalog, stores.allocator.state, core.watchers)
+    followed.start(config, core.tasks)
+    core.measures.watch(followed.metrics)

@@ -34,10 +34,11 @@ class Misfit(IntEnum):
     TOPOLOGY = 4
     CPU = 5
     MEMORY = 6
-    GPUS_BUSY = 7
-    TOPOLOGY_BUSY = 8
-    CPU_BUSY = 9
-    MEMORY_BUSY = 10
+    UNAVAILABLE = 7
+    GPUS_BUSY = 8
+    TOPOLOGY_BUSY = 9
+    CPU_BUSY = 10
+    MEMORY_BUSY = 11
 
 
 NEVER: Final = Misfit.MEMORY
@@ -55,7 +56,7 @@ class Fleet(NodeInventory):
     # Capacity ------------------------------------------------------------------------------
 
     def take(self, share: Share) -> None:
-        """Count `share` as held. A node or device that the fleet lost holds nothing."""
+        """Count `share` as held. What the fleet lost, or cannot use now, holds nothing."""
         self._move(share, -1)
 
     def give(self, share: Share) -> None:
@@ -75,7 +76,7 @@ class Fleet(NodeInventory):
 
     def _move(self, share: Share, sign: int) -> None:
         row = self.row(share.cluster_id, share.node_id)
-        if row is None:
+        if row is None or self.closed[row]:
             return
         self.cpu_free[row] += sign * share.cpu_milli
         self.memory_free[row] += sign * share.memory_mib
@@ -163,6 +164,7 @@ class Fleet(NodeInventory):
             fail(~self._enough(able, demand, rows), Misfit.TOPOLOGY)
         fail(self.cpu_total[rows] < demand.cpu_milli, Misfit.CPU)
         fail(self.memory_total[rows] < demand.memory_mib, Misfit.MEMORY)
+        fail(self.closed[rows] > 0, Misfit.UNAVAILABLE)
         if demand.gpus:
             fitting = self.fitting_gpus(demand, rows)
             fail(_devices(fitting) < demand.gpus, Misfit.GPUS_BUSY)

@@ -26,7 +26,8 @@ SPLICES_MAX: Final = 256
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_NODE_COLUMNS: Final = ("cpu_total", "cpu_free", "memory_total", "memory_free", "rack", "cluster")
+_AMOUNTS: Final = ("cpu_total", "cpu_free", "memory_total", "memory_free", "closed")
+_NODE_COLUMNS: Final = (*_AMOUNTS, "rack", "cluster")
 _GPU_COLUMNS: Final = ("gpu_total", "gpu_free", "gpu_model", "gpu_memory", "gpu_link", "gpu_numa")
 _NO_DEVICE: Final = {"gpu_model": -1, "gpu_link": -1, "gpu_numa": -1}
 """What a GPU column has where a node has no device; 0 in the others."""
@@ -49,6 +50,8 @@ class NodeInventory:
         gpu_link, gpu_numa: int64 `[nodes, devices]`, group numbers within the node, -1: none.
         gpu_exclusive: bool `[nodes, devices]`: only to be taken whole.
         rack, cluster: int64 `[nodes]`, group numbers; rack -1: unknown.
+        closed: int64 `[nodes]`, 1 where nothing can start now: its free CPU is -1, which is too
+            little for all demands, and neither memory nor a device is free.
 
     """
 
@@ -102,9 +105,11 @@ class NodeInventory:
         self.cpu_total: Ints = np.array([node.cpu_milli for _, _, node in pairs], np.int64)
         self.memory_total: Ints = np.array([node.memory_mib for _, _, node in pairs], np.int64)
         self._fill_devices(list(kinds), kind_of)
-        self.cpu_free: Ints = self.cpu_total.copy()
-        self.memory_free: Ints = self.memory_total.copy()
-        self.gpu_free: Ints = self.gpu_total.copy()
+        self.closed: Ints = np.array([bool(node.unavailable) for _, _, node in pairs], np.int64)
+        shut = self.closed > 0
+        self.cpu_free: Ints = np.where(shut, -1, self.cpu_total)
+        self.memory_free: Ints = np.where(shut, 0, self.memory_total)
+        self.gpu_free: Ints = np.where(shut[:, None], 0, self.gpu_total)
 
     def _fill_devices(self, kinds: Sequence[tuple[Gpu, ...]], kind_of: Sequence[int]) -> None:
         shape = len(kinds), max(map(len, kinds), default=0)
@@ -206,7 +211,7 @@ class NodeInventory:
         self.rack[end:][self.rack[end:] >= 0] += int(part.rack.max(initial=-1)) + 1 - held
         self.rack = _spliced(self.rack, racks, start, end)
         self.cluster = _spliced(self.cluster, np.full(len(part), number, np.int64), start, end)
-        for name in ("cpu_total", "cpu_free", "memory_total", "memory_free"):
+        for name in _AMOUNTS:
             setattr(self, name, _spliced(getattr(self, name), getattr(part, name), start, end))
         for name in ("node_ids", "gpu_ids"):
             ours, theirs = getattr(self, name), getattr(part, name)

@@ -43,6 +43,7 @@ REPLICAS_LABEL: Final = "nvidia.com/gpu.replicas"
 WHOLE_DEVICES: Final = ("/gpu", "/gpu.shared")
 """How the names of resources end that count whole devices."""
 
+_KEEPS_PODS_AWAY: Final = frozenset({"NoSchedule", "NoExecute"})
 _LABELS_LEFT_OUT: Final = ("feature.node.kubernetes.io/", "beta.kubernetes.io/")
 # Dozens of CPU flags on every node, and outdated twins: no policy places workloads by them.
 
@@ -139,10 +140,19 @@ class NodeReading:
         if self.at("spec.unschedulable") is True:
             return "cordoned"
         conditions = self.at("status.conditions")
+        # Nodes that no kubelet reports on, such as those of a simulator, have no conditions.
         for condition in conditions if isinstance(conditions, list) else ():
             if isinstance(condition, dict) and condition.get("type") == "Ready":
-                return "" if condition.get("status") == "True" else "not ready"
-        return ""  # Nodes that no kubelet reports on, such as those of a simulator, have none.
+                if condition.get("status") != "True":
+                    return "not ready"
+                break
+        taints = self.at("spec.taints")
+        for taint in taints if isinstance(taints, list) else ():
+            if isinstance(taint, dict) and taint.get("effect") in _KEEPS_PODS_AWAY:
+                key = str(taint.get("key"))
+                if not key.endswith(WHOLE_DEVICES):  # That one keeps away pods without GPUs.
+                    return f"tainted {key}"
+        return ""
 
     def document(self) -> Document:
         """Return the document of the machine."""

@@ -192,9 +192,10 @@ def test_a_pod_takes_what_its_hungriest_phase_needs() -> None:
     [
         ({"spec": {"unschedulable": True}}, "cordoned"),
         ({"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}}, "not ready"),
+        ({"spec": {"taints": [{"key": "mine", "effect": "NoExecute"}]}}, "tainted mine"),
     ],
 )
-def test_a_node_that_takes_no_pods_stays_in_the_document_and_is_not_offered(
+def test_a_node_that_takes_no_pods_stays_in_the_document_and_says_so(
     change: dict[str, Any], why: str
 ) -> None:
     made = node("n1", gpus=1)
@@ -202,7 +203,30 @@ def test_a_node_that_takes_no_pods_stays_in_the_document_and_is_not_offered(
         made[part] |= value
     found = machine(made)
     assert found["unavailable"] == why
-    assert offered_document(whole_document("c1", [found]))["nodes"]["count"] == 0
+    (offered,) = offered_document(whole_document("c1", [found]))["nodes"]["nodeData"]
+    assert (offered["unavailable"], offered["gpus"]["count"]) == (why, 1)
+
+
+def test_taints_that_gpu_pods_tolerate_keep_none_away() -> None:
+    taints = [
+        {"key": "nvidia.com/gpu", "effect": "NoSchedule"},
+        {"key": "soft", "effect": "PreferNoSchedule"},
+    ]
+    assert "unavailable" not in machine(node("n1", gpus=1, taints=taints))
+
+
+def test_what_others_take_of_counted_devices_is_never_what_leases_hold_while_there_is_more() -> (
+    None
+):
+    def used(theirs: int, leased: tuple[str, ...]) -> list[str]:
+        pods = [bound(pod("p", gpus=theirs))]
+        made = machine_document(node_record(node("n1", gpus=4)), (), pods, {}, "ours", leased)
+        return made["used"]["gpus"]
+
+    assert used(1, ()) == ["3"]
+    assert used(1, ("3",)) == ["2"]
+    assert used(2, ("3", "2")) == ["0", "1"]
+    assert sorted(used(3, ("3", "2"))) == ["0", "1", "3"]  # More than there is: that is drift.
 
 
 def test_the_catalog_takes_the_document() -> None:
@@ -219,7 +243,6 @@ def test_the_catalog_takes_the_document() -> None:
     read = read_cluster_document(whole_document("c1", nodes))
     assert read.live
     assert read.document["regionId"] == "eu-west-1"
-    assert [(each.id, [gpu.id for gpu in each.gpus]) for each in read.cluster.nodes] == [
-        ("n1", ["GPU-0"]),
-        ("n2", ["0"]),
-    ]
+    assert [
+        (each.id, [gpu.id for gpu in each.gpus], each.unavailable) for each in read.cluster.nodes
+    ] == [("n1", ["GPU-0"], "tainted gpu"), ("n2", ["0"], "")]

@@ -57,6 +57,9 @@ def changed(rng: Random, before: Cluster) -> Cluster:
         one = rng.randrange(len(nodes))
         kept = tuple(gpu for gpu in nodes[one].gpus if rng.random() < 0.6)
         nodes[one] = replace(nodes[one], gpus=kept, cpu_milli=nodes[one].cpu_milli // 2)
+    if nodes and rng.random() < 0.4:
+        one = rng.randrange(len(nodes))
+        nodes[one] = replace(nodes[one], unavailable=rng.choice(["", "cordoned"]))
     if rng.random() < 0.4:
         nodes.append(node(rng, f"node-{rng.randint(3, 5)}"))
     return Cluster(before.id, tuple({each.id: each for each in nodes}.values()))

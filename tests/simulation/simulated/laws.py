@@ -247,6 +247,7 @@ class Model:
             node = self.node(share)
             law(node is not None, "what is granted exists", share)
             assert node is not None
+            law(not node.unavailable, "nothing is granted where nothing can start", share)
             gpus = [gpu for gpu in node.gpus if gpu.id in share.gpus]
             law(len(gpus) == len(share.gpus), "each device exists, once", share)
             law(1 <= share.gpu_milli <= 1000, "a share is a share", share)
@@ -290,7 +291,7 @@ class Model:
         return found >= demand.nodes
 
     def _takes(self, pair: tuple[str, str], node: Node, demand: Demand) -> bool:
-        if self.cpu[pair] + demand.cpu_milli > node.cpu_milli:
+        if node.unavailable or self.cpu[pair] + demand.cpu_milli > node.cpu_milli:
             return False
         if self.memory[pair] + demand.memory_mib > node.memory_mib:
             return False

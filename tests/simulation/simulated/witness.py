@@ -24,6 +24,7 @@ from moorage.core.events import (
     ConsultFailed,
     Event,
     Inquired,
+    Proposed,
     ReleaseAsked,
     RenewAsked,
     Restarted,
@@ -91,7 +92,7 @@ class Witness:
         for number, fact in enumerate(turn.facts):
             if isinstance(fact, Granted):
                 law(fact.lease.id not in self.refused, "a no is a no", fact)
-                self._in_turn(fact.lease)
+                self._in_turn(fact.lease, event)
             if isinstance(fact, Ended | Requeued) and fact.lease in model.leases:
                 self._freed(fact, event, turn.facts[number + 1 : number + 2])
             if isinstance(fact, Requeued):
@@ -196,12 +197,14 @@ class Witness:
         ends = [model.expires[name] for name in held if name not in over]
         return min(ends, default=float("inf"))
 
-    def _in_turn(self, lease: Lease) -> None:
+    def _in_turn(self, lease: Lease, event: Event) -> None:
         """No request of lower priority is served while an identical waiter sleeps."""
         kept, priority, head = self.reserved
         ask = self.asks[lease.id]
         ready = head in self.model.waiting and head not in self.model.paused
-        if lease.terms.priority < priority and ready:  # Who pauses has nothing kept.
+        # Whose policy has just declined lets others pass, though it may be asked again at once.
+        declined = isinstance(event, Proposed | ConsultFailed) and event.request == head
+        if lease.terms.priority < priority and ready and not declined:  # Nothing kept if it pauses.
             still = self.world.allocator.requests.queue.reservation  # It moves as capacity grows.
             touched = {(s.cluster_id, s.node_id) for s in lease.placement} & set(kept) & set(still)
             law(not touched, "the head's nodes are left alone", lease, kept)
@@ -429,8 +432,10 @@ class Witness:
         check(state)
         law(not self.unanswered, "every message is answered", self.unanswered)
         law(not state.leases and not state.waiting, "everything ends")
-        law((state.fleet.gpu_free == state.fleet.gpu_total).all(), "everything is free again")
-        law((state.fleet.cpu_free == state.fleet.cpu_total).all(), "every core, too")
+        fleet, shut = state.fleet, state.fleet.closed > 0
+        law((fleet.gpu_free == fleet.gpu_total)[~shut].all(), "everything is free again")
+        law((fleet.cpu_free == fleet.cpu_total)[~shut].all(), "every core, too")
+        law(not fleet.gpu_free[shut].any(), "but for what nothing can start on")
         law(not +self.model.devices, "everything is free again", self.model.devices)
         law(not world.allocator.requests.listeners, "no listener is left")
         same_state(state, replayed(world.ledger))

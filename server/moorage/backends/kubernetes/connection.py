@@ -25,6 +25,8 @@ from moorage.backends.kubernetes.errors import (
 )
 from moorage.backends.kubernetes.objects import ApiStatus
 
+IN_CLUSTER: Final = "in-cluster"
+"""The context of the cluster that this runs in a pod of: the pod's account logs in."""
 CONNECT_SECONDS_MAX: Final = 10.0
 CALL_SECONDS_MAX: Final = 30.0
 SILENCE_SECONDS_MAX: Final = 150.0
@@ -57,9 +59,10 @@ class ClusterConnection:
         """Log in to a cluster.
 
         Args:
-            kubeconfig: The file that says how; None: the account of the pod that this runs in, or
-                else what `KUBECONFIG` names, or else `~/.kube/config`.
-            context: Which of its contexts; empty: its current one.
+            kubeconfig: The file that says how; None: what `KUBECONFIG` names, or else
+                `~/.kube/config`.
+            context: Which of its contexts; empty: its current one, or without a file the account of
+                the pod that this runs in; `IN_CLUSTER`: that account.
 
         Raises:
             ConfigurationError: It cannot be read.
@@ -171,7 +174,8 @@ async def _refusal(response: aiohttp.ClientResponse) -> RefusedError:
 
 
 async def _log_in(configuration: Configuration, kubeconfig: Path | None, context: str) -> None:
-    inside = kubeconfig is None and "KUBERNETES_SERVICE_HOST" in os.environ
+    unnamed = kubeconfig is None and not context and "KUBERNETES_SERVICE_HOST" in os.environ
+    inside = unnamed or context == IN_CLUSTER
     try:
         if inside:
             load_incluster_config(configuration)  # type: ignore[no-untyped-call]  # The library's.

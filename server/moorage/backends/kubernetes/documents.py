@@ -2,7 +2,7 @@
 
 A node's document is what the import of `kubectl get nodes -o json` makes of it, and more:
 
-    unavailable    why no pod can start there now: `cordoned`, `not ready`
+    unavailable    why no pod can start there now: `cordoned`, `not ready`, `tainted KEY`
     taints         as in its spec
     used           what pods and claims of others take: `cpuMilli`, `memoryMib`, `gpus` (ids)
 
@@ -45,6 +45,7 @@ def machine_document(
     pods: Iterable[PodRecord],
     claims: Mapping[DeviceName, ClaimRecord],
     server: str,
+    leased: Collection[str] = (),
 ) -> Document:
     """Return the document of one node.
 
@@ -55,6 +56,7 @@ def machine_document(
         pods: Those on it.
         claims: What holds which device of it.
         server: Whose pods and claims are our own.
+        leased: Ids of devices that leases of that server hold.
 
     """
     document = dict(node.document)
@@ -71,7 +73,7 @@ def machine_document(
             and not (server and claim.server == server)
         ]
     else:
-        ours = {name for pod in own for name in pod.gpus}
+        ours = {name for pod in own for name in pod.gpus}.union(leased)
         held = _counted(node, others, ours)
     used = {
         "cpuMilli": sum(pod.cpu_milli for pod in others),
@@ -89,7 +91,8 @@ def _order(device: Document) -> tuple[str, str, int, str]:
 def _counted(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str]) -> list[str]:
     """Return ids that stand for what others were given of devices that are only counted.
 
-    Which devices those are, only their kubelet knows: the last ids that no lease of ours has.
+    Which devices those are, only their kubelet knows: the last ids that no lease of ours has, and
+    where those do not suffice, leased ones.
     """
     counts: dict[str, int] = {}
     for pod in others:
@@ -103,8 +106,8 @@ def _counted(node: NodeRecord, others: Iterable[PodRecord], ours: Collection[str
             places, taken = [each for each in ids if each.startswith(f"{profile}-")], number
         else:
             places, taken = [each for each in ids if each.isdecimal()], -(-number // node.replicas)
-        free = [each for each in places if each not in ours]
-        held += free[len(free) - min(taken, len(free)) :]
+        places.sort(key=lambda each: each not in ours)  # Stable: leased ones are taken last.
+        held += places[len(places) - min(taken, len(places)) :]
     return held
 
 
@@ -124,10 +127,10 @@ def whole_document(cluster_id: str, machines: Iterable[Document]) -> Document:
 def offered_document(document: Document) -> Document:
     """Return the document with what can be had of it now, for a fleet to place workloads in.
 
-    Nodes that no pod can start on are left out; the others are as large as what others leave.
+    Every node is as large as what others leave. Those that no pod can start on stay, and say so.
     """
-    nodes = [_offered(node) for node in document["nodes"]["nodeData"] if "unavailable" not in node]
-    return whole_document(document["id"], nodes)
+    nodes = [_offered(node) for node in document["nodes"]["nodeData"]]
+    return whole_document(document["id"], nodes) | {"unavailable": ""}
 
 
 def _offered(node: Document) -> Document:

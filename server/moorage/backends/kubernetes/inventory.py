@@ -16,6 +16,7 @@ Nodes, pods, ResourceSlices and ResourceClaims are watched; of each object only 
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, Self
 
@@ -126,6 +127,7 @@ class ClusterInventory:
         self._claimed: dict[DeviceName, ClaimRecord] = {}
         self._machines: dict[str, Document] = {}
         self._stale: set[str] = set()
+        self._leased: Mapping[str, Collection[str]] = {}
         self._moved = asyncio.Event()
         self._tasks: list[asyncio.Task[NoReturn]] = []
 
@@ -155,6 +157,11 @@ class ClusterInventory:
             raise KubernetesError(f"not read after {seconds:g} s: {said}") from None
         return self.version
 
+    @property
+    def is_listed(self) -> bool:
+        """Whether the cluster was read for the first time."""
+        return all(each.listed.is_set() for each in self._watchers)
+
     async def changed(self, seen: int) -> int:
         """Wait until the version is another than the one last seen, and return it."""
         while self.version == seen:
@@ -162,8 +169,19 @@ class ClusterInventory:
             await self._moved.wait()
         return self.version
 
-    def document(self) -> Document:
-        """Return the document of the cluster as it is known now; the caller may not write to it."""
+    def document(self, leased: Mapping[str, Collection[str]] | None = None) -> Document:
+        """Return the document of the cluster as it is known now; the caller may not write to it.
+
+        Args:
+            leased: By node, the ids of devices that leases of our own hold. What others take of
+                devices that are only counted is told as others, as long as there are any.
+
+        """
+        if leased is not None:
+            before, self._leased = self._leased, leased
+            for name in before.keys() | leased.keys():
+                if before.get(name) != leased.get(name):
+                    self._stale.add(name)
         for name in self._stale:
             node = self._nodes.records.get(f"/{name}")
             if node is None:
@@ -175,6 +193,7 @@ class ClusterInventory:
                 self._pods_on[name].values(),
                 self._claimed,
                 self._server,
+                self._leased.get(name, ()),
             )
         self._stale.clear()
         return whole_document(self._cluster_id, self._machines.values())

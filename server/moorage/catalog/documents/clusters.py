@@ -4,7 +4,8 @@ The embedded catalog calls `read_cluster_document` for every document that it st
 that of docs/reference/allocation-server.md, "Cluster documents", with a few optional fields
 that placement can use and the documents do not have (GPU `linkGroup`, `numa`, `exclusive`; node
 `rack`, `labels`), or that say which machine a node is, whatever it is called (GPU `uuid`, and
-`parentUuid` of a MIG instance; node `machineId`, `providerId`).
+`parentUuid` of a MIG instance; node `machineId`, `providerId`). `unavailable` of a node, or of the
+whole cluster, says in words why nothing can start there now: leases stand, and none is added.
 """
 
 import math
@@ -108,9 +109,10 @@ def _nodes(document: Document) -> list[Node]:
         )
     nodes: list[Node] = []
     seen: set[str] = set()
+    why_not = _text(document, "unavailable")
     for number, entry in enumerate(entries):
         try:
-            node = _node(entry)
+            node = _node(entry, why_not)
             _claim(node.id, seen, "node")
         except WrongField as wrong:
             raise wrong.under(f"nodes.nodeData[{number}]") from None
@@ -118,7 +120,7 @@ def _nodes(document: Document) -> list[Node]:
     return nodes
 
 
-def _node(entry: Any) -> Node:
+def _node(entry: Any, why_not: str) -> Node:
     if not isinstance(entry, dict):
         raise WrongField("", _OBJECT)
     cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
@@ -133,6 +135,7 @@ def _node(entry: Any) -> Node:
         rack=_text(entry, "rack"),
         labels={key: _label(value, f"labels.{key}") for key, value in labels.items()},
         identity=(*names, *uuids),
+        unavailable=why_not or _text(entry, "unavailable"),
     )
 
 

@@ -1,0 +1,171 @@
+"""A cluster for a registry: what can be had of it, whenever that changes, or why that is not known.
+
+The daemon and `moorage fleet import kubernetes` keep a registry fresh with it. A cluster counts as
+stale when its API server does not answer, or when a watch has been broken for a while.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NoReturn
+
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.documents import offered_document
+from moorage.backends.kubernetes.errors import KubernetesError
+from moorage.backends.kubernetes.inventory import ClusterInventory
+from moorage.protocol.cluster_documents import Document
+
+LOOK_SECONDS: Final = 2.0
+"""Between two looks at whether the API server answers; changes are heard at once."""
+ANSWER_SECONDS_MAX: Final = 5.0
+"""An API server that takes longer to say its version does not answer."""
+STALE_SECONDS: Final = 10.0
+"""A watch that has been broken for so long tells nothing any more."""
+SHARE_MAX: Final = 0.05
+"""Of the time, for making and registering documents: large clusters are registered less often."""
+PAUSE_SECONDS: Final = 0.1
+PAUSE_SECONDS_MAX: Final = 30.0
+
+Leased = Mapping[str, Collection[str]]
+"""By node, the ids of devices that leases hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSource:
+    """Which cluster, and how to log in to it.
+
+    Args:
+        cluster_id: The id of its document.
+        context: Of the kubeconfig; `connection.IN_CLUSTER`; or empty, see `ClusterConnection.open`.
+        kubeconfig: The file; None: the usual one.
+
+    """
+
+    cluster_id: str
+    context: str = ""
+    kubeconfig: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterView:
+    """A cluster at one moment.
+
+    Args:
+        document: What can be had of it, for a registry; None where that is as it was.
+        machines: All that is known of its nodes, by id.
+        stale: Why that may be out of date; empty: it is as the cluster is.
+
+    """
+
+    document: Document | None = None
+    machines: Mapping[str, Document] = field(default_factory=dict[str, Document])
+    stale: str = ""
+
+
+class ClusterFollower:
+    """Follows a cluster.
+
+    Args:
+        source: Which.
+        server: The value of the label `records.SERVER_LABEL` of our own pods and claims.
+        leased: Returns what leases hold there now.
+
+    """
+
+    def __init__(
+        self, source: ClusterSource, server: str = "", leased: Callable[[], Leased] = dict
+    ) -> None:
+        self._source = source
+        self._server = server
+        self._leased = leased
+        self._no_answer = ""
+        self._last: Document | None = None
+        self._machines: Mapping[str, Document] = {}
+
+    async def views(self) -> AsyncIterator[ClusterView]:
+        """Yield the cluster as it is, whenever it changed and every `LOOK_SECONDS`, for ever.
+
+        What the caller takes to use a view counts as part of its cost.
+        """
+        source = self._source
+        while True:
+            try:
+                async with (
+                    await ClusterConnection.open(source.kubeconfig, source.context) as connection,
+                    ClusterInventory(connection, source.cluster_id, self._server) as inventory,
+                ):
+                    async for view in self._follow(connection, inventory):
+                        yield view
+            except KubernetesError as error:  # It cannot be logged in to.
+                yield ClusterView(None, self._machines, str(error))
+            await asyncio.sleep(LOOK_SECONDS)
+
+    async def _follow(
+        self, connection: ClusterConnection, inventory: ClusterInventory
+    ) -> AsyncIterator[ClusterView]:
+        self._no_answer = ""
+        asking = asyncio.create_task(self._keep_asking(connection))
+        began, seen = time.monotonic(), -1
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_SECONDS):
+                        seen = await inventory.changed(seen)
+                started = time.monotonic()
+                listed = inventory.is_listed
+                stale = self._no_answer or _broken(inventory, started - began)
+                if listed or stale:
+                    yield self._view(inventory if listed else None, stale)
+                cost = time.monotonic() - started
+                await asyncio.sleep(
+                    min(max(PAUSE_SECONDS, cost * (1 / SHARE_MAX - 1)), PAUSE_SECONDS_MAX)
+                )
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    def _view(self, inventory: ClusterInventory | None, stale: str) -> ClusterView:
+        if inventory is None:
+            return ClusterView(None, self._machines, stale)
+        whole = inventory.document(self._leased())
+        self._machines = {node["id"]: node for node in whole["nodes"]["nodeData"]}
+        document = offered_document(whole)
+        if document == self._last:
+            return ClusterView(None, self._machines, stale)
+        self._last = document
+        return ClusterView(document, self._machines, stale)
+
+    async def _keep_asking(self, connection: ClusterConnection) -> NoReturn:
+        """Note whether the API server answers: a watch of one that hangs says nothing for long."""
+        while True:
+            try:
+                async with asyncio.timeout(ANSWER_SECONDS_MAX):
+                    await connection.read("/version")
+                self._no_answer = ""
+            except KubernetesError as error:
+                self._no_answer = str(error)
+            except TimeoutError:
+                self._no_answer = f"its API server did not answer in {ANSWER_SECONDS_MAX:g} s"
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+def _broken(inventory: ClusterInventory, seconds: float) -> str:
+    """Return why what is known may be out of date; empty where it is not.
+
+    Args:
+        inventory: What is known.
+        seconds: For how long it has been followed.
+
+    """
+    health = inventory.health()
+    broken = "; ".join(
+        f"{each.kind}: {each.error}"
+        for each in health
+        if each.error and min(each.silent_seconds, seconds) > STALE_SECONDS
+    )
+    if broken or inventory.is_listed or seconds < STALE_SECONDS:
+        return broken
+    return f"{', '.join(each.kind for each in health if not each.lists)} not read yet"

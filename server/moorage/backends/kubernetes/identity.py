@@ -1,0 +1,29 @@
+"""The name that this server's pods and claims carry, by which it tells them from others'."""
+
+import uuid
+from pathlib import Path
+
+from moorage.backends.kubernetes.errors import ConfigurationError
+
+
+def server_name(folder: Path) -> str:
+    """Return the server's own name; drawn once, and kept in a folder that outlives the daemon.
+
+    Raises:
+        ConfigurationError: The file cannot be read or written.
+
+    """
+    path = folder / "server"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if not path.exists():
+            draft = path.with_suffix(".draft")
+            draft.write_text(uuid.uuid4().hex, encoding="ascii")
+            draft.replace(path)
+        if name := path.read_text(encoding="ascii").strip():
+            return name
+        raise ConfigurationError(
+            f"{path} is empty; restore it: it says whose pods are this server's"
+        )
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error}") from error

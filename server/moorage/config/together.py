@@ -1,0 +1,65 @@
+"""Which settings are fine alone and wrong together; `settings` asks once all are read."""
+
+import urllib.parse
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from moorage.config.sources import EXTERNAL_SERVICES, PREFIX, ConfigError
+from moorage.protocol.origins import is_loopback
+
+__all__ = ["check_together", "has_tenants"]
+
+
+def has_tenants(chosen: Mapping[str, Any]) -> bool:
+    """Tell whether those who ask may be strangers to one another and to this machine."""
+    local = is_loopback(chosen["host"]) and is_loopback(chosen["http_host"])
+    return bool(chosen["tokens"]) or not local
+
+
+def check_together(chosen: Mapping[str, Any], sources: Mapping[str, str]) -> None:
+    """Refuse settings that contradict each other.
+
+    Args:
+        chosen: All settings, by name.
+        sources: Where those that were given came from.
+
+    Raises:
+        ConfigError: Two of them do.
+
+    """
+
+    def refuse(setting: str, expected: str) -> NoReturn:
+        raise ConfigError(setting, sources.get(setting, f"{setting} (default)"), expected)
+
+    for setting in ("host", "http_host"):
+        host = chosen[setting]
+        if not is_loopback(host) and not chosen["tokens"]:
+            refuse(
+                setting if setting in sources else "host",
+                f"{host!r} can be reached from other machines, so `tokens` must say who may "
+                f"connect: set {PREFIX}TOKENS=tenant:token,… or [tokens] in the file, "
+                f"or listen on 127.0.0.1",
+            )
+    http_port = chosen["http_port"]
+    for setting in EXTERNAL_SERVICES.values():
+        url = urllib.parse.urlsplit(chosen[setting])
+        if http_port and url.port == http_port and _is_here(url.hostname or "", chosen):
+            refuse(
+                setting,
+                f"expected another service than this daemon's own HTTP port {http_port}; "
+                f"leave it out to use what is built in",
+            )
+    if chosen["policy_execution_mode"] != "local" and not chosen["policy_executor_host_url"]:
+        refuse(
+            "policy_execution_mode",
+            "expected `local`, or `policy_executor_host_url` to say which server executes policies",
+        )
+    if chosen["prometheus_url"] and chosen["global_cluster_metrics_url"]:
+        refuse("prometheus_url", "expected one place for metrics: leave out the metrics service")
+    addresses = [(chosen["host"], chosen["port"]), (chosen["http_host"], http_port)]
+    if chosen["port"] and addresses[0] == addresses[1]:
+        refuse("http_port", f"expected another port than the WebSocket's, {chosen['port']}")
+
+
+def _is_here(host: str, chosen: Mapping[str, Any]) -> bool:
+    return host == chosen["http_host"] or (is_loopback(host) and is_loopback(chosen["http_host"]))
