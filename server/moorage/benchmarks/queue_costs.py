@@ -1,4 +1,4 @@
-"""`moored bench queue`: what a waiter costs as the queue grows, in the core alone.
+"""`moored bench queue`: what a waiter costs as the queue grows, in the core alone, and `overload`.
 
 `bench` runs it. The fleet is full; all waiters differ in tenant, inputs and size. Each figure is
 the CPU time of the same event beside many waiters, as a multiple of that beside few, or the same on
@@ -11,6 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from typing import Any, Final
 
+from moorage.benchmarks.overload import overload
 from moorage.core.allocator import Allocator
 from moorage.core.effects import Address, Consult
 from moorage.core.events import Asked, ClusterSeen, Event, Proposed, ReleaseAsked, SessionLost
@@ -122,7 +123,7 @@ class _Queue:
 
 
 def queue() -> dict[str, Any]:
-    """Measure release, arrival, lost session and refusal beside few waiters and beside many."""
+    """Measure release, arrival, lost session and refusal beside few waiters, many, and overload."""
     few, many, most = (_Queue(NODES, count) for count in (WAITERS_FEW, WAITERS_MANY, WAITERS_MOST))
     released = _seconds(few.release, 5), _seconds(many.release, 5)
     added = _seconds(_Queue(NODES, WAITERS_FEW).wait), _seconds(most.wait)
@@ -141,6 +142,7 @@ def queue() -> dict[str, Any]:
         "refusal_seconds": refused[0],
         "refusal_125000_to_1250_nodes": refused[1] / refused[0],
         "waiter_bytes": _waiter_bytes(),
+        **overload(),
     }
 
 

@@ -113,6 +113,7 @@ class CommitLoop:
                 if time.monotonic() > until:
                     break
             self._set_timer()
+            self._inbox.read_on()
             self._rest()
             await asyncio.sleep(0)  # Sockets are read in between.
 

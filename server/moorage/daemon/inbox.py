@@ -1,33 +1,112 @@
-"""Events on their way to the core: everybody posts, the commit loop alone takes."""
+"""Events on their way to the core: everybody posts, the commit loop alone takes.
+
+What ends or keeps leases goes ahead of what asks for new ones: a release that stood behind
+thousands of requests would hold back just what they wait for. So does what policies answered: it
+is about the fleet of a moment ago, and the longer it waits the more often it has to be asked again.
+
+Clients whose requests are refused as too many wait for the commit loop before they are read on,
+else reading and refusing would take all the time that granting needs.
+"""
 
 import asyncio
 from collections import deque
+from typing import Final
 
-from moorage.core.events import Event
+from moorage.core.events import (
+    Asked,
+    CancelAsked,
+    ConsultFailed,
+    Event,
+    Proposed,
+    ReleaseAsked,
+    RenewAsked,
+    WorkloadEnded,
+    WorkloadFailed,
+    WorkloadKept,
+    WorkloadStarted,
+    WorkloadStopped,
+)
+from moorage.model import RequestId
+
+AHEAD_MAX: Final = 8
+"""Events taken ahead of others in a row, while others wait: renewals alone must not stop grants."""
+READERS_PER_BATCH: Final = 64
+"""Clients read on after a batch of the commit loop; each may cost a refusal."""
+_AHEAD: Final = (
+    Proposed,
+    ConsultFailed,
+    ReleaseAsked,
+    RenewAsked,
+    WorkloadEnded,
+    WorkloadFailed,
+    WorkloadKept,
+    WorkloadStarted,
+    WorkloadStopped,
+)
 
 
 class Inbox:
-    """Keeps events in the order in which they were posted."""
+    """Keeps events in the order in which they were posted, those of leases ahead of the others."""
 
     def __init__(self) -> None:
+        self._ahead: deque[Event] = deque()
         self._events: deque[Event] = deque()
+        self._asked: set[RequestId] = set()
+        """Requests in `_events`: what cancels one stays behind it."""
+        self._taken_ahead = 0
         self._posted = asyncio.Event()
+        self._readers: deque[asyncio.Future[None]] = deque()
 
     def __len__(self) -> int:
         """Return how many events wait."""
-        return len(self._events)
+        return len(self._ahead) + len(self._events)
+
+    @property
+    def asked(self) -> int:
+        """How many requests for a placement wait."""
+        return len(self._asked)
 
     def post(self, event: Event) -> None:
-        """Have an event stepped soon, after those posted before it."""
-        self._events.append(event)
+        """Have an event stepped soon."""
+        if isinstance(event, _AHEAD) or (
+            isinstance(event, CancelAsked) and event.request not in self._asked
+        ):
+            self._ahead.append(event)
+        else:
+            if isinstance(event, Asked):
+                self._asked.add(event.ask.id)
+            self._events.append(event)
         self._posted.set()
 
     def take(self) -> Event:
-        """Return the oldest event; there must be one."""
-        return self._events.popleft()
+        """Return the next event; there must be one."""
+        if self._ahead and (self._taken_ahead < AHEAD_MAX or not self._events):
+            self._taken_ahead += 1
+            return self._ahead.popleft()
+        self._taken_ahead = 0
+        event = self._events.popleft()
+        if isinstance(event, Asked):
+            self._asked.discard(event.ask.id)
+        return event
 
     async def wait(self) -> None:
         """Return when there is an event."""
-        while not self._events:
+        while not self:
+            self.read_on(len(self._readers))
             self._posted.clear()
             await self._posted.wait()
+
+    def turn(self) -> asyncio.Future[None] | None:
+        """Return what a client waits for whose request was one too many; None: nothing."""
+        if not self:
+            return None
+        turn = asyncio.get_running_loop().create_future()
+        self._readers.append(turn)
+        return turn
+
+    def read_on(self, most: int = READERS_PER_BATCH) -> None:
+        """Let those clients be read on that have waited longest."""
+        for _ in range(min(most, len(self._readers))):
+            turn = self._readers.popleft()
+            if not turn.done():  # Its session may have been cancelled.
+                turn.set_result(None)

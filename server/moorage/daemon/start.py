@@ -243,7 +243,7 @@ def _requests(
     calls = HttpCalls()
     replies = Replies(core.gateway, calls, workloads, stores.lease_tokens, tasks)
     asks = Asks(config, catalog, finder, workloads, stores.lease_tokens, state.fleet)
-    admission = Admission(catalog, publishing, asks, inbox, replies)
+    admission = Admission(catalog, publishing, asks, inbox, replies, sandbox.is_crowded)
     access = WorkloadAccess(workloads, state.lease)
     operations = Operations(
         inbox, replies, core.watchers, management, access, config.lease_ttl_seconds_max

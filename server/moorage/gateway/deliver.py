@@ -3,6 +3,7 @@
 The daemon implements `Deliver` and is handed to `Gateway`; it answers through `Gateway.tell`.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -26,7 +27,7 @@ class Deliver(Protocol):
 
     def request_nowait(
         self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
-    ) -> bool:
+    ) -> "bool | asyncio.Future[None]":
         """Take a request without waiting: the hot path.
 
         Args:
@@ -36,8 +37,9 @@ class Deliver(Protocol):
             warnings: What is odd about it, for its reply.
 
         Returns:
-            True when it was taken. False when taking it has to wait; it is then handed to
-            `request`.
+            True when it was taken. A future when it was answered as one too many: the next message
+            of the session is taken once that is done. False when taking it has to wait; it is then
+            handed to `request`.
 
         """
 

@@ -151,8 +151,8 @@ class Session:
             or self._listing > 0
         )
 
-    def _take(self, frame: str | bytes) -> asyncio.Task[None] | None:
-        """Hand over one message; the task returned must be done before the next one is read."""
+    def _take(self, frame: str | bytes) -> asyncio.Future[None] | None:
+        """Hand over one message; the future returned must be done before the next one is read."""
         self._number += 1
         number = self._number
         self._counts.messages += 1
@@ -180,11 +180,12 @@ class Session:
             return None
         to, warnings = Address(self.id, number), ignored_fields(frame, message)
         try:
-            if self._deliver.request_nowait(to, self.tenant, message, warnings):
-                return None
+            taken = self._deliver.request_nowait(to, self.tenant, message, warnings)
         except Exception as error:  # noqa: BLE001  # Every one is a defect, and goes to `failed`.
             self._defect(error)
             return None
+        if taken:
+            return None if taken is True else taken
         task = self._loop.create_task(self._hand_gone(to, message, warnings))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

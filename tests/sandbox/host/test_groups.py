@@ -44,6 +44,22 @@ def test_tenants_take_turns_and_each_one_keeps_its_order() -> None:
     assert taken(backlog) == "b0 a4 c6 b1 a5 b2 b3"
 
 
+def test_a_tenant_that_asks_for_much_keeps_no_other_one_out() -> None:
+    backlog, most = Backlog(), 4
+    for work in works("b", "b", "b"):
+        assert not backlog.is_full("b", most)
+        backlog.append(work)
+    for work in works("b"):
+        backlog.append(work)
+    assert backlog.is_full("b", most)
+    for work in works("a", "a"):
+        assert not backlog.is_full("a", most)
+        backlog.append(work)
+    assert backlog.is_full("a", most)
+    assert backlog.is_full("b", most)
+    assert not backlog.is_full("c", most)
+
+
 def test_what_had_its_turn_goes_first_again() -> None:
     backlog = Backlog()
     waiting, again = works("b", "b"), works("a", "b", "b", "a")

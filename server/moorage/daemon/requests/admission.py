@@ -4,8 +4,9 @@ Everything that an ask needs from outside the core (its policy, its candidates, 
 settled before it is posted.
 """
 
+import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from msgspec import structs
@@ -21,7 +22,7 @@ from moorage.daemon.requests.answers import refusal_of, refuse
 from moorage.daemon.requests.asks import Asks
 from moorage.daemon.requests.reading import is_described, outranked
 from moorage.daemon.requests.replies import Replies, ReplyContext
-from moorage.model import Tenant
+from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 from moorage.protocol.messages import AllocationRequest
 
@@ -35,6 +36,8 @@ class Admission:
         asks: Makes the asks.
         inbox: Where they go.
         replies: Where they are answered.
+        is_crowded: Tells whether a policy has as much to do for a tenant as may wait, with so many
+            more requests that are coming.
 
     """
 
@@ -45,18 +48,22 @@ class Admission:
         asks: Asks,
         inbox: Inbox,
         replies: Replies,
+        is_crowded: Callable[[PolicyRef, Tenant, int], bool],
     ) -> None:
         self._catalog = catalog
         self._publishing = publishing
         self._asks = asks
         self._inbox = inbox
         self._replies = replies
+        self._is_crowded = is_crowded
 
     async def request(
         self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: Sequence[str] = ()
     ) -> None:
         """Take a request that needs a search, or something of an external service, first."""
         alias, message = self._versioned(tenant, message)
+        if self._refused(to, tenant, message):
+            return
         uri, allowance = message.policy_rule_uri, Allowance()
         warnings = [*warnings, *outranked(message)]
         fetch = self._catalog.freshness.fetch
@@ -76,16 +83,28 @@ class Admission:
 
     def request_nowait(
         self, to: Address, tenant: Tenant, message: AllocationRequest, warnings: Sequence[str] = ()
-    ) -> bool:
-        """Take a request; it is answered at `to`, now or later. False: `request` has to."""
+    ) -> "bool | asyncio.Future[None]":
+        """Take a request: see `gateway.deliver.Deliver`."""
         if is_described(message):
             return False
         alias, message = self._versioned(tenant, message)
+        if self._refused(to, tenant, message):
+            return self._inbox.turn() or True
         uri, wanted = message.policy_rule_uri, self._asks.wanted(message)
         found = self._catalog.freshness.at_hand(uri, wanted)
         if found is None:
             return False
         self._admit(to, tenant, message, [*warnings, *outranked(message), *found], alias)
+        return True
+
+    def _refused(self, to: Address, tenant: Tenant, message: AllocationRequest) -> bool:
+        """Refuse a request that is one too many, before it costs anything."""
+        record = self._catalog.memory.policy(message.policy_rule_uri)
+        if record is None or not self._is_crowded(record.ref, tenant, self._inbox.asked):
+            return False
+        reason = f"as many requests for {record.ref.uri} wait to be decided as may"
+        refusal = Refusal(Code.BUSY, reason, expected="the same request, in a second")
+        self._replies.send(to, refuse(refusal, message_id=message.id))
         return True
 
     def _versioned(

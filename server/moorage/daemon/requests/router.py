@@ -1,5 +1,6 @@
 """The daemon's side of both front doors: each message goes where its kind is seen to."""
 
+import asyncio
 from collections.abc import Sequence
 
 from moorage.core.effects import Address
@@ -58,8 +59,8 @@ class Router:
 
     def request_nowait(
         self, to: Address, tenant: Tenant, message: Request, warnings: Sequence[str] = ()
-    ) -> bool:
-        """Take a request; it is answered at `to`, now or later. False: `request` has to."""
+    ) -> "bool | asyncio.Future[None]":
+        """Take a request; it is answered at `to`, now or later."""
         if isinstance(message, AllocationRequest):
             return self._admission.request_nowait(to, tenant, message, warnings)
         if isinstance(message, BlockRequest):

@@ -53,6 +53,16 @@ class Backlog:
         """Yield the first of each lane, in the order of their turns."""
         return (lane[0] for lane in self._lanes.values())
 
+    def is_full(self, tenant: str, most: int) -> bool:
+        """Tell whether a tenant has its share of `most`, and there are as many in all.
+
+        So what one tenant asks for never keeps another one out; in all there are at most twice as
+        many.
+        """
+        if self._count < most:
+            return False
+        return len(self._lanes.get(tenant, ())) >= most // max(len(self._lanes), 1)
+
     def append(self, work: Work) -> None:
         """Let work wait at the end of its tenant's lane."""
         self._lanes.setdefault(work.tenant, deque()).append(work)

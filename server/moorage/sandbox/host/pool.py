@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Final
 
 from moorage.core.facts import Refusal
-from moorage.model import Code, PolicyRef
+from moorage.model import Code, PolicyRef, Tenant
 from moorage.policy import Fleet
 from moorage.sandbox.host import work as outcomes
 from moorage.sandbox.host.cell_sync import World
@@ -135,8 +135,8 @@ class CellPool:
         cell = group.idle_cell(work, self.limits.cells_per_policy_max, now)
         if cell is not None:
             return self._begin(group, cell, work, now)
-        waiting = len(self._groups) if single_use else len(group.backlog)
-        if waiting > self.limits.queue_max:
+        most = self.limits.queue_max
+        if (len(self._groups) > most) if single_use else group.backlog.is_full(work.tenant, most):
             self.counters["busy"] += 1
             if single_use:
                 del self._groups[key]
@@ -144,6 +144,12 @@ class CellPool:
         group.backlog.append(work)
         self._mark(group)
         return None
+
+    def is_crowded(self, ref: PolicyRef, tenant: Tenant, isolation: str, coming: int) -> bool:
+        """Tell whether work of a tenant would be one too many, with what is `coming` already."""
+        most = max(self.limits.queue_max - coming, 0)
+        group = self._groups.get((ref.uri, ref.digest, isolation))
+        return most == 0 if group is None else group.backlog.is_full(tenant, most)
 
     def _begin(self, group: Group, cell: Cell, work: Work, now: float) -> Refusal | None:
         """Let an idle cell begin at once: it works while the rest of this turn is collected."""

@@ -288,6 +288,20 @@ class Sandbox:
         """Forget what a policy remembers that is registered no more."""
         self._pool.contexts.forget_policy(uri)
 
+    def is_crowded(self, ref: PolicyRef, tenant: Tenant, coming: int = 0) -> bool:
+        """Tell whether one more consultation of a tenant would be refused as too many.
+
+        It costs nothing, unlike making a request first that is refused then.
+
+        Args:
+            ref: The policy version.
+            tenant: Whose it would be.
+            coming: Consultations that will be submitted before it.
+
+        """
+        isolation = f"tenant {tenant}" if self._isolation == "per_tenant" else ""
+        return self._pool.is_crowded(ref, tenant, isolation, coming)
+
     def _submit(self, work: Work, *, aside: bool = False) -> Refusal | None:
         if self._closed:
             return Refusal(Code.SHUTTING_DOWN, "the server is shutting down")

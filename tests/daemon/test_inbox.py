@@ -1,0 +1,69 @@
+"""Which event the commit loop takes next, and which clients are read on."""
+
+import asyncio
+
+from moorage.core.effects import Address
+from moorage.core.events import Asked, CancelAsked, Proposed, RenewAsked, SessionLost, Tick
+from moorage.daemon.inbox import AHEAD_MAX, READERS_PER_BATCH, Inbox
+from moorage.model import Ask, PolicyRef, RequestId, SessionId, Tenant
+
+TO = Address(SessionId("s"), 1)
+TENANT = Tenant("t")
+
+
+def asked(name):
+    return Asked(TO, Ask(RequestId(name), TENANT, PolicyRef("one:1-x", "digest")))
+
+
+def renewed(name):
+    return RenewAsked(TO, RequestId(name), "digest", None)
+
+
+def taken(inbox):
+    return [inbox.take() for _ in range(len(inbox))]
+
+
+def test_what_is_about_leases_and_decisions_goes_ahead_in_its_own_order():
+    inbox = Inbox()
+    first, second = asked("a"), asked("b")
+    renewal, proposal = renewed("x"), Proposed(RequestId("y"), 1, {})
+    lost = SessionLost(SessionId("s"))
+    for event in (first, renewal, second, lost, proposal):
+        inbox.post(event)
+    assert inbox.asked == 2
+    assert taken(inbox) == [renewal, proposal, first, second, lost]
+    assert inbox.asked == 0
+
+
+def test_what_cancels_a_request_that_still_waits_stays_behind_it():
+    inbox = Inbox()
+    first, other = asked("a"), asked("b")
+    early = CancelAsked(TO, RequestId("a"), TENANT)
+    late = CancelAsked(TO, RequestId("long ago"), TENANT)
+    for event in (other, first, early, late):
+        inbox.post(event)
+    assert taken(inbox) == [late, other, first, early]
+
+
+def test_others_have_their_turn_among_many_that_go_ahead():
+    inbox = Inbox()
+    waiting = asked("a")
+    inbox.post(waiting)
+    for number in range(3 * AHEAD_MAX):
+        inbox.post(renewed(str(number)))
+    assert taken(inbox).index(waiting) == AHEAD_MAX
+
+
+async def test_a_client_is_read_on_after_a_batch_and_at_once_where_nothing_waits():
+    inbox = Inbox()
+    assert inbox.turn() is None
+    inbox.post(Tick())
+    turns = [inbox.turn() for _ in range(READERS_PER_BATCH + 2)]
+    turns[0].cancel()
+    inbox.read_on()
+    assert [turn.done() for turn in turns] == [True] * READERS_PER_BATCH + [False] * 2
+    inbox.take()
+    waiting = asyncio.ensure_future(inbox.wait())
+    await asyncio.wait_for(turns[-1], 10)
+    inbox.post(Tick())
+    await waiting
