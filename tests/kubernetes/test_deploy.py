@@ -1,0 +1,175 @@
+"""The manifests of deploy/kubernetes: an API server takes them, and what they grant suffices."""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes_objects import claim, dra_node, node, pod
+from kubernetes_plane import Plane, PlaneError
+
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.errors import KubernetesError
+from moorage.backends.kubernetes.inventory import ClusterInventory
+from moorage.benchmarks.daemon_process import daemon
+from moorage.config.settings import settings
+from moorage_client import BlockingClient
+from moorage_client.services import Services
+from moorage_policies import catalog
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+INVENTORY = "/apis/rbac.authorization.k8s.io/v1/clusterroles/moorage-inventory"
+ACCOUNT = "/api/v1/namespaces/moorage/serviceaccounts/moored"
+GROUPS = {
+    "Deployment": "/apis/apps/v1",
+    "NetworkPolicy": "/apis/networking.k8s.io/v1",
+    "PersistentVolumeClaim": "/api/v1",
+    "Namespace": "/api/v1",
+    "Service": "/api/v1",
+    "ServiceAccount": "/api/v1",
+}
+CLUSTER_WIDE = {"Namespace", "ClusterRole", "ClusterRoleBinding"}
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((FOLDER / name).read_text()))
+
+
+def path(thing: dict[str, Any]) -> str:
+    kind = thing["kind"]
+    root = GROUPS.get(kind, "/apis/rbac.authorization.k8s.io/v1")
+    place = "" if kind in CLUSTER_WIDE else f"/namespaces/{thing['metadata']['namespace']}"
+    plural = kind.lower()[:-1] + "ies" if kind.endswith("y") else kind.lower() + "s"
+    return f"{root}{place}/{plural}"
+
+
+def apply(plane: Plane, thing: dict[str, Any], **parameters: str) -> None:
+    plane.call("POST", path(thing), thing, fieldValidation="Strict", **parameters)
+
+
+@pytest.fixture(scope="module")
+def granted(plane: Plane) -> Plane:
+    """Grant the account what rbac.yaml says."""
+    for thing in manifests("rbac.yaml"):
+        apply(plane, thing)
+    return plane
+
+
+@pytest.fixture
+def account(granted: Plane, fresh_plane: Plane, tmp_path: Path) -> Path:
+    """Return a kubeconfig that logs in as the account of the Deployment."""
+    wanted = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    token = granted.call("POST", f"{ACCOUNT}/token", wanted)["status"]["token"]
+    config = yaml.safe_load(granted.kubeconfig().read_text())
+    config["users"][0]["user"] = {"token": token}
+    file = tmp_path / "kubeconfig"
+    file.write_text(yaml.safe_dump(config))
+    return file
+
+
+def test_an_api_server_takes_each_manifest_and_every_field_of_it(granted: Plane) -> None:
+    for thing in manifests("moored.yaml"):
+        apply(granted, thing, dryRun="All")
+
+
+def test_the_deployment_uses_the_account_the_volume_and_the_ports_that_there_are() -> None:
+    found = {each["kind"]: each for each in manifests("moored.yaml")}
+    spec = found["Deployment"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    account = next(x for x in manifests("rbac.yaml") if x["kind"] == "ServiceAccount")["metadata"]
+    assert (spec["serviceAccountName"], "moorage") == (account["name"], account["namespace"])
+    ports = {each["name"] for each in container["ports"]}
+    assert {each["targetPort"] for each in found["Service"]["spec"]["ports"]} == ports
+    (ingress,) = found["NetworkPolicy"]["spec"]["ingress"]
+    assert {each["port"] for each in ingress["ports"]} == ports
+    probes = [container[f"{name}Probe"]["httpGet"] for name in ("startup", "liveness", "readiness")]
+    assert {each["port"] for each in probes} == {"http"}
+    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    assert mounts["data"] == "/var/lib/moorage"
+    claimed = {each["name"]: each for each in spec["volumes"]}["data"]["persistentVolumeClaim"]
+    assert claimed["claimName"] == found["PersistentVolumeClaim"]["metadata"]["name"]
+    labels = found["Deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert labels == found["Service"]["spec"]["selector"]
+    assert labels == found["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]
+    assert {each["name"] for each in container["env"]} <= {
+        each.environment for each in settings().values()
+    }
+    # MOORED_PORT would be no setting; a Service called moorage would even set MOORAGE_PORT.
+    assert spec["enableServiceLinks"] is False
+
+
+@contextlib.contextmanager
+def without(plane: Plane, group: int, resource: str) -> Iterator[None]:
+    """Take one right away for a while."""
+    rules = plane.call("GET", INVENTORY)["rules"]
+    fewer = [{**each, "resources": [*each["resources"]]} for each in rules]
+    fewer[group]["resources"].remove(resource)
+    plane.call("PATCH", INVENTORY, {"rules": fewer})
+    try:
+        yield
+    finally:
+        plane.call("PATCH", INVENTORY, {"rules": rules})
+
+
+async def test_the_inventory_needs_every_right_that_it_has_and_no_other(
+    granted: Plane, account: Path
+) -> None:
+    granted.create(*dra_node("n1", 2), claim("theirs", ["GPU-n1-0"]), pod("p", claim_name="theirs"))
+    async with await ClusterConnection.open(account) as connection:
+        async with ClusterInventory(connection, "c1") as inventory:
+            await inventory.listed()
+            assert inventory.document()["gpus"]["count"] == 2
+        for number, rule in enumerate(granted.call("GET", INVENTORY)["rules"]):
+            assert rule["verbs"] == ["list", "watch"]
+            for resource in rule["resources"]:
+                with without(granted, number, resource):
+                    async with ClusterInventory(connection, "c1") as inventory:
+                        with pytest.raises(KubernetesError, match=f"{resource}: .*forbidden"):
+                            await inventory.listed(2)
+
+
+@pytest.mark.parametrize(
+    ("method", "where"),
+    [
+        ("POST", "/api/v1/namespaces/default/pods"),
+        ("DELETE", "/api/v1/namespaces/default/pods/theirs"),
+        ("GET", "/api/v1/namespaces/moorage-workloads/secrets"),
+        ("GET", "/api/v1/nodes/n1"),
+        ("PATCH", "/api/v1/nodes/n1"),
+        ("POST", "/api/v1/namespaces/moorage-workloads/pods/theirs/eviction"),
+        ("POST", "/api/v1/namespaces/moorage-workloads/pods/theirs/binding"),
+        ("GET", "/apis/rbac.authorization.k8s.io/v1/clusterroles"),
+    ],
+)
+async def test_all_else_is_forbidden(account: Path, method: str, where: str) -> None:
+    async with await ClusterConnection.open(account) as connection:
+        with pytest.raises(KubernetesError, match="403 Forbidden"):
+            await connection.call(method, where, None if method == "GET" else {})
+
+
+def test_a_daemon_with_these_rights_leases_what_is_there(granted: Plane, account: Path) -> None:
+    granted.create(node("n1", gpus=2))
+    environment = {
+        "MOORAGE_KUBERNETES_CLUSTERS": "here="
+        + yaml.safe_load(account.read_text())["current-context"],
+        "MOORAGE_KUBERNETES_CONFIG": str(account),
+    }
+    with daemon(environment=environment) as running, BlockingClient(running.ws) as client:
+        with Services(running.http) as services:
+            services.publish_policy(catalog.document("first_fit"))
+        granted.until(client.fleet, "the cluster is there")
+        answer = client.ask(
+            "first_fit:1.0-stable", resources={"gpus": 2}, lease={"ttl_seconds": 60}
+        )
+        assert answer.lease.placement[0].node_id == "n1"
+
+
+def test_the_plane_refuses_what_a_manifest_misspells(granted: Plane) -> None:
+    thing = next(x for x in manifests("moored.yaml") if x["kind"] == "Service")
+    thing["spec"]["selektor"] = {}
+    with pytest.raises(PlaneError, match="selektor"):
+        apply(granted, thing, dryRun="All")
