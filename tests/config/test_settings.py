@@ -82,6 +82,7 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "local_nodes": ("a1, a2", '["a1", "a2"]', ("a1", "a2")),
         "kubernetes_clusters": ("a,b=c", '{a = "a", b = "c"}', {"a": "a", "b": "c"}),
         "kubernetes_config": ("/srv/kube", '"/srv/kube"', Path("/srv/kube")),
+        "kubernetes_namespace": ("gpu-{tenant}", '"gpu-{tenant}"', "gpu-{tenant}"),
         "policy_code_root": ("/srv/rules", '"/srv/rules"', Path("/srv/rules")),
         "policy_code_hosts": ("Git.lan,::1", '["git.lan", "::1"]', ("git.lan", "::1")),
         "allocate_over_http": ("false", "false", False),

@@ -1,10 +1,12 @@
-"""Lets the tests of conformance import `aws_world`, and ask for `aws`."""
+"""Lets the tests of conformance import `aws_world` and others, and ask for `aws` and `plane`."""
 
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "kubernetes"))
 
-from aws_world import aws, aws_server  # After the line above.
+from aws_world import aws, aws_server  # After the lines above.
+from kubernetes_plane import fresh_plane, plane
 
-__all__ = ["aws", "aws_server"]
+__all__ = ["aws", "aws_server", "fresh_plane", "plane"]

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 
 import pytest
 from aws_world import AwsBench
+from kubernetes_objects import node
+from kubernetes_plane import Plane
 
 from moorage.backends.base import (
     Backend,
@@ -24,6 +26,7 @@ from moorage.backends.base import (
 )
 from moorage.backends.local.backend import LocalBackend
 from moorage.backends.memory import MemoryBackend
+from moorage.backends.remote_specs import PodResourceSpec
 from moorage.backends.specs import (
     BaseResourceSpec,
     ContainerResourceSpec,
@@ -164,7 +167,45 @@ class ContainerBench:
         return len(self.api.containers(all=True))
 
 
+class KubernetesBench:
+    """Pods at a real API server; KWOK does with them what a variable of theirs says."""
+
+    def __init__(self, plane: Plane, root: Path) -> None:
+        self.plane = plane
+        self.root = root
+        plane.create(node("n1"))
+
+    def backend(self) -> Backend:
+        from moorage.backends.kubernetes.backend import (  # noqa: PLC0415  # It needs the extra.
+            KubernetesBackend,
+        )
+        from moorage.backends.kubernetes.following import ClusterSource  # noqa: PLC0415  # As above.
+
+        return KubernetesBackend(
+            self.root, [ClusterSource("c1", kubeconfig=self.plane.kubeconfig())]
+        )
+
+    def spec(self, **simulated: str) -> BaseResourceSpec:
+        return PodResourceSpec(image="registry.example/none:1", environment=simulated)
+
+    def slow(self) -> BaseResourceSpec:
+        return self.spec(SIM_FATE="hang")
+
+    def failing(self) -> tuple[BaseResourceSpec, str]:
+        return self.spec(SIM_FATE="imagepull"), "ImagePullBackOff: .*check the image's name"
+
+    def dying(self) -> tuple[BaseResourceSpec, int]:
+        return self.spec(SIM_RUN="300ms", SIM_EXIT="3"), 3
+
+    def limits(self) -> dict[str, Any]:
+        return {}
+
+    async def left(self) -> int:
+        return await asyncio.to_thread(lambda: len(self.plane.all("Pod")))
+
+
 HEAVY = [pytest.param(name, marks=pytest.mark.heavy) for name in ("container", "aws")]
+HEAVY += [pytest.param("kubernetes", marks=[pytest.mark.heavy, pytest.mark.kubernetes])]
 
 
 @pytest.fixture(
@@ -178,6 +219,8 @@ def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Bench:
             return ProcessBench(tmp_path)
         case "aws":
             return AwsBench(request.getfixturevalue("aws"), tmp_path)
+        case "kubernetes":
+            return KubernetesBench(request.getfixturevalue("fresh_plane"), tmp_path)
         case _:
             api = request.getfixturevalue("container_engine")
             return ContainerBench(tmp_path, api, request.getfixturevalue("container_image"))

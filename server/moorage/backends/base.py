@@ -103,6 +103,8 @@ class Order:
         environment: Variables for the workload, e.g. the lease's id.
         timeout_seconds: How long it may take to be ready; None for as long as it takes.
         attempt: Which start under this name it is, from 1: each has output of its own.
+        fencing: Of the grant that it is started for; 0 where there is none.
+        tenant: Whose it is; empty where there are no tenants.
 
     """
 
@@ -112,6 +114,8 @@ class Order:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     timeout_seconds: float | None = None
     attempt: int = 1
+    fencing: int = 0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +172,7 @@ class Support:
         logs: Whether a workload's output can be read.
         gangs: Whether one workload may have several nodes.
         nodes: Names of the nodes that it starts on; empty where it starts on any.
+        kinds: What a category of spec means here, where it means something else elsewhere.
 
     """
 
@@ -179,6 +184,9 @@ class Support:
     logs: bool = False
     gangs: bool = False
     nodes: frozenset[str] = frozenset()
+    kinds: Mapping[str, type[BaseResourceSpec]] = field(
+        default_factory=dict[str, type[BaseResourceSpec]]
+    )
 
 
 @dataclass(frozen=True, slots=True)

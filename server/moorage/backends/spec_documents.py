@@ -5,10 +5,12 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, Final
 
 from moorage.backends.remote_specs import (
     InstanceResourceSpec,
+    JobResourceSpec,
     PodResourceSpec,
     RayActorResourceSpec,
 )
@@ -38,6 +40,7 @@ SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
         LocalEnvResourceSpec,
         RayActorResourceSpec,
         PodResourceSpec,
+        JobResourceSpec,
         InstanceResourceSpec,
         MemoryResourceSpec,
     )
@@ -45,12 +48,17 @@ SPECS: Final[Mapping[str, type[BaseResourceSpec]]] = {
 """Every kind, by the `category` that JSON names it with."""
 
 
-def spec_from_document(document: Mapping[str, Any], category: str) -> BaseResourceSpec:
+def spec_from_document(
+    document: Mapping[str, Any],
+    category: str,
+    own: Mapping[str, type[BaseResourceSpec]] = MappingProxyType({}),
+) -> BaseResourceSpec:
     """Read a spec from JSON.
 
     Args:
         document: The fields; `category` among them wins over the argument.
         category: Of the backend, where the document names none.
+        own: What a category means at the backend, where that is not what `SPECS` says.
 
     Raises:
         SpecError: It names the field, and what was expected there.
@@ -58,7 +66,7 @@ def spec_from_document(document: Mapping[str, Any], category: str) -> BaseResour
     """
     fields = dict(document)
     category = fields.pop("category", category)
-    kind = SPECS.get(str(category))
+    kind = own.get(str(category)) or SPECS.get(str(category))
     if kind is None:
         raise SpecError("spec.category", f"one of {', '.join(sorted(SPECS))}")
     known = {each.name for each in dataclasses.fields(kind)}

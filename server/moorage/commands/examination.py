@@ -39,7 +39,7 @@ PARTS: Final = {
 """What every installation has."""
 ANSWER_SECONDS_MAX: Final = 2.0
 """How long the server at a port may take to say that it is well."""
-NOT_YET: Final = {"backends: ray, kubernetes": "this release does not have them"}
+NOT_YET: Final = {"backend: ray": "this release does not have it"}
 """What this release does not do, whatever is installed beside it."""
 
 

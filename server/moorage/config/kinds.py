@@ -24,6 +24,7 @@ __all__ = [
     "LABELS",
     "NAME",
     "NAMES",
+    "NAMESPACE",
     "ORIGINS",
     "PORT",
     "SWITCH",
@@ -45,6 +46,7 @@ NAME_CHARS_MAX: Final = 253
 # A name or an address as it stands in a URL; IPv6 addresses without their brackets.
 _HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
 _CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*", re.ASCII)
+_NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
@@ -253,6 +255,12 @@ def _read_tokens(value: Any) -> dict[str, str]:
     return tenants
 
 
+def _read_namespace(value: Any) -> str:
+    if not isinstance(value, str) or not _NAMESPACE.fullmatch(value.replace("{tenant}", "t")):
+        raise ValueError
+    return value
+
+
 HOST: Final = SettingKind("a host name or an IP address", _read_host)
 HOSTS: Final = SettingKind(
     "host names or IP addresses, separated by commas (in the file a list)", _read_hosts
@@ -272,6 +280,9 @@ FILE: Final = SettingKind("a file", _read_folder)
 CLUSTERS: Final = SettingKind(
     "`CONTEXT` or `CLUSTER_ID=CONTEXT`, separated by commas (in the file a list or a table)",
     _read_clusters,
+)
+NAMESPACE: Final = SettingKind(
+    "a name of small letters, digits and dashes, with or without `{tenant}`", _read_namespace
 )
 SWITCH: Final = SettingKind("`true` or `false`", _read_switch)
 TOKENS: Final = SettingKind(

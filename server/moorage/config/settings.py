@@ -24,6 +24,7 @@ from moorage.config.kinds import (
     LABELS,
     NAME,
     NAMES,
+    NAMESPACE,
     ORIGINS,
     PORT,
     SWITCH,
@@ -78,7 +79,7 @@ __all__ = [
 Sandbox = Literal["jail", "unsafe"]
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-BACKENDS: Final = ("local", "memory", "aws")
+BACKENDS: Final = ("local", "memory", "aws", "kubernetes")
 """Every backend there is."""
 BACKENDS_BY_DEFAULT: Final = ("local", "memory")
 """Those that need nothing beside this machine."""
@@ -181,7 +182,8 @@ class Config:
             choices(*BACKENDS),
             "What `provision.backend` may name. `local` runs commands of clients on this machine, "
             "as the daemon's own user, and containers with any of its folders that they mount. "
-            "`aws` rents instances of Amazon EC2, and needs `pip install 'moorage[aws]'`.",
+            "`aws` rents instances of Amazon EC2, and needs `pip install 'moorage[aws]'`. "
+            "`kubernetes` starts pods in `kubernetes_clusters`.",
             default="`local,memory`; `memory` where there are `tokens`, or where other machines "
             "reach `host` or `http_host`",
         ),
@@ -207,6 +209,14 @@ class Config:
         Path | None,
         Setting(FILE, "The kubeconfig.", default="what `KUBECONFIG` names, else `~/.kube/config`"),
     ] = None
+    kubernetes_namespace: Annotated[
+        str,
+        Setting(
+            NAMESPACE,
+            "Namespace of what leases start there; `{tenant}` in it stands for the tenant. It must "
+            "be there: the daemon makes none.",
+        ),
+    ] = "default"
     policy_code_root: Annotated[
         Path | None,
         Setting(

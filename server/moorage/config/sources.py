@@ -30,6 +30,7 @@ OTHER_NAMES: Final = frozenset(
         "MOORAGE_CLUSTER_ID",
         "MOORAGE_NODE_ID",
         "MOORAGE_NODES",
+        "MOORAGE_RANK",
         "MOORAGE_LEASE_ID",
         "MOORAGE_FENCING",
         "MOORAGE_WORKLOAD",

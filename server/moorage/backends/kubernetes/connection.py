@@ -8,7 +8,7 @@ objects that the API server accepts. Every call has a bound of time.
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -115,7 +115,47 @@ class ClusterConnection:
             None, sock_connect=CONNECT_SECONDS_MAX, sock_read=SILENCE_SECONDS_MAX
         )
         async with self._answer("GET", path, query, None, bound) as response:
-            yield response.content
+            try:
+                yield response.content
+            finally:
+                # It is used no more; closing it politely would go on when its loop has ended.
+                connection = response.connection
+                if connection is not None and connection.transport is not None:
+                    connection.transport.abort()
+
+    @contextlib.asynccontextmanager
+    async def socket(
+        self, path: str, query: Sequence[tuple[str, str]], protocol: str
+    ) -> AsyncIterator[aiohttp.ClientWebSocketResponse]:
+        """Open a WebSocket, as commands in containers need one.
+
+        Raises:
+            RefusedError: The API server said no.
+            NoAnswerError: It did not answer in time, or broke off.
+
+        """
+        request = await self._api.param_serialize(
+            "GET", path, query_params=list(query), auth_settings=["BearerToken"]
+        )
+        rest = self._api.rest_client
+        if rest.pool_manager is None:
+            rest.pool_manager = rest._create_pool_manager()  # noqa: SLF001  # As the library does.
+        try:
+            async with asyncio.timeout(CALL_SECONDS_MAX):
+                opened = await rest.pool_manager.ws_connect(
+                    request[1],
+                    headers=request[2],
+                    protocols=(protocol,),
+                    proxy=rest.proxy,
+                    max_msg_size=0,
+                )
+            async with opened:
+                yield opened
+        except aiohttp.WSServerHandshakeError as error:
+            raise RefusedError(error.status, "", error.message) from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            said = str(error) or type(error).__name__
+            raise NoAnswerError(f"{self._configuration.host}: {said}") from error
 
     @contextlib.asynccontextmanager
     async def _answer(

@@ -47,6 +47,7 @@ class Kind(Generic[R]):
         path: Where the API server lists it.
         read: Makes an object's record of its JSON; None where it does not count.
         fields: A field selector; the API server tells what no longer meets it as deleted.
+        labels: A label selector, likewise.
 
     """
 
@@ -54,6 +55,7 @@ class Kind(Generic[R]):
     path: str
     read: Callable[[msgspec.Raw], R | None]
     fields: str = ""
+    labels: str = ""
 
 
 class ObjectWatcher(Generic[R]):
@@ -128,7 +130,12 @@ class ObjectWatcher(Generic[R]):
             page = _PAGE.decode(
                 await self._connection.read(
                     self.kind.path,
-                    **{"limit": PAGE_OBJECTS, "continue": token, "fieldSelector": self.kind.fields},
+                    **{
+                        "limit": PAGE_OBJECTS,
+                        "continue": token,
+                        "fieldSelector": self.kind.fields,
+                        "labelSelector": self.kind.labels,
+                    },
                 )
             )
             for raw in page.items or ():
@@ -156,6 +163,7 @@ class ObjectWatcher(Generic[R]):
             resourceVersion=self._version,
             timeoutSeconds=round(WATCH_SECONDS * random.uniform(1, 1.5)),  # noqa: S311  # As above.
             fieldSelector=self.kind.fields,
+            labelSelector=self.kind.labels,
         ) as lines:
             self._heard()
             while line := await lines.readline():

@@ -31,6 +31,7 @@ def configured_backends(config: Config, clusters: Clusters) -> dict[str, Backend
         ),
         "memory": MemoryBackend,
         "aws": lambda: _aws(config, clusters),
+        "kubernetes": lambda: _kubernetes(config),
     }
     return {name: made[name]() for name in config.backends}
 
@@ -48,3 +49,21 @@ def _aws(config: Config, clusters: Clusters) -> Backend:
         return next((each for each in nodes if each.id == share.node_id), None)
 
     return AwsBackend(config.data_dir / "aws", node)
+
+
+def _kubernetes(config: Config) -> Backend:
+    try:
+        from moorage.backends.kubernetes.backend import (  # noqa: PLC0415  # It needs an extra.
+            KubernetesBackend,
+        )
+        from moorage.backends.kubernetes.following import (  # noqa: PLC0415  # As above.
+            ClusterSource,
+        )
+    except ModuleNotFoundError as error:
+        way = "pip install 'moorage[kubernetes]', or take kubernetes out of the setting backends"
+        raise BackendError(f"the backend kubernetes needs {error.name}: {way}") from error
+    clusters = [
+        ClusterSource(cluster, context, config.kubernetes_config)
+        for cluster, context in config.kubernetes_clusters.items()
+    ]
+    return KubernetesBackend(config.data_dir / "kubernetes", clusters, config.kubernetes_namespace)

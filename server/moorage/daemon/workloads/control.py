@@ -61,7 +61,7 @@ _UNSERVED: Final = {
     "ray_actor_options": "this server has no backend ray",
 }
 """Fields of specs that are for others than a daemon, and why they are refused."""
-_HAVE_GPUS: Final = frozenset({"process", "service", "container"})
+_HAVE_GPUS: Final = frozenset({"process", "service", "container", "pod", "job"})
 """Categories that have their lease's GPUs; others order a machine."""
 
 log = structlog.get_logger("moored")
@@ -272,6 +272,8 @@ class WorkloadControl:
                 _environment(lease),
                 spec.limit_seconds,
                 lease.attempt,
+                lease.fencing,
+                lease.tenant,
             )
             workload = await backend.start(order)
             if lease.inherited and lease.state == "starting" and not await _answers(backend, name):
@@ -376,7 +378,7 @@ class WorkloadControl:
 
 
 def _spec(backend: Backend, provision: Provision) -> BaseResourceSpec:
-    return spec_from_document(provision.spec, backend.support.default)
+    return spec_from_document(provision.spec, backend.support.default, backend.support.kinds)
 
 
 async def _answers(backend: Backend, name: str) -> bool:

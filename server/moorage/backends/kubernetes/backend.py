@@ -1,0 +1,161 @@
+"""`KubernetesBackend`: pods, Jobs and Services in the clusters that a server was told of.
+
+Everything that must outlive the daemon is at the API servers, in labels and annotations, but for
+the server's own name (`identity`) and the output of pods that ended (`workloads.output`).
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from moorage.backends.base import (
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    Support,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.kubernetes.event_loop import EventLoopThread
+from moorage.backends.kubernetes.following import ClusterSource
+from moorage.backends.kubernetes.workloads.runs import WorkloadRuns
+from moorage.backends.kubernetes.workloads.translation import CATEGORIES, pod_order
+from moorage.backends.remote_specs import JobResourceSpec, PodResourceSpec, PodServiceResourceSpec
+from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["KubernetesBackend"]
+
+_T = TypeVar("_T")
+
+
+class KubernetesBackend:
+    """Pods of Kubernetes.
+
+    Args:
+        root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
+            and after a crash.
+        clusters: Which; a workload without a placement goes to the first.
+        namespace: Where everything lies; `{tenant}` in it stands for the tenant.
+
+    """
+
+    name: Final = "kubernetes"
+    support: Final = Support(
+        categories=CATEGORIES,
+        default="pod",
+        execute=True,
+        logs=True,
+        gangs=True,
+        kinds={each.category: each for each in (PodServiceResourceSpec, JobResourceSpec)},
+    )
+
+    def __init__(
+        self, root: Path, clusters: Sequence[ClusterSource], namespace: str = "default"
+    ) -> None:
+        self._namespace = namespace
+        self._listener: Listener | None = None
+        self._thread = EventLoopThread("kubernetes")
+        self._arguments = (root, clusters, namespace, self._tell)
+        self._runs: WorkloadRuns | None = None
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Backend.listen`."""
+        self._listener = listener
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        wanted = pod_order(spec).namespace
+        if wanted and wanted != self._namespace:
+            reason = f"expected nothing: this server starts everything in {self._namespace}"
+            raise UnsupportedSpecError(f"namespace: {reason}")
+        if isinstance(spec, PodResourceSpec) and "{tenant}" in self._namespace and wanted:
+            raise UnsupportedSpecError("namespace: expected nothing: each tenant has its own")
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here; see `Backend.discover`."""
+        return await self._run(self._opened().discover())
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start a workload and wait until it is ready; see `Backend.start`."""
+        self.refuse(order.spec)
+        return await self._run(self._opened().start(order))
+
+    async def stop(self, workload: str) -> None:
+        """Stop a workload; see `Backend.stop`."""
+        await self._run(self._opened().stop(workload))
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a workload; see `Backend.status`."""
+        return await self._run(self._opened().status(workload))
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        """Look at a workload: its kubelet asks it all the time; see `Backend.probe`."""
+        return await self.status(workload)
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Look at a workload at once; see `Backend.glance`."""
+        seen = self._runs.told.get(workload) if self._runs else None
+        return seen if seen is not None and seen.phase is Phase.READY else None
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Refuse: a pod has the limits that it was made with; see `Backend.control`."""
+        await self.status(workload)
+        if limits:
+            names = ", ".join(sorted(limits))
+            raise UnsupportedSpecError(f"the backend kubernetes has no limit named {names}")
+
+    async def reset(self, workload: str) -> Any:
+        """Refuse: what a user did to a container is only undone by a new one."""
+        await self._refused(workload, "a pod cannot be reset; end it and start another")
+
+    async def _refused(self, workload: str, reason: str) -> NoReturn:
+        await self.status(workload)
+        raise UnsupportedSpecError(reason)
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandExecution:
+        """Run a command inside of a pod, the first of a gang; see `Backend.execute`."""
+        if user:
+            raise UnsupportedSpecError("user: Kubernetes runs commands as the container's own")
+        return await self._run(
+            self._opened().execute(
+                workload, command, timeout_seconds, workdir or "", environment or {}
+            )
+        )
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
+        """Read a pod's output, that of the first of a gang; see `Backend.logs`."""
+        return await self._run(self._opened().logs(workload, offset, attempt))
+
+    async def close(self) -> None:
+        """Let go. Pods go on running."""
+        self._listener = None
+        runs, self._runs = self._runs, None
+        if runs is not None:
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._run(runs.close())
+        await asyncio.to_thread(self._thread.close)
+
+    def _opened(self) -> WorkloadRuns:
+        if self._runs is None:
+            self._runs = WorkloadRuns(*self._arguments)
+        return self._runs
+
+    async def _run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return await self._thread.run(work)
+
+    def _tell(self, workload: WorkloadReport) -> None:
+        if self._listener is not None:
+            self._listener(workload)

@@ -1,0 +1,90 @@
+"""An event loop in a thread of its own: a backend's connections belong to none of its callers'."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import threading
+from collections.abc import Coroutine
+from typing import Any, Final, TypeVar
+
+from moorage.backends.completion import finished
+
+CLOSING_ROUNDS: Final = 10
+
+_T = TypeVar("_T")
+
+
+class EventLoopThread:
+    """Runs coroutines for callers in any thread and event loop; begins with the first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    async def run(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Run `work` to its end; cancelled, it is cancelled, and waited for all the same."""
+        done: concurrent.futures.Future[_T] = concurrent.futures.Future()
+        tasks: list[asyncio.Task[_T]] = []
+        loop = self._running()
+
+        def begin() -> None:
+            tasks.append(loop.create_task(work))
+            tasks[0].add_done_callback(lambda task: _copied(task, done))
+
+        loop.call_soon_threadsafe(begin)
+        outcome = asyncio.wrap_future(done)
+        try:
+            return await asyncio.shield(outcome)
+        except asyncio.CancelledError:
+            if not outcome.done():
+                loop.call_soon_threadsafe(lambda: tasks[0].cancel())  # noqa: PLW0108  # There may be none yet.
+            with contextlib.suppress(Exception):  # The caller has gone.
+                await finished(outcome)
+            raise
+
+    def close(self) -> None:
+        """End the thread; what still runs in it is cancelled first."""
+        with self._lock:
+            loop, thread = self._loop, self._thread
+            self._loop = self._thread = None
+        if loop is not None and thread is not None:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+
+    def _running(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(
+                    target=_serve, args=(self._loop,), name=self._name, daemon=True
+                )
+                self._thread.start()
+            return self._loop
+
+
+def _serve(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        for _ in range(CLOSING_ROUNDS):  # A connection that was closed says so in later rounds.
+            loop.run_until_complete(asyncio.sleep(0))
+    finally:
+        loop.close()
+
+
+def _copied(task: "asyncio.Task[_T]", done: "concurrent.futures.Future[_T]") -> None:
+    if done.cancelled():
+        return
+    if task.cancelled():
+        done.cancel()
+        done.set_running_or_notify_cancel()
+    elif (error := task.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(task.result())

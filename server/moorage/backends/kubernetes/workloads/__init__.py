@@ -1,0 +1,1 @@
+"""What leases start in a Kubernetes cluster: objects made, followed, read and ended."""

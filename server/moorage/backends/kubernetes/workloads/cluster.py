@@ -1,0 +1,406 @@
+"""What one cluster has of this server's workloads, followed by watches, and what is done there.
+
+Everything here runs in the one event loop of the backend. Objects are found by their labels, so a
+daemon that comes back knows what an earlier one started. A start or a stop asks the API server to
+change something, and then waits for the watch to show that it did.
+"""
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from moorage.backends.base import BackendError
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.errors import KubernetesError, NoAnswerError, RefusedError
+from moorage.backends.kubernetes.inventory import RESOURCE_API
+from moorage.backends.kubernetes.objects import ApiResourceSlice
+from moorage.backends.kubernetes.records import SERVER_LABEL, SliceRecord, slice_record
+from moorage.backends.kubernetes.watching import Kind, ObjectWatcher
+from moorage.backends.kubernetes.workloads import manifests
+from moorage.backends.kubernetes.workloads.manifests import StartObjects
+from moorage.backends.kubernetes.workloads.states import (
+    ClaimState,
+    PodState,
+    WorkloadView,
+    claim_state,
+    node_trouble,
+    pod_state,
+    view,
+)
+from moorage.protocol.cluster_documents import Document
+
+LIST_SECONDS_MAX: Final = 15.0
+"""How long a question that needs all objects of a cluster waits for its first list."""
+RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
+"""Pauses before a change is tried again that the API server did not answer; the last repeats."""
+LOOK_SECONDS: Final = 1.0
+"""After so long without news of an object that should go, the API server is asked for it."""
+_NOT_FOUND: Final = 404
+_CONFLICT: Final = 409
+_FORBIDDEN: Final = 403
+_TOO_MANY: Final = 429
+_TROUBLE_FROM: Final = 500
+
+_SLICE: Final = msgspec.json.Decoder(ApiResourceSlice)
+_T = TypeVar("_T")
+
+
+class ClusterWorkloads:
+    """The workloads of one cluster.
+
+    Args:
+        cluster_id: Its id in the inventory.
+        connection: To it.
+        server: Value of the label that says what is ours.
+        changed: Told of the name of each workload of which anything changed.
+
+    """
+
+    def __init__(
+        self,
+        cluster_id: str,
+        connection: ClusterConnection,
+        server: str,
+        changed: Callable[[str], None],
+    ) -> None:
+        self.cluster_id = cluster_id
+        self.connection = connection
+        self.server = server
+        self._changed = changed
+        ours = f"{SERVER_LABEL}={server}"
+        claims = f"{RESOURCE_API}/resourceclaims"
+        self._pods = ObjectWatcher(
+            connection, Kind("pods", "/api/v1/pods", pod_state, labels=ours), self._pod_changed
+        )
+        self._claims = ObjectWatcher(
+            connection,
+            Kind("resourceclaims", claims, claim_state, labels=ours),
+            self._claim_changed,
+        )
+        self._nodes = ObjectWatcher(
+            connection, Kind("nodes", "/api/v1/nodes", node_trouble), self._node_changed
+        )
+        self._slices = ObjectWatcher(
+            connection,
+            Kind(
+                "resourceslices",
+                f"{RESOURCE_API}/resourceslices",
+                lambda raw: slice_record(_SLICE.decode(raw)),
+            ),
+            self._slice_changed,
+        )
+        self._watchers = (self._pods, self._claims, self._nodes, self._slices)
+        self._pods_of = defaultdict[str, dict[str, PodState]](dict)
+        self._claims_of = defaultdict[str, dict[str, ClaimState]](dict)
+        self._on_node = defaultdict[str, set[str]](set)
+        self._published = defaultdict[str, dict[str, SliceRecord]](dict)
+        self._objects = defaultdict[str, set[str]](set)
+        self._news = defaultdict[str, asyncio.Event](asyncio.Event)
+        self._tasks = [asyncio.create_task(each.run()) for each in self._watchers]
+
+    async def close(self) -> None:
+        """Follow no longer."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.connection.close()
+
+    # What is known -----------------------------------------------------------------------------
+
+    async def listed(self, seconds: float | None = LIST_SECONDS_MAX) -> None:
+        """Wait until everything was read for the first time.
+
+        Raises:
+            BackendError: It was not in time; the message says why.
+
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                for each in self._watchers:
+                    await each.listed.wait()
+        except TimeoutError:
+            raise BackendError(self.trouble() or "it did not answer in time") from None
+
+    def trouble(self) -> str:
+        """Return why the cluster cannot be read now; empty where it can."""
+        said = next((str(each.error) for each in self._watchers if each.error), "")
+        return f"the Kubernetes cluster {self.cluster_id} cannot be read: {said}" if said else ""
+
+    def workloads(self) -> set[str]:
+        """Return the names of all workloads of which there is anything."""
+        return {name for known in (self._pods_of, self._claims_of) for name in known if known[name]}
+
+    def has(self, workload: str) -> bool:
+        """Return whether there is anything of a workload."""
+        return any(known.get(workload) for known in (self._pods_of, self._claims_of, self._objects))
+
+    def pods(self, workload: str) -> list[PodState]:
+        """Return the pods of a workload, in the order of their names."""
+        return [pod for _, pod in sorted(self._pods_of.get(workload, {}).items())]
+
+    def claims(self, workload: str) -> list[ClaimState]:
+        """Return the claims of a workload, in the order of their names."""
+        return [claim for _, claim in sorted(self._claims_of.get(workload, {}).items())]
+
+    def view(self, workload: str) -> WorkloadView | None:
+        """Return how a workload is; None where there is none."""
+        listed = self._nodes.listed.is_set() and self._nodes.error is None
+        return view(workload, self.pods(workload), self._nodes.records, listed)
+
+    def published(self, node: str) -> dict[str, Document]:
+        """Return the devices that drivers publish of a node, by id."""
+        slices = self._published.get(node, {}).values()
+        newest: dict[tuple[str, str], int] = {}
+        for each in slices:
+            pool = (each.driver, each.pool)
+            newest[pool] = max(newest.get(pool, 0), each.generation)
+        return {
+            str(device["id"]): device
+            for each in slices
+            if each.generation == newest[each.driver, each.pool]
+            for device in each.devices
+        }
+
+    def missing(self, workload: str, node: str) -> str:
+        """Return what a pod needs that is not there, about which Kubernetes says nothing."""
+        if node and f"/{node}" not in self._nodes.records:
+            return f"there is no node {node}"
+        if not self._claims_of.get(workload) and self._claims.listed.is_set():
+            return "no scheduler answers, or its claim is gone"
+        return "no scheduler answers"
+
+    async def news(self, workload: str, seconds: float) -> None:
+        """Wait until anything of a workload changed, for so long at most."""
+        event = self._news[workload]
+        event.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await event.wait()
+
+    # What is done ------------------------------------------------------------------------------
+
+    async def make(self, workload: str, objects: StartObjects, trouble: list[str]) -> None:
+        """Make what a start needs; what is there already is left as it is.
+
+        Args:
+            workload: Its name.
+            objects: What to make.
+            trouble: Gets what the API server says while it does not answer.
+
+        Raises:
+            BackendError: It was refused.
+
+        """
+        space = objects.namespace
+        claims = manifests.CLAIMS.format(space)
+        made = [(claims, each) for each in objects.claims]
+        await self._all_made(workload, made, trouble)
+        made = [(objects.pods_path, each) for each in objects.pods]
+        answers = await self._all_made(workload, made, trouble)
+        if objects.service is not None:
+            owner = answers[0] or await self.connection.call(
+                "GET", f"{objects.pods_path}/{objects.pods[0]['metadata']['name']}"
+            )
+            keys = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
+            own = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **keys}
+            service = objects.service
+            service["metadata"]["ownerReferences"] = [own]
+            path = manifests.SERVICES.format(space)
+            await self._all_made(workload, [(path, service)], trouble)
+
+    async def _all_made(
+        self, workload: str, objects: Collection[tuple[str, Document]], trouble: list[str]
+    ) -> list[Any]:
+        for path, thing in objects:
+            self._objects[workload].add(f"{path}/{thing['metadata']['name']}")
+        made = (self._made(path, thing, trouble) for path, thing in objects)
+        answers = await asyncio.gather(*made, return_exceptions=True)
+        for each in answers:
+            if isinstance(each, BaseException):
+                raise each
+        return answers
+
+    async def _made(self, path: str, thing: Document, trouble: list[str]) -> Any:
+        """Make an object; None where it was there."""
+        try:
+            return await self._patiently(lambda: self.connection.call("POST", path, thing), trouble)
+        except RefusedError as error:
+            if error.status == _CONFLICT and error.reason == "AlreadyExists":
+                return None
+            raise BackendError(self._refusal(thing, error)) from error
+
+    def _refusal(self, thing: Document, error: RefusedError) -> str:
+        """Say in words what the API server refused, and what to do."""
+        kind, space = thing["kind"], thing["metadata"]["namespace"]
+        where = f"namespace {space} of cluster {self.cluster_id}"
+        if error.status == _FORBIDDEN and "exceeded quota" in error.message:
+            advice = "end something there, or have its ResourceQuota raised"
+            return f"{where} has no quota left ({error.message}): {advice}"
+        if error.status == _NOT_FOUND and "namespace" in error.message:
+            advice = "make it, or set kubernetes_namespace to another"
+            return f"there is no {where}: {advice}"
+        if error.status == _FORBIDDEN:
+            advice = f"grant create, get, list, watch and delete of {kind.lower()}s there"
+            return f"this server may make no {kind} in {where} ({error.message}): {advice}"
+        return f"cluster {self.cluster_id} refused a {kind}: {error.message}"
+
+    async def _patiently(self, call: Callable[[], Awaitable[_T]], trouble: list[str]) -> _T:
+        """Make a call, again and again while the API server does not answer."""
+        pauses = iter(RETRY_SECONDS)
+        pause = RETRY_SECONDS[-1]
+        while True:
+            try:
+                return await call()
+            except NoAnswerError as error:
+                trouble.append(str(error))
+            except RefusedError as error:
+                if error.status != _TOO_MANY and error.status < _TROUBLE_FROM:
+                    raise
+                trouble.append(str(error))
+            pause = next(pauses, pause)
+            await asyncio.sleep(pause)
+
+    async def end(self, workload: str) -> bool:
+        """Have everything of a workload deleted, with the grace that its pods ask for.
+
+        Returns:
+            Whether there was anything.
+
+        Raises:
+            BackendError: The API server did not take the order.
+
+        """
+        paths = set(self._paths(workload))
+        if not paths:
+            return False
+        self._objects[workload] |= {each for each in paths if "/services/" not in each}
+        try:
+            await asyncio.gather(*(self._deleted(workload, each) for each in paths))
+        except KubernetesError as error:
+            said = f"the Kubernetes cluster {self.cluster_id} took no order to end {workload}"
+            raise BackendError(f"{said}: {error}") from error
+        return True
+
+    def _paths(self, workload: str) -> Iterator[str]:
+        """Yield where the objects of a workload lie: those that are known, and those just made."""
+        yield from self._objects.get(workload, ())
+        for pod in self.pods(workload):
+            yield f"{manifests.PODS.format(pod.namespace)}/{pod.name}"
+            if pod.job:
+                yield f"{manifests.JOBS.format(pod.namespace)}/{pod.job}"
+            if pod.endpoint:
+                yield f"{manifests.SERVICES.format(pod.namespace)}/{pod.start}"
+        for claim in self.claims(workload):
+            yield f"{manifests.CLAIMS.format(claim.namespace)}/{claim.name}"
+
+    async def _deleted(self, workload: str, path: str) -> None:
+        # A Job that is gone has no pod any more, and makes none.
+        body = {"propagationPolicy": "Foreground" if "/jobs/" in path else "Background"}
+        try:
+            await self.connection.call("DELETE", path, body)
+        except RefusedError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            self._gone(workload, path)
+            return
+        if "/services/" in path:  # Not watched, and nothing of it runs.
+            self._gone(workload, path)
+
+    def left(self, workload: str) -> list[str]:
+        """Return the paths of what is left of a workload whose end was ordered.
+
+        What the watch still shows counts: a start that came next would take it for its own.
+        """
+        return sorted({each for each in self._paths(workload) if "/services/" not in each})
+
+    async def look_for(self, workload: str) -> None:
+        """Ask for what was ordered to end and of which nothing is heard."""
+        for path in self.left(workload):
+            try:
+                await self.connection.call("GET", path)
+            except RefusedError as error:
+                if error.status == _NOT_FOUND:
+                    self._gone(workload, path)
+            except NoAnswerError:
+                return
+
+    async def jobs(self, namespace: str) -> set[str]:
+        """Return the workloads of Jobs, also of those that have made no pod yet."""
+        found = await self.connection.call(
+            "GET", manifests.JOBS.format(namespace), labelSelector=f"{SERVER_LABEL}={self.server}"
+        )
+        names = set[str]()
+        for each in found["items"]:
+            meta: Mapping[str, Any] = each["metadata"]
+            name = str(meta.get("annotations", {}).get(manifests.WORKLOAD, ""))
+            self._objects[name].add(f"{manifests.JOBS.format(namespace)}/{meta['name']}")
+            names.add(name)
+        return names - {""}
+
+    # What changed ------------------------------------------------------------------------------
+
+    def _told(self, workload: str) -> None:
+        if workload in self._news:
+            self._news[workload].set()
+        self._changed(workload)
+
+    def _gone(self, workload: str, path: str) -> None:
+        unseen = self._objects.get(workload)
+        if unseen is not None:
+            unseen.discard(path)
+            if not unseen:
+                del self._objects[workload]
+        if workload in self._news:
+            self._news[workload].set()
+
+    def forget(self, workload: str) -> None:
+        """Keep nothing for a workload of which nothing is left."""
+        self._news.pop(workload, None)
+
+    def _pod_changed(self, key: str, old: PodState | None, new: PodState | None) -> None:
+        for record in filter(None, (old, new)):
+            pods = self._pods_of[record.workload]
+            if record is old:
+                pods.pop(key, None)
+                self._on_node[record.node].discard(record.workload)
+            else:
+                pods[key] = record
+                if record.node:
+                    self._on_node[record.node].add(record.workload)
+        seen = new or old
+        if seen is None:
+            return
+        if new is None:
+            self._gone(seen.workload, f"{manifests.PODS.format(seen.namespace)}/{seen.name}")
+            if not self._pods_of[seen.workload]:
+                del self._pods_of[seen.workload]
+        self._told(seen.workload)
+
+    def _claim_changed(self, key: str, old: ClaimState | None, new: ClaimState | None) -> None:
+        seen = new or old
+        if seen is None:
+            return
+        claims = self._claims_of[seen.workload]
+        if new is not None:
+            claims[key] = new
+        else:
+            claims.pop(key, None)
+            self._gone(seen.workload, f"{manifests.CLAIMS.format(seen.namespace)}/{seen.name}")
+            if not claims:
+                del self._claims_of[seen.workload]
+        self._told(seen.workload)
+
+    def _node_changed(self, key: str, old: str | None, new: str | None) -> None:
+        del old, new
+        for workload in tuple(self._on_node.get(key.removeprefix("/"), ())):
+            self._told(workload)
+
+    def _slice_changed(self, key: str, old: SliceRecord | None, new: SliceRecord | None) -> None:
+        if old is not None:
+            self._published[old.node].pop(key, None)
+        if new is not None:
+            self._published[new.node][key] = new

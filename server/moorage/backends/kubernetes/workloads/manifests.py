@@ -1,0 +1,323 @@
+"""An order as objects of the Kubernetes API: claims, pods or Jobs, a Service. No I/O.
+
+Names say which start of which workload an object is of, so that making it twice makes it once. The
+pod is pinned to the node of its lease by affinity, and kube-scheduler binds it: it alone knows
+taints, cordons and what others hold. What the spec's own manifest says comes before all of that.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from moorage.backends.base import BackendError, Order
+from moorage.backends.kubernetes.records import GPUS_ANNOTATION, SERVER_LABEL
+from moorage.backends.kubernetes.workloads.translation import PodOrder
+from moorage.backends.specs import Readiness, memory_bytes
+from moorage.model import GPU_MILLI, Share
+from moorage.protocol.cluster_documents import MIB, Document
+
+DOMAIN: Final = "moorage.dev"
+WORKLOAD: Final = f"{DOMAIN}/workload"
+"""Annotation: the workload that an object is of, as the backend is told its name."""
+START: Final = f"{DOMAIN}/start"
+"""Label: the name that all objects of one start share."""
+SIZE: Final = f"{DOMAIN}/pods"
+"""Annotation: how many pods the start has."""
+ATTEMPT: Final = f"{DOMAIN}/attempt"
+KIND: Final = f"{DOMAIN}/kind"
+"""Annotation: `job` on pods that a Job made."""
+ENDPOINT: Final = f"{DOMAIN}/endpoint"
+"""Annotation: where the workload is reached once it is ready."""
+PROBED: Final = f"{DOMAIN}/probed"
+"""Annotation: it is only ready when it says so."""
+CONTAINER: Final = "main"
+PIN: Final = "requiredDuringSchedulingIgnoredDuringExecution"
+
+PODS: Final = "/api/v1/namespaces/{}/pods"
+SERVICES: Final = "/api/v1/namespaces/{}/services"
+CLAIMS: Final = "/apis/resource.k8s.io/v1/namespaces/{}/resourceclaims"
+JOBS: Final = "/apis/batch/v1/namespaces/{}/jobs"
+
+
+@dataclass(frozen=True, slots=True)
+class StartObjects:
+    """What one start needs at the API server.
+
+    Args:
+        name: That they share.
+        namespace: Where they lie.
+        claims: ResourceClaims, to be made first.
+        pods: Pods, or Jobs that make them.
+        service: Made last, and owned by the first pod.
+        jobs: Whether `pods` are Jobs.
+
+    """
+
+    name: str
+    namespace: str
+    claims: tuple[Document, ...]
+    pods: tuple[Document, ...]
+    service: Document | None
+    jobs: bool
+
+    @property
+    def pods_path(self) -> str:
+        """Where the pods or Jobs are made."""
+        return (JOBS if self.jobs else PODS).format(self.namespace)
+
+
+def start_name(server: str, order: Order) -> str:
+    """Return the name of the objects of a start: a label of DNS that says which it is.
+
+    Of another order under the same id and number they have another one, so that what is left of
+    that is never taken for this.
+    """
+    said = "\0".join((server, order.id, repr(order.spec), repr(order.placement)))
+    digest = hashlib.sha256(said.encode()).hexdigest()[:10]
+    short = re.sub("[^a-z0-9]+", "-", order.id.lower()).strip("-")[:24].strip("-")
+    number = str(order.fencing or order.attempt)
+    return "-".join(filter(None, ("moorage", short, digest, number)))
+
+
+def tenant_namespace(template: str, tenant: str) -> str:
+    """Return the namespace of a tenant; two tenants never share one by having odd names."""
+    short = re.sub("[^a-z0-9]+", "-", tenant.lower()).strip("-")[:30].strip("-")
+    if short != tenant:
+        short = f"{short or 't'}-{hashlib.sha256(tenant.encode()).hexdigest()[:8]}"
+    return template.replace("{tenant}", short)
+
+
+def start_objects(
+    order: Order,
+    pod: PodOrder,
+    server: str,
+    namespace: str,
+    published: Mapping[str, Mapping[str, Document]],
+) -> StartObjects:
+    """Return what an order needs.
+
+    Args:
+        order: What shall run.
+        pod: Its spec, as one of a pod.
+        server: Value of the label that says whose it is.
+        namespace: Where.
+        published: Node → id → device that a DRA driver publishes there.
+
+    Raises:
+        BackendError: The devices of its lease cannot be asked for.
+
+    """
+    name = start_name(server, order)
+    shares: Sequence[Share | None] = order.placement or (None,)
+    endpoint = f"http://{name}.{namespace}.svc:{pod.port}" if pod.port else ""
+    labels = {SERVER_LABEL: server, START: name, "app.kubernetes.io/managed-by": "moorage"}
+    notes = {
+        WORKLOAD: order.id,
+        SIZE: str(len(shares)),
+        ATTEMPT: str(order.attempt),
+        KIND: "job" if pod.job else "pod",
+        **({ENDPOINT: endpoint} if endpoint else {}),
+        **({PROBED: "true"} if pod.readiness else {}),
+    }
+    claims, pods = list[Document](), list[Document]()
+    for rank, share in enumerate(shares):
+        own = name if len(shares) == 1 else f"{name}-{rank}"
+        meta = {"name": own, "namespace": namespace, "labels": labels, "annotations": notes}
+        devices = _devices(share, published)
+        if devices:
+            claims.append(_claim(meta, devices))
+        made = _pod(order, pod, share, rank, counted=not devices)
+        _own(made, meta, share, own if devices else "", pod)
+        pods.append(_job(made, meta) if pod.job else made)
+    service = _service(name, namespace, labels, notes, pod.port) if pod.port else None
+    return StartObjects(name, namespace, tuple(claims), tuple(pods), service, pod.job)
+
+
+def _devices(
+    share: Share | None, published: Mapping[str, Mapping[str, Document]]
+) -> list[Document]:
+    """Return the published devices of a share; none where they are only counted there."""
+    if share is None or not share.gpus:
+        return []
+    if share.gpu_milli != GPU_MILLI:
+        reason = f"a pod has whole devices, and the lease holds {share.gpu_milli} thousandths"
+        raise BackendError(f"{reason} of each: ask for gpu_milli 1000")
+    here = published.get(share.node_id, {})
+    if not here:
+        return []
+    lost = [each for each in share.gpus if each not in here]
+    if lost:
+        reason = f"no driver publishes {', '.join(lost)} of node {share.node_id} any more"
+        raise BackendError(f"{reason}: see `kubectl get resourceslices`")
+    found = [here[each] for each in share.gpus]
+    for each in found:
+        if not each.get("uuid"):
+            reason = f"{each['driver']} publishes no uuid of {each['id']}"
+            raise BackendError(f"{reason}, so no claim can name it")
+    return found
+
+
+def _claim(meta: Document, devices: Sequence[Document]) -> Document:
+    """Return a claim on these very devices, one request for each so that their order holds."""
+    requests = []
+    for index, each in enumerate(devices):
+        driver, uuid = each["driver"], json.dumps(each["uuid"])
+        chosen = f"device.driver == '{driver}' && device.attributes['{driver}'].uuid == {uuid}"
+        exactly = {
+            "deviceClassName": device_class(each),
+            "allocationMode": "ExactCount",
+            "count": 1,
+            "selectors": [{"cel": {"expression": chosen}}],
+        }
+        requests.append({"name": f"gpu-{index}", "exactly": exactly})
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": meta,
+        "spec": {"devices": {"requests": requests}},
+    }
+
+
+def device_class(device: Document) -> str:
+    """Return the DeviceClass of a device: named like its driver, as NVIDIA's and others are."""
+    driver = str(device["driver"])
+    instance = "profile" in device and driver.startswith("gpu.")
+    return f"mig.{driver.removeprefix('gpu.')}" if instance else driver
+
+
+def _pod(order: Order, pod: PodOrder, share: Share | None, rank: int, *, counted: bool) -> Document:
+    given = dict(order.environment)
+    if share is not None:
+        given |= {"MOORAGE_CLUSTER_ID": share.cluster_id, "MOORAGE_NODE_ID": share.node_id}
+        given |= {"MOORAGE_RANK": str(rank)}
+    sizes = _sizes(pod, share) | (_counts(pod, share) if counted else {})
+    container: Document = {
+        "name": CONTAINER,
+        "image": pod.image,
+        "env": [{"name": key, "value": text} for key, text in {**pod.environment, **given}.items()],
+        "resources": {"requests": sizes, "limits": sizes},
+        **({"command": list(pod.command)} if pod.command else {}),
+        **({"args": list(pod.arguments)} if pod.arguments else {}),
+        **({"readinessProbe": _probe(pod.readiness, pod.port)} if pod.readiness else {}),
+        **({"ports": [{"containerPort": pod.port}]} if pod.port else {}),
+    }
+    made = {
+        "spec": {
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": math.ceil(pod.stop_seconds),
+            "automountServiceAccountToken": False,
+            "containers": [container],
+        }
+    }
+    merged: Document = _merged(made, pod.manifest)
+    return merged
+
+
+def _sizes(pod: PodOrder, share: Share | None) -> dict[str, str]:
+    milli = round(pod.cpu_count * 1000) if pod.cpu_count else share.cpu_milli if share else 0
+    size = memory_bytes(pod.mem_limit) if pod.mem_limit else 0
+    size = size or (share.memory_mib * MIB if share else 0)
+    sizes = {"cpu": f"{milli}m" if milli else "", "memory": str(size) if size else ""}
+    return {key: text for key, text in sizes.items() if text}
+
+
+def _counts(pod: PodOrder, share: Share | None) -> dict[str, str]:
+    """Return how many of which extended resource stand for the devices."""
+    if share is None:
+        return {pod.gpu_resource: str(pod.gpus)} if pod.gpus else {}
+    counts: dict[str, int] = {}
+    for each in share.gpus:  # Counted MIG instances are called after their profile.
+        profile = each.rpartition("-")[0] if each.startswith("mig-") else ""
+        resource = f"nvidia.com/{profile}" if profile else pod.gpu_resource
+        counts[resource] = counts.get(resource, 0) + 1
+    return {resource: str(count) for resource, count in counts.items()}
+
+
+def _probe(readiness: Readiness, port: int | None) -> Document:
+    """Return the probe; of a command and a path, Kubernetes asks only one."""
+    at = readiness.port or port
+    if readiness.command is not None:
+        asked: Document = {"exec": {"command": readiness.command}}
+    elif readiness.path is not None:
+        asked = {"httpGet": {"path": f"/{readiness.path.lstrip('/')}", "port": at}}
+    else:
+        asked = {"tcpSocket": {"port": at}}
+    return asked | {
+        "periodSeconds": max(1, math.ceil(readiness.every_seconds)),
+        "timeoutSeconds": max(1, math.ceil(readiness.timeout_seconds)),
+    }
+
+
+def _own(pod: Document, meta: Document, share: Share | None, claim: str, order: PodOrder) -> None:
+    """Write over a pod, last, what no manifest may change: whose it is, and where it runs."""
+    given = pod.get("metadata", {})
+    pod["apiVersion"], pod["kind"] = "v1", "Pod"
+    notes = {**given.get("annotations", {}), **meta["annotations"]}
+    if share is not None and share.gpus and not claim:
+        notes[GPUS_ANNOTATION] = ",".join(share.gpus)
+    labels = {**order.labels, **given.get("labels", {}), **meta["labels"]}
+    pod["metadata"] = {**meta, "labels": labels, "annotations": notes}
+    spec = pod["spec"]
+    if share is not None:
+        field = {"key": "metadata.name", "operator": "In", "values": [share.node_id]}
+        terms = {"nodeSelectorTerms": [{"matchFields": [field]}]}
+        affinity = spec.setdefault("affinity", {})
+        affinity["nodeAffinity"] = {**affinity.get("nodeAffinity", {}), PIN: terms}
+    if claim:
+        spec["resourceClaims"] = [{"name": "gpus", "resourceClaimName": claim}]
+        resources = next(x for x in spec["containers"] if x["name"] == CONTAINER)["resources"]
+        resources["claims"] = [{"name": "gpus"}]
+    if claim or order.gpus or (share is not None and share.gpus):
+        # The plugin for it at the API server looks at counts alone, not at claims.
+        held = {"key": order.gpu_resource, "operator": "Exists"}
+        spec["tolerations"] = [*spec.get("tolerations", []), held]
+
+
+def _job(pod: Document, meta: Document) -> Document:
+    template = {
+        "metadata": {key: pod["metadata"][key] for key in ("labels", "annotations")},
+        "spec": pod["spec"],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": meta,
+        "spec": {"backoffLimit": 0, "template": template},
+    }
+
+
+def _service(
+    name: str, namespace: str, labels: Document, notes: Document, port: int | None
+) -> Document:
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "labels": labels,
+            "annotations": {WORKLOAD: notes[WORKLOAD]},
+        },
+        "spec": {"selector": {START: name}, "ports": [{"port": port, "targetPort": port}]},
+    }
+
+
+def _merged(made: Any, given: Any) -> Any:
+    """Return what a manifest makes of what was made: of lists, what has one name is one thing."""
+    if isinstance(made, dict) and isinstance(given, dict):
+        both = {key: _merged(made[key], given[key]) for key in made.keys() & given.keys()}
+        return {**made, **given, **both}
+    if isinstance(made, list) and isinstance(given, list) and _named(made) and _named(given):
+        named = {each["name"]: each for each in made}
+        return [
+            *({**named, **{x["name"]: _merged(named.get(x["name"]), x) for x in given}}).values()
+        ]
+    return given
+
+
+def _named(things: Sequence[Any]) -> bool:
+    return all(isinstance(each, dict) and "name" in each for each in things)

@@ -1,0 +1,195 @@
+"""What pods write: followed while they run, kept when they end.
+
+A kubelet forgets the output of a pod with the pod, and tells no byte offsets. So the output of one
+that is read is followed from its start, and the last of every pod is put into a file before it is
+deleted.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.backends.base import (
+    LOG_BYTES_MAX,
+    LOG_TAIL_LINES,
+    Log,
+    UnknownAttemptError,
+    UnknownWorkloadError,
+)
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.errors import KubernetesError, RefusedError
+from moorage.backends.kubernetes.workloads import manifests
+from moorage.backends.kubernetes.workloads.states import PodState, exit_code
+
+KEPT_BYTES_MAX: Final = 4 * LOG_BYTES_MAX
+"""Of one pod's output: the last of it."""
+KEPT_STARTS_MAX: Final = 200
+KEEP_SECONDS_MAX: Final = 5.0
+"""How long the output of a pod that ended is read, before it is deleted all the same."""
+IDLE_SECONDS_MAX: Final = 60.0
+"""Output that nobody has asked for that long is followed no more."""
+_NOT_YET: Final = 400
+
+
+@dataclass(slots=True)
+class _Tail:
+    """The last of an output: `data` begins at offset `base`."""
+
+    data: bytearray = field(default_factory=bytearray)
+    base: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.base + len(self.data)
+
+    def add(self, piece: bytes) -> None:
+        self.data += piece
+        if len(self.data) > 2 * KEPT_BYTES_MAX:  # Not with each piece: what stays is moved.
+            self.cut()
+
+    def cut(self) -> None:
+        """Drop all but the last."""
+        spare = max(len(self.data) - KEPT_BYTES_MAX, 0)
+        del self.data[:spare]
+        self.base += spare
+
+    def read(self, offset: int, *, over: bool, code: int | None) -> Log:
+        """Return a piece; where what was asked for was dropped, from where the rest begins."""
+        start = max(self.end + offset, 0) if offset < 0 else offset
+        start = min(max(start, self.base), self.end)
+        piece = bytes(self.data[start - self.base :][:LOG_BYTES_MAX])
+        last = over and start + len(piece) == self.end
+        return Log.of(piece, start, over=last, exit_code=code if over else None)
+
+
+@dataclass(slots=True)
+class _Follower:
+    tail: _Tail
+    task: asyncio.Task[None]
+    asked_at: float
+
+
+class PodOutput:
+    """The output of one cluster's pods.
+
+    Args:
+        connection: To the cluster.
+        folder: Where that of pods that ended is kept.
+
+    """
+
+    def __init__(self, connection: ClusterConnection, folder: Path) -> None:
+        self._connection = connection
+        self._folder = folder
+        self._followers: dict[str, _Follower] = {}
+
+    def close(self) -> None:
+        """Follow no more."""
+        for each in self._followers.values():
+            each.task.cancel()
+
+    async def read(self, pod: PodState, offset: int) -> Log:
+        """Return what a pod wrote from an offset on; a negative one counts from the end."""
+        if pod.over:
+            await self.keep(pod)
+            return self.kept(pod.workload, offset, pod.attempt)
+        if offset < 0 and pod.uid not in self._followers:
+            return (await self._whole(pod)).read(offset, over=False, code=None)
+        follower = self._followers.get(pod.uid)
+        if follower is None or (follower.task.done() and follower.tail.end <= offset):
+            tail = follower.tail if follower else _Tail()
+            follower = _Follower(tail, asyncio.create_task(self._follow(pod, tail)), 0.0)
+            self._followers[pod.uid] = follower
+        follower.asked_at = time.monotonic()
+        return follower.tail.read(offset, over=False, code=None)
+
+    async def keep(self, pod: PodState) -> tuple[str, ...]:
+        """Put the output of a pod into a file, and return its last lines.
+
+        Nothing is kept where its kubelet does not give it in time.
+        """
+        place = self._place(pod.workload, pod.attempt)
+        follower = self._followers.pop(pod.uid, None)
+        if follower is not None:
+            follower.task.cancel()
+        if not place.exists():
+            tail = follower.tail if follower else _Tail()
+            with contextlib.suppress(KubernetesError, TimeoutError):
+                async with asyncio.timeout(KEEP_SECONDS_MAX):
+                    tail = await self._whole(pod)
+            tail.cut()
+            self._write(place, pod, tail)
+        text = self.kept(pod.workload, -LOG_BYTES_MAX, pod.attempt).text
+        return tuple(text.splitlines()[-LOG_TAIL_LINES:])
+
+    def kept(self, workload: str, offset: int, attempt: int) -> Log:
+        """Return what a start wrote that has ended; attempt 0 is the last one.
+
+        Raises:
+            UnknownWorkloadError: Nothing of it was kept.
+
+        """
+        starts = {
+            int(each.stem.rpartition("-")[2]): each
+            for each in self._folder.glob(f"{_digest(workload)}-*.log")
+        }
+        place = starts.get(attempt or max(starts, default=0))
+        if place is None:
+            if starts:
+                raise UnknownAttemptError(workload, tuple(sorted(starts)))
+            raise UnknownWorkloadError(workload)
+        head, _, data = place.read_bytes().partition(b"\n")
+        about: dict[str, Any] = json.loads(head)
+        tail = _Tail(bytearray(data), about["base"])
+        return tail.read(offset, over=True, code=about["exit_code"])
+
+    def _write(self, place: Path, pod: PodState, tail: _Tail) -> None:
+        code = exit_code(pod.ended[0]) if pod.over and pod.ended else None
+        about = {"workload": pod.workload, "base": tail.base, "exit_code": code}
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        draft = place.with_suffix(".draft")
+        draft.write_bytes(json.dumps(about).encode() + b"\n" + tail.data)
+        draft.replace(place)
+        kept = sorted(self._folder.glob("*.log"), key=lambda each: each.stat().st_mtime)
+        for each in kept[:-KEPT_STARTS_MAX]:
+            each.unlink(missing_ok=True)
+
+    def _place(self, workload: str, attempt: int) -> Path:
+        return self._folder / f"{_digest(workload)}-{attempt}.log"
+
+    async def _whole(self, pod: PodState) -> _Tail:
+        tail = _Tail()
+        await self._pour(pod, tail, 0)
+        return tail
+
+    async def _follow(self, pod: PodState, tail: _Tail) -> None:
+        """Follow until the container ends, the connection breaks, or nobody asks any more."""
+        with contextlib.suppress(KubernetesError):
+            await self._pour(pod, tail, tail.end, follow="true")
+
+    async def _pour(self, pod: PodState, tail: _Tail, skipped: int, **query: str) -> None:
+        path = f"{manifests.PODS.format(pod.namespace)}/{pod.name}/log"
+        try:
+            async with self._connection.stream(
+                path, container=manifests.CONTAINER, **query
+            ) as lines:
+                while piece := await lines.read(65536):
+                    dropped = min(skipped, len(piece))
+                    skipped -= dropped
+                    tail.add(piece[dropped:])
+                    follower = self._followers.get(pod.uid) if query else None
+                    if follower and time.monotonic() - follower.asked_at > IDLE_SECONDS_MAX:
+                        del self._followers[pod.uid]
+                        return
+        except RefusedError as error:
+            if error.status != _NOT_YET:  # Its container has not started yet.
+                raise
+
+
+def _digest(workload: str) -> str:
+    return hashlib.sha256(workload.encode()).hexdigest()[:24]

@@ -1,0 +1,435 @@
+"""What is started and stopped over all clusters of a backend, and what is told of it."""
+
+import asyncio
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from moorage.backends.base import (
+    BackendError,
+    CommandExecution,
+    Log,
+    Order,
+    Phase,
+    UnknownAttemptError,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.completion import finished
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.errors import KubernetesError
+from moorage.backends.kubernetes.following import ClusterSource
+from moorage.backends.kubernetes.identity import server_name
+from moorage.backends.kubernetes.workloads.cluster import ClusterWorkloads
+from moorage.backends.kubernetes.workloads.commands import execute
+from moorage.backends.kubernetes.workloads.manifests import start_objects, tenant_namespace
+from moorage.backends.kubernetes.workloads.output import PodOutput
+from moorage.backends.kubernetes.workloads.states import PodState, Trouble
+from moorage.backends.kubernetes.workloads.translation import PodOrder, pod_order
+
+UNSCHEDULABLE_SECONDS_MAX: Final = 5.0
+"""How long the scheduler may find no place: what was there before may just be ending."""
+SILENCE_SECONDS_MAX: Final = 30.0
+"""How long nobody may say anything of a pod: of a claim or node that is not there, nobody does."""
+STOP_SECONDS_MAX: Final = 120.0
+"""How long one stop waits for the end of its pods; then it says what is left, to be tried again."""
+UNDO_SECONDS_MAX: Final = 5.0
+"""How long a start that was given up waits for the end of what it made; its stop waits longer."""
+LOOK_SECONDS: Final = 1.0
+"""Without news so long, what should go is asked for, and deadlines are looked at."""
+
+
+@dataclass(slots=True)
+class _Cluster:
+    workloads: ClusterWorkloads
+    output: PodOutput
+
+
+class WorkloadRuns:
+    """The workloads of one backend; all of it runs in one event loop.
+
+    Args:
+        root: Folder of what must outlive the daemon.
+        clusters: Which; a workload without a placement goes to the first.
+        namespace: Where everything lies; a template.
+        tell: Told of every change.
+
+    Attributes:
+        told: What was last told of each workload that starts or runs.
+
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        clusters: Sequence[ClusterSource],
+        namespace: str,
+        tell: Callable[[WorkloadReport], None],
+    ) -> None:
+        self.told: dict[str, WorkloadReport] = {}
+        self._root = root
+        self._addresses = {each.cluster_id: each for each in clusters}
+        self._namespace = namespace
+        self._tell = tell
+        self._clusters: dict[str, _Cluster] = {}
+        self._opening = asyncio.Lock()
+        self._locks = defaultdict[str, asyncio.Lock](asyncio.Lock)
+        self._where: dict[str, str] = {}
+        self._running: set[str] = set()
+        self._ends: set[asyncio.Task[None]] = set()
+
+    async def close(self) -> None:
+        """Let go of all clusters. Pods go on running."""
+        for task in self._ends:
+            task.cancel()
+        for each in self._clusters.values():
+            each.output.close()
+            await each.workloads.close()
+
+    # Looking -----------------------------------------------------------------------------------
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is there in all clusters."""
+        found: dict[str, WorkloadReport] = {}
+        for cluster_id in self._addresses:
+            cluster = (await self._listed(cluster_id)).workloads
+            names = cluster.workloads()
+            if "{tenant}" not in self._namespace:
+                with contextlib.suppress(KubernetesError):  # Pods tell of all but the newest Jobs.
+                    names |= await cluster.jobs(self._namespace)
+            for name in names:
+                self._where[name] = cluster_id
+                seen = cluster.view(name)
+                claimed = WorkloadReport(name, Phase.PENDING, detail="it has a claim, and no pod")
+                found[name] = seen.report if seen else claimed
+        return list(found.values())
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Return how a workload is now."""
+        cluster = await self._cluster_of(workload)
+        seen = cluster.workloads.view(workload) if cluster else None
+        if seen is not None:
+            return seen.report
+        gone = self.told.get(workload)
+        if gone is not None and gone.phase.over:  # Somebody deleted it; it was not stopped yet.
+            return gone
+        raise UnknownWorkloadError(workload)
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        timeout_seconds: float | None,
+        workdir: str,
+        environment: Mapping[str, str],
+    ) -> CommandExecution:
+        """Run a command in the first pod of a workload."""
+        cluster, pod = await self._first_pod(workload)
+        if pod.phase != "Running":
+            raise UnknownWorkloadError(workload)
+        connection = cluster.workloads.connection
+        return await execute(connection, pod, command, timeout_seconds, workdir, environment)
+
+    async def logs(self, workload: str, offset: int, attempt: int) -> Log:
+        """Return what the first pod of a workload wrote, or what is kept of an earlier one."""
+        try:
+            cluster, pod = await self._first_pod(workload)
+        except UnknownWorkloadError:
+            return self._output().kept(workload, offset, attempt)
+        if attempt not in {0, pod.attempt}:
+            try:
+                return cluster.output.kept(workload, offset, attempt)
+            except UnknownAttemptError as error:
+                raise UnknownAttemptError(workload, (*error.kept, pod.attempt)) from None
+            except UnknownWorkloadError:
+                raise UnknownAttemptError(workload, (pod.attempt,)) from None
+        try:
+            return await cluster.output.read(pod, offset)
+        except KubernetesError as error:
+            raise BackendError(f"the output of pod {pod.name} cannot be read: {error}") from error
+
+    async def _first_pod(self, workload: str) -> tuple[_Cluster, PodState]:
+        cluster = await self._cluster_of(workload)
+        pods = cluster.workloads.pods(workload) if cluster else []
+        if cluster is None or not pods:
+            raise UnknownWorkloadError(workload)
+        return cluster, pods[0]
+
+    def _output(self) -> PodOutput:
+        """Return who keeps the output of pods that ended: it is one folder for all clusters."""
+        for cluster in self._clusters.values():
+            return cluster.output
+        raise UnknownWorkloadError("")
+
+    async def _cluster_of(self, workload: str) -> _Cluster | None:
+        """Return the cluster that has anything of a workload; None where no cluster has.
+
+        Raises:
+            BackendError: That cannot be told, since a cluster cannot be read.
+
+        """
+        if workload in self._where:
+            return await self._listed(self._where[workload])
+        for cluster_id in self._addresses:
+            cluster = await self._listed(cluster_id)
+            if cluster.workloads.has(workload):
+                self._where[workload] = cluster_id
+                return cluster
+        return None
+
+    async def _listed(self, cluster_id: str) -> _Cluster:
+        cluster = await self._opened(cluster_id)
+        await cluster.workloads.listed()
+        return cluster
+
+    async def _opened(self, cluster_id: str) -> _Cluster:
+        address = self._addresses.get(cluster_id)
+        if address is None:
+            known = ", ".join(self._addresses) or "none"
+            reason = f"{cluster_id} is no Kubernetes cluster that this server knows"
+            raise UnsupportedSpecError(f"{reason}: its setting kubernetes_clusters has {known}")
+        async with self._opening:
+            if cluster_id not in self._clusters:
+                try:
+                    server = server_name(self._root)
+                    connection = await ClusterConnection.open(address.kubeconfig, address.context)
+                except KubernetesError as error:
+                    reason = f"the Kubernetes cluster {cluster_id} cannot be reached: {error}"
+                    raise BackendError(reason) from error
+                workloads = ClusterWorkloads(cluster_id, connection, server, self._changed)
+                output = PodOutput(connection, self._root / "output")
+                self._clusters[cluster_id] = _Cluster(workloads, output)
+            return self._clusters[cluster_id]
+
+    # Starting ----------------------------------------------------------------------------------
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start a workload and wait until it is ready."""
+        pod = pod_order(order.spec)
+        clusters = {share.cluster_id for share in order.placement}
+        if len(clusters) > 1:
+            raise UnsupportedSpecError("the backend kubernetes starts in one cluster at a time")
+        if not self._addresses:
+            reason = "this server knows no Kubernetes cluster"
+            raise UnsupportedSpecError(f"{reason}: see its setting kubernetes_clusters")
+        cluster_id = clusters.pop() if clusters else next(iter(self._addresses))
+        trouble: list[str] = []
+        cluster = await self._opened(cluster_id)
+        self._where[order.id] = cluster_id
+        try:
+            async with asyncio.timeout(order.timeout_seconds):
+                return await self._started(cluster, order, pod, trouble)
+        except BaseException as error:
+            gave_up = isinstance(error, asyncio.CancelledError)
+            await finished(self._undone(order.id, UNDO_SECONDS_MAX if gave_up else None))
+            if isinstance(error, TimeoutError):
+                last = self.told.pop(order.id, None)
+                said = (trouble[-1:] and trouble[-1]) or (last.detail if last else "")
+                reason = f"it was not ready within {order.timeout_seconds:g} s"
+                raise TimeoutError(f"{reason}{': ' if said else ''}{said}") from None
+            raise
+
+    async def _started(
+        self, cluster: _Cluster, order: Order, pod: PodOrder, trouble: list[str]
+    ) -> WorkloadReport:
+        name, known = order.id, cluster.workloads
+        async with self._locks[name]:
+            if name not in self.told:
+                self._say(
+                    WorkloadReport(name, Phase.STARTING, detail=f"asked of {known.cluster_id}")
+                )
+            await self._patiently_listed(known, trouble)
+            if not _is_whole(known.pods(name)):
+                nodes = {str(share.node_id) for share in order.placement}
+                namespace = pod.namespace or tenant_namespace(self._namespace, order.tenant)
+                published = {node: known.published(node) for node in nodes}
+                objects = start_objects(order, pod, known.server, namespace, published)
+                await known.make(name, objects, trouble)
+        report = await self._ready(cluster, order)
+        if report.phase is Phase.READY:
+            self._running.add(name)
+            self._say(report)
+            self._changed(name)  # What came between the two.
+        else:
+            report = await self._ended(cluster, report)
+        return report
+
+    async def _patiently_listed(self, cluster: ClusterWorkloads, trouble: list[str]) -> None:
+        """Wait until a cluster was read; while it does not answer, for as long as the start may."""
+        while True:
+            try:
+                await cluster.listed()
+            except BackendError as error:
+                trouble.append(str(error))
+            else:
+                return
+
+    async def _ready(self, cluster: _Cluster, order: Order) -> WorkloadReport:
+        """Wait until a workload is ready, or over; say meanwhile how far it is.
+
+        Raises:
+            BackendError: It does not get ready.
+
+        """
+        name, known = order.id, cluster.workloads
+        since: dict[Trouble, float] = {}
+        seen_any = False
+        while True:
+            seen = known.view(name)
+            if seen is None and seen_any:
+                raise BackendError(f"somebody deleted the pods of {name} while it started")
+            seen_any = seen_any or seen is not None
+            now = time.monotonic()
+            trouble = seen.trouble if seen else Trouble.SILENCE
+            since = {trouble: since.get(trouble, now)}
+            if seen is not None:
+                report = seen.report
+                if report.phase is Phase.READY:
+                    self._check_devices(known, order)
+                    return report
+                if report.phase.over:
+                    return await self._over(cluster, report)
+                self._say(report)
+                if trouble is Trouble.HOPELESS:
+                    raise BackendError(report.detail)
+                lasted = now - since[trouble]
+                if trouble is Trouble.UNSCHEDULABLE and lasted > UNSCHEDULABLE_SECONDS_MAX:
+                    raise BackendError(report.detail)
+            if trouble is Trouble.SILENCE and now - since[trouble] > SILENCE_SECONDS_MAX:
+                node = order.placement[0].node_id if order.placement else ""
+                reason = f"nobody said anything of {name} in {SILENCE_SECONDS_MAX:g} s"
+                raise BackendError(f"{reason}: {known.trouble() or known.missing(name, node)}")
+            await known.news(name, LOOK_SECONDS)
+
+    async def _over(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
+        """Return how a workload ended; one that should have said that it is ready did not start.
+
+        Raises:
+            BackendError: It did not.
+
+        """
+        pods = cluster.workloads.pods(report.id)
+        failed = report.phase is Phase.FAILED
+        if failed and (not all(each.ended for each in pods) or any(each.probed for each in pods)):
+            lines = await cluster.output.keep(pods[0]) if pods[0].ended else ()
+            said = "; ".join(lines[-3:])
+            raise BackendError(f"{report.detail}{': ' if said else ''}{said}")
+        return report
+
+    def _check_devices(self, cluster: ClusterWorkloads, order: Order) -> None:
+        """Hold what the claims were given against what the lease holds.
+
+        Raises:
+            BackendError: It is something else.
+
+        """
+        for share in order.placement:
+            published = cluster.published(share.node_id)
+            wanted = [published[each] for each in share.gpus if each in published]
+            if len(wanted) != len(share.gpus) or not wanted:
+                continue  # They are counted; or one has just gone, which others tell.
+            names = tuple((each["driver"], each["pool"], each["device"]) for each in wanted)
+            given = [each.devices for each in cluster.claims(order.id) if each.devices]
+            if given and names not in given:
+                held = "; ".join(", ".join(map("/".join, each)) for each in given)
+                reason = f"Kubernetes gave {order.id} the devices {held}"
+                raise BackendError(f"{reason}, and not those of its lease: two have one uuid")
+
+    async def _undone(self, workload: str, seconds: float | None) -> None:
+        """Have what a start has made deleted, and wait until it is gone.
+
+        For as long as that takes: while any of it may run, its devices are not free. A start that
+        was given up waits no longer than `seconds`, since a stop follows that waits.
+        """
+        self._running.discard(workload)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while True:
+                    with contextlib.suppress(BackendError):
+                        await self._end(workload)
+                        break
+                    await asyncio.sleep(LOOK_SECONDS)
+        self.told.pop(workload, None)
+
+    # Stopping ----------------------------------------------------------------------------------
+
+    async def stop(self, workload: str) -> None:
+        """Stop a workload; return when nothing of it is left."""
+        self._running.discard(workload)
+        cluster = await self._cluster_of(workload)
+        if cluster is not None:
+            for pod in cluster.workloads.pods(workload)[:1]:
+                if pod.ended or pod.phase == "Running":
+                    await cluster.output.keep(pod)
+        ended = await self._end(workload)
+        known = self.told.pop(workload, None)
+        if ended or known is not None:
+            self._tell(WorkloadReport(workload, Phase.STOPPED))
+
+    async def _end(self, workload: str) -> bool:
+        cluster = await self._cluster_of(workload)
+        if cluster is None:
+            return False
+        known = cluster.workloads
+        async with self._locks[workload]:
+            ended = await known.end(workload)
+            give_up_at = time.monotonic() + STOP_SECONDS_MAX
+            while left := known.left(workload):
+                if time.monotonic() > give_up_at:
+                    names = ", ".join(each.rpartition("/")[2] for each in left)
+                    advice = "a pod ends when its kubelet says so, or when its Node is deleted"
+                    raise BackendError(f"{names} of {workload} are still ending: {advice}")
+                before = time.monotonic()
+                await known.news(workload, LOOK_SECONDS)
+                if time.monotonic() - before >= LOOK_SECONDS:
+                    await known.look_for(workload)
+        known.forget(workload)
+        self._where.pop(workload, None)
+        self._locks.pop(workload, None)
+        return ended
+
+    # News --------------------------------------------------------------------------------------
+
+    def _say(self, report: WorkloadReport) -> None:
+        if self.told.get(report.id) != report:
+            self.told[report.id] = report
+            self._tell(report)
+
+    def _changed(self, workload: str) -> None:
+        """Tell what became of a workload that runs."""
+        cluster = self._clusters.get(self._where.get(workload, ""))
+        if workload not in self._running or cluster is None:
+            return
+        seen = cluster.workloads.view(workload)
+        if seen is None or seen.trouble is Trouble.SILENCE:
+            detail = "somebody deleted its pods at the API server"
+            report = WorkloadReport(workload, Phase.FAILED, detail=detail)
+        else:
+            report = seen.report
+        if report.phase.over:
+            self._running.discard(workload)
+            task = asyncio.create_task(self._tell_end(cluster, report))
+            self._ends.add(task)
+            task.add_done_callback(self._ends.discard)
+        else:
+            self._say(report)
+
+    async def _tell_end(self, cluster: _Cluster, report: WorkloadReport) -> None:
+        await self._ended(cluster, report)
+
+    async def _ended(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
+        """Keep what a workload wrote that ended, and tell of its end."""
+        for pod in cluster.workloads.pods(report.id)[:1]:
+            if pod.ended:
+                report = replace(report, log_tail=await cluster.output.keep(pod))
+        self._say(report)
+        return report
+
+
+def _is_whole(pods: Sequence[PodState]) -> bool:
+    return bool(pods) and len(pods) >= pods[0].size

@@ -1,0 +1,383 @@
+"""What pods say of the workload that they are: how far it is, why it failed, what to do. No I/O."""
+
+import enum
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from moorage.backends.base import Phase, WorkloadReport
+from moorage.backends.kubernetes.workloads import manifests
+
+_SIGNALS: Final = 128
+"""A container's exit code for one that a signal ended is this and the signal's number."""
+_HOPELESS: Final = frozenset(
+    {
+        "ImagePullBackOff",
+        "ErrImageNeverPull",
+        "InvalidImageName",
+        "CreateContainerConfigError",
+        "CreateContainerError",
+        "RunContainerError",
+    }
+)
+"""Why a container waits, where waiting longer does not help; a first failed pull is tried again."""
+_IMAGE: Final = frozenset(
+    {"ErrImagePull", "ImagePullBackOff", "ErrImageNeverPull", "InvalidImageName"}
+)
+
+
+class _Read(msgspec.Struct, frozen=True, rename="camel"):
+    """Fields that are absent have their default."""
+
+
+class _Owner(_Read, frozen=True):
+    kind: str = ""
+    name: str = ""
+
+
+class _Meta(_Read, frozen=True):
+    name: str = ""
+    namespace: str = ""
+    uid: str = ""
+    labels: dict[str, str] | None = None
+    annotations: dict[str, str] | None = None
+    owner_references: list[_Owner] | None = None
+    deletion_timestamp: str = ""
+
+
+class _Condition(_Read, frozen=True):
+    type: str = ""
+    status: str = ""
+    reason: str = ""
+    message: str = ""
+
+
+class _Waiting(_Read, frozen=True):
+    reason: str = ""
+    message: str = ""
+
+
+class _Terminated(_Read, frozen=True):
+    exit_code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class _ContainerState(_Read, frozen=True):
+    waiting: _Waiting | None = None
+    terminated: _Terminated | None = None
+
+
+class _Container(_Read, frozen=True):
+    name: str = ""
+    state: _ContainerState = _ContainerState()
+    last_state: _ContainerState = _ContainerState()
+
+
+class _PodStatus(_Read, frozen=True):
+    phase: str = ""
+    reason: str = ""
+    message: str = ""
+    conditions: list[_Condition] | None = None
+    container_statuses: list[_Container] | None = None
+    init_container_statuses: list[_Container] | None = None
+
+
+class _PodSpec(_Read, frozen=True):
+    node_name: str = ""
+
+
+class _Pod(_Read, frozen=True):
+    metadata: _Meta = _Meta()
+    spec: _PodSpec = _PodSpec()
+    status: _PodStatus = _PodStatus()
+
+
+class _NodeStatus(_Read, frozen=True):
+    conditions: list[_Condition] | None = None
+
+
+class _Node(_Read, frozen=True):
+    metadata: _Meta = _Meta()
+    status: _NodeStatus = _NodeStatus()
+
+
+_POD: Final = msgspec.json.Decoder(_Pod)
+_NODE: Final = msgspec.json.Decoder(_Node)
+
+
+@dataclass(frozen=True, slots=True)
+class PodState:
+    """A pod of ours, as it is.
+
+    Args:
+        workload: What it is of.
+        start: The name that all objects of its start share.
+        name: Its own.
+        namespace: Where it lies.
+        uid: Of this very pod.
+        job: The Job that made it; empty where none did.
+        size: How many pods the workload has.
+        attempt: Which start it is.
+        endpoint: Where the workload is reached once it is ready.
+        probed: Whether it says itself that it is ready.
+        node: Where it was bound to; empty before.
+        phase: As Kubernetes says it.
+        ready: Whether it answers.
+        deleted: Whether its end was ordered.
+        unschedulable: What the scheduler says; empty where that is nothing.
+        waiting: Why a container is not there yet: reason and message.
+        ended: How a container ended; None: it did not.
+        reason: Why Kubernetes failed it, and what it says to that.
+        disruption: Why Kubernetes took it away.
+
+    """
+
+    workload: str
+    start: str
+    name: str
+    namespace: str
+    uid: str
+    job: str
+    size: int
+    attempt: int
+    endpoint: str
+    probed: bool
+    node: str
+    phase: str
+    ready: bool
+    deleted: bool
+    unschedulable: str
+    waiting: tuple[str, str]
+    ended: tuple[int, str, str] | None
+    reason: tuple[str, str]
+    disruption: str
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing of it runs any more."""
+        return self.phase in {"Succeeded", "Failed"}
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimState:
+    """A claim of ours: the workload that it is of, and the devices that it was given, in order."""
+
+    workload: str
+    name: str
+    namespace: str
+    devices: tuple[tuple[str, str, str], ...]
+
+
+class Trouble(enum.Enum):
+    """Why a workload does not get ready."""
+
+    NONE = enum.auto()
+    UNSCHEDULABLE = enum.auto()
+    """The scheduler finds no way; it may in a moment."""
+    SILENCE = enum.auto()
+    """Nobody has said anything of it."""
+    HOPELESS = enum.auto()
+    """It will not get better by waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadView:
+    """A workload as its pods, taken together, are."""
+
+    report: WorkloadReport
+    trouble: Trouble = Trouble.NONE
+
+
+def pod_state(raw: msgspec.Raw) -> PodState | None:
+    """Return the record of a pod; None of one that nobody here made."""
+    pod = _POD.decode(raw)
+    meta, status = pod.metadata, pod.status
+    notes, labels = meta.annotations or {}, meta.labels or {}
+    workload = notes.get(manifests.WORKLOAD)
+    if not workload:
+        return None
+    said = {each.type: each for each in status.conditions or ()}
+    scheduled, ready = said.get("PodScheduled", _Condition()), said.get("Ready", _Condition())
+    taken = said.get("DisruptionTarget", _Condition())
+    owners = [each.name for each in meta.owner_references or () if each.kind == "Job"]
+    containers = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+    waiting = next((each.state.waiting for each in containers if each.state.waiting), _Waiting())
+    return PodState(
+        workload=workload,
+        start=labels.get(manifests.START, ""),
+        name=meta.name,
+        namespace=meta.namespace,
+        uid=meta.uid,
+        job=owners[0] if owners else "",
+        size=int(notes.get(manifests.SIZE, "1")),
+        attempt=int(notes.get(manifests.ATTEMPT, "1")),
+        endpoint=notes.get(manifests.ENDPOINT, ""),
+        probed=manifests.PROBED in notes,
+        node=pod.spec.node_name,
+        phase=status.phase,
+        ready=ready.status == "True",
+        deleted=bool(meta.deletion_timestamp),
+        unschedulable=scheduled.message or scheduled.reason if scheduled.status == "False" else "",
+        waiting=(waiting.reason, waiting.message),
+        ended=_ended(containers),
+        reason=(status.reason, status.message),
+        disruption=f"{taken.reason}: {taken.message}" if taken.status == "True" else "",
+    )
+
+
+def _ended(containers: Collection[_Container]) -> tuple[int, str, str] | None:
+    """Return how the one container ended that tells most: the first that failed, else any."""
+    ends = [
+        (end.exit_code, end.reason, end.message)
+        for each in containers
+        if (end := each.state.terminated or each.last_state.terminated) is not None
+    ]
+    return next((each for each in ends if each[0]), ends[-1] if ends else None)
+
+
+def claim_state(raw: msgspec.Raw) -> ClaimState | None:
+    """Return the record of a claim; None of one that nobody here made."""
+    claim: dict[str, Any] = msgspec.json.decode(raw)
+    meta = claim["metadata"]
+    workload = meta.get("annotations", {}).get(manifests.WORKLOAD)
+    if not workload:
+        return None
+    allocation = claim.get("status", {}).get("allocation", {}).get("devices", {})
+    found = allocation.get("results") or ()
+    devices = tuple((each["driver"], each["pool"], each["device"]) for each in found)
+    return ClaimState(workload, meta["name"], meta["namespace"], devices)
+
+
+def node_trouble(raw: msgspec.Raw) -> str:
+    """Return why a node is lost; empty where it is well."""
+    conditions = _NODE.decode(raw).status.conditions or ()
+    ready = next((each for each in conditions if each.type == "Ready"), None)
+    if ready is None or ready.status == "True":
+        return ""
+    return ready.message or ready.reason
+
+
+def view(
+    workload: str,
+    pods: Sequence[PodState],
+    nodes: Mapping[str, str],
+    listed: bool,
+) -> WorkloadView | None:
+    """Return what pods mean, taken together; None where there are none.
+
+    Args:
+        workload: Its name.
+        pods: Of one start, in the order of their names.
+        nodes: Why a node is lost, by name; empty of one that is well.
+        listed: Whether `nodes` has all there are.
+
+    """
+    if not pods:
+        return None
+    each = [_view(pod, nodes, listed) for pod in pods]
+    for seen in each:
+        if seen.report.phase is Phase.FAILED:
+            return seen
+    missing = pods[0].size - len(pods)
+    if missing > 0:
+        said = f"{len(pods)} of its {pods[0].size} pods are there"
+        return WorkloadView(WorkloadReport(workload, Phase.STARTING, detail=said), Trouble.SILENCE)
+    order = [Phase.PENDING, Phase.PULLING, Phase.STARTING, Phase.READY, Phase.SUCCEEDED]
+    return min(each, key=lambda seen: order.index(seen.report.phase))
+
+
+def _view(pod: PodState, nodes: Mapping[str, str], listed: bool) -> WorkloadView:
+    def told(phase: Phase, detail: str, trouble: Trouble = Trouble.NONE) -> WorkloadView:
+        return WorkloadView(WorkloadReport(pod.workload, phase, detail=detail), trouble)
+
+    title = f"pod {pod.namespace}/{pod.name}"
+    if pod.over:
+        return WorkloadView(_over(pod, title))
+    if pod.deleted:
+        why = pod.disruption or "somebody deleted it at the API server"
+        return told(Phase.FAILED, f"{title} on {pod.node or 'no node'} was taken away: {why}")
+    if lost := _lost(pod, nodes, listed):
+        return told(Phase.STARTING, f"{title}: its node {pod.node} {lost}")
+    if pod.phase == "Running":
+        if pod.ready:
+            report = WorkloadReport(
+                pod.workload, Phase.READY, pod.endpoint, f"{title} on {pod.node}"
+            )
+            return WorkloadView(report)
+        return told(Phase.STARTING, f"{title} runs on {pod.node}, and is not ready yet")
+    reason, message = pod.waiting
+    if reason in _HOPELESS:
+        return told(Phase.STARTING, _stuck(title, reason, message), Trouble.HOPELESS)
+    if pod.node:
+        why = f": {reason} {message}".rstrip() if reason else ""
+        return told(Phase.PULLING, f"{title} is on its way on {pod.node}{why}")
+    if pod.unschedulable:
+        detail = f"the scheduler cannot place {title}: {pod.unschedulable}"
+        return told(Phase.PENDING, f"{detail}; {_advice(pod)}", Trouble.UNSCHEDULABLE)
+    return told(Phase.PENDING, f"{title} waits for the scheduler", Trouble.SILENCE)
+
+
+def _lost(pod: PodState, nodes: Mapping[str, str], listed: bool) -> str:
+    """Return what has become of a pod's node; empty where it is well."""
+    if not pod.node:
+        return ""
+    why = nodes.get(f"/{pod.node}")
+    if why is None:
+        gone = "was deleted; Kubernetes ends what was there in about a minute"
+        return gone if listed else ""
+    advice = "bring it back, or delete the Node: until then the pod may still be running there"
+    return f"is lost ({why}): {advice}" if why else ""
+
+
+def _stuck(title: str, reason: str, message: str) -> str:
+    said = f"{title} cannot start: {reason}{': ' if message else ''}{message}"
+    if reason in _IMAGE:
+        return f"{said}; check the image's name, and imagePullSecrets in `manifest`"
+    return f"{said}; check command, environment and `manifest` of its spec"
+
+
+def _advice(pod: PodState) -> str:
+    said = pod.unschedulable
+    if "unschedulable" in said or "untolerated taint" in said:
+        return "its node is cordoned or tainted"
+    if "claim" in said or "device" in said:
+        return "another claim has its devices: see `kubectl get resourceclaims -A`"
+    if "Insufficient" in said:
+        return "pods of others hold what the lease was granted"
+    return "see `kubectl describe pod`"
+
+
+def _over(pod: PodState, title: str) -> WorkloadReport:
+    code, reason, message = pod.ended or (None, "", "")
+    if pod.phase == "Succeeded":
+        return WorkloadReport(pod.workload, Phase.SUCCEEDED, detail=f"{title} ended", exit_code=0)
+    code = exit_code(code) if code is not None else None
+    why, said = pod.reason
+    where = f"{title} on {pod.node}"
+    if pod.disruption:
+        detail = f"{where} was taken away: {pod.disruption}"
+    elif why == "Evicted":
+        advice = "ask for more memory in resources, or have others leave the node"
+        detail = f"{where} was evicted: {said.rstrip('.')}: {advice}"
+    elif reason == "OOMKilled":
+        detail = f"{where} used more memory than it may: ask for more memory_mib, or mem_limit"
+    elif why:
+        detail = f"{where} failed: {why}{': ' if said else ''}{said}"
+    elif code is None:
+        detail = f"{where} failed, and Kubernetes does not say why"
+    elif code < 0:
+        detail = f"{where} was killed by signal {-code}"
+    else:
+        detail = f"{where} ended by itself with exit status {code}"
+        if reason not in {"Error", ""} or message:
+            detail += f" ({reason}{': ' if message else ''}{message})"
+    return WorkloadReport(pod.workload, Phase.FAILED, detail=detail, exit_code=code)
+
+
+def exit_code(code: int) -> int:
+    """Return an exit code as backends say it: a signal is its number, negative."""
+    return _SIGNALS - code if _SIGNALS < code <= _SIGNALS + signal.SIGRTMAX else code

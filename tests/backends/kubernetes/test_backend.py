@@ -1,0 +1,328 @@
+"""Workloads at a real API server: on the very devices and nodes of their leases, whole, or not."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_objects import claim, dra_node, node, pod
+from kubernetes_plane import Plane
+
+from moorage.backends.base import (
+    BackendError,
+    Order,
+    Phase,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.kubernetes.backend import KubernetesBackend
+from moorage.backends.kubernetes.following import ClusterSource
+from moorage.backends.remote_specs import (
+    JobResourceSpec,
+    PodResourceSpec,
+    PodServiceResourceSpec,
+)
+from moorage.backends.specs import (
+    BaseResourceSpec,
+    ContainerResourceSpec,
+    Readiness,
+    VLLMModelResourceSpec,
+)
+from moorage.model import ClusterId, NodeId, Share
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
+
+IMAGE = "registry.example/none:1"
+SEEN_SECONDS_MAX = 60
+
+
+def share(node_id: str, *gpus: str, **sizes: int) -> Share:
+    return Share(ClusterId("c1"), NodeId(node_id), gpus, **sizes)
+
+
+def on(spec: BaseResourceSpec, *shares: Share, name: str = "a", fencing: int = 7) -> Order:
+    return Order(name, spec, shares, {"MOORAGE_LEASE_ID": name}, 30, fencing=fencing)
+
+
+def simulated(**variables: str) -> PodResourceSpec:
+    return PodResourceSpec(image=IMAGE, environment=variables, stop_seconds=0)
+
+
+async def until(happened: Callable[[], Any]) -> Any:
+    """Return the first true answer; what is asked for comes from another thread or program."""
+    async with asyncio.timeout(SEEN_SECONDS_MAX):
+        while True:
+            answer = happened()
+            if asyncio.iscoroutine(answer):
+                answer = await answer
+            if answer:
+                return answer
+            await asyncio.sleep(0.02)  # Threads and API servers say nothing to this loop.
+
+
+class World:
+    """A backend, and what it told."""
+
+    def __init__(self, plane: Plane, root: Path, namespace: str = "default") -> None:
+        self.plane = plane
+        clusters = [ClusterSource("c1", kubeconfig=plane.kubeconfig())]
+        self.backend = KubernetesBackend(root, clusters, namespace)
+        self.told: list[WorkloadReport] = []
+        self.backend.listen(self.told.append)
+
+    async def heard(self, *phases: Phase) -> WorkloadReport:
+        def last() -> WorkloadReport | None:
+            return next((each for each in self.told if each.phase in phases), None)
+
+        return await until(last)
+
+    def pods(self) -> list[dict[str, Any]]:
+        return sorted(self.plane.all("Pod"), key=lambda each: each["metadata"]["name"])
+
+
+@pytest.fixture
+async def world(fresh_plane: Plane, tmp_path: Path) -> AsyncIterator[World]:
+    made = World(fresh_plane, tmp_path)
+    yield made
+    for each in await made.backend.discover():
+        await made.backend.stop(each.id)
+    await made.backend.close()
+
+
+def devices(plane: Plane) -> list[list[str]]:
+    return [
+        [each["device"] for each in found["status"]["allocation"]["devices"]["results"]]
+        for found in plane.all("ResourceClaim")
+    ]
+
+
+async def test_a_pod_gets_the_devices_of_its_lease_in_their_order(world):
+    world.plane.create(*dra_node("n1"), *dra_node("n2"))
+    order = on(simulated(), share("n2", "GPU-n2-3", "GPU-n2-1", cpu_milli=1500, memory_mib=512))
+    ready = await world.backend.start(order)
+    assert ready.phase is Phase.READY
+    assert devices(world.plane) == [["gpu-3", "gpu-1"]]
+    (made,) = world.pods()
+    assert made["spec"]["nodeName"] == "n2"
+    (container,) = made["spec"]["containers"]
+    assert container["resources"]["limits"] == {"cpu": "1500m", "memory": "536870912"}
+    told = {each["name"]: each["value"] for each in container["env"]}
+    assert told["MOORAGE_LEASE_ID"] == "a"
+    assert (told["MOORAGE_NODE_ID"], told["MOORAGE_RANK"]) == ("n2", "0")
+    await world.backend.stop("a")
+    assert world.plane.all("ResourceClaim") == []
+
+
+async def test_where_devices_are_only_counted_a_pod_gets_as_many_on_its_node(world):
+    world.plane.create(node("n1", gpus=4), node("n2", gpus=4))
+    await world.backend.start(on(simulated(), share("n2", "0", "2")))
+    (made,) = world.pods()
+    assert made["spec"]["nodeName"] == "n2"
+    assert made["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    assert made["metadata"]["annotations"]["moorage.dev/gpus"] == "0,2"
+    assert world.plane.all("ResourceClaim") == []
+
+
+async def test_a_gang_starts_whole_and_ends_whole(world):
+    world.plane.create(*dra_node("n1"), *dra_node("n2"))
+    gang = (share("n1", "GPU-n1-0"), share("n2", "GPU-n2-0"))
+    await world.backend.start(on(simulated(), *gang))
+    assert [each["spec"]["nodeName"] for each in world.pods()] == ["n1", "n2"]
+    first = world.pods()[0]["metadata"]["name"]
+    await asyncio.to_thread(world.plane.delete, "Pod", first)
+    over = await world.heard(Phase.FAILED)
+    assert "somebody deleted it" in over.detail
+    await world.backend.stop("a")
+    assert world.pods() == []
+
+
+async def test_of_a_gang_that_cannot_start_whole_nothing_is_left(world):
+    world.plane.create(*dra_node("n1"), *dra_node("n2"))
+    world.plane.create(claim("theirs", ["GPU-n2-0"]), pod("theirs", claim_name="theirs"))
+    world.plane.until(lambda: devices(world.plane)[0], "it has it")
+    gang = (share("n1", "GPU-n1-0"), share("n2", "GPU-n2-0"))
+    with pytest.raises(BackendError, match="another claim has its devices"):
+        await world.backend.start(on(simulated(), *gang))
+    assert [each["metadata"]["name"] for each in world.pods()] == ["theirs"]
+    assert len(world.plane.all("ResourceClaim")) == 1
+
+
+async def test_a_service_leads_to_its_pod(world):
+    world.plane.create(*dra_node("n1"))
+    spec = PodServiceResourceSpec(image=IMAGE, port=8080, readiness=Readiness(path="health"))
+    ready = await world.backend.start(on(spec, share("n1", "GPU-n1-0")))
+    (service,) = [x for x in world.plane.all("Service") if x["metadata"]["name"] != "kubernetes"]
+    name = service["metadata"]["name"]
+    assert ready.endpoint == f"http://{name}.default.svc:8080"
+    (made,) = world.pods()
+    assert service["spec"]["selector"].items() <= made["metadata"]["labels"].items()
+    probe = made["spec"]["containers"][0]["readinessProbe"]
+    assert probe["httpGet"]["path"] == "/health"
+    await world.backend.stop("a")
+    assert [x["metadata"]["name"] for x in world.plane.all("Service")] == ["kubernetes"]
+
+
+async def test_a_job_is_made_and_ends_as_its_pod_does(world):
+    world.plane.create(*dra_node("n1"))
+    spec = JobResourceSpec(image=IMAGE, environment={"SIM_RUN": "500ms"})
+    await world.backend.start(on(spec, share("n1", "GPU-n1-0")))
+    assert len(world.plane.all("Job")) == 1
+    assert devices(world.plane) == [["gpu-0"]]
+    ended = await world.heard(Phase.SUCCEEDED)
+    assert ended.exit_code == 0
+    await world.backend.stop("a")
+    assert (world.plane.all("Job"), world.pods()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        (
+            ContainerResourceSpec(image=IMAGE, command=["serve"], container_port=80),
+            {"image": IMAGE, "args": ["serve"]},
+        ),
+        (
+            VLLMModelResourceSpec(model_name_or_path="m/7b", tensor_parallel_size=2, port=0),
+            {"image": "vllm/vllm-openai:v0.11.0"},
+        ),
+    ],
+)
+async def test_specs_of_the_local_backend_become_pods(world, spec, said):
+    world.plane.create(*dra_node("n1"))
+    order = on(spec, share("n1", "GPU-n1-0", "GPU-n1-1"))
+    ready = await world.backend.start(order)
+    assert ".default.svc:" in ready.endpoint
+    container = world.pods()[0]["spec"]["containers"][0]
+    assert said.items() <= container.items()
+    if spec.category == "vllm":
+        assert container["args"][:2] == ["--model", "m/7b"]
+        assert container["readinessProbe"]["httpGet"] == {
+            "path": "/v1/models",
+            "port": 8000,
+            "scheme": "HTTP",
+        }
+
+
+async def test_each_tenant_has_its_namespace_and_one_that_is_missing_is_named(
+    fresh_plane, tmp_path
+):
+    world = World(fresh_plane, tmp_path, "gpu-{tenant}")
+    fresh_plane.create(node("n1"))
+    order = on(simulated(), share("n1"))
+    try:
+        with pytest.raises(BackendError, match="there is no namespace gpu-ann of cluster c1: make"):
+            await world.backend.start(replace(order, tenant="ann"))
+        body = {"kind": "Namespace", "apiVersion": "v1", "metadata": {"name": "gpu-ann"}}
+        fresh_plane.create(body)
+        path = "/api/v1/namespaces/gpu-ann/serviceaccounts"
+        await asyncio.to_thread(
+            fresh_plane.until, lambda: fresh_plane.call("GET", path)["items"], "it is usable"
+        )
+        await world.backend.start(replace(order, tenant="ann"))
+        assert [each["metadata"]["namespace"] for each in world.pods()] == ["gpu-ann"]
+        with pytest.raises(UnsupportedSpecError, match="namespace: expected nothing"):
+            world.backend.refuse(PodResourceSpec(image=IMAGE, namespace="kube-system"))
+        await world.backend.stop("a")
+    finally:
+        await world.backend.close()
+
+
+@pytest.mark.parametrize(
+    ("variables", "phase", "said", "code"),
+    [
+        ({"SIM_RUN": "300ms"}, Phase.SUCCEEDED, "ended", 0),
+        ({"SIM_RUN": "300ms", "SIM_EXIT": "3"}, Phase.FAILED, "exit status 3", 3),
+        ({"SIM_RUN": "300ms", "SIM_EXIT": "137"}, Phase.FAILED, "ask for more memory_mib", -9),
+    ],
+)
+async def test_how_a_pod_ended_is_told(world, variables, phase, said, code):
+    world.plane.create(node("n1"))
+    await world.backend.start(on(simulated(**variables), share("n1")))
+    over = await world.heard(Phase.SUCCEEDED, Phase.FAILED)
+    assert (over.phase, over.exit_code) == (phase, code)
+    assert said in over.detail
+    assert over.log_tail == ("started",)
+    await world.backend.stop("a")
+    kept = await world.backend.logs("a")
+    assert (kept.text, kept.over, kept.exit_code) == ("started\n", True, code)
+
+
+@pytest.mark.parametrize(
+    ("fate", "said"),
+    [("evicted", "was evicted: .*ask for more memory"), ("imagepull", "check the image's name")],
+)
+async def test_why_a_pod_did_not_start_is_told(world, fate, said):
+    world.plane.create(node("n1"))
+    with pytest.raises(BackendError, match=said):
+        await world.backend.start(on(simulated(SIM_FATE=fate), share("n1")))
+    assert world.pods() == []
+
+
+async def test_a_node_that_takes_nobody_is_told_with_the_words_of_the_scheduler(world):
+    world.plane.create(node("n1"))
+    world.plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
+    with pytest.raises(BackendError, match=r"unschedulable.*its node is cordoned or tainted"):
+        await world.backend.start(on(simulated(), share("n1")))
+
+
+async def test_no_quota_is_told(world):
+    world.plane.create(node("n1"))
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "none", "namespace": "default"},
+        "spec": {"hard": {"pods": "0"}},
+    }
+    world.plane.create(quota)
+    world.plane.until(
+        lambda: world.plane.get("ResourceQuota", "none").get("status", {}).get("hard"),
+        "the quota counts",
+    )
+    try:
+        with pytest.raises(BackendError, match=r"no quota left .*exceeded quota.*ResourceQuota"):
+            await world.backend.start(on(simulated(), share("n1")))
+    finally:
+        world.plane.delete("ResourceQuota", "none")
+
+
+async def test_a_pod_that_somebody_deletes_ends_its_workload(world):
+    world.plane.create(node("n1"))
+    await world.backend.start(on(simulated(), share("n1")))
+    (made,) = world.pods()
+    await asyncio.to_thread(world.plane.delete, "Pod", made["metadata"]["name"])
+    assert "somebody deleted" in (await world.heard(Phase.FAILED)).detail
+    await world.backend.stop("a")
+    with pytest.raises(UnknownWorkloadError):
+        await world.backend.status("a")
+
+
+async def test_a_lost_node_is_told_and_a_found_one_too(world):
+    world.plane.create(node("n1"), node("n2"))
+    await world.backend.start(on(simulated(), share("n1")))
+    await asyncio.to_thread(world.plane.lose_node, "n1")
+    await until(lambda: "is lost" in world.told[-1].detail)
+    assert "delete the Node" in world.told[-1].detail
+    assert (await world.backend.probe("a")).phase is Phase.STARTING
+    await asyncio.to_thread(world.plane.find_node, "n1")
+    # KWOK leaves the pod as Kubernetes marked it then; a kubelet would say that it is ready.
+    await until(lambda: "is not ready" in world.told[-1].detail)
+
+
+async def test_a_claim_that_a_crash_left_alone_is_found(world):
+    """Its pod was never made: the daemon was killed in between."""
+    world.plane.create(*dra_node("n1"))
+    await world.backend.start(on(simulated(), share("n1", "GPU-n1-0")))
+    (made,) = world.plane.all("ResourceClaim")
+    meta = {key: made["metadata"][key] for key in ("labels", "annotations")}
+    meta["annotations"] = {**meta["annotations"], "moorage.dev/workload": "ghost"}
+    world.plane.create({**claim("left"), "metadata": {"name": "left", **meta}})
+
+    async def both() -> bool:
+        return sorted(each.id for each in await world.backend.discover()) == ["a", "ghost"]
+
+    await until(both)
+    await world.backend.stop("ghost")
+    assert len(world.plane.all("ResourceClaim")) == 1
