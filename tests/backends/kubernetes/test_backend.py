@@ -142,7 +142,10 @@ async def test_a_gang_starts_whole_and_ends_whole(world):
 async def test_of_a_gang_that_cannot_start_whole_nothing_is_left(world):
     world.plane.create(*dra_node("n1"), *dra_node("n2"))
     world.plane.create(claim("theirs", ["GPU-n2-0"]), pod("theirs", claim_name="theirs"))
-    world.plane.until(lambda: devices(world.plane)[0], "it has it")
+    world.plane.until(
+        lambda: world.plane.get("ResourceClaim", "theirs").get("status", {}).get("allocation"),
+        "it is held",
+    )
     gang = (share("n1", "GPU-n1-0"), share("n2", "GPU-n2-0"))
     with pytest.raises(BackendError, match="another claim has its devices"):
         await world.backend.start(on(simulated(), *gang))
