@@ -56,6 +56,12 @@ async def stop_halfway(asked: Asked, writer: Writer) -> None:
     writer.close()
 
 
+async def fall_silent(asked: Asked, writer: Writer) -> None:
+    """Begin an answer, and never go on."""
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n[{")
+    await asyncio.Event().wait()
+
+
 async def drip(asked: Asked, writer: Writer) -> None:
     """Send an answer so slowly that it never ends, but is never idle for long either."""
     writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 1000000\r\n\r\n")

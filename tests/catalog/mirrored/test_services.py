@@ -7,6 +7,7 @@ from faulty_service import (
     FaultyService,
     answer,
     drip,
+    fall_silent,
     flood,
     hang_up,
     nonsense,
@@ -25,6 +26,7 @@ from moorage.catalog.mirrored.http import (
     ServiceRequest,
 )
 from moorage.catalog.mirrored.services import (
+    LISTING_SECONDS_MAX,
     ClusterRegistry,
     MetricsService,
     PolicyStore,
@@ -193,6 +195,21 @@ async def test_a_closed_service_refuses(service):
     with pytest.raises(ServiceError) as caught:
         await service.ask(ServiceRequest("GET", "/"), lambda reply: reply)
     assert caught.value.code is Code.SHUTTING_DOWN
+
+
+@pytest.mark.parametrize("stall", [silence, fall_silent])
+async def test_a_list_that_stalls_once_is_asked_for_again_soon(faulty, stall):
+    behaviours = [stall, answer([cluster("a")])]
+
+    async def worse_first(asked, writer):
+        await behaviours.pop(0)(asked, writer)
+
+    faulty.behave = worse_first
+    service = Service("cluster registry", faulty.url, 2.0)
+    async with asyncio.timeout(LISTING_SECONDS_MAX / 2):
+        assert (await ClusterRegistry(service).everything({}, "")).found
+    assert len(faulty.asked) == 2
+    await service.close()
 
 
 # The breaker -------------------------------------------------------------------------------------

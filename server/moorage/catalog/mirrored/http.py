@@ -34,6 +34,10 @@ ATTEMPTS_MAX: Final = 3
 """Times one question is put; only while its deadline allows, and only where it changes nothing."""
 BACKOFF_SECONDS: Final = 0.05
 """Longest pause before the second attempt; it doubles, and is drawn at random below that."""
+SILENCE_SECONDS_FIRST: Final = 2.0
+"""How long an answer may not go on at the first attempt; four times as long at each further one.
+
+The last attempt has all the time that is left: a slow service is served, one that stalled soon."""
 REDIRECTS_MAX: Final = 2
 """Redirects followed for one attempt, and only on the same host."""
 CONNECTIONS_MAX: Final = 16
@@ -216,7 +220,9 @@ class Service:
         for attempt in range(1, ATTEMPTS_MAX + 1):
             self._admit(loop.time())
             try:
-                value = await self._attempt(request, read, deadline)
+                silence = SILENCE_SECONDS_FIRST * 4.0 ** (attempt - 1)
+                patience = httpx.Timeout(None, read=silence if attempt < ATTEMPTS_MAX else None)
+                value = await self._attempt(request, read, deadline, patience)
             except WrongAnswer as wrong:
                 self._last = wrong.what
                 self._breaker.failed(loop.time(), _CHANCE.random())
@@ -245,13 +251,20 @@ class Service:
             )
 
     async def _attempt(
-        self, request: ServiceRequest, read: Callable[[ServiceReply], T], deadline: float
+        self,
+        request: ServiceRequest,
+        read: Callable[[ServiceReply], T],
+        deadline: float,
+        patience: httpx.Timeout,
     ) -> T:
         try:
             async with asyncio.timeout_at(deadline):
-                reply = await self._exchange(request)
+                reply = await self._exchange(request, patience)
         except TimeoutError as error:
             raise WrongAnswer("did not answer in time") from error
+        except httpx.ReadTimeout as error:
+            said_nothing = f"did not go on with its answer for {patience.read:g} seconds"
+            raise WrongAnswer(said_nothing, again=True) from error
         except (httpx.HTTPError, httpx.StreamError, httpx.InvalidURL) as error:
             what = str(error) or type(error).__name__
             raise WrongAnswer(f"could not be asked ({what})", again=True) from error
@@ -270,7 +283,7 @@ class Service:
             what = f"answered {reply.status} with what cannot be read ({error}){said(reply.body)}"
             raise WrongAnswer(what) from error
 
-    async def _exchange(self, request: ServiceRequest) -> ServiceReply:
+    async def _exchange(self, request: ServiceRequest, patience: httpx.Timeout) -> ServiceReply:
         url = httpx.URL(self.url + request.path)
         headers = {"content-type": "application/json"} if request.body else {}
         if request.etag:
@@ -278,7 +291,11 @@ class Service:
         for _ in range(REDIRECTS_MAX + 1):
             self.requests += 1
             async with self._client.stream(
-                request.method, url, content=request.body or None, headers=headers
+                request.method,
+                url,
+                content=request.body or None,
+                headers=headers,
+                timeout=patience,
             ) as response:
                 if response.has_redirect_location:
                     url = _redirected(request, url, response)
