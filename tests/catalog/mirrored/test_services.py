@@ -17,8 +17,10 @@ from faulty_service import (
 
 from moorage.catalog.mirrored.envelopes import DEPTH_MAX, Denied
 from moorage.catalog.mirrored.http import (
+    ANSWER_BYTES_MAX,
     ATTEMPTS_MAX,
     FAILURES_MAX,
+    ONE_BYTES_MAX,
     OPEN_SECONDS_FIRST,
     OPEN_SECONDS_MAX,
     Breaker,
@@ -409,6 +411,13 @@ async def test_a_policy_that_is_not_there_whatever_the_status(faulty, service, s
 async def test_another_policy_than_the_one_asked_for_is_a_lie(faulty, service):
     faulty.behave = answer({"success": True, "data": {"policy_rule_uri": "other:1.0-a"}})
     assert "another policy than" in await unavailable(PolicyStore(service).get(URI, ""))
+
+
+async def test_an_answer_about_one_policy_is_a_short_one(faulty, service):
+    faulty.behave = answer("x", 200, content_length=str(ONE_BYTES_MAX + 1))
+    refusal = await unavailable(PolicyStore(service).get(URI, ""))
+    assert f"answered with more than {ONE_BYTES_MAX} bytes" in refusal
+    assert ONE_BYTES_MAX < ANSWER_BYTES_MAX
 
 
 # Search ------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from typing import Final, TypeVar
 import httpx
 import msgspec
 
-from moorage.catalog.limits import RESULT_BYTES_MAX
+from moorage.catalog.limits import DOCUMENT_BYTES_MAX, RESULT_BYTES_MAX
 from moorage.model import Code
 from moorage.protocol.faults import ServiceError
 
@@ -52,6 +52,8 @@ OPEN_SECONDS_MAX: Final = 5.0
 """How long it is left alone: doubling from the first to the longest, each cut at random."""
 ANSWER_BYTES_MAX: Final = RESULT_BYTES_MAX
 """One answer; a longer one is not read to its end."""
+ONE_BYTES_MAX: Final = 2 * DOCUMENT_BYTES_MAX
+"""An answer that is about one document or one decision, with whatever is put around it."""
 SAID_CHARS_MAX: Final = 200
 """What is repeated of an answer that makes no sense."""
 READ_HERE_BYTES_MAX: Final = 64 * 1024
@@ -88,6 +90,7 @@ class ServiceRequest:
         path: Below the service's URL; its parts were validated, nothing in it is escaped here.
         body: JSON of a POST.
         etag: What the last answer called itself; the service may then say "as before" (304).
+        bytes_max: A longer answer is not read to its end.
 
     """
 
@@ -95,6 +98,7 @@ class ServiceRequest:
     path: str
     body: bytes = b""
     etag: str = ""
+    bytes_max: int = ANSWER_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,9 +304,8 @@ class Service:
                 if response.has_redirect_location:
                     url = _redirected(request, url, response)
                     continue
-                return ServiceReply(
-                    response.status_code, await _body(response), response.headers.get("etag", "")
-                )
+                body = await _body(response, request.bytes_max)
+                return ServiceReply(response.status_code, body, response.headers.get("etag", ""))
         raise WrongAnswer(f"redirected more than {REDIRECTS_MAX} times")
 
     def _unavailable(self, what: str, attempts: int) -> ServiceError:
@@ -326,18 +329,18 @@ def _redirected(request: ServiceRequest, url: httpx.URL, response: httpx.Respons
     return target
 
 
-async def _body(response: httpx.Response) -> bytes:
+async def _body(response: httpx.Response, bytes_max: int) -> bytes:
     encoding = response.headers.get("content-encoding", "identity")
     if encoding.lower() != "identity":
         raise WrongAnswer(f"sent its answer as {encoding[:40]!r}, which was not asked for")
     declared = response.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > ANSWER_BYTES_MAX:
-        raise WrongAnswer(f"answered with more than {ANSWER_BYTES_MAX} bytes")
+    if declared.isdigit() and int(declared) > bytes_max:
+        raise WrongAnswer(f"answered with more than {bytes_max} bytes")
     body = bytearray()
     async for chunk in response.aiter_raw():
         body += chunk
-        if len(body) > ANSWER_BYTES_MAX:
-            raise WrongAnswer(f"answered with more than {ANSWER_BYTES_MAX} bytes")
+        if len(body) > bytes_max:
+            raise WrongAnswer(f"answered with more than {bytes_max} bytes")
     return bytes(body)
 
 

@@ -31,6 +31,7 @@ from moorage.catalog.mirrored.envelopes import (
     payload_of,
 )
 from moorage.catalog.mirrored.http import (
+    ONE_BYTES_MAX,
     SAID_CHARS_MAX,
     Service,
     ServiceReply,
@@ -225,7 +226,7 @@ class PolicyStore:
             return document, reply.etag
 
         return await self.service.ask(
-            ServiceRequest("GET", f"/policy/{_in_url(uri)}", b"", etag), read
+            ServiceRequest("GET", f"/policy/{_in_url(uri)}", b"", etag, ONE_BYTES_MAX), read
         )
 
     async def matching(self, query: Document) -> list[Document]:

@@ -11,7 +11,14 @@ from urllib.parse import quote
 
 import msgspec
 
-from moorage.catalog.mirrored.http import Service, ServiceReply, ServiceRequest, WrongAnswer, said
+from moorage.catalog.mirrored.http import (
+    ONE_BYTES_MAX,
+    Service,
+    ServiceReply,
+    ServiceRequest,
+    WrongAnswer,
+    said,
+)
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
 from moorage.config.settings import Config
@@ -109,7 +116,8 @@ class RemotePolicies:
         free = {name: capacity_of(fleet, name) for name in names}
         blobs = self._catalog.memory.blobs(names)
         body = await asyncio.to_thread(_body, consult, record, blobs, free)
-        return await self._service.ask(ServiceRequest("POST", self._path, body), _read)
+        request = ServiceRequest("POST", self._path, body, bytes_max=ONE_BYTES_MAX)
+        return await self._service.ask(request, _read)
 
 
 def remote_policies(
