@@ -118,6 +118,7 @@ def test_a_dashboard_tells_nodes_and_devices(dashboard):
     found = collect([f"ray:{dashboard.url}"], "ray")
     (node,) = found.documents[0]["nodes"]["nodeData"]
     assert node["id"] == ALIVE["node_id"]  # What Ray's node affinity takes.
+    assert node["providerId"] == f"ray:{ALIVE['node_id']}"  # Imported twice, it is known.
     assert node["vcpus"] == {"count": 2.0}
     assert node["memory"] == 22_958
     assert node["rack"] == "r1"

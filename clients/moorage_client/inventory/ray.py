@@ -136,6 +136,7 @@ def _node(
         devices=_devices(int(amount("GPU")), resources, measured.get(name) or {}),
         rack=labels.get(RACK_LABEL, ""),
         labels=labels,
+        provider_id=f"ray:{name}",  # Ray gives an id to one node only, ever.
     )
 
 
