@@ -11,10 +11,13 @@ FILTER = {"matchType": "cluster", "filter": {"clusterQuery": {"id": "east"}}}
 RANKING = {"matchType": "cluster", "rankingPolicyRule": {"parameters": {"like": "east"}}}
 BODIES = {
     "/allocate": {"policy_rule_uri": FIRST_FIT, "inputs": {}, "resources": {"gpus": 1}},
+    "/api/filter": FILTER,
     "/api/filter-data": FILTER,
     "/api/no-ir/filter": {"header": {}, "body": {"values": FILTER}},
     "/api/similarity-search": RANKING,
     "/api/no-ir/similarity-search": {"header": {}, "body": {"values": RANKING}},
+    "/api/search": RANKING,
+    "/block/aggregate": [{"$count": "n"}],
     "/cluster/aggregate": [{"$count": "n"}],
     "/executor/{executor}/execute_policy": {"policy_rule_uri": "one:1-x", "input_data": {}},
 }
