@@ -148,7 +148,7 @@ def test_what_is_wrong_in_a_document_is_named(put, content, place):
 def test_files_that_cannot_be_read(put, tmp_path):
     with pytest.raises(InventoryError, match=r"No such file.*") as caught:
         read(str(tmp_path / "none.csv"))
-    assert "`local`, `ray`" in str(caught.value)
+    assert "`local`, `kubernetes`, `ray`" in str(caught.value)
     with pytest.raises(InventoryError, match="Is a directory"):
         read(str(tmp_path))
     (tmp_path / "latin.csv").write_bytes(b"sn\n\xff")

@@ -34,7 +34,8 @@ def import_fleet(
         typer.Argument(
             help="A file, or - for stdin: CSV of nodes (sn, cpu_milli, memory_mib, gpu, model), "
             "JSON of cluster documents, of `kubectl get nodes -o json`, or of `ray list nodes "
-            "--detail --format json`. Or: local (this machine), ray, ray:URL (of its dashboard)",
+            "--detail --format json`. Or: local (this machine), kubernetes, kubernetes:CONTEXT (of "
+            "the kubeconfig), ray, ray:URL (of its dashboard)",
             show_default=False,
         ),
     ],
@@ -51,6 +52,10 @@ def import_fleet(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the documents, and change nothing")
     ] = False,
+    watch: Annotated[
+        bool,
+        typer.Option("--watch", help="Of Kubernetes: go on, and register every change at once"),
+    ] = False,
 ) -> None:
     """Register the machines of a site as clusters, from where it keeps them.
 
@@ -61,6 +66,9 @@ def import_fleet(
 
     if replace and merge:
         raise typer.BadParameter("give --replace or --merge, not both")
+    if watch:
+        _watch(session, sources, cluster_id, replace=replace, otherwise=merge or dry_run)
+        return
     try:
         found = collect(sources, cluster_id)
     except InventoryError as error:
@@ -84,6 +92,27 @@ def import_fleet(
         else:
             done = _register(services, known, found.documents, replace=replace)
             _report(session, done)
+
+
+def _watch(
+    session: CommandSession,
+    sources: Sequence[str],
+    cluster_id: str,
+    *,
+    replace: bool,
+    otherwise: bool,
+) -> None:
+    from moorage_client.cli.following import follow  # noqa: PLC0415  # Slow to import.
+    from moorage_client.inventory import InventoryError  # noqa: PLC0415  # As above.
+    from moorage_client.inventory.kubernetes_live import is_live  # noqa: PLC0415  # As above.
+
+    if otherwise or not all(map(is_live, sources)) or (cluster_id and len(sources) > 1):
+        wanted = "kubernetes or kubernetes:CONTEXT as sources, and neither --merge nor --dry-run"
+        raise typer.BadParameter(f"--watch: expected {wanted}; --cluster-id is for a single one")
+    try:
+        follow(session, sources, cluster_id, replace=replace)
+    except InventoryError as error:
+        raise typer.BadParameter(str(error)) from error
 
 
 def _known(services: Any, documents: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

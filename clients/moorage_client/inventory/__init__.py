@@ -9,6 +9,7 @@ A source is one of:
   `kubectl get nodes -o json` printed, or what `ray list nodes --detail --format json` or
   `ray.nodes()` did; which of them it is, its content says;
 - `local`: this machine;
+- `kubernetes`, or `kubernetes:CONTEXT`: a Kubernetes cluster, as the kubeconfig says;
 - `ray`, or `ray:URL`: the dashboard of a Ray cluster.
 
 What can go wrong is one tree, below `MoorageError`:

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from moorage_client.inventory.documents import Document, Inventory, InventoryError, combined
 from moorage_client.inventory.kubernetes import KINDS, kubernetes_inventory
+from moorage_client.inventory.kubernetes_live import KUBERNETES, is_live, live_inventory
 from moorage_client.inventory.openb import nodes_in, trace_document
 from moorage_client.inventory.ray import dashboard_inventory, is_ray_node, ray_inventory
 from moorage_client.inventory.this_machine import machine_inventory
@@ -70,6 +71,8 @@ def read(source: str, cluster_id: str = "") -> Inventory:
     """
     if source == MACHINE:
         return machine_inventory(source, cluster_id)
+    if is_live(source):
+        return live_inventory(source, cluster_id)
     kind, _, url = source.partition(":")
     if kind == RAY:
         return dashboard_inventory(source, url, cluster_id)
@@ -92,7 +95,8 @@ def _text(source: str) -> str:
             with Path(source).open("rb") as file:
                 content = file.read(FILE_BYTES_MAX + 1)
     except OSError as error:
-        expected = f"a file, `{STDIN}`, `{MACHINE}`, `{RAY}` or `{RAY}:URL` ({error.strerror})"
+        named = f"`{STDIN}`, `{MACHINE}`, `{KUBERNETES}`, `{RAY}` or `{RAY}:URL`"
+        expected = f"a file, {named} ({error.strerror})"
         raise InventoryError(name, "", expected) from error
     if len(content) > FILE_BYTES_MAX:
         raise InventoryError(name, "", f"at most {FILE_BYTES_MAX} bytes")

@@ -1,0 +1,91 @@
+"""Kubernetes clusters as they are now: `kubernetes` and `kubernetes:CONTEXT` as sources.
+
+A program of the server package asks the API server, started with this interpreter: the client
+imports neither that package nor the library of the extra `kubernetes`.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from typing import IO, Any, Final
+
+from moorage_client.inventory.documents import Inventory, InventoryError
+
+KUBERNETES: Final = "kubernetes"
+PROGRAM: Final = "moorage.backends.kubernetes.follow"
+STOP_SECONDS_MAX: Final = 10.0
+
+
+def is_live(source: str) -> bool:
+    """Tell whether a source is a cluster that is to be asked."""
+    return source.partition(":")[0] == KUBERNETES
+
+
+def live_inventory(source: str, cluster_id: str) -> Inventory:
+    """Return a cluster as it is now.
+
+    Args:
+        source: `kubernetes`, or `kubernetes:CONTEXT` for another context than the current one.
+        cluster_id: Its id; empty: the context's name.
+
+    Raises:
+        InventoryError: It cannot be read.
+
+    """
+    with followed(source, cluster_id, watch=False) as lines:
+        line = lines.readline()
+    if not line:
+        raise InventoryError(source, "", f"an answer of {PROGRAM}; its last words are above")
+    said: dict[str, Any] = json.loads(line)
+    if "error" in said:
+        raise InventoryError(source, "", f"a cluster that can be read ({said['error']})")
+    return Inventory((said["document"],))
+
+
+def cluster_id_of(source: str, cluster_id: str) -> str:
+    """Return the id of the cluster of a source.
+
+    Raises:
+        InventoryError: It has none yet.
+
+    """
+    found = cluster_id or source.partition(":")[2]
+    if not found:
+        raise InventoryError(source, "", "a name for its cluster: give --cluster-id NAME")
+    return found
+
+
+@contextmanager
+def followed(source: str, cluster_id: str, *, watch: bool) -> Iterator[IO[bytes]]:
+    """Give lines of JSON about a cluster, as `moorage.backends.kubernetes.follow` has them.
+
+    Raises:
+        InventoryError: What that needs is not installed, or the cluster has no id.
+
+    """
+    if any(find_spec(name) is None for name in ("aiohttp", "kubernetes")):
+        raise InventoryError(source, "", "the extra kubernetes: pip install 'moorage[kubernetes]'")
+    job = {
+        "cluster_id": cluster_id_of(source, cluster_id),
+        "context": source.partition(":")[2],
+        "watch": watch,
+    }
+    # -P: modules in the working directory are not imported.
+    with subprocess.Popen(  # noqa: S603  # Our own program.
+        [sys.executable, "-P", "-m", PROGRAM, json.dumps(job)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        try:
+            yield child.stdout
+        finally:
+            child.stdin.close()  # Which ends it.
+            try:
+                child.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                child.kill()

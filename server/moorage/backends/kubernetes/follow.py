@@ -1,0 +1,67 @@
+"""The program behind `moorage fleet import kubernetes`: a cluster as lines of JSON on stdout.
+
+The command line is a client and may not import the server's packages. It starts this program with
+a job, as JSON in its only argument: `cluster_id`, `context`, and `watch`. A line is one of
+`{"document": …}`, `{"stale": "why"}` and `{"error": "why"}`, the last of all. It ends when its
+stdin does.
+"""
+
+import asyncio
+import os
+import sys
+import threading
+from typing import Any, Final
+
+import msgspec
+
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.documents import offered_document
+from moorage.backends.kubernetes.errors import KubernetesError
+from moorage.backends.kubernetes.following import ClusterFollower, ClusterSource
+from moorage.backends.kubernetes.inventory import ClusterInventory
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def main() -> None:
+    """Do the job."""
+    job = msgspec.json.decode(sys.argv[1])
+    threading.Thread(target=_end_with_stdin, daemon=True).start()
+    source = ClusterSource(job["cluster_id"], job["context"])
+    asyncio.run(_follow(source) if job["watch"] else _read(source))
+
+
+async def _read(source: ClusterSource) -> None:
+    try:
+        async with (
+            await ClusterConnection.open(context=source.context) as connection,
+            ClusterInventory(connection, source.cluster_id) as inventory,
+        ):
+            await inventory.listed()
+            _say({"document": offered_document(inventory.document())})
+    except KubernetesError as error:
+        _say({"error": str(error)})
+
+
+async def _follow(source: ClusterSource) -> None:
+    stale = ""
+    async for view in ClusterFollower(source).views():
+        if view.document is not None:
+            _say({"document": view.document | {"unavailable": view.stale}})
+        elif bool(view.stale) != bool(stale):
+            _say({"stale": view.stale})
+        stale = view.stale
+
+
+def _say(line: dict[str, Any]) -> None:
+    sys.stdout.buffer.write(_encode(line) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def _end_with_stdin() -> None:
+    sys.stdin.buffer.read()
+    os._exit(0)  # Nothing is open here that another process could miss.
+
+
+if __name__ == "__main__":
+    main()
