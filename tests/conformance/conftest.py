@@ -1,4 +1,4 @@
-"""Lets the tests of conformance import `aws_world` and others, and ask for `aws` and `plane`."""
+"""Lets the tests of conformance import `aws_world` and others, and ask for their fixtures."""
 
 import sys
 from pathlib import Path
@@ -8,5 +8,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "kubernetes"))
 
 from aws_world import aws, aws_server  # After the lines above.
 from kubernetes_plane import fresh_plane, plane
+from ray_world import ray_world
 
-__all__ = ["aws", "aws_server", "fresh_plane", "plane"]
+__all__ = ["aws", "aws_server", "fresh_plane", "plane", "ray_world"]

@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import errno
 import http.client
+import importlib.metadata
 import os
 import platform
 import socket
@@ -39,8 +40,6 @@ PARTS: Final = {
 """What every installation has."""
 ANSWER_SECONDS_MAX: Final = 2.0
 """How long the server at a port may take to say that it is well."""
-NOT_YET: Final = {"backend: ray": "this release does not have it"}
-"""What this release does not do, whatever is installed beside it."""
 
 
 def examine(config: Config) -> list[DoctorFinding]:
@@ -58,7 +57,8 @@ def examine(config: Config) -> list[DoctorFinding]:
     ]
     findings += [DoctorFinding(name, "ok", detail) for name, detail in PARTS.items()]
     findings.append(_aws("aws" in config.backends))
-    return findings + [DoctorFinding(name, "missing", detail) for name, detail in NOT_YET.items()]
+    findings.append(_ray("ray" in config.backends))
+    return findings
 
 
 def _aws(wanted: bool) -> DoctorFinding:
@@ -73,6 +73,18 @@ def _aws(wanted: bool) -> DoctorFinding:
             "backend: aws", "missing", f"{detail}; the setting backends has it not"
         )
     return DoctorFinding("backend: aws", "ok", detail)
+
+
+def _ray(wanted: bool) -> DoctorFinding:
+    try:
+        version = importlib.metadata.version("ray")
+    except importlib.metadata.PackageNotFoundError:
+        detail = "pip install 'moorage[ray]', then list it in the setting backends"
+        return DoctorFinding("backend: ray", "broken" if wanted else "missing", detail)
+    if not wanted:
+        detail = f"ray {version}; the setting backends has it not"
+        return DoctorFinding("backend: ray", "missing", detail)
+    return DoctorFinding("backend: ray", "ok", f"ray {version}")
 
 
 class _NoServices:

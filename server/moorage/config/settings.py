@@ -79,7 +79,7 @@ __all__ = [
 Sandbox = Literal["jail", "unsafe"]
 Isolation = Literal["per_policy_version", "per_tenant", "per_eval"]
 LogLevel = Literal["debug", "info", "warning", "error"]
-BACKENDS: Final = ("local", "memory", "aws", "kubernetes")
+BACKENDS: Final = ("local", "memory", "aws", "kubernetes", "ray")
 """Every backend there is."""
 BACKENDS_BY_DEFAULT: Final = ("local", "memory")
 """Those that need nothing beside this machine."""
@@ -183,7 +183,8 @@ class Config:
             "What `provision.backend` may name. `local` runs commands of clients on this machine, "
             "as the daemon's own user, and containers with any of its folders that they mount. "
             "`aws` rents instances of Amazon EC2, and needs `pip install 'moorage[aws]'`. "
-            "`kubernetes` starts pods in `kubernetes_clusters`.",
+            "`kubernetes` starts pods in `kubernetes_clusters`. `ray` starts on the nodes of a Ray "
+            "cluster, and needs `pip install 'moorage[ray]'`.",
             default="`local,memory`; `memory` where there are `tokens`, or where other machines "
             "reach `host` or `http_host`",
         ),
@@ -217,6 +218,26 @@ class Config:
             "be there: the daemon makes none.",
         ),
     ] = "default"
+    ray_address: Annotated[
+        str,
+        Setting(
+            NAME,
+            "Ray cluster of the backend `ray`: `HOST:PORT`, `ray://HOST:PORT`, or `auto` for the "
+            "one that runs on this machine.",
+        ),
+    ] = "auto"
+    ray_cluster: Annotated[
+        str,
+        Setting(NAME, "Id of its cluster document, which the daemon keeps up to date."),
+    ] = "ray"
+    ray_autoscale: Annotated[
+        bool,
+        Setting(
+            SWITCH,
+            "Ask Ray's autoscaler for what requests in the queue wait for; this replaces what "
+            "others asked of it.",
+        ),
+    ] = False
     policy_code_root: Annotated[
         Path | None,
         Setting(

@@ -12,6 +12,7 @@ from functools import partial
 
 import structlog
 
+from moorage.backends.ray.backend import RayBackend
 from moorage.catalog.mirrored.prometheus import PrometheusPoller
 from moorage.catalog.ports import Catalog
 from moorage.config.settings import Config
@@ -51,6 +52,7 @@ from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess
 from moorage.daemon.workloads.backends import configured_backends
 from moorage.daemon.workloads.control import WorkloadControl
+from moorage.daemon.workloads.ray_inventory import RayInventory
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
@@ -90,6 +92,7 @@ class Runners:
 
     sandbox: Sandbox
     workloads: WorkloadControl
+    ray: RayBackend | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +148,7 @@ async def _start(config: Config, tasks: Tasks, stack: AsyncExitStack) -> Daemon:
     web.name_websocket_port(port)
     _follow_prometheus(config, stores.catalog, core, stack)
     _follow_clusters(config, stores, core)
+    _follow_ray(config, stores, core, runners)
     return Daemon(
         port=port,
         http_port=http_port,
@@ -217,7 +221,8 @@ async def _open_runners(
     workloads = WorkloadControl(backends, core.inbox.post, core.tasks, core.watchers.workload)
     stack.push_async_callback(workloads.close)
     await workloads.open([each.workload for each in state.leases.values() if each.provision])
-    return Runners(sandbox, workloads)
+    ray = backends.get("ray")
+    return Runners(sandbox, workloads, ray if isinstance(ray, RayBackend) else None)
 
 
 def _requests(
@@ -355,3 +360,15 @@ def _follow_clusters(config: Config, stores: Stores, core: Core) -> None:
     followed = FollowedClusters(stores.catalog, stores.allocator.state, core.watchers)
     followed.start(config, core.tasks)
     core.measures.watch(followed.metrics)
+
+
+def _follow_ray(config: Config, stores: Stores, core: Core, runners: Runners) -> None:
+    if runners.ray is None:
+        return
+
+    def tell(finding: str) -> None:
+        log.warning("ray", finding=finding)
+
+    state = stores.allocator.state
+    inventory = RayInventory(config, stores.catalog, runners.ray, state, tell)
+    core.tasks.spawn(inventory.run())

@@ -1,10 +1,12 @@
 """Which backends this daemon has: those that the setting `backends` names."""
 
+import importlib.util
 from collections.abc import Callable, Mapping
 
 from moorage.backends.base import Backend, BackendError
 from moorage.backends.local.backend import LocalBackend, this_node
 from moorage.backends.memory import MemoryBackend
+from moorage.backends.ray.backend import RayBackend
 from moorage.config.settings import Config
 from moorage.model import Cluster, ClusterId, Node, Share
 
@@ -32,6 +34,7 @@ def configured_backends(config: Config, clusters: Clusters) -> dict[str, Backend
         "memory": MemoryBackend,
         "aws": lambda: _aws(config, clusters),
         "kubernetes": lambda: _kubernetes(config),
+        "ray": lambda: _ray(config),
     }
     return {name: made[name]() for name in config.backends}
 
@@ -67,3 +70,10 @@ def _kubernetes(config: Config) -> Backend:
         for cluster, context in config.kubernetes_clusters.items()
     ]
     return KubernetesBackend(config.data_dir / "kubernetes", clusters, config.kubernetes_namespace)
+
+
+def _ray(config: Config) -> Backend:
+    if importlib.util.find_spec("ray") is None:  # Another process imports it.
+        way = "pip install 'moorage[ray]', or take ray out of the setting backends"
+        raise BackendError(f"the backend ray needs ray: {way}")
+    return RayBackend(config.data_dir / "ray", config.ray_address)

@@ -58,7 +58,7 @@ _UNSERVED: Final = {
     "max_global_num": "only the library counts its resources; a daemon's are limited by its fleet",
     "gpus": "a workload has the GPUs that its lease holds; ask for them in resources",
     "extra": "no backend of this server understands more than the other fields",
-    "ray_actor_options": "this server has no backend ray",
+    "ray_actor_options": "only actors of the backend ray have them",
 }
 """Fields of specs that are for others than a daemon, and why they are refused."""
 _HAVE_GPUS: Final = frozenset({"process", "service", "container", "pod", "job"})
@@ -160,6 +160,8 @@ class WorkloadControl:
             return Refusal(Code.UNSUPPORTED, f"provision.spec: {error}.", "provision.spec")
         for name, why in _UNSERVED.items():
             given = getattr(spec, name, None) not in (None, {})
+            if name == "ray_actor_options" and spec.category == "ray_actor":
+                continue  # Its backend has looked at them.
             if given and (name != "gpus" or spec.category in _HAVE_GPUS):
                 field = f"provision.spec.{name}"
                 return Refusal(Code.UNSUPPORTED, f"{field}: {why}.", field, "nothing")

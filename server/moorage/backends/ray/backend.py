@@ -1,0 +1,289 @@
+"""`RayBackend`: one detached actor of Ray for each node of a workload.
+
+All that speaks to Ray is another process (`connection`, `driver`): where Ray hangs or crashes,
+calls fail, workloads go on, and the next process finds them again by the names of their actors.
+"""
+
+import asyncio
+import base64
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.backends.base import (
+    BackendError,
+    CommandExecution,
+    Listener,
+    Log,
+    Order,
+    Phase,
+    Support,
+    UnknownAttemptError,
+    UnknownWorkloadError,
+    UnsupportedSpecError,
+    WorkloadReport,
+)
+from moorage.backends.completion import finished
+from moorage.backends.ray import orders
+from moorage.backends.ray.connection import RayConnection
+from moorage.backends.ray.records import Records
+from moorage.backends.specs import BaseResourceSpec
+
+__all__ = ["RayBackend"]
+
+ANSWER_SECONDS_MAX: Final = 30.0
+"""How long Ray may take to say something."""
+STOP_SECONDS_MAX: Final = 3660.0
+"""How long a workload may take to end: as long as any spec may ask for, and a minute."""
+_GONE: Final = "Ray no longer knows its actor: its node or the cluster was lost"
+
+
+class RayBackend:
+    """Commands, services and actors on the nodes of a Ray cluster.
+
+    Args:
+        root: Folder of what must outlive the daemon. Two backends over one root are a daemon before
+            and after a crash.
+        address: Of the cluster: `auto`, `HOST:PORT`, or `ray://HOST:PORT`.
+
+    """
+
+    name: Final = "ray"
+    _support: Final = Support(
+        categories=orders.CATEGORIES, default="process", execute=True, logs=True, gangs=True
+    )
+
+    def __init__(self, root: Path, address: str = "auto") -> None:
+        self._records = Records(root)
+        self._nodes = frozenset[str]()
+        self._listener: Listener | None = None
+        self._busy: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self.connection = RayConnection(
+            address, self._records.server, orders.NAMESPACE, root, self._reconnected, self._ended
+        )
+
+    @property
+    def support(self) -> Support:
+        """See `Backend.support`."""
+        return replace(self._support, nodes=self._nodes)
+
+    def listen(self, listener: Listener | None) -> None:
+        """Have `listener` told of every change; see `Backend.listen`."""
+        self._listener = listener
+
+    def refuse(self, spec: BaseResourceSpec) -> None:
+        """Look at a spec before anything is held for it; see `Backend.refuse`."""
+        orders.check(spec)
+
+    async def discover(self) -> Collection[WorkloadReport]:
+        """Return what is here; see `Backend.discover`."""
+        found = await self.connection.call("discover", ANSWER_SECONDS_MAX)
+        known = {name: _report(name, each) for name, each in found.items()}
+        for name, state in self._records.all().items():
+            if name not in known and state == "ready":
+                known[name] = _gone(name)
+        return list(known.values())
+
+    async def start(self, order: Order) -> WorkloadReport:
+        """Start a workload and wait until it is ready; see `Backend.start`."""
+        orders.check(order.spec)
+        plans = orders.plans(order, self._records.server())
+        started = self._records.state(order.id) == "ready"
+        if started:
+            known = await self.connection.call("start", None, plans=plans, new=False)
+            return _gone(order.id) if known is None else _report(order.id, known)
+        self._tell(WorkloadReport(order.id, Phase.STARTING, detail=_where(plans)))
+        with self._in_hand(order.id):
+            self._records.note(order.id, "unwanted")  # Unless it gets ready.
+            try:
+                async with asyncio.timeout(order.timeout_seconds):
+                    answer = await self.connection.call("start", None, plans=plans, new=True)
+                self._records.note(order.id, "ready")
+            except BaseException as error:
+                await finished(self._undone(order.id))
+                if isinstance(error, TimeoutError):
+                    reason = f"it was not ready within {order.timeout_seconds:g} s"
+                    raise TimeoutError(reason) from None
+                raise
+        report = _report(order.id, answer)
+        if not report.phase.over:
+            self._tell(report)
+        return report
+
+    async def _undone(self, workload: str) -> None:
+        """Leave nothing of a start; where Ray does not answer, as soon as it does."""
+        with contextlib.suppress(BackendError):
+            await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
+            self._records.forget(workload)
+
+    async def stop(self, workload: str) -> None:
+        """Stop a workload; see `Backend.stop`."""
+        with self._in_hand(workload):
+            was = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
+            was = was or self._records.state(workload) == "ready"
+            self._records.forget(workload)
+        if was:
+            self._tell(WorkloadReport(workload, Phase.STOPPED))
+
+    async def status(self, workload: str) -> WorkloadReport:
+        """Look at a workload; see `Backend.status`."""
+        return await self._looked(workload, probe=False)
+
+    async def probe(self, workload: str) -> WorkloadReport:
+        """Look at a workload and ask whether it answers; see `Backend.probe`."""
+        return await self._looked(workload, probe=True)
+
+    async def _looked(self, workload: str, *, probe: bool) -> WorkloadReport:
+        try:
+            seen = await self.connection.call(
+                "status", ANSWER_SECONDS_MAX, workload=workload, probe=probe
+            )
+        except UnknownWorkloadError:
+            if self._records.state(workload) == "ready":
+                return _gone(workload)
+            raise
+        return _report(workload, seen)
+
+    def glance(self, workload: str) -> WorkloadReport | None:
+        """Know nothing without asking; see `Backend.glance`."""
+        del workload
+        return None
+
+    async def control(self, workload: str, limits: Mapping[str, Any]) -> None:
+        """Refuse: what an actor holds of Ray cannot change; see `Backend.control`."""
+        await self.status(workload)
+        if limits:
+            names = ", ".join(sorted(limits))
+            raise UnsupportedSpecError(f"the backend ray has no limit named {names}")
+
+    async def reset(self, workload: str) -> Any:
+        """Refuse: nothing on Ray says how; see `Backend.reset`."""
+        await self.status(workload)
+        raise UnsupportedSpecError("the backend ray resets nothing; end it and start another")
+
+    async def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        *,
+        timeout_seconds: float | None = None,
+        workdir: str | None = None,
+        user: str | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> CommandExecution:
+        """Run a command on the first node of a workload; see `Backend.execute`."""
+        if user is not None:
+            raise UnsupportedSpecError("user: on Ray, commands run as the cluster's own user")
+        code, output = await self.connection.call(
+            "execute",
+            None if timeout_seconds is None else timeout_seconds + ANSWER_SECONDS_MAX,
+            workload=workload,
+            command=list(command),
+            seconds=timeout_seconds,
+            folder=workdir,
+            environment=dict(environment or {}),
+        )
+        if code is None:
+            raise TimeoutError(f"{command[0]} ran longer than {timeout_seconds} s")
+        return CommandExecution(code, output)
+
+    async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
+        """Read the output of the first node of a workload; see `Backend.logs`."""
+        piece = await self.connection.call(
+            "logs", ANSWER_SECONDS_MAX, workload=workload, offset=offset
+        )
+        if attempt not in {0, piece["attempt"]}:
+            raise UnknownAttemptError(workload, (piece["attempt"],))
+        data = base64.b64decode(piece["data"])
+        return Log.of(data, piece["start"], over=piece["over"], exit_code=piece["exit_code"])
+
+    async def close(self) -> None:
+        """Let go. Workloads go on running."""
+        self._listener = None
+        await asyncio.to_thread(self.connection.close)
+
+    # The cluster -------------------------------------------------------------------------------
+
+    async def observe(self) -> dict[str, Any]:
+        """Return what the cluster has and what is taken of it; see `inventory`.
+
+        Raises:
+            BackendError: Ray does not answer.
+
+        """
+        seen: dict[str, Any] = await self.connection.call("observe", ANSWER_SECONDS_MAX)
+        self._nodes = frozenset(str(each["id"]) for each in seen["nodes"])
+        return seen
+
+    async def request(self, bundles: Sequence[Mapping[str, float]]) -> None:
+        """Have Ray's autoscaler make room for these, instead of what was requested before."""
+        await self.connection.call("request", ANSWER_SECONDS_MAX, bundles=list(bundles))
+
+    # News --------------------------------------------------------------------------------------
+
+    def _ended(self, workload: str, report: Mapping[str, Any]) -> None:
+        self._tell(_report(workload, report))
+
+    def _reconnected(self) -> None:
+        """Have it looked after what became of workloads while Ray did not answer."""
+        check = threading.Thread(target=lambda: asyncio.run(self._caught_up()), daemon=True)
+        check.start()
+
+    async def _caught_up(self) -> None:
+        before = self._records.all()
+        try:
+            found = await self.connection.call("discover", ANSWER_SECONDS_MAX)
+            for name, state in before.items():
+                with self._lock:
+                    busy = name in self._busy
+                if busy or self._records.state(name) != state:
+                    continue  # Who has it in hand says what becomes of it.
+                if state == "unwanted":
+                    await self._undone(name)
+                elif name not in found:
+                    self._tell(_gone(name))
+                elif _report(name, found[name]).phase.over:
+                    self._tell(_report(name, found[name]))
+        except BackendError:
+            return  # It is tried again when Ray is found again.
+
+    @contextlib.contextmanager
+    def _in_hand(self, workload: str) -> Iterator[None]:
+        """Note that a workload is being started or stopped."""
+        with self._lock:
+            self._busy[workload] += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._busy[workload] -= 1
+                self._busy += Counter()  # Forgets what is none any more.
+
+    def _tell(self, workload: WorkloadReport) -> None:
+        if self._listener is not None:
+            self._listener(workload)
+
+
+def _report(workload: str, seen: Mapping[str, Any]) -> WorkloadReport:
+    return WorkloadReport(
+        workload,
+        Phase(seen["phase"]),
+        endpoint=seen.get("endpoint") or "",
+        detail=seen.get("detail") or "",
+        exit_code=seen.get("exit_code"),
+        log_tail=tuple(seen.get("log_tail") or ()),
+    )
+
+
+def _gone(workload: str) -> WorkloadReport:
+    return WorkloadReport(workload, Phase.FAILED, detail=_GONE)
+
+
+def _where(plans: Sequence[Mapping[str, Any]]) -> str:
+    nodes = ", ".join(each["node"] for each in plans if each["node"])
+    return f"asked of Ray on {nodes}" if nodes else "asked of Ray"

@@ -1,0 +1,246 @@
+"""The process that speaks to Ray, as the daemon has it: started, asked, watched, started again."""
+
+import asyncio
+import itertools
+import json
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final
+
+from moorage.backends.base import BackendError, UnknownWorkloadError
+
+__all__ = ["RayConnection", "RayUnreachableError", "WorkloadFailedError"]
+
+CONNECT_SECONDS_MAX: Final = 60.0
+"""How long the process may take to find the cluster."""
+SILENCE_SECONDS_MAX: Final = 15.0
+"""So long Ray may not answer; then the process is ended and another one started."""
+PAUSES_SECONDS: Final = (0.5, 1.0, 2.0, 5.0)
+"""Before it is started again; the last one repeats."""
+READ_BYTES: Final = 1 << 16
+
+
+class RayUnreachableError(BackendError):
+    """Ray does not answer: what runs there goes on, and how it is, is not known."""
+
+
+class WorkloadFailedError(BackendError):
+    """Ray answered that a workload did not start, or cannot be stopped."""
+
+
+class RayConnection:
+    """One process, from the first call on until `close`; then from the next call on.
+
+    Args:
+        address: Of the Ray cluster.
+        server: Part of the names of this server's actors.
+        namespace: Of Ray.
+        folder: Of its log.
+        connected: Called, in a thread, whenever it has found the cluster.
+        ended: Called, in a thread, with what is told of a workload that ended by itself.
+
+    """
+
+    def __init__(
+        self,
+        address: str,
+        server: Callable[[], str],
+        namespace: str,
+        folder: Path,
+        connected: Callable[[], None],
+        ended: Callable[[str, Mapping[str, Any]], None],
+    ) -> None:
+        self.address = address
+        self._server = server
+        self._namespace = namespace
+        self._folder = folder
+        self._connected = connected
+        self._ended = ended
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, Future[Any]] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._up = threading.Event()
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._trouble = ""
+        self._failures = 0
+
+    @property
+    def trouble(self) -> str:
+        """Why Ray is not reached; empty where it is."""
+        return "" if self._up.is_set() else self._trouble or "it has not answered yet"
+
+    @property
+    def pid(self) -> int | None:
+        """The process that speaks to Ray now."""
+        with self._lock:
+            return self._process.pid if self._process is not None else None
+
+    async def call(self, name: str, seconds: float | None, /, **arguments: Any) -> Any:
+        """Have the process do something.
+
+        Args:
+            name: What; see `driver`.
+            seconds: How long that may take; None where the caller has a bound of its own.
+            **arguments: Of it.
+
+        Raises:
+            RayUnreachableError: Ray does not answer.
+            WorkloadFailedError: The workload failed.
+            UnknownWorkloadError: There is none of that name.
+
+        """
+        self.open()
+        connecting = min(CONNECT_SECONDS_MAX, seconds or CONNECT_SECONDS_MAX)
+        if not self._up.is_set() and not await asyncio.to_thread(self._wait, connecting):
+            raise RayUnreachableError(f"Ray at {self.address} is not reached: {self.trouble}")
+        number = next(self._numbers)
+        future: Future[Any] = Future()
+        with self._lock:
+            self._waiting[number] = future
+        self._write({"id": number, "call": name, "arguments": arguments})
+        try:
+            async with asyncio.timeout(seconds):
+                answer = await asyncio.wrap_future(future)
+        except TimeoutError:
+            reason = f"Ray at {self.address} has not answered {name} within {seconds:g} s"
+            raise RayUnreachableError(reason) from None
+        finally:
+            with self._lock:
+                self._waiting.pop(number, None)
+        if "value" in answer:
+            return answer["value"]
+        if answer["kind"] == "unknown":
+            raise UnknownWorkloadError(str(arguments.get("workload", "")))
+        if answer["kind"] == "failure":
+            raise WorkloadFailedError(answer["error"])
+        raise RayUnreachableError(f"Ray at {self.address}: {answer['error']}")
+
+    def open(self) -> None:
+        """Have the process started, unless it was; it stays until `close`."""
+        with self._lock:
+            if self._thread is None and not self._closing.is_set():
+                self._thread = threading.Thread(target=self._run, name="ray", daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """End the process; what runs on Ray goes on."""
+        self._closing.set()
+        with self._lock:
+            process, thread = self._process, self._thread
+        if process is not None:
+            process.kill()
+        if thread is not None:
+            thread.join()
+        with self._lock:
+            self._thread, self._trouble = None, ""
+        self._closing.clear()
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait until the cluster is found, or a try to find it has failed."""
+        deadline = time.monotonic() + seconds
+        failures = self._failures
+        while not self._up.wait(0.05):
+            failed = self._failures > failures
+            if self._closing.is_set() or failed or time.monotonic() > deadline:
+                return False
+        return True
+
+    def _write(self, message: Mapping[str, Any]) -> None:
+        line = json.dumps(message).encode() + b"\n"
+        with self._lock:
+            process = self._process
+            if process is None or process.stdin is None:
+                return  # Who waits for the answer is told why there is none.
+            try:
+                process.stdin.write(line)
+                process.stdin.flush()
+            except OSError:
+                return  # As above.
+
+    def _run(self) -> None:
+        pauses = iter(PAUSES_SECONDS)
+        pause = PAUSES_SECONDS[0]
+        while not self._closing.is_set():
+            self._start()
+            if self._serve():
+                pauses = iter(PAUSES_SECONDS)
+            pause = next(pauses, pause)
+            self._closing.wait(pause)
+
+    def _start(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        arguments = (self.address, self._server(), self._namespace)
+        environment = {"RAY_USAGE_STATS_ENABLED": "0", **os.environ}
+        with (self._folder / "driver.log").open("wb") as log:
+            process = subprocess.Popen(  # noqa: S603  # Our own program.
+                [sys.executable, "-m", "moorage.backends.ray.driver", *arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        with self._lock:
+            self._process = process
+        if self._closing.is_set():
+            process.kill()
+
+    def _serve(self) -> bool:
+        """Take what the process says until it ends. Returns whether it had found the cluster."""
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
+        trouble = "its process ended"
+        found = False
+        rest = b""
+        while True:
+            limit = SILENCE_SECONDS_MAX if found else CONNECT_SECONDS_MAX
+            ready, _, _ = select.select([process.stdout], [], [], limit)
+            if not ready:
+                trouble = f"no answer for {limit:g} s"
+                break
+            data = os.read(process.stdout.fileno(), READ_BYTES)
+            if not data:
+                break
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                trouble = message.get("fatal", trouble)
+                if "connected" in message:
+                    found, self._trouble = True, ""
+                    self._up.set()
+                    self._connected()
+                elif "ended" in message:
+                    self._ended(message["ended"], message["report"])
+                elif "id" in message:
+                    self._answered(message)
+        process.kill()
+        process.wait()
+        with self._lock:
+            self._process = None
+            process.stdin.close()
+            process.stdout.close()
+            left, self._waiting = self._waiting, {}
+        self._trouble = trouble
+        self._failures += not found
+        self._up.clear()
+        for future in left.values():
+            if not future.done():
+                future.set_result({"kind": "trouble", "error": trouble})
+        return found
+
+    def _answered(self, message: Mapping[str, Any]) -> None:
+        with self._lock:
+            future = self._waiting.pop(message["id"], None)
+        if future is not None and not future.done():
+            future.set_result(message)

@@ -1,0 +1,130 @@
+"""Speaks to Ray for the daemon: one JSON object a line, calls in, answers and news out.
+
+    {"id": 1, "call": "stop", "arguments": {"workload": "…"}}   →   {"id": 1, "value": …}
+
+It ends when its standard input does, and is started again by `connection` when it ends otherwise:
+a Ray that hangs or crashes takes this process with it and nothing else.
+"""
+
+import base64
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import ray
+
+from moorage.backends.ray.driver.observation import observe
+from moorage.backends.ray.driver.workloads import NotDoneError, UnknownActorError, Workloads
+from moorage.backends.ray.node import host
+
+BEAT_SECONDS: Final = 2.0
+"""Between two looks whether Ray still answers; the daemon is told each time."""
+CALLS_MAX: Final = 128
+"""At the same time; starts of workloads wait here until they are ready."""
+
+
+class Driver:
+    """Carries out calls.
+
+    Args:
+        namespace: Of Ray.
+        server: Whose actors these are.
+        output: Where answers go.
+
+    """
+
+    def __init__(self, server: str, namespace: str, output: int) -> None:
+        self._output = output
+        self._writing = threading.Lock()
+        self._client = ray.util.client.ray.is_connected()  # type: ignore[no-untyped-call]  # Ray has no types for it.
+        self._observe: Any = ray.remote(num_cpus=0)(observe) if self._client else None
+        self._workloads = Workloads(server, namespace, self._ended)
+        self._calls: Mapping[str, Callable[..., Any]] = {
+            "discover": self._workloads.discover,
+            "status": self._workloads.status,
+            "start": self._workloads.start,
+            "stop": self._workloads.stop,
+            "logs": self._logs,
+            "execute": self._workloads.execute,
+            "observe": self._look,
+            "request": self._request,
+        }
+
+    def say(self, message: Mapping[str, Any]) -> None:
+        """Write one line; without a reader there is nothing left to do."""
+        line = json.dumps(message).encode() + b"\n"
+        with self._writing:
+            try:
+                while line:
+                    line = line[os.write(self._output, line) :]
+            except OSError:
+                os._exit(0)
+
+    def carry_out(self, message: Mapping[str, Any]) -> None:
+        """Carry out a call and answer it."""
+        answer: dict[str, Any]
+        try:
+            answer = {"value": self._calls[message["call"]](**message["arguments"])}
+        except UnknownActorError:
+            answer = {"kind": "unknown", "error": ""}
+        except NotDoneError as error:
+            answer = {"kind": "failure", "error": str(error)}
+        except Exception as error:  # noqa: BLE001  # It is told, whatever it is.
+            answer = {"kind": "trouble", "error": f"{type(error).__name__}: {error}"}
+        self.say({"id": message["id"], **answer})
+
+    def beat(self) -> None:
+        """Say again and again that Ray answers."""
+        while True:
+            ray.nodes()  # type: ignore[no-untyped-call]  # Ray has no types for it.
+            self.say({"beat": time.time()})
+            time.sleep(BEAT_SECONDS)  # The pace of the beat.
+
+    def _ended(self, workload: str, report: Mapping[str, Any]) -> None:
+        self.say({"ended": workload, "report": report})
+
+    def _logs(self, workload: str, offset: int) -> dict[str, Any]:
+        data, start, over, code, attempt = self._workloads.logs(workload, offset)
+        text = base64.b64encode(data).decode()
+        return {"data": text, "start": start, "over": over, "exit_code": code, "attempt": attempt}
+
+    def _look(self) -> dict[str, Any]:
+        ours = sorted(self._workloads.actor_ids())
+        seen = observe() if self._observe is None else ray.get(self._observe.remote())
+        return {**seen, "ours": sorted({*ours, *self._workloads.actor_ids()})}
+
+    def _request(self, bundles: list[dict[str, float]]) -> None:
+        from ray.autoscaler.sdk import request_resources  # noqa: PLC0415  # Few sites use it.
+
+        request_resources(bundles=bundles)
+
+
+def main() -> None:
+    """Connect, and serve until the standard input ends."""
+    address, server, namespace = sys.argv[1:4]
+    output = os.dup(1)
+    os.dup2(2, 1)  # What Ray prints is no answer.
+    # No node needs this package: its classes travel to the cluster by value.
+    ray.cloudpickle.register_pickle_by_value(host)  # type: ignore[no-untyped-call]  # As above.
+    try:
+        ray.init(address=address, namespace=namespace, log_to_driver=False)
+    except Exception as error:  # noqa: BLE001  # It is told, whatever it is.
+        text = str(error).strip().partition("\n")[0] or type(error).__name__
+        os.write(output, json.dumps({"fatal": text}).encode() + b"\n")
+        return
+    driver = Driver(server, namespace, output)
+    driver.say({"connected": True})
+    threading.Thread(target=driver.beat, daemon=True).start()
+    with ThreadPoolExecutor(CALLS_MAX) as calls:
+        for line in sys.stdin:
+            calls.submit(driver.carry_out, json.loads(line))
+        os._exit(0)  # What still waits for Ray has no caller now.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""What a Ray cluster has and what is taken of it, as JSON. It may run in a task on the cluster."""
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+__all__ = ["observe"]
+
+
+def observe() -> dict[str, Any]:
+    """Return the nodes that are alive, what is free of them, and what each worker holds.
+
+    Through `ray://` this runs on the cluster, since a client of that kind may not ask for it.
+    """
+    import ray  # noqa: PLC0415  # It travels.
+    from ray._private.internal_api import node_stats  # noqa: PLC0415  # Nothing public says it.
+    from ray._private.state import available_resources_per_node  # noqa: PLC0415  # As above.
+
+    free = available_resources_per_node()  # type: ignore[no-untyped-call]  # Ray has no types.
+    alive = [each for each in ray.nodes() if each["Alive"]]  # type: ignore[no-untyped-call]  # As above.
+
+    def workers(node: dict[str, Any]) -> list[dict[str, Any]]:
+        try:
+            address, port = node["NodeManagerAddress"], node["NodeManagerPort"]
+            told = node_stats(address, port, include_memory_info=False)  # type: ignore[no-untyped-call]  # As above.
+        except Exception:  # noqa: BLE001  # A node that ends now is not asked again.
+            return []
+        found = []
+        for worker in told.core_workers_stats:
+            used: dict[str, dict[str, float]] = {}
+            for name, resource in worker.used_resources.items():
+                kind = name.partition("_group_")[0]
+                for slot in resource.resource_slots:
+                    used.setdefault(kind, {})[str(slot.slot)] = slot.allocation
+            if used:
+                found.append({"actor": worker.actor_id.hex(), "used": used})
+        return found
+
+    with ThreadPoolExecutor(16) as threads:
+        held = list(threads.map(workers, alive))
+    return {
+        "nodes": [
+            {
+                "id": node["NodeID"],
+                "name": node.get("NodeName", ""),
+                "address": node["NodeManagerAddress"],
+                "resources": node.get("Resources", {}),
+                "labels": node.get("Labels", {}),
+                "free": free.get(node["NodeID"], {}),
+                "workers": found,
+            }
+            for node, found in zip(alive, held, strict=True)
+        ]
+    }

@@ -1,0 +1,419 @@
+"""Workloads on Ray: detached actors, found again by their names. One lock for each workload."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ray
+
+from moorage.backends.ray.driver.devices import DeviceError, Holders, gone
+from moorage.backends.ray.node.host import WorkloadHost
+
+__all__ = ["NotDoneError", "UnknownActorError", "Workloads"]
+
+SCHEDULE_SECONDS_MAX: Final = 60.0
+"""How long Ray may take to start an actor; its node may have less free than the inventory says."""
+ENVIRONMENT_SECONDS_MAX: Final = 900.0
+"""The same where a `runtime_env` has to be made first."""
+ANSWER_SECONDS_MAX: Final = 10.0
+"""How long an actor that runs may take to answer."""
+STOP_SPARE_SECONDS: Final = 10.0
+"""Beyond what the workload itself has to end."""
+LOOK_SECONDS: Final = 20.0
+"""How long one question waits for a workload's end; one of a killed process ends then, too."""
+EXACT_TRIES: Final = 3
+
+Report = dict[str, Any]
+
+
+class NotDoneError(Exception):
+    """A workload did not start, or cannot be stopped; the message says why."""
+
+
+class UnknownActorError(Exception):
+    """There is none of that name."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """The actor of a workload on one of its nodes."""
+
+    name: str
+    start: tuple[str, str]
+    """Fencing number and attempt."""
+    index: int
+    handle: Any
+
+
+class Workloads:
+    """All workloads of one server.
+
+    Args:
+        server: The first part of the names of its actors.
+        namespace: Of Ray, that they are in.
+        tell: Told of those that end by themselves: name, and how.
+
+    """
+
+    def __init__(self, server: str, namespace: str, tell: Callable[[str, Report], None]) -> None:
+        self._server = server
+        self._namespace = namespace
+        self._tell = tell
+        self._lock = threading.Lock()
+        self._names: dict[str, threading.RLock] = {}
+        self._given_up: dict[str, threading.Event] = {}
+        self._watched: dict[str, dict[Any, _Member]] = {}
+        self._ends: dict[str, dict[int, Report]] = {}
+        self.holders = Holders()
+        threading.Thread(target=self._watch_forever, daemon=True).start()
+
+    # Looking -----------------------------------------------------------------------------------
+
+    def discover(self) -> dict[str, Report]:
+        """Return all that is here, and watch it from now on."""
+        found: dict[str, Report] = {}
+        for workload, members in self._all().items():
+            found[workload] = self._joined(members, "report")
+            self._watch(workload, members)
+        return found
+
+    def status(self, workload: str, *, probe: bool = False) -> Report:
+        """Return how a workload is; with `probe`, after it was asked whether it answers."""
+        return self._joined(self._members(workload), "probe" if probe else "report")
+
+    def logs(self, workload: str, offset: int) -> tuple[bytes, int, bool, int | None, int]:
+        """Return a piece of output of its first node, as `WorkloadHost.logs`, and its attempt."""
+        member = self._members(workload)[0]
+        piece = self._ask(member, "logs", offset)
+        return (*piece, int(member.start[1]))
+
+    def execute(
+        self,
+        workload: str,
+        command: Sequence[str],
+        seconds: float | None,
+        folder: str | None,
+        environment: Mapping[str, str],
+    ) -> tuple[int | None, str]:
+        """Run a command on its first node."""
+        member = self._members(workload)[0]
+        ref = member.handle.execute.remote(command, seconds, folder, environment)
+        answer: tuple[int | None, str] = _value(ref, None)
+        return answer
+
+    def actor_ids(self) -> set[str]:
+        """Return Ray's ids of all actors that are ours."""
+        members = [each for found in self._all().values() for each in found]
+        ids = {each.handle._actor_id.hex() for each in members}  # noqa: SLF001  # No public name.
+        return ids | self.holders.ids()
+
+    # Starting ----------------------------------------------------------------------------------
+
+    def start(self, plans: Sequence[Mapping[str, Any]], *, new: bool) -> Report | None:
+        """Start a workload, or find it, and wait until it is ready.
+
+        Args:
+            plans: For each node.
+            new: Whether to start it where it is not there; else the answer is None.
+
+        Raises:
+            NotDoneError: It did not get ready; nothing of it is left.
+
+        """
+        workload = str(plans[0]["workload"])
+        given_up = threading.Event()
+        with self._named(workload):
+            with self._lock:
+                self._given_up[workload] = given_up
+            members: list[_Member] = []
+            with contextlib.suppress(UnknownActorError):
+                members = self._members(workload)
+            if not members and not new:
+                return None
+            try:
+                if len(members) != len(plans) or len({each.start for each in members}) > 1:
+                    self._end(members)
+                    members = [self._made(plan) for plan in plans]
+                report = self._begun(members, plans, given_up)
+            except BaseException as error:
+                with contextlib.suppress(UnknownActorError):
+                    self._end(self._members(workload))
+                if isinstance(error, ray.exceptions.RayError | DeviceError):
+                    raise NotDoneError(_first_line(error)) from error
+                raise
+            finally:
+                with self._lock:
+                    self._given_up.pop(workload, None)
+            self._watch(workload, members)
+            return report
+
+    def _made(self, plan: Mapping[str, Any]) -> _Member:
+        options = dict(plan["options"])
+        if plan["node"]:
+            strategies = ray.util.scheduling_strategies
+            options["scheduling_strategy"] = strategies.NodeAffinitySchedulingStrategy(
+                plan["node"], soft=False
+            )
+        made = ray.remote(WorkloadHost).options(
+            name=plan["name"],
+            namespace=self._namespace,
+            lifetime="detached",
+            max_restarts=0,
+            get_if_exists=True,
+            max_concurrency=1000,
+            **options,
+        )
+        *_, fencing, attempt, index = str(plan["name"]).split("/")
+        return _Member(plan["name"], (fencing, attempt), int(index), made.remote(plan))
+
+    def _begun(
+        self,
+        members: list[_Member],
+        plans: Sequence[Mapping[str, Any]],
+        given_up: threading.Event,
+    ) -> Report:
+        """Have all members begin; return when all are ready, or one is over."""
+        refs = [each.handle.begin.remote() for each in members]
+        for number, plan in enumerate(plans):
+            answer = self._begin_answer(members[number], refs[number], plan, given_up)
+            tries = 0
+            while "given" in answer:
+                tries += 1
+                if tries > EXACT_TRIES:
+                    raise NotDoneError(
+                        f"Ray gave GPU {', '.join(answer['given'])} of node {plan['node']}"
+                        f" rather than {', '.join(plan['gpus'])}, {tries} times"
+                    )
+                members[number], answer = self._exact(members[number], plan, given_up)
+            if answer["phase"] == "succeeded" and plan["readiness"]:
+                raise NotDoneError("it ended before it was ready")
+            # A command that is to be ready at once was: then this is how it ended.
+            began = answer.get("exit_code") is not None and not plan["readiness"]
+            if answer["phase"] == "failed" and not began:
+                raise NotDoneError(_why(answer))
+        return self._joined(members, "report")
+
+    def _exact(
+        self, member: _Member, plan: Mapping[str, Any], given_up: threading.Event
+    ) -> tuple[_Member, Report]:
+        """Start a member again, with the devices of its lease."""
+        self._end([member])
+        answers: list[tuple[_Member, Report]] = []
+
+        def take() -> bool:
+            made = self._made(plan)
+            ref = made.handle.begin.remote()
+            answers.append((made, self._begin_answer(made, ref, plan, given_up)))
+            return "given" not in answers[-1][1]
+
+        share = min(1.0, float(plan["options"]["num_gpus"]))
+        self.holders.exact(plan["node"], plan["gpus"], share, take)
+        return answers[-1]
+
+    def _begin_answer(
+        self, member: _Member, ref: Any, plan: Mapping[str, Any], given_up: threading.Event
+    ) -> Report:
+        """Wait until a member has begun: as long as it takes, once its actor runs."""
+        made = "runtime_env" in plan["options"]
+        seconds = ENVIRONMENT_SECONDS_MAX if made else SCHEDULE_SECONDS_MAX
+        deadline = time.monotonic() + seconds
+        runs = member.handle.about.remote()
+        running = False
+        while True:
+            done, _ = ray.wait([ref], timeout=0.2 if running else 0.1)
+            if done:
+                report: Report = ray.get(ref)
+                return report
+            if given_up.is_set():
+                raise NotDoneError("its start was given up")
+            if not running:
+                running = bool(ray.wait([runs], timeout=0)[0])
+            if not running and time.monotonic() > deadline:
+                where = plan["node"] or "any node"
+                raise NotDoneError(
+                    f"Ray has not started its actor on {where} within {seconds:g} s: it wants"
+                    f" {_wants(plan['options'])}, and others may hold that"
+                )
+
+    # Stopping ----------------------------------------------------------------------------------
+
+    def stop(self, workload: str) -> bool:
+        """Stop a workload; a start under way is given up. Returns whether there was any."""
+        with self._lock:
+            if workload in self._given_up:
+                self._given_up[workload].set()
+        with self._named(workload):
+            self._forget(workload)
+            try:
+                members = self._members(workload)
+            except UnknownActorError:
+                return False
+            self._end(members)
+            return True
+
+    def _end(self, members: Sequence[_Member]) -> None:
+        """End actors with all they run; returns when none is left."""
+        alive = [(each, each.handle.about.remote()) for each in members]
+        refs = [ref for _, ref in alive]
+        answered = set(ray.wait(refs, num_returns=len(refs), timeout=2.0)[0]) if refs else set()
+        stopping: list[tuple[_Member, Any, float]] = []
+        for member, ref in alive:
+            about = None
+            if ref in answered:
+                with contextlib.suppress(ray.exceptions.RayError):
+                    about = ray.get(ref)
+            if about is None:
+                _kill(member.handle)
+            else:
+                seconds = float(about["stop_seconds"]) + STOP_SPARE_SECONDS
+                stopping.append((member, member.handle.stop.remote(), seconds))
+        for member, ref, seconds in stopping:
+            done, _ = ray.wait([ref], timeout=seconds)
+            if not done or not gone(member.name, self._namespace, 2.0):
+                _kill(member.handle)
+        for member in members:
+            if not gone(member.name, self._namespace, STOP_SPARE_SECONDS):
+                raise NotDoneError(f"Ray has not ended the actor {member.name}")
+
+    # Watching ----------------------------------------------------------------------------------
+
+    def _watch(self, workload: str, members: Sequence[_Member]) -> None:
+        with self._lock:
+            if workload in self._watched:
+                return
+            self._ends[workload] = {}
+            self._watched[workload] = {
+                each.handle.ended.remote(LOOK_SECONDS): each for each in members
+            }
+
+    def _forget(self, workload: str) -> None:
+        with self._lock:
+            self._watched.pop(workload, None)
+            self._ends.pop(workload, None)
+
+    def _watch_forever(self) -> None:
+        while True:
+            with self._lock:
+                refs = {ref: name for name, found in self._watched.items() for ref in found}
+            if not refs:
+                time.sleep(0.2)  # Until something is watched.
+                continue
+            done, _ = ray.wait(list(refs), timeout=0.5)
+            for ref in done:
+                self._seen(refs[ref], ref)
+
+    def _seen(self, workload: str, ref: Any) -> None:
+        """Take one answer: it goes on, or it ended."""
+        try:
+            end: Report | None = ray.get(ref)
+        except ray.exceptions.ActorUnavailableError:
+            end = None
+            time.sleep(0.2)  # It would say so again at once.
+        except ray.exceptions.RayError as error:
+            end = _lost(error)
+        with self._lock:
+            member = self._watched.get(workload, {}).pop(ref, None)
+            if member is None:
+                return  # It is being stopped.
+            if end is None:
+                again = member.handle.ended.remote(LOOK_SECONDS)
+                self._watched[workload][again] = member
+                return
+            ends = self._ends[workload]
+            ends[member.index] = end
+            bad = [each for each in ends.values() if each["phase"] != "succeeded"]
+            if self._watched[workload] and not bad:
+                return  # Others of its gang still work.
+            self._watched.pop(workload)
+            self._ends.pop(workload)
+        self._tell(workload, (bad or [end])[0])
+
+    # Members -----------------------------------------------------------------------------------
+
+    def _named(self, workload: str) -> threading.RLock:
+        with self._lock:
+            return self._names.setdefault(workload, threading.RLock())
+
+    def _all(self) -> dict[str, list[_Member]]:
+        """Return the members of all workloads, in their order."""
+        found: dict[str, list[_Member]] = {}
+        for each in ray.util.list_named_actors(all_namespaces=True):
+            server, _, rest = each["name"].partition("/")
+            parts = rest.rsplit("/", 3)
+            if each["namespace"] != self._namespace or server != self._server:
+                continue
+            workload, fencing, attempt, index = parts
+            with contextlib.suppress(ValueError):  # It has ended since.
+                handle = ray.get_actor(each["name"], namespace=self._namespace)
+                member = _Member(each["name"], (fencing, attempt), int(index), handle)
+                found.setdefault(workload, []).append(member)
+        return {name: sorted(each, key=lambda one: one.index) for name, each in found.items()}
+
+    def _members(self, workload: str) -> list[_Member]:
+        prefix = f"{self._server}/{workload}/"
+        found = []
+        for each in ray.util.list_named_actors(all_namespaces=True):
+            name = each["name"]
+            rest = name.removeprefix(prefix).split("/")
+            if each["namespace"] == self._namespace and name.startswith(prefix) and len(rest) == 3:  # noqa: PLR2004  # Fencing, attempt, index.
+                with contextlib.suppress(ValueError):  # As above.
+                    handle = ray.get_actor(name, namespace=self._namespace)
+                    found.append(_Member(name, (rest[0], rest[1]), int(rest[2]), handle))
+        if not found:
+            raise UnknownActorError(workload)
+        return sorted(found, key=lambda each: each.index)
+
+    def _joined(self, members: Sequence[_Member], question: str) -> Report:
+        """Return how a workload is, by how its members are."""
+        if not members:
+            raise UnknownActorError("")
+        reports = [self._ask(each, question) for each in members]
+        for phase in ("failed", "stopped", "pending", "starting", "ready"):
+            for report in reports:
+                if report["phase"] == phase:
+                    return {**report, "endpoint": reports[0].get("endpoint", "")}
+        return reports[0]  # type: ignore[no-any-return]  # All of them have succeeded.
+
+    def _ask(self, member: _Member, question: str, *args: Any) -> Any:
+        """Return what a member answers; how it was lost, where its end is all there is."""
+        try:
+            return _value(getattr(member.handle, question).remote(*args), ANSWER_SECONDS_MAX)
+        except ray.exceptions.GetTimeoutError:
+            return {"phase": "starting", "detail": "its actor does not answer"}
+        except ray.exceptions.RayError as error:
+            if question == "logs":
+                raise UnknownActorError(member.name) from error
+            return _lost(error)
+
+
+def _value(ref: Any, seconds: float | None) -> Any:
+    return ray.get(ref, timeout=seconds)
+
+
+def _kill(handle: Any) -> None:
+    with contextlib.suppress(ray.exceptions.RayError, ValueError):
+        ray.kill(handle, no_restart=True)
+
+
+def _lost(error: Exception) -> Report:
+    return {"phase": "failed", "detail": f"its actor is gone: {_first_line(error)}"}
+
+
+def _first_line(error: Exception) -> str:
+    cause = getattr(error, "cause", None) or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _why(report: Report) -> str:
+    lines = "; ".join(report.get("log_tail", [])[-3:])
+    return f"{report.get('detail', '')}{': ' if lines else ''}{lines}"
+
+
+def _wants(options: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{name} {options[name]:g}" for name in ("num_gpus", "num_cpus") if name in options
+    )

@@ -1,0 +1,103 @@
+"""The cluster document of a Ray cluster: what it has, less what others hold of it. No I/O.
+
+A node keeps Ray's own id, which is what Ray's node affinity takes. A GPU is called by its index, as
+Ray calls it. What others hold is left out: the devices that their workers were given, and as many
+again as are only reserved, by placement groups; of processors and memory the amounts.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from moorage.model import Demand
+from moorage.protocol.cluster_documents import (
+    MIB,
+    Document,
+    cluster_document,
+    device,
+    node_document,
+)
+
+__all__ = ["UNREACHABLE", "bundles", "document"]
+
+UNREACHABLE: Final = "unreachable"
+"""Value of `status` of a cluster that does not answer: it is no candidate."""
+RACK_LABEL: Final = "rack"
+NAME_LABEL: Final = "ray.io/node-name"
+_MODEL: Final = re.compile(r"accelerator_type:(.+)")
+_WHOLE: Final = 0.9999
+"""Ray counts in ten-thousandths."""
+
+
+def document(cluster_id: str, seen: Mapping[str, Any], *, live: bool = True) -> Document:
+    """Return the document of the cluster.
+
+    Args:
+        cluster_id: Its id.
+        seen: As `driver.observation` has it, and `ours`: ids of this server's actors.
+        live: Whether Ray answers; a cluster that does not gets no new leases.
+
+    """
+    ours = frozenset(seen["ours"])
+    nodes = [_node(each, ours) for each in sorted(seen["nodes"], key=lambda each: str(each["id"]))]
+    made = cluster_document(cluster_id, nodes, tag="ray", description="Nodes of a Ray cluster")
+    return made if live else made | {"status": UNREACHABLE}
+
+
+def bundles(demands: Sequence[Demand]) -> list[dict[str, float]]:
+    """Return what Ray's autoscaler is asked for, so that waiting requests find room."""
+    found: list[dict[str, float]] = []
+    for demand in demands:
+        gpus = demand.gpus * demand.gpu_milli / 1000
+        bundle = {"GPU": gpus, "CPU": demand.cpu_milli / 1000, "memory": demand.memory_mib * MIB}
+        wanted = {name: float(amount) for name, amount in bundle.items() if amount}
+        found += [wanted or {"CPU": 1.0}] * demand.nodes
+    return found
+
+
+def _node(node: Mapping[str, Any], ours: frozenset[str]) -> Document:
+    resources, free = node["resources"], node["free"]
+    labels = {str(name): str(value) for name, value in node["labels"].items()}
+    if node["name"]:
+        labels[NAME_LABEL] = str(node["name"])
+    own = [each["used"] for each in node["workers"] if each["actor"] in ours]
+    others = [each["used"] for each in node["workers"] if each["actor"] not in ours]
+
+    def offered(name: str) -> float:
+        """Return how much there is beyond what others hold."""
+        total = float(resources.get(name, 0))
+        held = sum(sum(used.get(name, {}).values()) for used in own)
+        return min(max(float(free.get(name, 0)) + held, 0.0), total)
+
+    return node_document(
+        str(node["id"]),
+        cpu_milli=round(offered("CPU") * 1000),
+        memory_mib=int(offered("memory") / MIB),
+        devices=_devices(resources, free, own, others),
+        rack=labels.get(RACK_LABEL, ""),
+        labels=labels,
+    )
+
+
+def _devices(
+    resources: Mapping[str, float],
+    free: Mapping[str, float],
+    own: Sequence[Mapping[str, Mapping[str, float]]],
+    others: Sequence[Mapping[str, Mapping[str, float]]],
+) -> list[Document]:
+    """Return the devices of which others hold nothing."""
+    count = int(resources.get("GPU", 0))
+    named = (found[1] for name in resources if (found := _MODEL.fullmatch(name)))
+    model = next(named, "")
+    foreign = {int(slot) for used in others for slot in used.get("GPU", {})}
+    mine = {int(slot) for used in own for slot in used.get("GPU", {})}
+    held = sum(sum(used.get("GPU", {}).values()) for used in (*own, *others))
+    reserved = count - float(free.get("GPU", 0)) - held
+    left = [each for each in range(count) if each not in foreign]
+    # Ray does not say which ones an unused placement group reserved: the last free ones.
+    for each in reversed([each for each in left if each not in mine]):
+        if reserved < 1 - _WHOLE:
+            break
+        left.remove(each)
+        reserved -= 1
+    return [device(model, name=str(each)) for each in left]

@@ -1,0 +1,369 @@
+"""The actor of one workload on one node of Ray: it runs the command, or holds the user's object.
+
+It travels to the node by value, so it imports Ray and the standard library alone. `plan` is what
+`orders.plan` makes. Every method is a coroutine, so that it answers while the workload works.
+"""
+
+import asyncio
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import ray
+
+_LOG_BYTES_MAX = 256 * 1024
+_OUTPUT_BYTES_MAX = 1024 * 1024
+_TAIL_LINES = 20
+_TAIL_BYTES = 16 * 1024
+_CONNECT_SECONDS_MAX = 2.0
+_FAILED_FROM = 400
+
+Report = dict[str, Any]
+"""`phase`, `endpoint`, `detail`, `exit_code`, `log_tail`: as `base.WorkloadReport` has them."""
+
+
+class WorkloadHost:
+    """One workload on this node.
+
+    Args:
+        plan: What to run, and with which devices.
+
+    """
+
+    def __init__(self, plan: Mapping[str, Any]) -> None:
+        self._plan = plan
+        self._folder = Path(tempfile.mkdtemp(prefix="moorage-ray-"))
+        self._log = self._folder / "output"
+        self._log.touch()
+        self._beginning: asyncio.Task[Report] | None = None
+        self._report: Report = {"phase": "starting", "detail": plan["title"]}
+        self._changing = threading.Lock()
+        self._over: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._warden: subprocess.Popen[str] | None = None
+        self._object: Any = None
+        self._gone = threading.Event()
+        self._stopping = False
+        self._port = 0
+        self._environment: dict[str, str] = {}
+        self._calls = ThreadPoolExecutor(plan["concurrency"], thread_name_prefix="call")
+        self._own = ThreadPoolExecutor(8, thread_name_prefix="host")
+        self._awaiting: asyncio.AbstractEventLoop | None = None
+
+    async def begin(self) -> Report:
+        """Start the workload, unless that was done; return when it is ready, or over.
+
+        Where Ray gave other devices than the lease has, nothing is started, and the answer has
+        `given`: those that Ray gave.
+        """
+        if self._beginning is None:
+            given = _devices()
+            if sorted(given) != sorted(_named(self._plan["gpus"])):
+                return {"phase": "pending", "given": given}
+            self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
+            self._beginning = asyncio.ensure_future(self._begin())
+        return await asyncio.shield(self._beginning)
+
+    async def report(self) -> Report:
+        """Return how the workload is now."""
+        return self._report
+
+    async def about(self) -> Mapping[str, Any]:
+        """Return what it was started with."""
+        return {name: self._plan[name] for name in ("workload", "attempt", "stop_seconds")}
+
+    async def ended(self, seconds: float) -> Report | None:
+        """Return how the workload ended, as soon as it has; None where it has not, in `seconds`."""
+        if self._over is None:
+            await asyncio.sleep(seconds)
+            return None
+        try:
+            await asyncio.wait_for(self._over.wait(), seconds)
+        except TimeoutError:
+            return None
+        return self._report
+
+    async def probe(self) -> Report:
+        """Return how the workload is, after asking it whether it answers."""
+        asked = self._report["phase"] == "ready" and self._plan["readiness"]
+        if asked and not await self._in_thread(self._answers):
+            return {**self._report, "phase": "starting", "endpoint": ""}
+        return self._report
+
+    async def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of the user's object."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._calls, self._call, method, args, kwargs)
+
+    async def logs(self, offset: int) -> tuple[bytes, int, bool, int | None]:
+        """Return a piece of the output, its offset, whether that is all, and the exit code."""
+        piece: tuple[bytes, int, bool, int | None]
+        piece = await self._in_thread(lambda: self._read(offset))
+        return piece
+
+    async def execute(
+        self,
+        command: Sequence[str],
+        seconds: float | None,
+        folder: str | None,
+        environment: Mapping[str, str],
+    ) -> tuple[int | None, str]:
+        """Run a command beside the workload: its exit code (None: it took too long), its output."""
+        done: tuple[int | None, str] = await self._in_thread(
+            lambda: self._execute(command, seconds, folder, environment)
+        )
+        return done
+
+    async def stop(self) -> None:
+        """End the workload and this process; it is gone soon after the answer."""
+        self._stopping = True
+        await self._in_thread(self._end)
+        threading.Timer(0.02, os._exit, (0,)).start()
+
+    async def _in_thread(self, work: Callable[[], Any]) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._own, work)
+
+    async def _begin(self) -> Report:
+        plan = self._plan
+        self._environment = {**plan["environment"], **_visible(_named(plan["gpus"]))}
+        try:
+            if plan["actor"] is not None:
+                await asyncio.get_running_loop().run_in_executor(self._calls, self._construct)
+            else:
+                await self._in_thread(self._start_command)
+                await self._until_ready()
+        except Exception as error:  # noqa: BLE001  # Whatever the user's code raises is how it ended.
+            self._finish("failed", f"{type(error).__name__}: {error}", None)
+        endpoint = self._endpoint()
+        with self._changing:  # It may end at this moment.
+            if self._report["phase"] == "starting":
+                self._report = {**self._report, "phase": "ready", "endpoint": endpoint}
+        return self._report
+
+    def _construct(self) -> None:
+        """Make the user's object; its output goes where a command's would."""
+        actor = self._plan["actor"]
+        output = os.open(self._log, os.O_WRONLY | os.O_APPEND)
+        for number in (1, 2):
+            os.dup2(output, number)
+        os.close(output)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(AttributeError):
+                stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # Some have it not.
+        os.environ.update(self._environment)
+        module, _, name = actor["cls_path"].rpartition(".")
+        kind = getattr(importlib.import_module(module), name)
+        self._object = kind(*actor["args"], **actor["kwargs"])
+
+    def _call(self, method: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        result = getattr(self._object, method)(*args, **kwargs)
+        if not inspect.isawaitable(result):
+            return result
+        if self._awaiting is None:
+            self._awaiting = asyncio.new_event_loop()
+            threading.Thread(target=self._awaiting.run_forever, daemon=True).start()
+
+        async def awaited() -> Any:
+            return await result
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._awaiting).result()
+
+    def _start_command(self) -> None:
+        plan = self._plan
+        command = list(plan["command"])
+        environment = {**os.environ, **self._environment}
+        if plan["port"] is not None:
+            self._port = plan["port"] or _free_port()
+            command = [part.replace("{port}", str(self._port)) for part in command]
+            environment["PORT"] = str(self._port)
+        self._environment = environment
+        folder = plan["workdir"] or self._folder / "work"
+        if not plan["workdir"]:
+            Path(folder).mkdir()
+        keep = json.dumps({"command": command, "memory_bytes": plan["memory_bytes"]})
+        with self._log.open("ab") as output:
+            self._warden = subprocess.Popen(  # noqa: S603  # Our own program.
+                [sys.executable, "-I", "-S", "-c", plan["warden"], keep],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                text=True,
+                env=environment,
+                cwd=folder,
+            )
+        assert self._warden.stdout is not None
+        said = json.loads(self._warden.stdout.readline() or "{}")
+        self._warden.wait()  # It has gone into the background.
+        if "pid" not in said:
+            self._warden = None
+            raise OSError(said.get("error", "its processes cannot be kept"))
+        threading.Thread(target=self._await_command, daemon=True).start()
+
+    def _await_command(self) -> None:
+        """Note how the command ends; runs in a thread of its own."""
+        assert self._warden is not None
+        assert self._warden.stdout is not None
+        said = json.loads(self._warden.stdout.readline() or "{}")
+        self._gone.set()
+        code = said.get("exit_code")
+        if self._stopping:
+            phase, detail = "stopped", "it was stopped"
+        elif code == 0:
+            phase, detail = "succeeded", "exit status 0"
+        elif code is None:
+            phase, detail = "failed", "its processes were killed"
+        else:
+            ended = f"exit status {code}" if code > 0 else f"{signal.Signals(-code).name}"
+            phase, detail = "failed", ended
+        self._finish(phase, detail, code)
+
+    def _finish(self, phase: str, detail: str, code: int | None) -> None:
+        tail = self._tail() if phase == "failed" else []
+        with self._changing:
+            self._report = {"phase": phase, "detail": detail, "exit_code": code, "log_tail": tail}
+        if self._loop is not None and self._over is not None:
+            with contextlib.suppress(RuntimeError):  # The loop is closing.
+                self._loop.call_soon_threadsafe(self._over.set)
+
+    async def _until_ready(self) -> None:
+        readiness = self._plan["readiness"]
+        while readiness and self._report["phase"] == "starting":
+            if await self._in_thread(self._answers):
+                return
+            await asyncio.sleep(readiness["every_seconds"])
+
+    def _answers(self) -> bool:
+        """Try every probe once."""
+        readiness = self._plan["readiness"]
+        seconds = readiness["timeout_seconds"]
+        port = readiness["port"] or self._port
+        if readiness["command"]:
+            code, _ = self._execute(readiness["command"], seconds, None, {})
+            if code != 0:
+                return False
+        host = self._plan["host"]
+        try:
+            if readiness["path"] is not None:
+                url = f"http://{host}:{port}/{readiness['path'].lstrip('/')}"
+                opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+                with opener.open(url, timeout=seconds) as reply:
+                    return bool(reply.status < _FAILED_FROM)
+            if not readiness["command"]:
+                socket.create_connection((host, port), seconds).close()
+        except urllib.error.HTTPError as error:
+            return error.code < _FAILED_FROM
+        except (OSError, ValueError):
+            return False
+        return True
+
+    def _endpoint(self) -> str:
+        if self._plan["actor"] is not None:
+            return f"ray-actor://{self._plan['namespace']}/{self._plan['name']}"
+        if self._plan["port"] is None:
+            return ""
+        host = self._plan["host"]
+        if host in {"0.0.0.0", "::"}:  # noqa: S104  # Then it is the address that Ray knows.
+            host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # Ray has no types.
+        return f"http://{host}:{self._port}"
+
+    def _execute(
+        self,
+        command: Sequence[str],
+        seconds: float | None,
+        folder: str | None,
+        environment: Mapping[str, str],
+    ) -> tuple[int | None, str]:
+        variables = {**os.environ, **self._environment, **environment}
+        with tempfile.TemporaryFile() as output:
+            process = subprocess.Popen(  # noqa: S603  # The owner of the lease may run anything.
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=folder or self._folder,
+                env=variables,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                if process.poll() is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+            output.seek(0)
+            return code, output.read(_OUTPUT_BYTES_MAX).decode(errors="replace")
+
+    def _read(self, offset: int) -> tuple[bytes, int, bool, int | None]:
+        over = self._report["phase"] not in {"starting", "ready"}  # First: then all is written.
+        size = self._log.stat().st_size
+        start = max(size + offset, 0) if offset < 0 else min(offset, size)
+        with self._log.open("rb") as file:
+            file.seek(start)
+            data = file.read(_LOG_BYTES_MAX)
+        return data, start, over and start + len(data) >= size, self._report.get("exit_code")
+
+    def _tail(self) -> list[str]:
+        with self._log.open("rb") as file:
+            file.seek(max(self._log.stat().st_size - _TAIL_BYTES, 0))
+            return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
+
+    def _end(self) -> None:
+        if self._warden is not None and self._warden.stdin is not None:
+            with contextlib.suppress(OSError):
+                self._warden.stdin.write(f"{self._plan['stop_seconds']}\n")
+                self._warden.stdin.flush()
+            self._gone.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class DeviceHolder:
+    """Holds one device of a node, or a share of it, while a workload beside it gets others."""
+
+    def devices(self, gpus: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return what Ray gave this actor, and how Ray calls the devices of a lease."""
+        return _devices(), _named(gpus)
+
+    def leave(self) -> None:
+        """End this process: when the caller hears of it, the device is free."""
+        os._exit(0)
+
+
+def _devices() -> list[str]:
+    """Return the devices that Ray gave this actor."""
+    return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
+
+
+def _named(gpus: Sequence[str]) -> list[str]:
+    """Return how Ray calls devices: by index, or as the raylet's CUDA_VISIBLE_DEVICES says."""
+    worker = ray._private.worker.global_worker  # noqa: SLF001  # Nothing public says it.
+    names = (getattr(worker, "original_visible_accelerator_ids", None) or {}).get("GPU")
+    return [str(names[int(each)]) if names else str(each) for each in gpus]
+
+
+def _visible(names: Sequence[str]) -> dict[str, str]:
+    listed = ",".join(names)
+    return {"CUDA_VISIBLE_DEVICES": listed, "MOORAGE_GPUS": listed}
+
+
+def _free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])

@@ -1,0 +1,108 @@
+"""Keeps one command: it ends all processes that come of it when it is told so, or left alone.
+
+`host` runs the text of this file as a program beside the actor of a workload; it needs the standard
+library alone. Its one argument is JSON: `command`, `memory_bytes` (0: no bound). A line on its
+standard input has seconds: so long the command has from SIGTERM to SIGKILL. The end of that input
+means that the actor is gone: all is killed at once. It writes two lines of JSON: that the command
+has begun, or why it cannot; and how it ended, when nothing of it is left.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import pathlib
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+_SUBREAPER = 36
+"""PR_SET_CHILD_SUBREAPER: what loses its parent below here becomes a child of this process."""
+
+
+def _descendants() -> list[int]:
+    """Return all processes below this one, as far as they are there now."""
+    parents: dict[int, int] = {}
+    for folder in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+        except OSError:
+            continue  # It has ended.
+        parents[int(folder.name)] = int(parent)
+    found = {os.getpid()}
+    grown = True
+    while grown:
+        more = {pid for pid, parent in parents.items() if parent in found} - found
+        grown = bool(more)
+        found |= more
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def _signal_all(number: int) -> None:
+    for pid in _descendants():
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def _obey(main: int) -> None:
+    """End the command when that is asked for; runs in a thread of its own."""
+    line = sys.stdin.readline()
+    seconds = float(line) if line.strip() else 0.0
+    if seconds > 0:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(main, signal.SIGTERM)
+        _over.wait(seconds)
+    _signal_all(signal.SIGKILL)
+
+
+_over = threading.Event()
+"""The command itself has ended; what it left behind is killed."""
+
+
+def _say(message: dict[str, object]) -> None:
+    with contextlib.suppress(OSError):  # The actor is gone.
+        os.write(1, json.dumps(message).encode() + b"\n")
+
+
+def main() -> None:
+    """Keep the command until nothing of it is left."""
+    plan = json.loads(sys.argv[1])
+    if os.fork():  # Where an actor dies, Ray kills its children, and this has to outlive it.
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+    try:
+        begun = subprocess.Popen(  # noqa: S603  # The user's own command.
+            plan["command"],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            stderr=2,
+            start_new_session=True,
+        )
+    except OSError as error:
+        _say({"error": f"{plan['command'][0]}: {error.strerror}"})
+        return
+    if plan["memory_bytes"]:
+        bound = (plan["memory_bytes"], plan["memory_bytes"])
+        resource.prlimit(begun.pid, resource.RLIMIT_AS, bound)
+    _say({"pid": begun.pid})
+    threading.Thread(target=_obey, args=(begun.pid,), daemon=True).start()
+    code = None
+    while True:
+        try:
+            pid, status = os.waitpid(-1, 0)
+        except ChildProcessError:
+            break
+        if pid == begun.pid:
+            code = os.waitstatus_to_exitcode(status)
+            _over.set()
+        if _over.is_set():
+            _signal_all(signal.SIGKILL)
+    _say({"exit_code": code})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Keeps the cluster document of the Ray cluster that the backend `ray` starts workloads on."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+from moorage.backends.base import BackendError
+from moorage.backends.ray import inventory
+from moorage.backends.ray.backend import RayBackend
+from moorage.catalog.ports import Catalog
+from moorage.config.settings import Config
+from moorage.core.state import State
+from moorage.protocol.cluster_documents import Document
+from moorage.protocol.faults import ServiceError
+
+LOOK_SECONDS: Final = 2.0
+"""Between two looks at what the cluster has."""
+UNREACHABLE_SECONDS: Final = 10.0
+"""So long Ray may not answer before its cluster gets no new leases."""
+TAG: Final = "ray"
+"""What documents that are kept here say; one without it was registered by a client."""
+
+
+class RayInventory:
+    """Looks at Ray again and again, and writes what has changed into the catalog.
+
+    Args:
+        config: The id of the cluster, and whether to ask for more nodes.
+        catalog: Has the document.
+        backend: Speaks to Ray.
+        state: The core's; read only.
+        tell: Called with a sentence whenever something starts or stops being wrong.
+
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        catalog: Catalog,
+        backend: RayBackend,
+        state: State,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._cluster = config.ray_cluster
+        self._autoscale = config.ray_autoscale
+        self._catalog = catalog
+        self._backend = backend
+        self._state = state
+        self._tell = tell
+        self._finding = ""
+        self._answered = time.monotonic()
+        self._last: Document = {}
+        self._seen: dict[str, Any] | None = None
+        self._requested: list[dict[str, float]] = []
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            finding = await self.look()
+            if finding != self._finding:
+                self._finding = finding
+                self._tell(finding or f"the Ray cluster {self._cluster} answers")
+            await asyncio.sleep(LOOK_SECONDS)  # Ray does not tell what changes.
+
+    async def look(self) -> str:
+        """Look once; return what is wrong."""
+        try:
+            self._seen = await self._backend.observe()
+        except BackendError as error:
+            if time.monotonic() - self._answered < UNREACHABLE_SECONDS:
+                return str(error)
+            return await self._away() or str(error)
+        self._answered = time.monotonic()
+        wrong = await self._write(inventory.document(self._cluster, self._seen))
+        if self._autoscale:
+            await self._request()
+        return wrong
+
+    async def _away(self) -> str:
+        """Have no new leases there while it is not known what is free."""
+        if self._seen is not None:
+            return await self._write(inventory.document(self._cluster, self._seen, live=False))
+        if not self._catalog.memory.is_live(self._cluster):
+            return ""
+        document = await self._catalog.clusters.get(self._cluster)
+        return await self._write(document | {"status": inventory.UNREACHABLE})
+
+    async def _write(self, document: Document) -> str:
+        if document == self._last:
+            return ""
+        clusters = self._catalog.clusters
+        try:
+            if self._catalog.memory.known(self._cluster):
+                known = await clusters.get(self._cluster)
+                if TAG not in (known.get("tags") or ()):
+                    return (
+                        f"the cluster {self._cluster} was registered by a client: delete it,"
+                        " or have the setting ray_cluster name another one"
+                    )
+                await clusters.update(self._cluster, document)
+            else:
+                await clusters.create(document)
+        except ServiceError as error:
+            return f"the document of the cluster {self._cluster} is refused: {error.reason}"
+        self._last = document
+        return ""
+
+    async def _request(self) -> None:
+        """Ask Ray's autoscaler for what requests in the queue wait for."""
+        wanted = inventory.bundles(
+            [
+                waiter.ask.demand
+                for waiter in self._state.waiting.values()
+                if waiter.ask.demand is not None
+                and waiter.ask.provision is not None
+                and waiter.ask.provision.backend == self._backend.name
+            ]
+        )
+        if wanted != self._requested:
+            await self._backend.request(wanted)
+            self._requested = wanted

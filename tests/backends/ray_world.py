@@ -1,0 +1,158 @@
+"""A real Ray of two nodes with declared GPUs, and what is left on it, for tests of the backend."""
+
+import contextlib
+import logging
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import ray
+from ray.cluster_utils import Cluster
+
+from moorage.backends.base import Backend
+from moorage.backends.ray.backend import RayBackend
+from moorage.backends.ray.orders import NAMESPACE
+from moorage.backends.specs import BaseResourceSpec, ProcessResourceSpec, ServiceResourceSpec
+
+SECONDS_MAX: Final = 60
+GPUS: Final = 4
+# A node's death is noticed in seconds rather than in half a minute; processes start when needed.
+_SYSTEM: Final = {
+    "health_check_initial_delay_ms": 2000,
+    "health_check_period_ms": 1000,
+    "health_check_timeout_ms": 3000,
+    "health_check_failure_threshold": 3,
+    "enable_worker_prestart": False,
+    "prestart_worker_first_driver": False,
+}
+
+
+def until(holds: Callable[[], Any], seconds: float = SECONDS_MAX) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, "this has not come about"
+        time.sleep(0.05)  # Nothing tells.
+
+
+@dataclass
+class RayWorld:
+    """The cluster: a head without devices, and nodes with some."""
+
+    cluster: Any
+    folder: Path
+    hosts: dict[int, Any] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        address: str = self.cluster.address
+        return address
+
+    def add(self, number: int) -> None:
+        self.hosts[number] = self.cluster.add_node(
+            wait=False,
+            num_cpus=4,
+            num_gpus=GPUS,
+            memory=4 << 30,
+            object_store_memory=80 << 20,
+            resources={"accelerator_type:A100": 1},
+            labels={"rack": f"rack-{number}"},
+        )
+
+    def node(self, number: int) -> str:
+        node_id: str = self.hosts[number].node_id
+        return node_id
+
+    def kill(self, number: int) -> None:
+        host = self.hosts.pop(number)
+        self.cluster.remove_node(host, allow_graceful=False)
+        until(lambda: host.node_id not in {n["NodeID"] for n in ray.nodes() if n["Alive"]})
+
+    def actors(self) -> list[str]:
+        """Return the names of all actors of backends."""
+        named = ray.util.list_named_actors(all_namespaces=True)
+        return [each["name"] for each in named if each["namespace"] == NAMESPACE]
+
+    def groups(self) -> list[str]:
+        groups = ray.util.placement_group_table().values()
+        return [each["placement_group_id"] for each in groups if each["state"] != "REMOVED"]
+
+    def workloads(self) -> set[str]:
+        """Return all of which any process or actor is left, as `server/workload`."""
+        mark = b"MOORAGE_WORKLOAD=moorage-"
+        found = {name.rsplit("/", 3)[0] for name in self.actors()}
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                for each in (folder / "environ").read_bytes().split(b"\0"):
+                    if each.startswith(mark):
+                        found.add(each.partition(b"=")[2].decode())
+        return found
+
+
+@pytest.fixture(scope="module")
+def ray_world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayWorld]:
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
+    here = os.fspath(Path(__file__).parent)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("PYTHONPATH", here)  # What users' classes are imported from over there.
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "memory": 1 << 30,
+                "object_store_memory": 80 << 20,
+                "temp_dir": str(folder),
+                "_system_config": _SYSTEM,
+            },
+        )
+        world = RayWorld(cluster, folder)
+        try:
+            for number in range(2):
+                world.add(number)
+            cluster.wait_for_nodes()
+            ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+            yield world
+            assert world.actors() == []
+            assert world.groups() == []
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+class RayBench:
+    """Commands on a real Ray, each of which has a child that hides in its own session."""
+
+    def __init__(self, world: RayWorld, root: Path) -> None:
+        self.world = world
+        self.root = root
+
+    def backend(self) -> Backend:
+        return RayBackend(self.root, self.world.address)
+
+    def spec(self) -> BaseResourceSpec:
+        script = "setsid sleep 1000 & echo started; exec sleep 1000"
+        return ProcessResourceSpec(command=["sh", "-c", script])
+
+    def slow(self) -> BaseResourceSpec:
+        return ServiceResourceSpec(command=["sleep", "1000"])
+
+    def failing(self) -> tuple[BaseResourceSpec, str]:
+        script = "sleep 0.1; echo no such model; exit 4"
+        return ServiceResourceSpec(command=["sh", "-c", script]), "exit status 4: no such model"
+
+    def dying(self) -> tuple[BaseResourceSpec, int]:
+        return ProcessResourceSpec(command=["sh", "-c", "sleep 0.3; exit 3"]), 3
+
+    def limits(self) -> dict[str, Any]:
+        return {}
+
+    async def left(self) -> int:
+        return len(self.world.workloads())

@@ -1,0 +1,260 @@
+"""What the backend `ray` does beyond the conformance of all backends, on a real Ray."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import ray
+from ray_world import RayWorld, ray_world, until
+
+from moorage.backends.base import BackendError, Order, Phase, UnsupportedSpecError
+from moorage.backends.ray import inventory
+from moorage.backends.ray.backend import RayBackend
+from moorage.backends.remote_specs import RayActorResourceSpec
+from moorage.backends.specs import ProcessResourceSpec, ServiceResourceSpec
+from moorage.model import ClusterId, NodeId, Share
+
+__all__ = ["ray_world"]
+
+pytestmark = [pytest.mark.heavy, pytest.mark.ray]
+FOREVER = ProcessResourceSpec(command=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"])
+
+
+def share(world: RayWorld, number: int, *gpus: str, milli: int = 1000, **held: int) -> Share:
+    return Share(ClusterId("ray"), NodeId(world.node(number)), gpus, milli, **held)
+
+
+@pytest.fixture
+async def backend(ray_world: RayWorld, tmp_path: Path) -> AsyncIterator[RayBackend]:
+    made = RayBackend(tmp_path, ray_world.address)
+    yield made
+    for workload in await made.discover():
+        await made.stop(workload.id)
+    await made.close()
+    assert ray_world.workloads() == set()
+
+
+async def written(backend: RayBackend, name: str) -> str:
+    async with asyncio.timeout(20):
+        while not (text := (await backend.logs(name)).text):  # noqa: ASYNC110  # Nothing tells.
+            await asyncio.sleep(0.05)  # As above.
+    return text.strip()
+
+
+async def told(handle, method, *args):
+    return await asyncio.to_thread(ray.get, handle.call.remote(method, *args), timeout=30)
+
+
+def actor_of(endpoint: str):
+    scheme, _, rest = endpoint.partition("://")
+    namespace, _, name = rest.partition("/")
+    assert scheme == "ray-actor"
+    return ray.get_actor(name, namespace=namespace)
+
+
+async def test_a_workload_sees_the_gpus_of_its_lease_where_ray_would_choose_others(
+    backend, ray_world
+):
+    for name, gpus in {"a": ("2", "1"), "b": ("0",), "c": ("3",)}.items():
+        placement = (share(ray_world, 0, *gpus),)
+        await backend.start(Order(name, FOREVER, placement))
+        assert await written(backend, name) == ",".join(gpus)
+    seen = await backend.observe()
+    (free,) = [each["free"] for each in seen["nodes"] if each["id"] == ray_world.node(0)]
+    assert free.get("GPU", 0) == 0, "Ray knows that all are held"
+    (used,) = [each["workers"] for each in seen["nodes"] if each["id"] == ray_world.node(0)]
+    assert {each["actor"] for each in used} <= set(seen["ours"])
+    assert sorted(tuple(sorted(each["used"]["GPU"])) for each in used) == [
+        ("0",),
+        ("1", "2"),
+        ("3",),
+    ]
+
+
+async def test_leases_that_start_at_the_same_time_each_get_their_own(backend, ray_world):
+    orders = [Order(f"w{gpu}", FOREVER, (share(ray_world, 1, str(gpu)),)) for gpu in (3, 1, 2, 0)]
+    await asyncio.gather(*map(backend.start, orders))
+    assert [await written(backend, each.id) for each in orders] == ["3", "1", "2", "0"]
+
+
+async def test_shares_of_one_gpu(backend, ray_world):
+    for name in "ab":
+        await backend.start(Order(name, FOREVER, (share(ray_world, 0, "2", milli=500),)))
+        assert await written(backend, name) == "2"
+    with pytest.raises(BackendError, match="one GPU of a node"):
+        await backend.start(Order("c", FOREVER, (share(ray_world, 0, "0", "1", milli=500),)))
+
+
+@ray.remote(num_cpus=1)
+class Stranger:
+    def devices(self):
+        return ray.get_runtime_context().get_accelerator_ids()["GPU"]
+
+
+async def test_what_others_hold_is_left_out_and_never_given(backend, ray_world):
+    node = ray_world.node(0)
+    within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+    await backend.start(Order("a", FOREVER, (share(ray_world, 0, "1"),)))
+    stranger = Stranger.options(num_gpus=1, scheduling_strategy=within).remote()
+    assert await asyncio.to_thread(ray.get, stranger.devices.remote()) == ["0"]
+    label = {"ray.io/node-id": node}
+    group = ray.util.placement_group([{"GPU": 1}], bundle_label_selector=[label])
+    assert group.wait(30)
+
+    def offered():
+        return asyncio.run_coroutine_threadsafe(seen(), loop).result()
+
+    async def seen():
+        document = inventory.document("ray", await backend.observe())
+        (found,) = [each for each in document["nodes"]["nodeData"] if each["id"] == node]
+        return [each["id"] for each in found["gpus"]["gpus"]], found["vcpus"]["count"]
+
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(until, lambda: offered() == (["1", "2"], 3))
+    with pytest.raises(BackendError, match=r"GPU 0 of Ray node .* is used by others"):
+        await backend.start(Order("b", FOREVER, (share(ray_world, 0, "0"),)))
+    ray.kill(stranger)
+    ray.util.remove_placement_group(group)
+    await asyncio.to_thread(until, lambda: offered() == (["0", "1", "2", "3"], 4))
+    assert (await backend.status("a")).phase is Phase.READY
+
+
+async def test_an_object_of_the_user_is_called_by_its_name(backend, ray_world):
+    spec = RayActorResourceSpec(
+        actor_cls_path="moorage_ray_classes.Counter",
+        init_args=[5],
+        ray_actor_options={"max_concurrency": 2, "runtime_env": {"env_vars": {"KIND": "x"}}},
+    )
+    order = Order(
+        "a", spec, (share(ray_world, 1, "3"),), {"MOORAGE_LEASE_ID": "a", "MOORAGE_FENCING": "7"}
+    )
+    ready = await backend.start(order)
+    assert ready.phase is Phase.READY
+    assert ready.endpoint.endswith("/a/7/1/0")
+    handle = actor_of(ready.endpoint)
+    assert await told(handle, "add", 2) == 7
+    assert await told(handle, "later", 2) == 9
+    assert await told(handle, "devices") == ("3", "a")
+    assert (await backend.logs("a")).text == "counts from 5\nhas 7\nhas 9\n"
+    done = await backend.execute("a", ["sh", "-c", "echo $MOORAGE_LEASE_ID $KIND"])
+    assert (done.exit_code, done.output) == (0, "a x\n")
+
+
+async def test_an_object_that_cannot_be_made_says_why(backend, ray_world):
+    fails = {"fail": "no weights"}
+    spec = RayActorResourceSpec(actor_cls_path="moorage_ray_classes.Counter", init_kwargs=fails)
+    with pytest.raises(BackendError, match="ValueError: no weights: counts from 0"):
+        await backend.start(Order("a", spec))
+    spec = RayActorResourceSpec(actor_cls_path="moorage_ray_classes.Missing")
+    with pytest.raises(BackendError, match="Missing"):
+        await backend.start(Order("a", spec))
+    slow = RayActorResourceSpec(
+        actor_cls_path="moorage_ray_classes.Counter", init_kwargs={"seconds": 60}
+    )
+    with pytest.raises(TimeoutError):
+        await backend.start(Order("a", slow, timeout_seconds=3))
+    assert ray_world.actors() == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "field"),
+    [
+        (ProcessResourceSpec(command=["true"], cpu_count=2), "cpu_count"),
+        (RayActorResourceSpec(actor_cls_path="Counter"), "actor_cls_path"),
+        (
+            RayActorResourceSpec(actor_cls_path="a.B", ray_actor_options={"num_gpus": 2}),
+            "ray_actor_options.num_gpus",
+        ),
+    ],
+)
+def test_what_the_lease_says_is_not_taken_from_the_spec(tmp_path, spec, field):
+    with pytest.raises(UnsupportedSpecError, match=field):
+        RayBackend(tmp_path).refuse(spec)
+
+
+async def test_a_gang_starts_whole_and_ends_whole(backend, ray_world):
+    script = "echo $MOORAGE_RANK $CUDA_VISIBLE_DEVICES; exec sleep 1000"
+    spec = ProcessResourceSpec(command=["sh", "-c", script])
+    both = (share(ray_world, 0, "3"), share(ray_world, 1, "1", "0"))
+    ready = await backend.start(Order("g", spec, both))
+    assert ready.phase is Phase.READY
+    assert len(ray_world.actors()) == 2
+    assert await written(backend, "g") == "0 3"
+    await backend.stop("g")
+    assert ray_world.workloads() == set()
+    fails = ServiceResourceSpec(command=["sh", "-c", "exit $MOORAGE_RANK"])
+    with pytest.raises(BackendError):
+        await backend.start(Order("g", fails, both))
+    assert ray_world.workloads() == set(), "none is left where one failed"
+
+
+async def test_one_member_that_fails_fails_the_gang(backend, ray_world):
+    reports = []
+    backend.listen(reports.append)
+    script = '[ "$MOORAGE_RANK" = 0 ] && exec sleep 1000; sleep 1; echo lost it; exit 5'
+    both = (share(ray_world, 0), share(ray_world, 1))
+    await backend.start(Order("g", ProcessResourceSpec(command=["sh", "-c", script]), both))
+    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
+    end = next(each for each in reports if each.phase.over)
+    assert (end.phase, end.exit_code, end.log_tail) == (Phase.FAILED, 5, ("lost it",))
+
+
+async def test_an_actor_that_is_killed_takes_its_processes_with_it(backend, ray_world):
+    reports = []
+    backend.listen(reports.append)
+    script = "setsid sleep 1000 & exec sleep 1000"
+    await backend.start(Order("a", ProcessResourceSpec(command=["sh", "-c", script])))
+    (name,) = ray_world.actors()
+    ray.kill(ray.get_actor(name, namespace="moorage"))
+    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
+    assert reports[-1].phase is Phase.FAILED
+    assert "its actor is gone" in reports[-1].detail
+    await asyncio.to_thread(until, lambda: not ray_world.workloads())
+    assert [each.phase for each in await backend.discover()] == [Phase.FAILED]
+    again = await backend.start(Order("a", FOREVER))
+    assert again.phase is Phase.FAILED, "what ended is not started a second time"
+
+
+async def test_the_process_that_speaks_to_ray_may_be_killed_or_hang(backend, ray_world):
+    reports = []
+    backend.listen(reports.append)
+    await backend.start(Order("a", FOREVER, (share(ray_world, 0, "1"),)))
+    dies = ProcessResourceSpec(command=["sh", "-c", "sleep 4; exit 3"])
+    await backend.start(Order("b", dies))
+    driver = backend.connection.pid
+    os.kill(driver, signal.SIGKILL)
+    await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver})
+    assert (await backend.status("a")).phase is Phase.READY
+    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
+    ends = [(each.id, each.exit_code) for each in reports if each.phase.over]
+    assert ends == [("b", 3)]
+    driver = backend.connection.pid
+    os.kill(driver, signal.SIGSTOP)
+    await asyncio.to_thread(until, lambda: backend.connection.pid not in {None, driver})
+    assert (await backend.status("a")).phase is Phase.READY
+    assert len(ray_world.actors()) == 2
+
+
+async def test_a_node_that_is_lost_fails_its_workload(backend, ray_world):
+    reports = []
+    backend.listen(reports.append)
+    ray_world.add(2)
+    until(lambda: ray_world.node(2) in {n["NodeID"] for n in ray.nodes() if n["Alive"]})
+    lost = share(ray_world, 2, "0")
+    await backend.start(Order("a", FOREVER, (lost,)))
+    await asyncio.to_thread(ray_world.kill, 2)
+    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
+    assert reports[-1].phase is Phase.FAILED
+    await backend.stop("a")
+    with pytest.raises(BackendError):
+        await backend.start(Order("a", FOREVER, (lost,)))
+
+
+async def test_an_address_where_nothing_answers_is_told(tmp_path):
+    backend = RayBackend(tmp_path, "127.0.0.1:1")
+    with pytest.raises(BackendError, match=r"Ray at 127\.0\.0\.1:1 is not reached"):
+        await backend.observe()
+    await backend.close()
