@@ -134,7 +134,7 @@ async def test_a_gang_starts_whole_and_ends_whole(world):
     first = world.pods()[0]["metadata"]["name"]
     await asyncio.to_thread(world.plane.delete, "Pod", first)
     over = await world.heard(Phase.FAILED)
-    assert "somebody deleted it" in over.detail
+    assert "another client deleted it" in over.detail
     await world.backend.stop("a")
     assert world.pods() == []
 
@@ -264,7 +264,7 @@ async def test_why_a_pod_did_not_start_is_told(world, fate, said):
     assert world.pods() == []
 
 
-async def test_a_node_that_takes_nobody_is_told_with_the_words_of_the_scheduler(world):
+async def test_a_node_that_takes_no_pod_is_told_with_the_words_of_the_scheduler(world):
     world.plane.create(node("n1"))
     world.plane.patch("Node", "n1", {"spec": {"unschedulable": True}})
     with pytest.raises(BackendError, match=r"unschedulable.*its node is cordoned or tainted"):
@@ -291,12 +291,12 @@ async def test_no_quota_is_told(world):
         world.plane.delete("ResourceQuota", "none")
 
 
-async def test_a_pod_that_somebody_deletes_ends_its_workload(world):
+async def test_a_pod_that_another_client_deletes_ends_its_workload(world):
     world.plane.create(node("n1"))
     await world.backend.start(on(simulated(), share("n1")))
     (made,) = world.pods()
     await asyncio.to_thread(world.plane.delete, "Pod", made["metadata"]["name"])
-    assert "somebody deleted" in (await world.heard(Phase.FAILED)).detail
+    assert "another client deleted" in (await world.heard(Phase.FAILED)).detail
     await world.backend.stop("a")
     with pytest.raises(UnknownWorkloadError):
         await world.backend.status("a")

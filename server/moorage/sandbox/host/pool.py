@@ -100,9 +100,7 @@ class CellPool:
     def submit(
         self, work: Work, isolation: str, *, single_use: bool = False, aside: bool = False
     ) -> Refusal | None:
-        """Take work, or say why not.
-
-        It is sent at once to a cell that is idle, else at the end of this turn of the loop.
+        """Send work to an idle cell at once, else at the end of this turn; or say why not.
 
         Args:
             work: What is to be done.
@@ -113,8 +111,7 @@ class CellPool:
 
         """
         now = time.monotonic()
-        refusal = self.circuits.refusal(work, now)
-        if refusal is not None:
+        if (refusal := self.circuits.refusal(work, now)) is not None:
             return refusal
         ref = work.code.ref
         key = (ref.uri, ref.digest, isolation)
@@ -126,10 +123,9 @@ class CellPool:
             self._groups.move_to_end(key)
             if group.code is not work.code and group.code != work.code:
                 self._replace_code(group, work.code)
-        if group.fault is not None:
-            if now < group.fault_until:
-                return group.fault
-            group.fault = None
+        if group.fault is not None and now < group.fault_until:
+            return group.fault
+        group.fault = None
         work.submitted_at, work.fleet_version = now, self.world.fleet.version
         group.asked(work)
         cell = group.idle_cell(work, self.limits.cells_per_policy_max, now)
@@ -168,9 +164,7 @@ class CellPool:
 
     def withdraw(self, work: Work) -> None:
         """Take back work, if it was not sent yet."""
-        for group in self._groups.values():
-            if group.backlog.remove(work):
-                return
+        any(group.backlog.remove(work) for group in self._groups.values())
 
     def documents_changed(self, cluster_id: str) -> None:
         """Tell every cell that holds this document."""

@@ -289,15 +289,9 @@ class Sandbox:
         self._pool.contexts.forget_policy(uri)
 
     def is_crowded(self, ref: PolicyRef, tenant: Tenant, coming: int = 0) -> bool:
-        """Tell whether one more consultation of a tenant would be refused as too many.
+        """Tell whether one more consultation of a tenant, after those `coming`, is too many.
 
         It costs nothing, unlike making a request first that is refused then.
-
-        Args:
-            ref: The policy version.
-            tenant: Whose it would be.
-            coming: Consultations that will be submitted before it.
-
         """
         isolation = f"tenant {tenant}" if self._isolation == "per_tenant" else ""
         return self._pool.is_crowded(ref, tenant, isolation, coming)

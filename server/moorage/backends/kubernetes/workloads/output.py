@@ -32,7 +32,7 @@ KEPT_STARTS_MAX: Final = 200
 KEEP_SECONDS_MAX: Final = 5.0
 """How long the output of a pod that ended is read, before it is deleted all the same."""
 IDLE_SECONDS_MAX: Final = 60.0
-"""Output that nobody has asked for that long is followed no more."""
+"""Output that was not asked for that long is followed no more."""
 _NOT_YET: Final = 400
 
 
@@ -168,7 +168,7 @@ class PodOutput:
         return tail
 
     async def _follow(self, pod: PodState, tail: _Tail) -> None:
-        """Follow until the container ends, the connection breaks, or nobody asks any more."""
+        """Follow until the container ends, the connection breaks, or it is asked for no more."""
         with contextlib.suppress(KubernetesError):
             await self._pour(pod, tail, tail.end, follow="true")
 

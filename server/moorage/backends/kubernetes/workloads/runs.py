@@ -35,7 +35,7 @@ from moorage.backends.kubernetes.workloads.translation import PodOrder, pod_orde
 UNSCHEDULABLE_SECONDS_MAX: Final = 5.0
 """How long the scheduler may find no place: what was there before may just be ending."""
 SILENCE_SECONDS_MAX: Final = 30.0
-"""How long nobody may say anything of a pod: of a claim or node that is not there, nobody does."""
+"""How long nothing may be said of a pod: of a claim or node that is not there, nothing ever is."""
 STOP_SECONDS_MAX: Final = 120.0
 """How long one stop waits for the end of its pods; then it says what is left, to be tried again."""
 UNDO_SECONDS_MAX: Final = 5.0
@@ -116,7 +116,7 @@ class WorkloadRuns:
         if seen is not None:
             return seen.report
         gone = self.told.get(workload)
-        if gone is not None and gone.phase.over:  # Somebody deleted it; it was not stopped yet.
+        if gone is not None and gone.phase.over:  # It was deleted, and not stopped yet.
             return gone
         raise UnknownWorkloadError(workload)
 
@@ -282,7 +282,7 @@ class WorkloadRuns:
         while True:
             seen = known.view(name)
             if seen is None and seen_any:
-                raise BackendError(f"somebody deleted the pods of {name} while it started")
+                raise BackendError(f"another client deleted the pods of {name} while it started")
             seen_any = seen_any or seen is not None
             now = time.monotonic()
             trouble = seen.trouble if seen else Trouble.SILENCE
@@ -302,7 +302,7 @@ class WorkloadRuns:
                     raise BackendError(report.detail)
             if trouble is Trouble.SILENCE and now - since[trouble] > SILENCE_SECONDS_MAX:
                 node = order.placement[0].node_id if order.placement else ""
-                reason = f"nobody said anything of {name} in {SILENCE_SECONDS_MAX:g} s"
+                reason = f"nothing was said of {name} in {SILENCE_SECONDS_MAX:g} s"
                 raise BackendError(f"{reason}: {known.trouble() or known.missing(name, node)}")
             await known.news(name, LOOK_SECONDS)
 
@@ -407,7 +407,7 @@ class WorkloadRuns:
             return
         seen = cluster.workloads.view(workload)
         if seen is None or seen.trouble is Trouble.SILENCE:
-            detail = "somebody deleted its pods at the API server"
+            detail = "another client deleted its pods at the API server"
             report = WorkloadReport(workload, Phase.FAILED, detail=detail)
         else:
             report = seen.report

@@ -179,7 +179,7 @@ class Trouble(enum.Enum):
     UNSCHEDULABLE = enum.auto()
     """The scheduler finds no way; it may in a moment."""
     SILENCE = enum.auto()
-    """Nobody has said anything of it."""
+    """Nothing has been said of it."""
     HOPELESS = enum.auto()
     """It will not get better by waiting."""
 
@@ -193,7 +193,7 @@ class WorkloadView:
 
 
 def pod_state(raw: msgspec.Raw) -> PodState | None:
-    """Return the record of a pod; None of one that nobody here made."""
+    """Return the record of a pod; None of one that was not made here."""
     pod = _POD.decode(raw)
     meta, status = pod.metadata, pod.status
     notes, labels = meta.annotations or {}, meta.labels or {}
@@ -240,7 +240,7 @@ def _ended(containers: Collection[_Container]) -> tuple[int, str, str] | None:
 
 
 def claim_state(raw: msgspec.Raw) -> ClaimState | None:
-    """Return the record of a claim; None of one that nobody here made."""
+    """Return the record of a claim; None of one that was not made here."""
     claim: dict[str, Any] = msgspec.json.decode(raw)
     meta = claim["metadata"]
     workload = meta.get("annotations", {}).get(manifests.WORKLOAD)
@@ -298,7 +298,7 @@ def _view(pod: PodState, nodes: Mapping[str, str], listed: bool) -> WorkloadView
     if pod.over:
         return WorkloadView(_over(pod, title))
     if pod.deleted:
-        why = pod.disruption or "somebody deleted it at the API server"
+        why = pod.disruption or "another client deleted it at the API server"
         return told(Phase.FAILED, f"{title} on {pod.node or 'no node'} was taken away: {why}")
     if lost := _lost(pod, nodes, listed):
         return told(Phase.STARTING, f"{title}: its node {pod.node} {lost}")
