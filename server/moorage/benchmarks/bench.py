@@ -8,8 +8,9 @@ ten hits among ten thousand clusters, against one with ten hits among a hundred.
 GPUs in ten thousand documents, against ten thousand in a hundred. `slots`: a checkout from a slot
 pool of ten thousand instances, against one of a hundred. `queue`: events beside ten thousand
 waiters, against ten. `resources`: acquiring a warm process or container, against starting one.
-`sandbox`: an evaluation in the jail, against the same call in-process. `kills` times nothing: it
-counts what goes wrong where the daemon is killed again and again.
+`sandbox`: an evaluation in the jail, against the same call in-process. `kubernetes`: grants, beside
+pods of kube-scheduler on the same nodes. `kills` times nothing: it counts what goes wrong where
+the daemon is killed again and again.
 """
 
 import asyncio
@@ -33,6 +34,7 @@ from moorage.benchmarks.churn import churn
 from moorage.benchmarks.daemon_process import Running, child, daemon
 from moorage.benchmarks.fleet import fleet
 from moorage.benchmarks.kills import kills
+from moorage.benchmarks.kubernetes_rate import rates
 from moorage.benchmarks.load import LoadResult, drive
 from moorage.benchmarks.placement import placement
 from moorage.benchmarks.policy_costs import policies as packed_by_policies
@@ -126,6 +128,11 @@ def grants(nodes: Path | None = None, pods: Path | None = None) -> Figures:
 def policies(nodes: Path | None = None, pods: Path | None = None) -> Figures:
     """Measure what a jailed decision of the shipped policies costs; arguments as for `grants`."""
     return packed_by_policies(*_trace(nodes, pods))
+
+
+def kubernetes(nodes: Path | None = None) -> Figures:
+    """Measure grants beside kube-scheduler's pods; nodes as for `grants`."""
+    return rates(trace.read_nodes(nodes) if nodes else made_up_nodes())
 
 
 def _trace(
@@ -360,8 +367,9 @@ ON_REQUEST: Final[dict[str, Callable[..., Figures]]] = {
     "placement": placement,
     "churn": churn,
     "kills": kills,
+    "kubernetes": kubernetes,
 }
-"""They need a trace or many minutes, so they run only where they are named."""
+"""They need a trace, other programs or many minutes, so they run only where they are named."""
 
 
 def made_up_nodes() -> list[trace.TraceNode]:

@@ -23,12 +23,12 @@ def bench(
         list[str] | None,
         typer.Argument(
             help="grants, startup, first_lease, candidates, workflow, fleet, slots, queue, "
-            "rules, sandbox, engines; all of these by default; placement, churn, kills where named."
+            "rules, sandbox, engines: by default; placement, churn, kills, kubernetes: where named."
         ),
     ] = None,
     nodes: Annotated[
         Path | None,
-        typer.Option(help="Node file of a trace: `grants`, `rules`, `placement`, `churn`."),
+        typer.Option(help="Node file of a trace, for those that place requests on nodes."),
     ] = None,
     pods: Annotated[
         Path | None,

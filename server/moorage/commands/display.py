@@ -166,14 +166,15 @@ def bench(
     for name in names or benchmarks.BENCHMARKS:
         tell = Console(stderr=True, quiet=as_json).print
         tell(f"{name} …")
-        given: dict[str, Any] = {"nodes": nodes, "pods": pods} if name in WITH_TRACE else {}
-        if name == "placement":
-            given |= {**table, "progress": tell}
-        if name == "churn":
-            given |= {"job": ChurnJob(**churning), "progress": tell}
-        if name == "kills":
-            given |= {**killing, "progress": tell}
-        report[name] = known[name](**given)
+        traces = {"nodes": nodes, "pods": pods}
+        given: dict[str, dict[str, Any]] = {
+            **dict.fromkeys(WITH_TRACE, traces),
+            "placement": {**traces, **table, "progress": tell},
+            "churn": {**traces, "job": ChurnJob(**churning), "progress": tell},
+            "kubernetes": {"nodes": nodes},
+            "kills": {**killing, "progress": tell},
+        }
+        report[name] = known[name](**given.get(name, {}))
     if as_json:
         _print_json(report)
         return
