@@ -34,11 +34,11 @@ CALLS_FLOOD_FACTOR: Final = 16
 """A policy that goes on calling so many times beyond its quota is killed, not answered."""
 LOAD_UNDISTURBED: Final = 0.1
 """Share of its time that a load may take before its cell counts as a hog."""
-WORDS_SECONDS: Final = 0.005
+TRACEBACK_SECONDS: Final = 0.005
 """How long a cell that began to say where it is may go on."""
-WORDS_SECONDS_MAX: Final = 0.1
+TRACEBACK_SECONDS_MAX: Final = 0.1
 """How long a cell at its deadline may take to begin: it may have to wait for its turn."""
-WORDS_BYTES_MAX: Final = 16 << 10
+TRACEBACK_BYTES_MAX: Final = 16 << 10
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
 _AboutTheHead = frames.Result | frames.Failed | frames.Call | frames.Want
@@ -107,7 +107,7 @@ class Cell(asyncio.Protocol):
         self._cpu_mark = -1.0
         self._sync: CellSync | None = None
         self._ahead_bytes = 0
-        self._words: bytearray | None = None
+        self._traceback: bytearray | None = None
         self._asked_at = 0.0
 
     # What the pool asks for ----------------------------------------------------------------
@@ -212,7 +212,7 @@ class Cell(asyncio.Protocol):
                 head.call.cancel()
             return ""
         if self.remaining_seconds(now) < 0:
-            return "overrun" if self._has_said(now) else ""
+            return "overrun" if self._has_traceback(now) else ""
         age, loading = now - self.head_since, head.kind == "load"
         if age < (limits.load_seconds * LOAD_UNDISTURBED if loading else limits.demote_seconds):
             return ""
@@ -227,17 +227,17 @@ class Cell(asyncio.Protocol):
         return ""
 
     @property
-    def said(self) -> str:
+    def traceback(self) -> str:
         """Where it was at its deadline, in its own words."""
-        return bytes(self._words or b"").decode(errors="replace")
+        return bytes(self._traceback or b"").decode(errors="replace")
 
-    def _has_said(self, now: float) -> bool:
+    def _has_traceback(self, now: float) -> bool:
         """Ask it where it is; return whether it said so, or had time enough for that."""
-        if self._words is None:
-            self._words, self._asked_at = bytearray(), now
+        if self._traceback is None:
+            self._traceback, self._asked_at = bytearray(), now
             ask_where(self._pidfd)
         waited = now - self._asked_at
-        return waited > (WORDS_SECONDS if self._words else WORDS_SECONDS_MAX)
+        return waited > (TRACEBACK_SECONDS if self._traceback else TRACEBACK_SECONDS_MAX)
 
     def step_aside(self) -> None:
         """Let it have a tenth of what others get, for good: it works on the side."""
@@ -292,13 +292,15 @@ class Cell(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """As in asyncio.Protocol. A cell killed with unread input resets, others just end."""
         del exc
-        if self.alive and self._words is None:  # Else it is past its deadline, whatever it died of.
+        if (
+            self.alive and self._traceback is None
+        ):  # Else it is past its deadline, whatever it died of.
             self._owner.lost(self, "exit")
 
     def data_received(self, data: bytes) -> None:
         """As in asyncio.Protocol."""
-        if self._words is not None:
-            self._words += data[: WORDS_BYTES_MAX - len(self._words)]
+        if self._traceback is not None:
+            self._traceback += data[: TRACEBACK_BYTES_MAX - len(self._traceback)]
             return
         try:
             for body in self._reader.feed(data):

@@ -259,8 +259,8 @@ class CellPool:
         """Return whether one more cell may live, after ending an idle one where that is needed."""
         spawning = sum(group.spawning for group in self._groups.values())
         # Bursts leave a quarter to policies that have no cell yet: these wait for no other's.
-        kept = self.limits.cells_max // 4 if wanting.cells else 0
-        if len(self._group_of) + spawning < self.limits.cells_max - kept:
+        reserved = self.limits.cells_max // 4 if wanting.cells else 0
+        if len(self._group_of) + spawning < self.limits.cells_max - reserved:
             return True
         for group in () if wanting.aside else self._groups.values():
             for cell in group.cells:
@@ -329,7 +329,8 @@ class CellPool:
         self.counters["kills"] += 1
         group = self._group_of.get(cell)
         self._bury(
-            cell, outcomes.overran(limit, head.code, "load" if loading else "answer", cell.said)
+            cell,
+            outcomes.overran(limit, head.code, "load" if loading else "answer", cell.traceback),
         )
         if group is None or loading:
             return
