@@ -14,7 +14,7 @@ from moorage.commands.ledger import ledger
 from moorage.commands.prices import prices
 from moorage.commands.replay import replay
 from moorage.commands.serve import serve
-from moorage.config.settings import settings_help
+from moorage.config.described import settings_help
 from moorage_client import server_extra
 
 STDERR = 2

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from moorage.config.described import settings_help, settings_markdown
 from moorage.config.settings import (
     EXTERNAL_SERVICES,
     FILE_BYTES_MAX,
@@ -13,8 +14,6 @@ from moorage.config.settings import (
     Config,
     ConfigError,
     settings,
-    settings_help,
-    settings_markdown,
 )
 from moorage.protocol.origins import is_loopback
 
@@ -77,6 +76,8 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "policy_deadline_seconds": ("0.5", "0.5", 0.5),
         "policy_deadline_seconds_max": ("90", "90", 90.0),
         "policy_memory_mib": ("64", "64", 64),
+        "policy_workers": ("ray://r:10001", '"ray://r:10001"', "ray://r:10001"),
+        "policy_worker_cells": ("8", "8", 8),
         "policy_fallback_failures": ("6", "6", 6),
         "backends": ("local", '["local"]', ("local",)),
         "local_nodes": ("a1, a2", '["a1", "a2"]', ("a1", "a2")),

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from moorage.config.settings import OTHER_NAMES, Config, ConfigError, settings, settings_markdown
+from moorage.config.described import settings_markdown
+from moorage.config.settings import OTHER_NAMES, Config, ConfigError, settings
 from moorage.protocol.codes import CLOSE_CODES, CODES
 from moorage_client.cli.exits import MEANINGS
 
@@ -18,7 +19,7 @@ from moorage_client.cli.exits import MEANINGS
 def test_the_readme_has_the_settings_as_they_are(root: Path) -> None:
     readme = (root / "README.md").read_text()
     assert settings_markdown() in readme, (
-        "paste the output of moorage.config.settings.settings_markdown()"
+        "paste the output of moorage.config.described.settings_markdown()"
     )
 
 

@@ -79,8 +79,8 @@ def push(
     for warning in () if session.json else warnings:
         note(f"warning: {warning}")
     if session.json:
-        more = {"warnings": list(warnings)} if warnings else {}
-        print_json({"policy_rule_uri": registered, **more})
+        said = {"warnings": list(warnings)} if warnings else {}
+        print_json({"policy_rule_uri": registered, **said})
     else:
         say(registered)
 

@@ -108,10 +108,10 @@ class ProgressBar:
 
     def _show(self, ended: int) -> None:
         with self._lock:
-            counts = [f"{count} {kind}" for kind, count in self._counts.items() if count]
+            words = [f"{count} {kind}" for kind, count in self._counts.items() if count]
             names = list(self._running)[:NAMES_MAX]
             more = len(self._running) - len(names)
-            text = ", ".join([*counts, *names, *([f"and {more} more"] if more else [])])
+            text = ", ".join([*words, *names, *([f"and {more} more"] if more else [])])
             self._progress.update(self._bar, advance=ended, description=text)
 
 
@@ -122,8 +122,8 @@ def _both(
     if first is None:
         return then
 
-    def call(*arguments: Any) -> None:
-        first(*arguments)
-        then(*arguments)
+    def call(*words: Any) -> None:
+        first(*words)
+        then(*words)
 
     return call

@@ -24,8 +24,8 @@ from moorage.lab.errors import CommandError
 from moorage.lab.packing import LEASE_SECONDS, Site, openb
 from moorage.lab.typical import typical_of
 from moorage.model import Ask, Demand, LeaseTerms, PolicyRef, RequestId, SessionId, Tenant
+from moorage.sandbox.host.processes import cpu_seconds
 from moorage.sandbox.host.sandbox import Document, PolicyCode, Sandbox
-from moorage.sandbox.host.zygote import cpu_seconds
 from moorage_policies import catalog
 
 POLICIES: Final[dict[str, tuple[str, bool, dict[str, Any]]]] = {
@@ -81,8 +81,8 @@ def policies(nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod]) -
     """
     order = trace.arrivals(pods, trace.capacity_milli(nodes), 1.3, SEED)
     costs: dict[str, Cost] = {}
-    for figure, (name, described, more) in POLICIES.items():
-        parameters = {**(typical_of(name, pods) if described else {}), **more}
+    for figure, (name, told, more) in POLICIES.items():
+        parameters = {**(typical_of(name, pods) if told else {}), **more}
         costs[figure] = uvloop.run(_cost(name, parameters, openb(nodes, SEED), order))
     figures: dict[str, Any] = {"nodes": len(nodes), "requests": len(order)}
     each = {name: cost.cpu_seconds / len(cost.seconds) for name, cost in costs.items()}

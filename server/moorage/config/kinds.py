@@ -27,6 +27,7 @@ __all__ = [
     "NAMESPACE",
     "ORIGINS",
     "PORT",
+    "RAY",
     "SWITCH",
     "TOKENS",
     "URL",
@@ -47,6 +48,9 @@ NAME_CHARS_MAX: Final = 253
 _HOST_NAME: Final = re.compile(r"[a-zA-Z0-9_.:-]{1,253}", re.ASCII)
 _CLUSTER_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:@+-]*", re.ASCII)
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+_RAY: Final = re.compile(
+    r"auto|(?:ray://)?(?:[a-zA-Z0-9_.-]+|\[[0-9a-fA-F:]+\]):[0-9]{1,5}", re.ASCII
+)
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*", re.ASCII)
 
 
@@ -182,6 +186,14 @@ def _read_url(value: Any) -> str:
     return value.rstrip("/")
 
 
+def _read_ray(value: Any) -> str:
+    if not isinstance(value, str) or not _RAY.fullmatch(value):
+        raise ValueError
+    if value != "auto" and not 0 < int(value.rpartition(":")[2]) < 1 << 16:
+        raise ValueError
+    return value
+
+
 def _read_name(value: Any) -> str:
     if not isinstance(value, str) or not value.isprintable() or value != value.strip():
         raise ValueError
@@ -274,6 +286,9 @@ URL: Final = SettingKind(
     "an http or https URL such as `http://registry:3000`, without a query; `user:password@` before "
     "the host is sent as Basic credentials, `bearer:token@` as a bearer token",
     _read_url,
+)
+RAY: Final = SettingKind(
+    "the address of a Ray cluster: `ray://host:port`, `host:port` or `auto`", _read_ray
 )
 FOLDER: Final = SettingKind("a folder", _read_folder)
 FILE: Final = SettingKind("a file", _read_folder)

@@ -8,7 +8,6 @@ type, its default, what is accepted, and the sentence that the READMEs and `--he
 """
 
 import dataclasses
-import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +26,7 @@ from moorage.config.kinds import (
     NAMESPACE,
     ORIGINS,
     PORT,
+    RAY,
     SWITCH,
     TOKENS,
     URL,
@@ -72,8 +72,6 @@ __all__ = [
     "Setting",
     "settings",
     "settings_file",
-    "settings_help",
-    "settings_markdown",
 ]
 
 Sandbox = Literal["jail", "unsafe"]
@@ -168,6 +166,23 @@ class Config:
         int,
         Setting(whole(16, 65536), "What a policy's process may use beyond its start, in MiB."),
     ] = 256
+    policy_workers: Annotated[
+        str,
+        Setting(
+            RAY,
+            "Ray cluster on whose nodes policies are evaluated; this machine goes on where it is "
+            "gone. Needs `pip install 'moorage[ray]'`, here and on the nodes.",
+            default="none: on this machine",
+        ),
+    ] = ""
+    policy_worker_cells: Annotated[
+        int,
+        Setting(
+            whole(1, 256),
+            "Processes of policies on each of its nodes, as far as it has processors: one is "
+            "reserved for each.",
+        ),
+    ] = 4
     policy_fallback_failures: Annotated[
         int,
         Setting(
@@ -478,21 +493,3 @@ def settings() -> dict[str, Setting]:
         default = setting.default or f"`{plain(each.default)}`"
         found[each.name] = dataclasses.replace(setting, name=each.name, default=default)
     return found
-
-
-def settings_markdown() -> str:
-    """Return the settings table of the README."""
-    rows = ["| Setting | Default | Accepts | What it does |", "|---|---|---|---|"]
-    for each in settings().values():
-        name = f"`{each.name}`" + (f", `{each.flag}`" if each.flag else "")
-        rows.append(f"| {name} | {each.default} | {each.kind.expected} | {each.about} |")
-    return "\n".join(rows) + "\n"
-
-
-def settings_help() -> str:
-    """Return the settings as plain lines, for `moored serve --help`."""
-    lines = ["\b"]  # Keeps click from filling the lines again.
-    for each in settings().values():
-        lines.append(f"{each.environment} [{each.default}]")
-        lines += textwrap.wrap(each.about, 72, initial_indent="    ", subsequent_indent="    ")
-    return "\n".join(lines).replace("`", "")

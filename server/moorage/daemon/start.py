@@ -56,7 +56,7 @@ from moorage.daemon.workloads.ray_inventory import RayInventory
 from moorage.gateway.server import Gateway, GatewaySettings
 from moorage.ledger.base import Ledger
 from moorage.ledger.sqlite import SqliteLedger
-from moorage.sandbox.host.sandbox import Sandbox
+from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
 from moorage.web.server import WebServer
 from moorage.web.services import WebServices
@@ -209,6 +209,7 @@ async def _open_runners(
         mode=config.sandbox,
         isolation=config.isolation,
         circuits=core.watchers.circuits,
+        workers=_workers(config),
     )
     report = await sandbox.start()
     stack.push_async_callback(sandbox.close)
@@ -223,6 +224,16 @@ async def _open_runners(
     await workloads.open([each.workload for each in state.leases.values() if each.provision])
     ray = backends.get("ray")
     return Runners(sandbox, workloads, ray if isinstance(ray, RayBackend) else None)
+
+
+def _workers(config: Config) -> WorkerSettings | None:
+    if not config.policy_workers:
+        return None
+
+    def tell(place: str, finding: str, good: bool) -> None:
+        (log.info if good else log.warning)("policy_workers", place=place, finding=finding)
+
+    return WorkerSettings(config.policy_workers, config.policy_worker_cells, tell)
 
 
 def _requests(

@@ -298,8 +298,8 @@ class Schema:
     def _left_out(self, name: str, given: Mapping[str, Any]) -> bool:
         if name not in given:
             return True
-        is_value = self.null_is_value or "any" in self._entries[name].kinds
-        return given[name] is None and not is_value
+        kept = self.null_is_value or "any" in self._entries[name].kinds
+        return given[name] is None and not kept
 
 
 def _each(

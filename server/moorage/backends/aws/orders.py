@@ -129,10 +129,8 @@ def offers(
     markets = (True, False) if spot and spec.on_demand_fallback else (spot,)
     all_of_them = [Offer(name, spot, priced.find(name)) for spot in markets for name in types]
     limit = spec.max_price_per_hour
-    affordable = [
-        each for each in all_of_them if limit is None or each.spot or _costs(each) <= limit
-    ]
-    if not affordable:
+    kept = [each for each in all_of_them if limit is None or each.spot or _costs(each) <= limit]
+    if not kept:
         prices = ", ".join(f"{each.type} {_price(each)}" for each in all_of_them)
         hint = f" Prices of {region} are not known here: moored prices --region {region}."
         unknown = any(_costs(each) == float("inf") for each in all_of_them)
@@ -140,7 +138,7 @@ def offers(
             f"max_price_per_hour: expected at least the price of one of {prices}."
             f"{hint if unknown else ''}"
         )
-    return affordable
+    return kept
 
 
 def _costs(offer: Offer) -> float:
@@ -181,14 +179,12 @@ def _types(
         }
     fit = catalogue.fitting(**wanted)
     if not fit:
-        requirements = ", ".join(
+        said = ", ".join(
             f"{name} {value:g}" if not isinstance(value, str) else f"{name} {value}"
             for name, value in wanted.items()
             if value
         )
-        raise BackendError(
-            f"no instance type of the catalogue has {requirements}: name spec.instance_type"
-        )
+        raise BackendError(f"no instance type of the catalogue has {said}: name spec.instance_type")
     return [each.name for each in fit[:TYPES_TRIED_MAX]]
 
 

@@ -28,7 +28,7 @@ async def run(
     environment: Mapping[str, str],
     begun: Callable[[int], None],
     timeout_seconds: float | None,
-    membership: int | None = None,
+    door: int | None = None,
     confine: Callable[[], None] | None = None,
 ) -> CommandExecution:
     """Run a command to its end. What it leaves in the background goes on.
@@ -39,7 +39,7 @@ async def run(
         environment: All of its variables.
         begun: Called with its pid as soon as it has one.
         timeout_seconds: How long it may take.
-        membership: `cgroup.procs` of the group that it and all it starts are to be in.
+        door: `cgroup.procs` of the group that it and all it starts are to be in.
         confine: Keeps the calling process out of what it shall not see; it is in `folder` then.
 
     Raises:
@@ -50,26 +50,26 @@ async def run(
     if not os.path.isdir(folder):  # noqa: ASYNC240, PTH112  # One look; a path may be relative.
         raise BackendError(f"{folder}: {os.strerror(errno.ENOENT)}")
     mark = uuid.uuid4().hex
-    seen, written = os.pipe()
+    seen, told = os.pipe()
     output = _Output(seen)
     try:
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=subprocess.DEVNULL,
-                stdout=written,
-                stderr=written,
+                stdout=told,
+                stderr=told,
                 cwd=folder if confine is None else None,
                 env={**environment, marks.EXECUTION: mark},
                 start_new_session=True,
-                preexec_fn=_preparation(folder, membership, confine),
+                preexec_fn=_preparation(folder, door, confine),
             )
         except subprocess.SubprocessError as error:  # Of what was done before: what is unknown.
             raise BackendError(f"it cannot be run in {folder}, or not be confined") from error
         except OSError as error:
             raise BackendError(f"{command[0]}: {error.strerror or error}") from error
         finally:
-            os.close(written)
+            os.close(told)
         begun(process.pid)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -90,24 +90,24 @@ async def run(
 
 
 def _preparation(
-    folder: str, membership: int | None, confine: Callable[[], None] | None
+    folder: str, door: int | None, confine: Callable[[], None] | None
 ) -> Callable[[], None] | None:
     """Return what a child is to do before it becomes a command, if anything."""
 
     def prepare() -> None:  # It takes no lock that another thread may hold.
-        if membership is not None:
-            _enter(membership)
+        if door is not None:
+            _enter(door)
         if confine is not None:
             confine()
             os.chdir(folder)
 
-    return None if membership is None and confine is None else prepare
+    return None if door is None and confine is None else prepare
 
 
-def _enter(membership: int) -> None:
+def _enter(door: int) -> None:
     """Become a member of a group; of one that was removed meanwhile, nothing is to be had."""
     with contextlib.suppress(OSError):
-        os.write(membership, b"0")
+        os.write(door, b"0")
 
 
 class _Output:

@@ -41,6 +41,8 @@ def sandbox_gauges(report: SandboxReport) -> Iterable[Metric]:
     counts = ((name, float(count)) for name, count in report.counters.items())
     circuits = "Policies that are not asked for a while, by tenant at whose requests they overran"
     yield gauge("moorage_policies_circuit_open", circuits, report.circuits_open)
+    workers = "Nodes of Ray on which policies are evaluated"
+    yield gauge("moorage_policy_workers", workers, report.workers_up)
     yield gauges("moorage_sandbox", "What the sandbox did, since the start", "what", counts)
 
 

@@ -23,23 +23,23 @@ class ContextKeeper:
     """Writes changed contexts.
 
     Args:
-        contexts: The disk.
+        kept: The disk.
         sandbox: Has the contexts.
 
     """
 
-    def __init__(self, contexts: KeptContexts, sandbox: Sandbox) -> None:
-        self._contexts = contexts
+    def __init__(self, kept: KeptContexts, sandbox: Sandbox) -> None:
+        self._kept = kept
         self._sandbox = sandbox
         self._failed = False
 
     async def restore(self) -> None:
         """Give the sandbox what was kept; before any policy is asked."""
         # More microseconds have gone by since the epoch than changes can ever have been made.
-        entries = await self._contexts.load()
-        contexts = [each for each in entries if read_managed(each) is None]
+        kept = await self._kept.load()
+        contexts = [each for each in kept if read_managed(each) is None]
         self._sandbox.restore_contexts(contexts, time.time_ns() // 1000)
-        for each in filter(None, map(read_managed, entries)):
+        for each in filter(None, map(read_managed, kept)):
             self._sandbox.managed.put(*each)
 
     async def run(self) -> None:
@@ -54,7 +54,7 @@ class ContextKeeper:
         if not changes:
             return
         try:
-            await self._contexts.save(changes)
+            await self._kept.save(changes)
         except ServiceError as error:
             self._sandbox.contexts_unsaved(key for key, _, _ in changes)
             if not self._failed:  # Once, not every second.

@@ -144,8 +144,8 @@ class SearchedPolicies:
         """See `Searched.matching`."""
 
         def work() -> list[str]:
-            test = predicate(asked.condition)
-            return sorted(name for name, each in self._documents.items() if test(each))
+            holds = predicate(asked.condition)
+            return sorted(name for name, each in self._documents.items() if holds(each))
 
         return await asyncio.to_thread(work)
 

@@ -6,7 +6,6 @@ shape. Nothing here trusts the other end: the first byte that does not fit kills
 """
 
 import asyncio
-import os
 import time
 from collections import Counter, deque
 from typing import Any, Final, Protocol, cast
@@ -19,8 +18,8 @@ from moorage.sandbox.host import answers, priority
 from moorage.sandbox.host.cell_sync import CellSync, World
 from moorage.sandbox.host.contexts import Contexts
 from moorage.sandbox.host.contract import HostServices, PolicyCode
+from moorage.sandbox.host.processes import CellProcess
 from moorage.sandbox.host.work import Work, nonces
-from moorage.sandbox.host.zygote import Spawned, ask_where, cpu_seconds, kill
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
     ANSWER_BYTES_MAX,
@@ -34,11 +33,13 @@ CALLS_FLOOD_FACTOR: Final = 16
 """A policy that goes on calling so many times beyond its quota is killed, not answered."""
 LOAD_UNDISTURBED: Final = 0.1
 """Share of its time that a load may take before its cell counts as a hog."""
-TRACEBACK_SECONDS: Final = 0.005
+WORDS_SECONDS: Final = 0.005
 """How long a cell that began to say where it is may go on."""
-TRACEBACK_SECONDS_MAX: Final = 0.1
+WORDS_SECONDS_MAX: Final = 0.1
 """How long a cell at its deadline may take to begin: it may have to wait for its turn."""
-TRACEBACK_BYTES_MAX: Final = 16 << 10
+REMOTE_WORDS_SECONDS: Final = (0.1, 1.0)
+"""Both of a cell on another machine, whose silence counts against that machine."""
+WORDS_BYTES_MAX: Final = 16 << 10
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
 _AboutTheHead = frames.Result | frames.Failed | frames.Call | frames.Want
@@ -76,7 +77,7 @@ class Cell(asyncio.Protocol):
     """The host's end of one cell.
 
     Args:
-        spawned: Channel, pidfd and process id. The pidfd is closed here.
+        process: Fresh, with the channel. It is killed here.
         owner: The pool.
 
     Attributes:
@@ -86,18 +87,19 @@ class Cell(asyncio.Protocol):
         demoted: It runs at idle priority.
         retired: It gets no new work.
         alive: Not lost yet.
+        worker: Where it runs; empty: on this machine.
 
     """
 
-    def __init__(self, spawned: Spawned, owner: Owner) -> None:
-        self.pid = spawned.pid
+    def __init__(self, process: CellProcess, owner: Owner) -> None:
+        self.pid, self.worker = process.pid, process.worker
         self.sent: deque[Work] = deque()
         self.head_since = 0.0
         self.slow = self.demoted = self.retired = False
         self.alive = True
         self.code: PolicyCode | None = None
         self.evaluations = 0
-        self._pidfd = spawned.pidfd
+        self._process = process
         self._owner = owner
         self._transport: asyncio.Transport | None = None
         self._reader = frames.FrameReader(CELL_FRAME_BYTES_MAX)
@@ -107,7 +109,7 @@ class Cell(asyncio.Protocol):
         self._cpu_mark = -1.0
         self._sync: CellSync | None = None
         self._ahead_bytes = 0
-        self._traceback: bytearray | None = None
+        self._words: bytearray | None = None
         self._asked_at = 0.0
 
     # What the pool asks for ----------------------------------------------------------------
@@ -212,14 +214,14 @@ class Cell(asyncio.Protocol):
                 head.call.cancel()
             return ""
         if self.remaining_seconds(now) < 0:
-            return "overrun" if self._has_traceback(now) else ""
+            return "overrun" if self._has_said(now) else ""
         age, loading = now - self.head_since, head.kind == "load"
         if age < (limits.load_seconds * LOAD_UNDISTURBED if loading else limits.demote_seconds):
             return ""
         self.slow = not loading
         if self.demoted:
             return ""
-        burnt = cpu_seconds(self.pid)
+        burnt = self._process.cpu_seconds()
         if self._cpu_mark < 0:
             self._cpu_mark = burnt
         elif burnt - self._cpu_mark >= limits.demote_seconds:
@@ -227,31 +229,35 @@ class Cell(asyncio.Protocol):
         return ""
 
     @property
-    def traceback(self) -> str:
+    def said(self) -> str:
         """Where it was at its deadline, in its own words."""
-        return bytes(self._traceback or b"").decode(errors="replace")
+        return bytes(self._words or b"").decode(errors="replace")
 
-    def _has_traceback(self, now: float) -> bool:
+    def _has_said(self, now: float) -> bool:
         """Ask it where it is; return whether it said so, or had time enough for that."""
-        if self._traceback is None:
-            self._traceback, self._asked_at = bytearray(), now
-            ask_where(self._pidfd)
+        if self._words is None:
+            self._words, self._asked_at = bytearray(), now
+            self._process.ask_where()
+        if not self._process.in_touch:
+            return False  # Its worker answers in a while, or counts as lost.
         waited = now - self._asked_at
-        return waited > (TRACEBACK_SECONDS if self._traceback else TRACEBACK_SECONDS_MAX)
+        if self.worker:
+            return waited > REMOTE_WORDS_SECONDS[not self._words]
+        return waited > (WORDS_SECONDS if self._words else WORDS_SECONDS_MAX)
 
     def step_aside(self) -> None:
         """Let it have a tenth of what others get, for good: it works on the side."""
         self._niceness = priority.ASIDE_NICENESS
-        priority.step_aside(self.pid)
+        self._process.step_aside()
 
     def demote(self) -> bool:
         """Let it run only when no other process wants to; return whether that worked."""
         self.demoted = True
-        return priority.demote(self.pid)
+        return self._process.demote()
 
     def restore(self) -> bool:
         """Undo a demotion; unprivileged hosts cannot, and replace the cell instead."""
-        self.demoted = not priority.restore(self.pid, self._niceness)
+        self.demoted = not self._process.restore(self._niceness)
         return not self.demoted
 
     def destroy(self) -> None:
@@ -259,8 +265,7 @@ class Cell(asyncio.Protocol):
         if not self.alive:
             return
         self.alive = False
-        kill(self._pidfd)
-        os.close(self._pidfd)
+        self._process.kill()
         for work in self.sent:
             if work.call is not None:
                 work.call.cancel()
@@ -292,15 +297,16 @@ class Cell(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """As in asyncio.Protocol. A cell killed with unread input resets, others just end."""
         del exc
-        if (
-            self.alive and self._traceback is None
-        ):  # Else it is past its deadline, whatever it died of.
+        late = self._words is not None  # It is past its deadline, whatever it died of.
+        if self.alive and not (late and self._process.in_touch):
             self._owner.lost(self, "exit")
 
     def data_received(self, data: bytes) -> None:
         """As in asyncio.Protocol."""
-        if self._traceback is not None:
-            self._traceback += data[: TRACEBACK_BYTES_MAX - len(self._traceback)]
+        if self._words is not None:
+            if self.worker and not self._words:
+                self._asked_at = time.monotonic()
+            self._words += data[: WORDS_BYTES_MAX - len(self._words)]
             return
         try:
             for body in self._reader.feed(data):

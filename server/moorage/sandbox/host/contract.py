@@ -8,7 +8,7 @@ The daemon imports these through `moorage.sandbox.host.sandbox`. Errors of the p
     ServiceError       raised *by* the daemon's `HostServices`, never by the sandbox
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -130,6 +130,22 @@ class Document:
     id: str
     version: int
     blob: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Where cells run beside this machine.
+
+    Args:
+        address: Of a Ray cluster, as `ray.init` takes it.
+        cells: On each of its nodes, at most; each has a processor reserved there.
+        tell: Told of each node, and of Ray itself: what is known now, and whether that is good.
+
+    """
+
+    address: str
+    cells: int
+    tell: Callable[[str, str, bool], None]
 
 
 class HostServices(Protocol):
@@ -274,9 +290,12 @@ class SandboxReport:
             `kills`, `protocol_breaches`, `spawns`, `respawns`, `resent`, `demotions`, `recycled`,
             `evicted`, `busy`, `zygote_restarts`, `granted`, `not_granted`; absent while 0.
             `context_conflicts`: changes of a context that were void. `circuits_opened`,
-            `circuit_refusals`: of the circuit breaker.
+            `circuit_refusals`: of the circuit breaker. `worker_starts`, `worker_losses`,
+            `worker_doubts`, `bridge_restarts`: of workers on Ray.
         circuits_open: Policies that are not asked now, counted once for each tenant.
         warning: Not empty when the wall does not stand (unsafe mode).
+        workers: What is known of Ray and of each of its nodes that has been heard of.
+        workers_up: On how many of them policies run.
 
     """
 
@@ -287,3 +306,5 @@ class SandboxReport:
     counters: Mapping[str, int]
     circuits_open: int = 0
     warning: str = ""
+    workers: Mapping[str, str] = field(default_factory=dict[str, str])
+    workers_up: int = 0

@@ -120,6 +120,8 @@ class Group:
     fault_until: float = 0.0
     overruns: int = 0
     """Evaluations stopped at their deadline since the last one that answered."""
+    doubted: dict[str, float] = field(default_factory=dict[str, float])
+    """Until when a worker gets no cell of this policy, since one there failed."""
     _tenant: str | None = None
     """The first that asked."""
     _shared: bool = False
@@ -135,6 +137,11 @@ class Group:
     def hogs(self) -> bool:
         """Whether its cells have done nothing lately but burn all the time they get."""
         return self.overruns >= HOG_OVERRUNS
+
+    def avoids(self, work: Work, now: float) -> set[str]:
+        """Return the workers that are not to do this."""
+        self.doubted = {name: until for name, until in self.doubted.items() if until > now}
+        return {*self.doubted, work.avoided}
 
     # Whose turn it is ----------------------------------------------------------------------
 
@@ -183,36 +190,40 @@ class Group:
 
     def turn(self, cells_max: int, now: float) -> tuple[Work, Cell] | None:
         """Return what goes to which cell next, if anything can go anywhere."""
-        reserved: Cell | None = None
+        kept: Cell | None = None
         for work in self.backlog.heads():
-            cell = self._choose(work, cells_max, now, reserved)
+            cell = self._choose(work, cells_max, now, kept)
             if cell is not None:
                 return work, cell
-            if reserved is None and self.heavy(work, now) and not self._sated(work, cells_max, now):
+            if kept is None and self.heavy(work, now) and not self._sated(work, cells_max, now):
                 # It needs a cell with an empty pipe, and one that asks much would keep all full.
-                reserved = min(self._quick(), key=lambda each: len(each.sent), default=None)
+                kept = min(self._quick(), key=lambda each: len(each.sent), default=None)
         return None
 
-    def needs_cell(self, cells_max: int, now: float) -> bool:
-        """Whether something waits that none of its cells will take before long."""
+    def needs_cell(self, cells_max: int, now: float) -> Work | None:
+        """Return what waits that none of its cells will take before long."""
         if self.spawning:
-            return False
-        heads = [work for work in self.backlog.heads() if not self._sated(work, cells_max, now)]
-        if not heads:
-            return False
-        if any(self.heavy(each, now) for each in heads):  # It goes into no pipe but an empty one.
-            coming = sum(len(c.sent) == 1 and c.sent[0].kind == "load" for c in self.cells)
-            return coming < len(self.backlog)
-        return not any(self._quick())  # The full pipe of a quick cell drains by itself.
+            return None
+        for work in self.backlog.heads():
+            if self._sated(work, cells_max, now):
+                continue
+            cells = [cell for cell in self._quick() if work.may_go_to(cell.worker)]
+            if self.heavy(work, now):  # It goes into no pipe but an empty one.
+                coming = sum(len(c.sent) == 1 and c.sent[0].kind == "load" for c in cells)
+                if coming < (1 if work.here or work.avoided else len(self.backlog)):
+                    return work
+            elif not cells:  # The full pipe of a quick cell drains by itself.
+                return work
+        return None
 
-    def _choose(self, work: Work, cells_max: int, now: float, reserved: Cell | None) -> Cell | None:
+    def _choose(self, work: Work, cells_max: int, now: float, kept: Cell | None) -> Cell | None:
         """Return a quick cell with room, preferably the first and one that was not demoted.
 
         Args:
             work: What is to go there.
             cells_max: How many cells there may be.
             now: Monotonic seconds.
-            reserved: The cell that is being emptied for another whose turn it was.
+            kept: The cell that is being emptied for another whose turn it was.
 
         """
         heavy = self.heavy(work, now)
@@ -220,7 +231,8 @@ class Group:
             return None
         demoted = None
         for cell in self._quick():
-            if cell.accepts and cell is not reserved and not (heavy and cell.sent):
+            free = cell.accepts and cell is not kept and not (heavy and cell.sent)
+            if free and work.may_go_to(cell.worker):
                 if not cell.demoted:
                     return cell
                 demoted = demoted or cell
@@ -248,6 +260,7 @@ class Group:
             return None
         cell = self.cells[0]
         busy = cell.sent or cell.retired or cell.demoted or not cell.alive
+        busy = busy or not work.may_go_to(cell.worker)
         return None if busy or self._sated(work, cells_max, now) else cell
 
 

@@ -1,16 +1,14 @@
-"""Which cell does what: routing, replacing, and what happens when one dies.
+"""Which cell does what: routing and replacing. What happens when one dies is in `deaths`.
 
 Used by `sandbox`. Work is bound to a cell as late as possible: it waits in its policy's backlog and
 goes into a pipe when that cell is quick and has room, so a slow evaluation holds up only what was
-already behind it. A cell's death costs exactly its head; everything behind it is sent again, to
-another cell, in order. Policies share nothing here but the count of cells.
+already behind it. Policies share nothing here but the count of cells.
 """
 
 import asyncio
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from moorage.core.facts import Refusal
@@ -21,21 +19,31 @@ from moorage.sandbox.host.cell_sync import World
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.circuit_breaker import CircuitBreaker
 from moorage.sandbox.host.contexts import Contexts
-from moorage.sandbox.host.contract import HostServices, JailError, Mode, OpenCircuit, PolicyCode
+from moorage.sandbox.host.contract import (
+    HostServices,
+    JailError,
+    Mode,
+    OpenCircuit,
+    PolicyCode,
+    WorkerSettings,
+)
+from moorage.sandbox.host.deaths import CellsAndDeaths, Finish
 from moorage.sandbox.host.groups import Group, GroupKey
+from moorage.sandbox.host.processes import CellProcess
 from moorage.sandbox.host.spawner import Spawner
+from moorage.sandbox.host.supply import CellSupply
 from moorage.sandbox.host.work import Work
-from moorage.sandbox.host.zygote import ORPHANED, Death, Spawned, SpawnError
+from moorage.sandbox.host.worker import RemoteWorker
+from moorage.sandbox.host.workers import Workers
+from moorage.sandbox.host.zygote import SpawnError
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import Limits
 
 WATCH_SECONDS: Final = 0.005
 """How often the clocks of busy cells are looked at."""
-FAULT_SECONDS: Final = 5.0
-"""How long a policy that could not be loaded is refused without trying again."""
 
 
-class CellPool:
+class CellPool(CellsAndDeaths):
     """All cells and what they are to do.
 
     Args:
@@ -47,6 +55,7 @@ class CellPool:
             that answered, if one did.
         printed: Told what a policy printed, and at what work.
         circuits: Called when a policy's circuit opens.
+        workers: Where cells run beside this machine; None: nowhere.
 
     """
 
@@ -57,29 +66,47 @@ class CellPool:
         services: HostServices,
         limits: Limits,
         mode: Mode,
-        finish: Callable[[Work, Any, Refusal | None, Cell | None], None],
+        finish: Finish,
         printed: Callable[[Work, str], None],
         circuits: Callable[[OpenCircuit], None],
+        workers: WorkerSettings | None = None,
     ) -> None:
+        super().__init__(limits, finish)
         self.world = World(fleet)
         self.services = services
-        self.limits = limits
         self.contexts = Contexts()
-        self.counters: Counter[str] = Counter()
         self.spawner = Spawner(limits, mode, self._make, self._mark_all, self.counters)
-        self.jailed, self.probed = self.spawner.jailed, self.spawner.probed
-        self._finish = finish
+        self.workers: Workers | None = None
+        if workers is not None:
+            self.workers = Workers(
+                workers, limits, mode, self._make, self._worker_came, self.counters
+            )
         self._printed = printed
         self.circuits = CircuitBreaker(limits, self.counters, circuits)
-        self._groups: OrderedDict[GroupKey, Group] = OrderedDict()
-        self._group_of: dict[Cell, Group] = {}
+        self._supply = CellSupply(
+            limits, self.spawner, self.workers, self._groups, self._group_of, self._evict
+        )
         self._dirty: dict[GroupKey, Group] = {}
         self._pumping: asyncio.Handle | None = None
         self._watching: asyncio.TimerHandle | None = None
         self._closing = False
 
-    def _make(self, spawned: Spawned) -> Cell:
-        return Cell(spawned, self)
+    def _make(self, process: CellProcess, home: Spawner) -> Cell:
+        cell = Cell(process, self)
+        self._home_of[cell] = home
+        return cell
+
+    def jailed(self, cell: Cell, frame: frames.CellJailed) -> None:
+        """As in `Owner`."""
+        self._home_of[cell].jailed(cell, frame)
+
+    def probed(self, cell: Cell, outcome: str) -> None:
+        """As in `Owner`."""
+        self._home_of[cell].probed(cell, outcome)
+
+    def _living(self) -> list[Cell]:
+        elsewhere = () if self.workers is None else self.workers.living()
+        return [*self.spawner.living.values(), *elsewhere]
 
     async def close(self) -> None:
         """Kill every cell and the zygote; what still waited is refused. Bounded."""
@@ -90,9 +117,11 @@ class CellPool:
         refusal = Refusal(Code.SHUTTING_DOWN, "the server is shutting down")
         for group in list(self._groups.values()):
             self._refuse_backlog(group, refusal)
-        for cell in list(self.spawner.living.values()):
+        for cell in self._living():
             for work in self._remove(cell):
                 self._finish(work, None, refusal, None)
+        if self.workers is not None:
+            await self.workers.close()
         await self.spawner.close()
 
     # Work ----------------------------------------------------------------------------------
@@ -128,7 +157,7 @@ class CellPool:
         group.fault = None
         work.submitted_at, work.fleet_version = now, self.world.fleet.version
         group.asked(work)
-        cell = group.idle_cell(work, self.limits.cells_per_policy_max, now)
+        cell = group.idle_cell(work, self._supply.cells_per_policy_max, now)
         if cell is not None:
             return self._begin(group, cell, work, now)
         most = self.limits.queue_max
@@ -160,7 +189,7 @@ class CellPool:
     def settled(self, cell: Cell, *, granted: bool) -> None:
         """Note what became of a proposal of a cell for a lease."""
         if (group := self._group_of.get(cell)) is not None:
-            group.settled(self.limits.cells_per_policy_max, granted=granted)
+            group.settled(self._supply.cells_per_policy_max, granted=granted)
 
     def withdraw(self, work: Work) -> None:
         """Take back work, if it was not sent yet."""
@@ -209,7 +238,7 @@ class CellPool:
         """Send what can be sent, one write per cell."""
         self._pumping = None
         dirty, self._dirty = self._dirty, {}
-        now, cells_max = time.monotonic(), self.limits.cells_per_policy_max
+        now, cells_max = time.monotonic(), self._supply.cells_per_policy_max
         for group in dirty.values():
             self._refuse_stale(group, now)
             touched: dict[Cell, None] = {}
@@ -223,8 +252,8 @@ class CellPool:
                     cell.retired = cell.retired or group.single_use
                 else:
                     self._finish(work, None, refusal, None)
-            if group.needs_cell(cells_max, now):
-                self._need_cell(group)
+            if (waiting := group.needs_cell(cells_max, now)) is not None:
+                self._need_cell(group, waiting, now)
             for cell in touched:
                 cell.flush()
             if touched:
@@ -241,45 +270,48 @@ class CellPool:
 
     # Spawning ------------------------------------------------------------------------------
 
-    def _need_cell(self, group: Group) -> None:
-        """Get the group another cell, unless it has enough."""
+    def _need_cell(self, group: Group, work: Work, now: float) -> None:
+        """Get the group another cell for this work, unless it has enough."""
         if group.aside and group.cells:
             return
-        if len(group.cells) >= self.limits.cells_per_policy_max or not self._evict(group):
+        if len(group.cells) >= self._supply.cells_per_policy_max:
+            return
+        home = self._supply.home(group, work, now)
+        if home is None:
             return
         group.spawning += 1
-        spare = self.spawner.spare()
+        spare = home.spare()
         if spare is not None:
             self._adopt(group, spare)
-            self.spawner.refill_soon()
+            home.refill_soon()
         else:
-            self.spawner.run(self._spawn_for(group))
+            home.spawning += 1
+            self.spawner.run(self._spawn_for(group, home))
 
-    def _evict(self, wanting: Group) -> bool:
-        """Return whether one more cell may live, after ending an idle one where that is needed."""
-        spawning = sum(group.spawning for group in self._groups.values())
-        # Bursts leave a quarter to policies that have no cell yet: these wait for no other's.
-        reserved = self.limits.cells_max // 4 if wanting.cells else 0
-        if len(self._group_of) + spawning < self.limits.cells_max - reserved:
-            return True
-        for group in () if wanting.aside else self._groups.values():
-            for cell in group.cells:
-                if not cell.sent and not group.backlog:
-                    self._remove(cell)
-                    self.counters["evicted"] += 1
-                    return True
-        return False
+    def _worker_came(self) -> None:
+        """Have what waits go there, and what is idle here make place for it."""
+        now = time.monotonic()
+        for cell, group in list(self._group_of.items()):
+            if not cell.sent and self._supply.returns(cell, group, now):
+                self._remove(cell)
+        self._mark_all()
 
-    async def _spawn_for(self, group: Group) -> None:
+    async def _spawn_for(self, group: Group, home: Spawner) -> None:
         try:
-            cell = await self.spawner.blank()
+            cell = await home.blank()
         except (SpawnError, JailError) as error:
             group.spawning -= 1
+            if isinstance(home, RemoteWorker):
+                self._doubt(group, home.name)
+                return
             refusal = Refusal(Code.UNAVAILABLE, f"no cell can be started: {error}")
             self._refuse_backlog(group, refusal)
             return
+        finally:
+            home.spawning -= 1
         self._adopt(group, cell)
-        await self.spawner.refill()
+        if home is self.spawner:
+            await home.refill()
 
     def _adopt(self, group: Group, cell: Cell) -> None:
         """Make a blank cell the group's newest and load the policy."""
@@ -300,7 +332,7 @@ class CellPool:
     def _watch(self) -> None:
         self._watching = None
         now = time.monotonic()
-        busy = [cell for cell in self.spawner.living.values() if cell.sent]
+        busy = [cell for cell in self._living() if cell.sent]
         if busy:
             # A request behind a policy that never returns waits no moment longer than it must.
             soonest = min(cell.remaining_seconds(now) for cell in busy)
@@ -312,7 +344,7 @@ class CellPool:
             group = self._group_of.get(cell)
             if cell.slow and group is not None:
                 group.took_long(cell.sent[0], now)
-                if len(cell.sent) > 1 and self.limits.cells_per_policy_max > 1 and not group.aside:
+                if len(cell.sent) > 1 and self._supply.cells_per_policy_max > 1 and not group.aside:
                     self._resend(group, cell.take_back())
             if verdict == "overrun":
                 self._overran(cell, now)
@@ -322,6 +354,8 @@ class CellPool:
                 self._mark(group)
 
     def _overran(self, cell: Cell, now: float) -> None:
+        if not cell.said and self._done_here(cell):
+            return
         head = cell.sent[0]
         loading = head.kind == "load"
         limit = self.limits.load_seconds if loading else head.deadline_seconds(self.limits)
@@ -329,8 +363,7 @@ class CellPool:
         self.counters["kills"] += 1
         group = self._group_of.get(cell)
         self._bury(
-            cell,
-            outcomes.overran(limit, head.code, "load" if loading else "answer", cell.traceback),
+            cell, outcomes.overran(limit, head.code, "load" if loading else "answer", cell.said)
         )
         if group is None or loading:
             return
@@ -348,102 +381,6 @@ class CellPool:
                 else:
                     self._finish(work, None, refusal, None)
 
-    # Deaths --------------------------------------------------------------------------------
-
-    def lost(self, cell: Cell, cause: str) -> None:
-        """As in `Owner`: the channel closed, or the cell broke the protocol and is killed."""
-        if self.spawner.channel_closed(cell):
-            return
-        if cause != "exit":
-            self.counters["protocol_breaches"] += 1
-            self.counters["kills"] += 1
-            self._bury(cell, outcomes.crashed(cause, cell.sent[0].code.ref) if cell.sent else None)
-            return
-        self.counters["crashes"] += 1
-        group = self._group_of.get(cell)
-        if not cell.sent:
-            self._bury(cell, None)
-        elif cell.sent[0].kind == "load":
-            works = self._detach(cell)
-            self.spawner.when_ended(cell, partial(self._died, group, works))
-        else:
-            # How it died arrives by another way; the rest of the pipe need not wait for that.
-            head, *behind = self._detach(cell)
-            self._resend(group, behind)
-            self.spawner.when_ended(cell, partial(self._died, group, [head]))
-
-    def _died(self, group: Group | None, works: list[Work], death: Death) -> None:
-        """The head, or all that stood behind the load of its policy, learns how a cell ended."""
-        ref = works[0].code.ref
-        if not death.innocent and works[0].kind == "load":
-            self._fault(group, works, outcomes.crashed(f"{death.cause}, while it was loaded", ref))
-        elif not death.innocent:
-            self._finish(works[0], None, outcomes.crashed(death.cause, ref), None)
-        else:
-            self.counters["killed_outside"] += death is not ORPHANED
-            refused = {work: outcomes.killed(death, work, self.limits) for work in works}
-            for work, refusal in refused.items():
-                if refusal is not None:
-                    self._finish(work, None, refusal, None)
-            self._resend(group, [work for work in works if refused[work] is None])
-
-    def _bury(self, cell: Cell, refusal: Refusal | None) -> None:
-        """Remove a cell: its head gets `refusal`, what was behind it is sent again."""
-        group = self._group_of.get(cell)
-        works = self._remove(cell)
-        if works and works[0].kind == "load" and refusal is not None:
-            self._fault(group, works, refusal)
-            return
-        if works and refusal is not None:
-            self._finish(works.pop(0), None, refusal, None)
-        self._resend(group, works)
-
-    def _fault(self, group: Group | None, works: list[Work], refusal: Refusal) -> None:
-        """A policy cannot be loaded: refuse all that waits for it, and do not try at once again."""
-        for work in works:
-            self._finish(work, None, refusal, None)
-        if group is not None:
-            group.fault, group.fault_until = refusal, time.monotonic() + FAULT_SECONDS
-            self._refuse_backlog(group, refusal)
-        self._wake_starving()
-
-    def _resend(self, group: Group | None, works: list[Work]) -> None:
-        again = [work for work in works if work.kind != "load" and not work.forgotten]
-        if group is not None and (again or group.backlog):
-            self.counters["resent"] += len(again)
-            self.counters["respawns"] += 1
-            group.backlog.put_back(again)
-            self._groups.setdefault(group.key, group)
-            self._mark(group)
-        self._wake_starving()
-
-    def _remove(self, cell: Cell) -> list[Work]:
-        """Kill a cell and return what was in its pipe."""
-        works = self._detach(cell)
-        self.spawner.destroy(cell)
-        return works
-
-    def _detach(self, cell: Cell) -> list[Work]:
-        works = list(cell.sent)
-        group = self._group_of.pop(cell, None)
-        if group is not None:
-            group.cells.remove(cell)
-            if group.single_use and not group.backlog and not group.spawning:
-                self._groups.pop(group.key, None)
-        cell.destroy()
-        cell.sent.clear()
-        return works
-
-    def _refuse_backlog(self, group: Group, refusal: Refusal) -> None:
-        for work in group.backlog.clear():
-            self._finish(work, None, refusal, None)
-
-    def _wake_starving(self) -> None:
-        """A place became free: let those look again who have no cell at all."""
-        for group in self._groups.values():
-            if group.backlog and not group.cells and not group.spawning:
-                self._mark(group)
-
     # What cells say ------------------------------------------------------------------------
 
     def loaded(self, cell: Cell, work: Work, frame: frames.PolicyLoaded) -> None:
@@ -454,7 +391,9 @@ class CellPool:
                 work.future.set_result(frame)
         elif frame.faults:
             group = self._group_of.get(cell)
-            self._fault(group, self._remove(cell), outcomes.refusal_of_faults(frame, work.code.ref))
+            works = self._remove(cell)
+            if not self._again_here(cell, group, [work, *works]):
+                self._fault(group, works, outcomes.refusal_of_faults(frame, work.code.ref))
         else:
             self._after_answer(cell)
 
@@ -491,10 +430,11 @@ class CellPool:
         if not cell.sent:
             worn = cell.demoted and not group.backlog and not cell.restore()
             unwanted = group.single_use and not group.backlog  # Its one piece of work was refused.
-            if cell.retired or worn or unwanted:
+            back = self.workers is not None and self._supply.returns(cell, group, time.monotonic())
+            if cell.retired or worn or unwanted or back:
                 self._remove(cell)
                 self.counters["recycled"] += 1
         if group.backlog:
             self._mark(group)
-        elif not cell.sent and len(self._group_of) + 1 >= self.limits.cells_max:
+        elif not cell.sent and (cell.worker or len(self._group_of) + 1 >= self.limits.cells_max):
             self._wake_starving()

@@ -1,4 +1,4 @@
-"""How much of the machine a cell gets. Used by `channel` alone."""
+"""How much of the machine a cell gets. Used by `channel` and `processes`."""
 
 import contextlib
 import os

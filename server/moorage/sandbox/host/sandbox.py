@@ -22,9 +22,8 @@ from moorage.core.events import ConsultFailed, Proposed
 from moorage.core.facts import Refusal
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
-from moorage.sandbox.cell import self_test
 from moorage.sandbox.host.channel import Cell
-from moorage.sandbox.host.contexts import ContextEntry, Key
+from moorage.sandbox.host.contexts import Kept, Key
 from moorage.sandbox.host.contract import (
     CallRefusedError,
     CheckResult,
@@ -41,11 +40,13 @@ from moorage.sandbox.host.contract import (
     SampleOutcome,
     SandboxError,
     SandboxReport,
+    WorkerSettings,
 )
 from moorage.sandbox.host.fair_semaphore import FairSemaphore
 from moorage.sandbox.host.managed import Managed
 from moorage.sandbox.host.pool import CellPool
 from moorage.sandbox.host.samples import looked_at
+from moorage.sandbox.host.self_attack import attack_self
 from moorage.sandbox.host.work import Work, overrides
 from moorage.sandbox.host.zygote import SpawnError
 from moorage.sandbox.wire.limits import (
@@ -71,6 +72,7 @@ __all__ = [
     "Sandbox",
     "SandboxError",
     "SandboxReport",
+    "WorkerSettings",
 ]
 
 ASIDE: Final = "aside"
@@ -99,6 +101,7 @@ class Sandbox:
         isolation: Who shares a cell: all tenants that use a policy version, the requests of one
             tenant, or none (a fresh cell per evaluation).
         circuits: Called when a policy's circuit opens.
+        workers: Where cells run beside this machine; None: nowhere.
 
     Attributes:
         uploads: Turns to have new policies read and checked; `rechecks`: known ones.
@@ -115,6 +118,7 @@ class Sandbox:
         mode: Mode = "jail",
         isolation: Isolation = "per_policy_version",
         circuits: Callable[[OpenCircuit], None] | None = None,
+        workers: WorkerSettings | None = None,
     ) -> None:
         self._deliver = deliver
         self._limits = limits or Limits()
@@ -124,6 +128,8 @@ class Sandbox:
         self._works: dict[tuple[str, int], Work] = {}
         self.managed = Managed()
         self._proposers: OrderedDict[str, Cell] = OrderedDict()
+        self._declined: OrderedDict[str, str] = OrderedDict()
+        """By request, the worker whose proposal came to nothing; it is not asked again there."""
         self._output: OrderedDict[tuple[str, str, str], str] = OrderedDict()
         self._probes: dict[str, str] = {}
         self._closed = False
@@ -137,7 +143,8 @@ class Sandbox:
             mode=mode,
             finish=self._finish,
             printed=self._printed,
-            circuits=circuits or (lambda _circuit: None),
+            circuits=circuits or (lambda _rest: None),
+            workers=workers,
         )
 
     async def start(self) -> SandboxReport:
@@ -152,8 +159,11 @@ class Sandbox:
         try:
             await self._pool.spawner.start()
             if self._mode == "jail":
-                await self._attack_self()
+                self._probes = await attack_self(self._pool.spawner)
+                self._pool.counters.clear()
             await self._pool.spawner.refill()
+            if self._pool.workers is not None:
+                self._pool.workers.start()
         except SpawnError as error:
             await self.close()
             raise JailError("zygote", f"no cell can be started here: {error}") from error
@@ -161,29 +171,6 @@ class Sandbox:
             await self.close()
             raise
         return self.report()
-
-    async def _attack_self(self) -> None:
-        spawner = self._pool.spawner
-        if not await spawner.filter_from_outside():
-            raise JailError(
-                "seccomp",
-                "the kernel does not confirm a filter on a cell (/proc/PID/status); nothing is "
-                "served. Run `moored doctor`, or accept the risk with --sandbox unsafe",
-            )
-        names = (*self_test.REFUSED, *self_test.DEADLY)
-        for name in names:
-            outcome = await spawner.attack(name)
-            expected = "refused" if name in self_test.REFUSED else "killed"
-            # A kernel without the call at all refuses it with ENOSYS, which is as good.
-            if not outcome.startswith((expected, "refused")) or outcome.startswith("BREACH"):
-                raise JailError(
-                    name,
-                    f"the self-test attack was not stopped ({outcome}). Nothing is served: run "
-                    "`moored doctor`, use a kernel with seccomp filters, or accept the risk with "
-                    "--sandbox unsafe",
-                )
-            self._probes[name] = outcome
-        self._pool.counters.clear()
 
     async def close(self) -> None:
         """Kill every cell and the zygote and refuse what still waited. Bounded, idempotent."""
@@ -204,6 +191,7 @@ class Sandbox:
         consult = self.managed.applied(consult, code.ref)
         ask = consult.ask
         work = Work("evaluate", code, ask.tenant, consult)
+        work.avoided = self._declined.pop(ask.id, "")
         earlier = self._proposers.pop(ask.id, None)
         if earlier is not None:
             earlier.settle(ask.id)  # It may be another cell that is asked this time.
@@ -260,6 +248,10 @@ class Sandbox:
             self._pool.counters["granted" if granted else "not_granted"] += 1
             self._pool.settled(cell, granted=granted)
             cell.settle(request)
+            if cell.worker and not granted:
+                self._declined[request] = cell.worker
+                if len(self._declined) > PROPOSERS_MAX:
+                    self._declined.popitem(last=False)
 
     def documents_changed(self, cluster_id: str) -> None:
         """Say that a cluster's document or metrics changed; cells then read it again."""
@@ -267,11 +259,11 @@ class Sandbox:
 
     # Contexts ------------------------------------------------------------------------------
 
-    def restore_contexts(self, contexts: Iterable[ContextEntry], beyond: int) -> None:
+    def restore_contexts(self, kept: Iterable[Kept], beyond: int) -> None:
         """Take over the contexts that were kept on the disk, before any policy is asked."""
-        self._pool.contexts.restore(contexts, beyond)
+        self._pool.contexts.restore(kept, beyond)
 
-    def changed_contexts(self, bytes_max: int) -> list[ContextEntry]:
+    def changed_contexts(self, bytes_max: int) -> list[Kept]:
         """Return contexts that changed since they were last taken; empty bytes: forgotten."""
         return self._pool.contexts.take_changed(bytes_max)
 
@@ -455,7 +447,7 @@ class Sandbox:
         }
         return {each: text for each, text in printed.items() if text}
 
-    def open_circuit(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:
+    def rest(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:
         """Return the rest of a policy version at a tenant's requests, if it rests."""
         return self._pool.circuits.current(ref, tenant, time.monotonic())
 
@@ -475,6 +467,7 @@ class Sandbox:
 
     def report(self) -> SandboxReport:
         """Return the state of the wall and the counters."""
+        workers = self._pool.workers
         return SandboxReport(
             mode=self._mode,
             layers=dict(self._pool.spawner.layers),
@@ -486,13 +479,15 @@ class Sandbox:
             },
             circuits_open=self._pool.circuits.open_now(time.monotonic()),
             warning="" if self._mode == "jail" else _UNSAFE_WARNING,
+            workers={} if workers is None else dict(workers.findings),
+            workers_up=0 if workers is None else len(workers.up),
         )
 
     def _printed(self, work: Work, text: str) -> None:
         if not text:
             return
         key = (work.code.ref.uri, work.code.ref.digest, work.tenant)
-        text_before = self._output.pop(key, "") + text
-        self._output[key] = text_before[-OUTPUT_RING_BYTES_MAX:]
+        kept = self._output.pop(key, "") + text
+        self._output[key] = kept[-OUTPUT_RING_BYTES_MAX:]
         if len(self._output) > OUTPUT_RINGS_MAX:
             self._output.popitem(last=False)

@@ -8,19 +8,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from moorage.sandbox.host.channel import Cell
 from moorage.sandbox.host.contract import JailError, Mode
+from moorage.sandbox.host.processes import CellProcess
 from moorage.sandbox.host.zygote import (
     ORPHANED,
     START_SECONDS_MAX,
     UNKNOWN,
     Death,
-    Spawned,
     SpawnError,
     Zygote,
-    discard,
 )
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import Limits
@@ -45,19 +44,34 @@ REFILL_SECONDS: Final = 0.02
 _SECCOMP_FILTER: Final = "Seccomp:\t2"
 
 
+class Source(Protocol):
+    """What forks cells: a zygote of this machine, or a worker that has one."""
+
+    async def spawn(self) -> CellProcess:
+        """Fork one, or raise `SpawnError`."""
+
+    def ended(self) -> bool:
+        """Return whether it takes no more orders."""
+
+    async def close(self) -> None:
+        """End every cell of it."""
+
+
 class Spawner:
     """Makes blank cells.
 
     Args:
         limits: All bounds.
         mode: With or without the wall.
-        make: Wraps a spawned process as a cell of the pool.
+        make: Wraps a process that this has spawned as a cell of the pool.
         restarted: Told when a dead zygote was replaced.
         counters: Counted here: `spawns`, `zygote_restarts`.
 
     Attributes:
         layers: The layers that the latest cell reported.
         living: Every cell that was not destroyed, by process id.
+        orphaned: How cells have died that die with what they were forked from.
+        spawning: Cells that a policy waits for and that are not there yet.
 
     """
 
@@ -65,18 +79,20 @@ class Spawner:
         self,
         limits: Limits,
         mode: Mode,
-        make: Callable[[Spawned], Cell],
+        make: "Callable[[CellProcess, Spawner], Cell]",
         restarted: Callable[[], None],
         counters: Counter[str],
     ) -> None:
         self.layers: dict[str, str] = {}
         self.living: dict[int, Cell] = {}
+        self.orphaned = ORPHANED
+        self.spawning = 0
         self._limits = limits
         self._mode: Mode = mode
         self._make = make
         self._restarted = restarted
         self._counters = counters
-        self._zygote: Zygote | None = None
+        self._zygote: Source | None = None
         self._up = asyncio.Event()
         self._spares: list[Cell] = []
         self._ready: dict[Cell, asyncio.Future[None]] = {}
@@ -103,8 +119,8 @@ class Spawner:
             JailError: It did not come up.
 
         """
-        self._zygote = Zygote(self._limits, self._mode, self._ended, self._zygote_lost)
-        await self._zygote.start()
+        self._zygote = zygote = Zygote(self._limits, self._mode, self._ended, self._zygote_lost)
+        await zygote.start()
         self._up.set()
 
     async def close(self) -> None:
@@ -134,7 +150,7 @@ class Spawner:
         if self._closing:
             return
         for pid in list(self._end_reports):
-            self._report_end(pid, ORPHANED)
+            self._report_end(pid, self.orphaned)
         now = time.monotonic()
         self._losses = self._losses + 1 if now - self._lost_at < STABLE_SECONDS else 1
         self._lost_at = now
@@ -203,7 +219,9 @@ class Spawner:
         # It died with its zygote, which says nothing of the next one.
         return await self._born(await self._running())
 
-    async def _running(self) -> Zygote:
+    async def _running(self) -> Source:
+        if self._closing:
+            raise SpawnError("the sandbox is not running")
         wait = self._retry_at - time.monotonic()
         if not self.up and wait > PATIENCE_SECONDS:
             raise SpawnError(
@@ -219,18 +237,17 @@ class Spawner:
             raise SpawnError("the sandbox is not running")
         return self._zygote
 
-    async def _born(self, zygote: Zygote) -> Cell:
-        spawned = await zygote.spawn()
+    async def _born(self, zygote: Source) -> Cell:
+        process = await zygote.spawn()
         if self._closing:
-            discard(spawned)
+            process.kill()
             raise SpawnError("the sandbox is closing")
-        cell = self._make(spawned)
+        cell = self._make(process, self)
         self.living[cell.pid] = cell
         loop = asyncio.get_running_loop()
         ready = self._ready[cell] = loop.create_future()
-        spawned.channel.settimeout(0)
         try:
-            await loop.create_unix_connection(lambda: cell, sock=spawned.channel)
+            await process.join(cell)
             async with asyncio.timeout(JAIL_SECONDS_MAX):
                 await ready
         except (OSError, TimeoutError) as error:
@@ -310,7 +327,7 @@ class Spawner:
             tell(death)
             return
         if not self.up:
-            tell(ORPHANED)
+            tell(self.orphaned)
             return
         timer = asyncio.get_running_loop().call_later(
             END_REPORT_SECONDS_MAX, self._report_end, pid, UNKNOWN

@@ -14,7 +14,7 @@ from moorage.core.facts import Refusal
 from moorage.model import Code, Demand, PolicyRef
 from moorage.sandbox.host.contexts import Chain
 from moorage.sandbox.host.contract import PolicyCode, PolicyFault, Sample
-from moorage.sandbox.host.zygote import ORPHANED, Death
+from moorage.sandbox.host.zygote import ORPHANED, WORKER_LOST, Death
 from moorage.sandbox.wire import frames
 from moorage.sandbox.wire.limits import (
     CONTEXT_BYTES_MAX,
@@ -87,6 +87,9 @@ class Work(msgspec.Struct, eq=False):
         changes: Of `manage`, afterwards: settings and parameters that it changed, as JSON.
         kills: How often a cell that it was at the head of was killed from outside.
         hungry: How often such a cell held nearly all the memory that it may.
+        here: It is done on this machine, since a worker failed at it.
+        avoided: The worker that it is not sent to, whose answer came to nothing.
+        lost_workers: How often a worker was lost that it was at the head of a cell of.
         snapshot_bytes: What the cell has to read of the fleet first, which is not the policy's
             time.
         future: Gets the outcome of all but live consultations, which are delivered.
@@ -108,6 +111,9 @@ class Work(msgspec.Struct, eq=False):
     alone: bool = False
     kills: int = 0
     hungry: int = 0
+    here: bool = False
+    avoided: str = ""
+    lost_workers: int = 0
     snapshot_bytes: int = 0
     future: asyncio.Future[Any] | None = None
     submitted_at: float = 0.0
@@ -128,6 +134,15 @@ class Work(msgspec.Struct, eq=False):
         """Whether the proposal is taken from the cell's replica until it is settled."""
         ask = self.consult.ask if self.consult else None
         return ask is not None and ask.terms is not None and not ask.dry_run
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether it has no effects until it is answered, and so may be done again."""
+        return self.kind in {"evaluate", "apply"} and self.sample is None
+
+    def may_go_to(self, worker: str) -> bool:
+        """Return whether it may be done on a worker; empty: on this machine."""
+        return not worker or not (self.here or worker == self.avoided)
 
     @property
     def judged(self) -> bool:
@@ -217,10 +232,14 @@ def killed(death: Death, work: Work, limits: Limits) -> Refusal | None:
     done again elsewhere, once. Where its cells held nearly all they may, the policy eats the
     memory.
     """
-    repeatable = work.kind in {"evaluate", "apply"} and work.sample is None
+    repeatable = work.repeatable
     work.calls, work.calls_seconds = 0, 0.0
     if repeatable and death is ORPHANED:
         return None  # All cells died at once: nothing speaks against this one.
+    if repeatable and death is WORKER_LOST:
+        work.lost_workers += 1
+        work.here = work.lost_workers > 1  # Once elsewhere; then where the daemon is.
+        return None
     work.kills += 1
     work.hungry += death.held_mib >= limits.memory_mib * _HUNGRY
     details = {"policy_rule_uri": work.code.ref.uri, "cause": death.cause}
@@ -260,19 +279,19 @@ def moved_on(ref: PolicyRef) -> Refusal:
     return Refusal(Code.BUSY, f"{ref.uri} was busy, and the fleet has moved on")
 
 
-def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Refusal:
+def overran(seconds: float, code: PolicyCode, doing: str, said: str) -> Refusal:
     """Return the refusal for an evaluation that was killed at its deadline.
 
     Args:
         seconds: The deadline.
         code: The policy.
         doing: What it did not.
-        traceback: What its cell said of where it was: text that a policy may have written itself.
+        said: What its cell said of where it was: text that a policy may have written itself.
 
     """
     reason = f"the policy did not {doing} within {seconds:g} s and was stopped"
     details: dict[str, Any] = {"policy_rule_uri": code.ref.uri, "seconds": seconds}
-    for file, line in _PLACE.findall(traceback):
+    for file, line in _PLACE.findall(said):
         if file in code.files and int(line) <= code.files[file].count(b"\n") + 1:
             reason += f" ({file}, line {line})"
             details |= {"file": file, "line": int(line)}

@@ -5,7 +5,6 @@ with the server but one SEQPACKET socket.
 """
 
 import asyncio
-import contextlib
 import inspect
 import json
 import os
@@ -13,7 +12,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +22,9 @@ import numpy as np
 
 import moorage
 from moorage.sandbox.host.contract import JailError, Mode
+from moorage.sandbox.host.processes import LocalProcess
 from moorage.sandbox.wire.limits import Limits
-from moorage.sandbox.wire.orders import ORDER, REPORT, WHERE_SIGNAL
+from moorage.sandbox.wire.orders import ORDER, REPORT
 
 START_SECONDS_MAX: Final = 30.0
 """From exec to ready; numpy alone takes a tenth of a second, a cold disk much longer."""
@@ -49,15 +48,6 @@ _PROGRAM: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Spawned:
-    """A fresh cell: the host's end of its channel, its pidfd, its process id."""
-
-    channel: socket.socket
-    pidfd: int
-    pid: int
-
-
-@dataclass(frozen=True, slots=True)
 class Death:
     """How a cell ended.
 
@@ -74,6 +64,7 @@ class Death:
 
 
 ORPHANED: Final = Death("the process that it was forked from died", innocent=True)
+WORKER_LOST: Final = Death("the machine that it ran on was lost", innocent=True)
 UNKNOWN: Final = Death("it ended", innocent=True)
 """How it ended is unknown, so no request can be blamed."""
 _FROM_OUTSIDE: Final = frozenset(
@@ -111,7 +102,7 @@ class Zygote:
         self._mode = mode
         self._ended = ended
         self._lost = lost
-        self._orders: dict[int, asyncio.Future[Spawned]] = {}
+        self._orders: dict[int, asyncio.Future[LocalProcess]] = {}
         self._number = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
@@ -172,7 +163,7 @@ class Zygote:
         seed = self._limits.hash_seed
         return {} if seed is None else {"PYTHONHASHSEED": str(seed)}
 
-    async def spawn(self) -> Spawned:
+    async def spawn(self) -> LocalProcess:
         """Order one cell.
 
         Raises:
@@ -183,7 +174,7 @@ class Zygote:
             raise SpawnError("the zygote is not running")
         self._number += 1
         number = self._number
-        future: asyncio.Future[Spawned] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[LocalProcess] = asyncio.get_running_loop().create_future()
         self._orders[number] = future
         try:
             self._control.send(ORDER.pack(number))
@@ -192,7 +183,7 @@ class Zygote:
             raise SpawnError(f"the zygote did not answer a spawn order: {error}") from error
         except asyncio.CancelledError:
             if future.done() and future.exception() is None:
-                discard(future.result())  # It came while the order was being given up.
+                future.result().kill()  # It came while the order was being given up.
             raise
         finally:
             self._orders.pop(number, None)
@@ -256,9 +247,9 @@ class Zygote:
         if kind == b"Z" and self._ready is not None and not self._ready.done():
             self._ready.set_result(None)
         elif kind == b"R":
-            spawned = Spawned(socket.socket(fileno=fds[0]), fds[1], pid)
+            spawned = LocalProcess(socket.socket(fileno=fds[0]), fds[1], pid)
             if future is None or future.done():
-                discard(spawned)
+                spawned.kill()
             else:
                 future.set_result(spawned)
         elif kind == b"E" and future is not None and not future.done():
@@ -266,27 +257,6 @@ class Zygote:
         elif kind == b"X":
             spent = cpu_ms >= self._limits.cpu_seconds_per_cell_max * _SPENT_MS_PER_SECOND
             self._ended(pid, death_of(status, held_kib >> 10, spent=spent))
-
-
-def discard(spawned: Spawned) -> None:
-    """Kill a cell that is not wanted."""
-    kill(spawned.pidfd)
-    os.close(spawned.pidfd)
-    spawned.channel.close()
-
-
-def kill(pidfd: int) -> None:
-    """Kill by pidfd: a process id may already be another's."""
-    try:
-        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    except ProcessLookupError:
-        return  # It is dead already, which is what was wanted.
-
-
-def ask_where(pidfd: int) -> None:
-    """Have a cell write on its channel, as text, which line of its policy it is at."""
-    with contextlib.suppress(ProcessLookupError):  # It has just died: it has nothing to say.
-        signal.pidfd_send_signal(pidfd, WHERE_SIGNAL)
 
 
 def death_of(status: int, held_mib: int, *, spent: bool) -> Death:
@@ -314,12 +284,3 @@ def _site_packages() -> list[str]:
     """Return where this server's own numpy and msgspec lie."""
     found = [str(Path(inspect.getfile(module)).parents[1]) for module in (np, msgspec)]
     return list(dict.fromkeys(found))
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that another process has used; 0 where it is gone."""
-    try:
-        # The kernel's name for "CPU clock of that process" (see clock_getcpuclockid(3)).
-        return time.clock_gettime((~pid << 3) | 2)
-    except OSError:
-        return 0.0

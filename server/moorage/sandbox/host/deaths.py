@@ -1,0 +1,185 @@
+"""What becomes of work when its cell ends. Used by `pool`, whose class builds on this one.
+
+A cell's death costs exactly its head; everything behind it is sent again, to another cell, in
+order. Where a cell of a worker fails in a way in which a worker may fail, too, its head is done
+once more on this machine, which shows whether it was the policy.
+"""
+
+import time
+from abc import ABC, abstractmethod
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+from moorage.core.facts import Refusal
+from moorage.sandbox.host import work as outcomes
+from moorage.sandbox.host.channel import Cell
+from moorage.sandbox.host.groups import Group, GroupKey
+from moorage.sandbox.host.spawner import Spawner
+from moorage.sandbox.host.supply import DOUBT_SECONDS
+from moorage.sandbox.host.work import Work
+from moorage.sandbox.host.zygote import ORPHANED, WORKER_LOST, Death
+from moorage.sandbox.wire.limits import Limits
+
+FAULT_SECONDS: Final = 5.0
+"""How long a policy that could not be loaded is refused without trying again."""
+Finish = Callable[[Work, Any, Refusal | None, Cell | None], None]
+
+
+class CellsAndDeaths(ABC):
+    """All cells that hold a policy, and what is done when one ends.
+
+    Args:
+        limits: All bounds.
+        finish: As in `CellPool`.
+
+    """
+
+    def __init__(self, limits: Limits, finish: Finish) -> None:
+        self.limits = limits
+        self.counters: Counter[str] = Counter()
+        self._finish = finish
+        self._home_of: WeakKeyDictionary[Cell, Spawner] = WeakKeyDictionary()
+        self._groups: OrderedDict[GroupKey, Group] = OrderedDict()
+        self._group_of: dict[Cell, Group] = {}
+
+    @abstractmethod
+    def _mark(self, group: Group) -> None:
+        """Have a group looked at at the end of this turn of the loop."""
+
+    def lost(self, cell: Cell, cause: str) -> None:
+        """As in `Owner`: the channel closed, or the cell broke the protocol and is killed."""
+        home = self._home_of[cell]
+        if home.channel_closed(cell):
+            return
+        if cause != "exit":
+            self.counters["protocol_breaches"] += 1
+            self.counters["kills"] += 1
+            if self._done_here(cell):
+                return
+            self._bury(cell, outcomes.crashed(cause, cell.sent[0].code.ref) if cell.sent else None)
+            return
+        self.counters["crashes"] += 1
+        group = self._group_of.get(cell)
+        if not cell.sent:
+            self._bury(cell, None)
+        elif cell.sent[0].kind == "load":
+            works = self._detach(cell)
+            home.when_ended(cell, partial(self._died, cell, group, works))
+        else:
+            # How it died arrives by another way; the rest of the pipe need not wait for that.
+            head, *behind = self._detach(cell)
+            self._resend(group, behind)
+            home.when_ended(cell, partial(self._died, cell, group, [head]))
+
+    def _died(self, cell: Cell, group: Group | None, works: list[Work], death: Death) -> None:
+        """The head, or all that stood behind the load of its policy, learns how a cell ended."""
+        ref = works[0].code.ref
+        if not death.innocent and self._again_here(cell, group, works):
+            return
+        if not death.innocent and works[0].kind == "load":
+            self._fault(group, works, outcomes.crashed(f"{death.cause}, while it was loaded", ref))
+        elif not death.innocent:
+            self._finish(works[0], None, outcomes.crashed(death.cause, ref), None)
+        else:
+            self.counters["killed_outside"] += death not in {ORPHANED, WORKER_LOST}
+            refused = {work: outcomes.killed(death, work, self.limits) for work in works}
+            for work, refusal in refused.items():
+                if refusal is not None:
+                    self._finish(work, None, refusal, None)
+            self._resend(group, [work for work in works if refused[work] is None])
+
+    def _bury(self, cell: Cell, refusal: Refusal | None) -> None:
+        """Remove a cell: its head gets `refusal`, what was behind it is sent again."""
+        group = self._group_of.get(cell)
+        works = self._remove(cell)
+        if works and works[0].kind == "load" and refusal is not None:
+            self._fault(group, works, refusal)
+            return
+        if works and refusal is not None:
+            self._finish(works.pop(0), None, refusal, None)
+        self._resend(group, works)
+
+    def _done_here(self, cell: Cell) -> bool:
+        """End a cell that failed as a worker may, and have its head done on this machine.
+
+        Returns:
+            False where it is none of a worker, or the head may not be done again: nothing was done.
+
+        """
+        group, works = self._group_of.get(cell), list(cell.sent)
+        if not cell.worker or not works or not self._again_here(cell, group, works):
+            return False
+        self._remove(cell)
+        return True
+
+    def _again_here(self, cell: Cell, group: Group | None, works: list[Work]) -> bool:
+        """Do the first of works here, or all behind a load: that shows who failed."""
+        head = works[0]
+        if not cell.worker or group is None or not (head.kind == "load" or head.repeatable):
+            return False
+        for work in works if head.kind == "load" else [head]:
+            work.here = True
+        self.counters["worker_doubts"] += 1
+        self._resend(group, works)
+        self._doubt(group, cell.worker)
+        return True
+
+    def _doubt(self, group: Group, worker: str) -> None:
+        """Have a worker get no cells of a policy for a while: that hurts no other policy."""
+        group.doubted[worker] = time.monotonic() + DOUBT_SECONDS
+        for cell in group.cells:
+            cell.retired = cell.retired or cell.worker == worker
+        self._mark(group)
+
+    def _fault(self, group: Group | None, works: list[Work], refusal: Refusal) -> None:
+        """A policy cannot be loaded: refuse all that waits for it, and do not try at once again."""
+        for work in works:
+            self._finish(work, None, refusal, None)
+        if group is not None:
+            group.fault, group.fault_until = refusal, time.monotonic() + FAULT_SECONDS
+            self._refuse_backlog(group, refusal)
+        self._wake_starving()
+
+    def _resend(self, group: Group | None, works: list[Work]) -> None:
+        again = [work for work in works if work.kind != "load" and not work.forgotten]
+        if group is not None and (again or group.backlog):
+            self.counters["resent"] += len(again)
+            self.counters["respawns"] += 1
+            group.backlog.put_back(again)
+            self._groups.setdefault(group.key, group)
+            self._mark(group)
+        self._wake_starving()
+
+    def _remove(self, cell: Cell) -> list[Work]:
+        """Kill a cell and return what was in its pipe."""
+        works = self._detach(cell)
+        self._home_of[cell].destroy(cell)
+        return works
+
+    def _detach(self, cell: Cell) -> list[Work]:
+        works = list(cell.sent)
+        group = self._group_of.pop(cell, None)
+        if group is not None:
+            group.cells.remove(cell)
+            if group.single_use and not group.backlog and not group.spawning:
+                self._groups.pop(group.key, None)
+        cell.destroy()
+        cell.sent.clear()
+        return works
+
+    def _refuse_backlog(self, group: Group, refusal: Refusal) -> None:
+        for work in group.backlog.clear():
+            self._finish(work, None, refusal, None)
+
+    def _wake_starving(self) -> None:
+        """A place became free: let those look again who have no cell at all."""
+        for group in self._groups.values():
+            if group.backlog and not group.cells and not group.spawning:
+                self._mark(group)
+
+    def _evict(self, cell: Cell) -> None:
+        self._remove(cell)
+        self.counters["evicted"] += 1

@@ -1,0 +1,109 @@
+"""The process of a cell as its host handles it, here or on a worker. Used by `channel`."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import time
+from typing import Protocol
+
+from moorage.sandbox.host import priority
+from moorage.sandbox.wire.orders import WHERE_SIGNAL
+
+
+class CellProcess(Protocol):
+    """A fresh process, and the channel to it."""
+
+    pid: int
+    worker: str
+    """The worker that it runs on; empty: this machine."""
+
+    @property
+    def in_touch(self) -> bool:
+        """Whether what the process was told last has reached its machine."""
+
+    async def join(self, cell: asyncio.Protocol) -> None:
+        """Connect the channel."""
+
+    def kill(self) -> None:
+        """Kill the process and let go of it."""
+
+    def ask_where(self) -> None:
+        """Have the cell write on its channel, as text, which line of its policy it is at."""
+
+    def cpu_seconds(self) -> float:
+        """Return the CPU time that it has used, as far as that matters here."""
+
+    def demote(self) -> bool:
+        """Let it run only when nothing else wants to; return whether that worked."""
+
+    def restore(self, niceness: int) -> bool:
+        """Undo a demotion; return whether that worked."""
+
+    def step_aside(self) -> None:
+        """Let it have a tenth of what others get of a core that is wanted."""
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that another process has used; 0 where it is gone."""
+    try:
+        # The kernel's name for "CPU clock of that process" (see clock_getcpuclockid(3)).
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
+
+
+class LocalProcess:
+    """A cell on this machine.
+
+    Args:
+        channel: The host's end.
+        pidfd: Of the process. Closed here.
+        pid: Its id.
+
+    """
+
+    worker = ""
+    in_touch = True
+
+    def __init__(self, channel: socket.socket, pidfd: int, pid: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
+        self._channel: socket.socket | None = channel
+
+    async def join(self, cell: asyncio.Protocol) -> None:
+        """As in `CellProcess`."""
+        channel, self._channel = self._channel, None
+        assert channel is not None  # It is joined once.
+        channel.settimeout(0)
+        await asyncio.get_running_loop().create_unix_connection(lambda: cell, sock=channel)
+
+    def kill(self) -> None:
+        """Kill by pidfd: a process id may already be another process's."""
+        with contextlib.suppress(ProcessLookupError):  # It is dead already, which was wanted.
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        os.close(self._pidfd)
+        if self._channel is not None:
+            self._channel.close()
+
+    def ask_where(self) -> None:
+        """As in `CellProcess`."""
+        with contextlib.suppress(ProcessLookupError):  # It has just died: it has nothing to say.
+            signal.pidfd_send_signal(self._pidfd, WHERE_SIGNAL)
+
+    def cpu_seconds(self) -> float:
+        """As in `CellProcess`."""
+        return cpu_seconds(self.pid)
+
+    def demote(self) -> bool:
+        """As in `CellProcess`."""
+        return priority.demote(self.pid)
+
+    def restore(self, niceness: int) -> bool:
+        """As in `CellProcess`; privileged hosts only can."""
+        return priority.restore(self.pid, niceness)
+
+    def step_aside(self) -> None:
+        """As in `CellProcess`."""
+        priority.step_aside(self.pid)

@@ -1,0 +1,230 @@
+"""A worker as the daemon sees it: an agent on a node of Ray that forks cells for it.
+
+Used by `workers`. A cell on a worker is a `channel.Cell` as any other: it is sent the same frames,
+and what it says is checked as what a cell of this machine says. What the agent says of it is held
+to the grammar alone, and an agent that breaks that loses all its cells.
+"""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from moorage.sandbox.host.channel import Cell
+from moorage.sandbox.host.contract import Mode
+from moorage.sandbox.host.processes import CellProcess
+from moorage.sandbox.host.spawner import Spawner
+from moorage.sandbox.host.zygote import SPAWN_SECONDS_MAX, WORKER_LOST, Death, SpawnError
+from moorage.sandbox.wire import relay
+from moorage.sandbox.wire.limits import Limits
+
+
+class _Transport(asyncio.Transport):
+    """The channel of a cell on a worker, as far as a cell uses one."""
+
+    def __init__(self, send: Callable[[relay.ToAgent], None], number: int) -> None:
+        super().__init__()
+        self._send = send
+        self._number = number
+        self._sent_bytes = 0
+        self.given_bytes = 0
+
+    def write(self, data: Any) -> None:
+        """As in asyncio."""
+        self._sent_bytes += len(data)
+        self._send(relay.Give(self._number, bytes(data)))
+
+    def get_write_buffer_size(self) -> int:
+        """Return what the worker has not yet written on the cell's channel, as far as it says."""
+        return self._sent_bytes - self.given_bytes
+
+    def abort(self) -> None:
+        """As in asyncio; the cell is killed beside it."""
+
+
+class RemoteProcess:
+    """A cell on a worker. Attributes are those of `CellProcess`."""
+
+    def __init__(self, worker: "RemoteWorker", number: int) -> None:
+        self.pid = number
+        self.worker = worker.name
+        self.cell: asyncio.Protocol | None = None
+        self._worker = worker
+        self._transport = _Transport(worker.send, number)
+        self._asked = 0
+
+    @property
+    def in_touch(self) -> bool:
+        """As in `CellProcess`."""
+        return self._worker.heard >= self._asked
+
+    async def join(self, cell: asyncio.Protocol) -> None:
+        """As in `CellProcess`."""
+        self.cell = cell
+        cell.connection_made(self._transport)
+
+    def said(self, message: relay.CellSaid) -> None:
+        """Pass on what the cell wrote."""
+        self._transport.given_bytes = message.given_bytes
+        if self.cell is not None:
+            self.cell.data_received(message.data)
+
+    def kill(self) -> None:
+        """As in `CellProcess`."""
+        self._worker.forget(self.pid)
+        self._worker.send(relay.Kill(self.pid))
+
+    def ask_where(self) -> None:
+        """As in `CellProcess`."""
+        self._worker.send(relay.AskWhere(self.pid))
+        self._asked = self._worker.ping()
+
+    def cpu_seconds(self) -> float:
+        """As in `CellProcess`: the cores that Ray gave to its worker are for cells alone."""
+        return 0.0
+
+    def demote(self) -> bool:
+        """As in `CellProcess`; see `cpu_seconds`."""
+        return True
+
+    def restore(self, niceness: int) -> bool:
+        """As in `CellProcess`."""
+        del niceness
+        return True
+
+    def step_aside(self) -> None:
+        """As in `CellProcess`; see `cpu_seconds`."""
+
+
+class RemoteWorker(Spawner):
+    """Makes cells on one node of Ray.
+
+    Args:
+        up: What the bridge said of it.
+        limits: All bounds.
+        mode: With or without the wall.
+        make: As in `Spawner`.
+        counters: As in `Spawner`.
+        send: Takes messages to its agent.
+
+    Attributes:
+        name: Of this start of the agent.
+        node: Where it runs, for people.
+        cells_max: How many cells it may have.
+        heard: The latest ping that it has answered.
+
+    """
+
+    def __init__(
+        self,
+        up: relay.WorkerUp,
+        limits: Limits,
+        mode: Mode,
+        make: Callable[[CellProcess, Spawner], Cell],
+        counters: Counter[str],
+        send: Callable[[relay.ToAgent], None],
+    ) -> None:
+        super().__init__(limits, mode, make, lambda: None, counters)
+        self.name, self.node, self.cells_max = up.worker, up.node, up.cells
+        self.layers, self.probes = up.layers, up.probes
+        self.orphaned = WORKER_LOST
+        self.heard = 0
+        self.send = send
+        self._pings = self._number = 0
+        self._waiting_since = 0.0
+        self._processes: dict[int, RemoteProcess] = {}
+        self._orders: dict[int, asyncio.Future[RemoteProcess]] = {}
+        self._zygote = self
+        self._up.set()
+
+    @property
+    def room(self) -> int:
+        """How many more cells it may have."""
+        return self.cells_max - len(self.living) - self.spawning if self.up else 0
+
+    def ping(self) -> int:
+        """Ask for a sign of life; return the number of it."""
+        if self.heard == self._pings:
+            self._waiting_since = time.monotonic()
+        self._pings += 1
+        self.send(relay.Ping(self._pings))
+        return self._pings
+
+    def silent_seconds(self, now: float) -> float:
+        """Return for how long it owes a sign of life."""
+        return 0.0 if self.heard == self._pings else now - self._waiting_since
+
+    async def spawn(self) -> RemoteProcess:
+        """As in `Source`."""
+        self._number += 1
+        number = self._number
+        future: asyncio.Future[RemoteProcess] = asyncio.get_running_loop().create_future()
+        self._orders[number] = future
+        self._processes[number] = RemoteProcess(self, number)
+        self.send(relay.Spawn(number))
+        try:
+            return await asyncio.wait_for(future, SPAWN_SECONDS_MAX)
+        except BaseException as error:
+            if number in self._processes:
+                self._processes[number].kill()
+            if isinstance(error, TimeoutError):
+                raise SpawnError(f"{self.node} did not answer a spawn order") from error
+            raise
+        finally:
+            del self._orders[number]
+
+    def ended(self) -> bool:
+        """As in `Source`."""
+        return not self.up
+
+    async def close(self) -> None:
+        """As in `Source`: its cells end with its agent, and `lose` tells."""
+
+    def forget(self, number: int) -> None:
+        """Pass on nothing more of a cell; how it ended is told all the same."""
+        self._processes.pop(number, None)
+
+    def take(self, body: bytes) -> None:
+        """Take in one message of the agent.
+
+        Raises:
+            msgspec.MsgspecError: It is none.
+
+        """
+        message = relay.decode_from_agent(body)
+        if isinstance(message, relay.Pong):
+            if message.number > self.heard:
+                self.heard = min(message.number, self._pings)
+                self._waiting_since = time.monotonic()
+            return
+        process = self._processes.get(message.cell)
+        if isinstance(message, relay.CellEnded):
+            cause = message.cause[: relay.REASON_CHARACTERS_MAX]
+            self._ended(message.cell, Death(cause, message.innocent, message.held_mib))
+        elif process is None:
+            return  # It was killed meanwhile.
+        elif isinstance(message, relay.CellSaid):
+            process.said(message)
+        elif isinstance(message, relay.Closed):
+            if process.cell is not None:
+                process.cell.connection_lost(None)
+        elif (order := self._orders.get(message.cell)) is not None and not order.done():
+            if isinstance(message, relay.Born):
+                order.set_result(process)
+            else:
+                order.set_exception(SpawnError(message.reason[: relay.REASON_CHARACTERS_MAX]))
+
+    def lose(self) -> None:
+        """Take note that it is gone: what its cells were at is told as lost."""
+        self._closing = True
+        self._up.clear()
+        for order in self._orders.values():
+            if not order.done():
+                order.set_exception(SpawnError(f"{self.node} was lost"))
+        for pid in list(self._end_reports):
+            self._report_end(pid, self.orphaned)
+        for process in list(self._processes.values()):
+            if process.cell is not None:
+                process.cell.connection_lost(None)
+        self._processes.clear()

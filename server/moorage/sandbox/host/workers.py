@@ -1,0 +1,339 @@
+"""The workers of a daemon: cells on the nodes of a Ray cluster. Used by `pool`.
+
+The daemon imports no Ray. A process of its own, the bridge, connects to it and starts an agent on
+each node; it is killed where it hangs and started again where it ends, and as long as no worker is
+up, all cells are on this machine.
+"""
+
+import asyncio
+import importlib.util
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Final, cast
+
+import msgspec
+
+from moorage.sandbox.host.channel import Cell
+from moorage.sandbox.host.contract import JailError, Mode, WorkerSettings
+from moorage.sandbox.host.processes import CellProcess
+from moorage.sandbox.host.spawner import Spawner
+from moorage.sandbox.host.worker import RemoteWorker
+from moorage.sandbox.wire import frames, relay
+from moorage.sandbox.wire.limits import Limits
+
+PING_SECONDS: Final = 1.0
+"""How often bridge and agents are asked for a sign of life."""
+WORKER_SILENT_SECONDS_MAX: Final = 5.0
+"""How long an agent may be silent until its cells count as lost."""
+BRIDGE_SILENT_SECONDS_MAX: Final = 15.0
+"""How long the bridge may be; then it is killed."""
+PAUSE_SECONDS_MIN: Final = 1.0
+"""Before a bridge that ended is started again; twice as long each time."""
+PAUSE_SECONDS_MAX: Final = 30.0
+STABLE_SECONDS: Final = 60.0
+"""A bridge that lived for so long is the first in a row again."""
+STOP_SECONDS_MAX: Final = 5.0
+"""What the bridge may take to say goodbye to Ray; then it is killed."""
+FINDINGS_MAX: Final = 256
+"""Nodes of which it is remembered why they have no worker."""
+_OWN: Final = "MOORAGE_"
+"""Begins the names of the daemon's own variables, tokens among them: Ray needs none of them."""
+
+
+class _Line(asyncio.Protocol):
+    """The socket to the bridge."""
+
+    def __init__(self, take: Callable[[relay.FromBridge], None]) -> None:
+        self.closed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._take = take
+        self._reader = frames.FrameReader(relay.LINE_BYTES_MAX)
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._reader.feed(data):
+                self._take(relay.decode_from_bridge(body))
+        except msgspec.MsgspecError as error:
+            self.end(f"the bridge broke its protocol: {error}")
+        if self._reader.error:
+            self.end(f"the bridge broke its protocol: {self._reader.error}")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        del exc
+        self.end("the bridge ended")
+
+    def write(self, data: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
+
+    def end(self, reason: str) -> None:
+        if not self.closed.done():
+            self.closed.set_result(reason)
+        if self._transport is not None:
+            self._transport.close()
+
+
+@dataclass
+class _Bridge:
+    """One start of the bridge."""
+
+    process: subprocess.Popen[bytes]
+    line: _Line
+    outgoing: dict[str, list[bytes]] = field(default_factory=dict[str, list[bytes]])
+    reason: str = ""
+    pinged_at: float = 0.0
+    """When it was asked for the sign of life that it has not given yet; 0: there is none."""
+
+
+class Workers:
+    """All workers.
+
+    Args:
+        settings: Where Ray is, and who is told of it.
+        limits: All bounds.
+        mode: With or without the wall.
+        make: As in `Spawner`.
+        changed: Told when there is a worker more, and so perhaps nothing to wait for.
+        counters: Counted here: `worker_starts`, `worker_losses`, `bridge_restarts`.
+
+    Attributes:
+        findings: What is known of each node that has been heard of, and of Ray.
+
+    """
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        limits: Limits,
+        mode: Mode,
+        make: Callable[[CellProcess, Spawner], Cell],
+        changed: Callable[[], None],
+        counters: Counter[str],
+    ) -> None:
+        self.findings: dict[str, str] = {}
+        self._settings = settings
+        self._limits = limits
+        self._mode: Mode = mode
+        self._make = make
+        self._changed = changed
+        self._counters = counters
+        self._workers: dict[str, RemoteWorker] = {}
+        self._bridge: _Bridge | None = None
+        self._running: asyncio.Task[None] | None = None
+        self._looked_at = 0.0
+
+    # For the pool --------------------------------------------------------------------------
+
+    @property
+    def up(self) -> list[RemoteWorker]:
+        """The workers that cells can be on."""
+        return list(self._workers.values())
+
+    @property
+    def cells_max(self) -> int:
+        """How many cells there can be on all of them."""
+        return sum(worker.cells_max for worker in self._workers.values())
+
+    def choose(self, avoided: Iterable[str]) -> RemoteWorker | None:
+        """Return the one with the most room, if any has some that is not avoided."""
+        free = [each for each in self._workers.values() if each.name not in avoided]
+        chosen = max(free, key=lambda each: each.room, default=None)
+        return chosen if chosen is not None and chosen.room > 0 else None
+
+    def living(self) -> Iterable[Cell]:
+        """Yield the cells of all of them."""
+        for worker in self._workers.values():
+            yield from worker.living.values()
+
+    # Life ----------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Start the bridge and go on; Ray may come later.
+
+        Raises:
+            JailError: Ray is not installed here.
+
+        """
+        if importlib.util.find_spec("ray") is None:
+            raise JailError("workers", "`policy_workers` needs pip install 'moorage[ray]'")
+        self._running = asyncio.get_running_loop().create_task(self._run())
+
+    async def close(self) -> None:
+        """Say goodbye to Ray, and end the bridge. Bounded."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _run(self) -> None:
+        pause = PAUSE_SECONDS_MIN
+        while True:
+            began = time.monotonic()
+            try:
+                bridge = self._bridge = await self._open()
+            except OSError as error:
+                self._find("Ray", f"the process that speaks to it cannot be started: {error}")
+                await asyncio.sleep(PAUSE_SECONDS_MAX)
+                continue
+            try:
+                reason = await self._served(bridge)
+            finally:
+                self._bridge = None
+                for name in list(self._workers):
+                    self._lose(name, "the connection to Ray was lost")
+                await self._end(bridge)
+            self._counters["bridge_restarts"] += 1
+            self._find("Ray", bridge.reason or reason)
+            if time.monotonic() - began > STABLE_SECONDS:
+                pause = PAUSE_SECONDS_MIN
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, PAUSE_SECONDS_MAX)
+
+    async def _open(self) -> _Bridge:
+        ours, theirs = socket.socketpair()
+        settings = relay.AgentSettings(
+            self._settings.address,
+            self._settings.cells,
+            self._limits,
+            self._mode,
+            version("moorage"),
+        )
+        described = {"line": theirs.fileno(), "settings": msgspec.to_builtins(settings)}
+        with theirs:
+            process = subprocess.Popen(  # noqa: ASYNC220, S603  # It forks at once; our own program.
+                [sys.executable, "-m", "moorage.sandbox.workers.bridge", json.dumps(described)],
+                env={key: each for key, each in os.environ.items() if not key.startswith(_OWN)},
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                process_group=0,  # Ctrl-C is for the daemon.
+            )
+        ours.settimeout(0)
+        loop = asyncio.get_running_loop()
+        _, line = await loop.create_unix_connection(lambda: _Line(self._take), sock=ours)
+        return _Bridge(process, line)
+
+    async def _served(self, bridge: _Bridge) -> str:
+        """Ask for signs of life until the bridge ends; return why it does."""
+        while True:
+            self._looked_at = time.monotonic()
+            done, _ = await asyncio.wait([bridge.line.closed], timeout=PING_SECONDS)
+            if done:
+                return bridge.line.closed.result()
+            now = time.monotonic()
+            if now - self._looked_at > 2 * PING_SECONDS:
+                continue  # It is this process that was held up: what they said has yet to be read.
+            if bridge.pinged_at and now - bridge.pinged_at > BRIDGE_SILENT_SECONDS_MAX:
+                return "the process that speaks to Ray hangs"
+            if not bridge.pinged_at:
+                bridge.pinged_at = now
+                bridge.line.write(relay.pack(relay.Ping(0)))
+            for worker in self.up:
+                if worker.silent_seconds(now) > WORKER_SILENT_SECONDS_MAX:
+                    reason = f"it was silent for {WORKER_SILENT_SECONDS_MAX:g} s"
+                    self._drop(worker.name, reason)
+                else:
+                    worker.ping()
+
+    async def _end(self, bridge: _Bridge) -> None:
+        bridge.line.end("it was stopped")
+        process = bridge.process
+        loop = asyncio.get_running_loop()
+        waiting = loop.run_in_executor(None, process.wait)
+        try:
+            await asyncio.wait([waiting], timeout=STOP_SECONDS_MAX)
+        finally:
+            process.kill()
+            await waiting
+
+    # What the bridge says ------------------------------------------------------------------
+
+    def _take(self, message: relay.FromBridge) -> None:
+        bridge = self._bridge
+        if bridge is None:
+            return
+        if isinstance(message, relay.Carry):
+            self._carried(message)
+        elif isinstance(message, relay.Pong):
+            bridge.pinged_at = 0.0
+        elif isinstance(message, relay.WorkerUp):
+            worker = RemoteWorker(
+                message,
+                self._limits,
+                self._mode,
+                self._make,
+                self._counters,
+                lambda each: self._send(message.worker, each),
+            )
+            self._workers[worker.name] = worker
+            self._counters["worker_starts"] += 1
+            self._find(worker.node, f"up, {worker.cells_max} cells", good=True)
+            self._changed()
+        elif isinstance(message, relay.WorkerDown):
+            self._find(message.node, message.reason[: relay.REASON_CHARACTERS_MAX])
+            self._lose(message.worker, message.reason[: relay.REASON_CHARACTERS_MAX])
+        else:
+            bridge.reason = message.reason[: relay.REASON_CHARACTERS_MAX]
+
+    def _carried(self, message: relay.Carry) -> None:
+        for body in message.bodies:
+            worker = self._workers.get(message.worker)
+            if worker is None:
+                return  # It was lost, perhaps by what it has just said.
+            try:
+                worker.take(body)
+            except msgspec.MsgspecError as error:
+                reason = f"it broke the protocol: {error}"
+                self._drop(worker.name, reason)
+
+    def _drop(self, name: str, reason: str) -> None:
+        if self._bridge is not None:
+            self._bridge.line.write(relay.pack(relay.Drop(name, reason)))
+        self._lose(name, reason)
+
+    def _send(self, name: str, message: relay.ToAgent) -> None:
+        """Send with all else of this turn of the loop."""
+        bridge = self._bridge
+        if bridge is None or name not in self._workers:
+            return
+        if not bridge.outgoing:
+            asyncio.get_running_loop().call_soon(self._flush, bridge)
+        bridge.outgoing.setdefault(name, []).append(relay.encode(message))
+
+    def _flush(self, bridge: _Bridge) -> None:
+        outgoing, bridge.outgoing = bridge.outgoing, {}
+        for name, bodies in outgoing.items():
+            batch: list[bytes] = []
+            for body in bodies:
+                if batch and sum(map(len, batch)) + len(body) > relay.BATCH_BYTES_MAX:
+                    bridge.line.write(relay.pack(relay.Carry(name, batch)))
+                    batch = []
+                batch.append(body)
+            bridge.line.write(relay.pack(relay.Carry(name, batch)))
+
+    def _lose(self, name: str, reason: str) -> None:
+        worker = self._workers.pop(name, None)
+        if worker is not None:
+            self._counters["worker_losses"] += 1
+            self._find(worker.node, reason)
+            worker.lose()
+
+    def _find(self, place: str, finding: str, *, good: bool = False) -> None:
+        """Remember what is known of a node, and tell it where it is news."""
+        if self.findings.get(place) == finding:
+            return
+        self.findings.pop(place, None)
+        self.findings[place] = finding
+        if len(self.findings) > FINDINGS_MAX:
+            del self.findings[next(iter(self.findings))]
+        self._settings.tell(place, finding, good)

@@ -1,0 +1,182 @@
+"""What the daemon, its bridge to Ray and the agents on Ray's nodes say to each other.
+
+A cell on another machine says what every cell says, and is told what every cell is told: these
+messages carry those bytes, and the news of its process, between the daemon and its channel. The
+daemon believes no more of them than their grammar.
+"""
+
+from typing import Any, Final
+
+import msgspec
+
+from moorage.sandbox.wire.frames import HEADER
+from moorage.sandbox.wire.limits import HOST_FRAME_BYTES_MAX, Limits
+
+LINE_BYTES_MAX: Final = HOST_FRAME_BYTES_MAX + (8 << 20)
+"""One message between daemon and bridge: a frame to a cell, and what was waiting beside it."""
+BATCH_BYTES_MAX: Final = 4 << 20
+"""What an agent sends at one time, unless it is one message."""
+REASON_CHARACTERS_MAX: Final = 400
+"""Text of an agent or of Ray that the daemon passes on."""
+
+
+class _Message(msgspec.Struct, array_like=True, tag=True, gc=False, forbid_unknown_fields=True):
+    pass
+
+
+# Daemon to agent ---------------------------------------------------------------------------
+
+
+class Spawn(_Message, tag=0):
+    """Fork a cell and call it by this number."""
+
+    cell: int
+
+
+class Give(_Message, tag=1):
+    """Write this on the cell's channel."""
+
+    cell: int
+    data: bytes
+
+
+class AskWhere(_Message, tag=2):
+    """Have the cell say where it is."""
+
+    cell: int
+
+
+class Kill(_Message, tag=3):
+    """Kill the cell; nothing more is said of it."""
+
+    cell: int
+
+
+class Ping(_Message, tag=4):
+    """Say that all before this was taken in."""
+
+    number: int
+
+
+# Agent to daemon ---------------------------------------------------------------------------
+
+
+class Born(_Message, tag=16):
+    """The cell was forked."""
+
+    cell: int
+
+
+class Unborn(_Message, tag=17):
+    """It could not be."""
+
+    cell: int
+    reason: str
+
+
+class CellSaid(_Message, tag=18):
+    """The cell wrote this on its channel, after it was given so many bytes of what was sent."""
+
+    cell: int
+    data: bytes
+    given_bytes: int
+
+
+class Closed(_Message, tag=19):
+    """The cell's channel closed."""
+
+    cell: int
+
+
+class CellEnded(_Message, tag=20):
+    """How the cell's process ended; the fields of `sandbox.host.zygote.Death`."""
+
+    cell: int
+    cause: str
+    innocent: bool
+    held_mib: int
+
+
+class Pong(_Message, tag=21):
+    """All before that ping was taken in."""
+
+    number: int
+
+
+# Daemon and bridge -------------------------------------------------------------------------
+
+
+class Carry(_Message, tag=32):
+    """Messages to an agent, or from it, packed."""
+
+    worker: str
+    bodies: list[bytes]
+
+
+class Drop(_Message, tag=33):
+    """End a worker: the daemon does not trust it, or has not heard of it for too long."""
+
+    worker: str
+    reason: str
+
+
+class WorkerUp(_Message, tag=34):
+    """An agent runs, and its self-test has passed."""
+
+    worker: str
+    node: str
+    cells: int
+    layers: dict[str, str]
+    probes: dict[str, str]
+
+
+class WorkerDown(_Message, tag=35):
+    """An agent ended, or never started, and why. `worker` is empty where it was never up."""
+
+    worker: str
+    node: str
+    reason: str
+
+
+class Unreachable(_Message, tag=36):
+    """Ray cannot be reached; the bridge ends."""
+
+    reason: str
+
+
+ToAgent = Spawn | Give | AskWhere | Kill | Ping
+FromAgent = Born | Unborn | CellSaid | Closed | CellEnded | Pong
+ToBridge = Carry | Drop | Ping
+FromBridge = Carry | WorkerUp | WorkerDown | Unreachable | Pong
+
+
+class AgentSettings(msgspec.Struct, frozen=True):
+    """What a bridge and its agents are started with."""
+
+    address: str
+    cells: int
+    limits: Limits
+    mode: str
+    release: str
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What an agent says of its start; `refused` says why it may run no policy."""
+
+    layers: dict[str, str]
+    probes: dict[str, str]
+    refused: str = ""
+
+
+_encoder: Final = msgspec.msgpack.Encoder()
+encode: Final = _encoder.encode
+decode_to_agent: Final = msgspec.msgpack.Decoder(ToAgent).decode
+decode_from_agent: Final = msgspec.msgpack.Decoder(FromAgent).decode
+decode_to_bridge: Final = msgspec.msgpack.Decoder(ToBridge).decode
+decode_from_bridge: Final = msgspec.msgpack.Decoder(FromBridge).decode
+
+
+def pack(message: Any) -> bytes:
+    """Return a message as it goes between daemon and bridge."""
+    body = encode(message)
+    return HEADER.pack(len(body)) + body

@@ -1,0 +1,218 @@
+"""The bridge: a process of the daemon that speaks to Ray, and starts an agent on each of its nodes.
+
+`sandbox.host.workers` starts it with one end of a socket. It ends when that closes, and all agents
+with it: they are actors of its job. Where Ray cannot be reached, or is lost, it says so and ends,
+and the daemon starts another one.
+"""
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from moorage.sandbox.wire import relay
+from moorage.sandbox.wire.frames import HEADER
+from moorage.sandbox.workers.agent import Agent
+
+CONNECT_SECONDS_MAX: Final = 60.0
+"""What connecting to Ray may take, and any look at its nodes."""
+NODES_SECONDS: Final = 2.0
+"""How often the nodes of Ray are looked at."""
+START_SECONDS_MAX: Final = 60.0
+"""From ordering an agent to its passed self-test; Ray may have to wait for free processors."""
+LOST_PAUSE_SECONDS: Final = 3.0
+"""Before an agent is started again on a node where one was lost."""
+REFUSED_PAUSE_SECONDS: Final = 60.0
+"""Before one is started again where one could not be, or may run no policy."""
+STOP_SECONDS_MAX: Final = 3.0
+"""What saying goodbye to Ray may take."""
+
+
+class Bridge:
+    """One connection to Ray.
+
+    Args:
+        settings: Of the daemon.
+        writer: To the daemon.
+
+    """
+
+    def __init__(self, settings: relay.AgentSettings, writer: asyncio.StreamWriter) -> None:
+        self._settings = settings
+        self._writer = writer
+        self._agents: dict[str, _RunningAgent] = {}
+        """By the worker's name."""
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """By the node's id."""
+        self._started = 0
+
+    def say(self, message: relay.FromBridge) -> None:
+        """Tell the daemon."""
+        self._writer.write(relay.pack(message))
+
+    async def connect(self) -> None:
+        """Connect to Ray, and look at its nodes from then on."""
+        async with asyncio.timeout(CONNECT_SECONDS_MAX):
+            await asyncio.to_thread(
+                ray.init,
+                address=self._settings.address,
+                log_to_driver=False,
+                logging_level=logging.ERROR,
+            )
+        while True:
+            async with asyncio.timeout(CONNECT_SECONDS_MAX):
+                nodes = await asyncio.to_thread(ray.nodes)
+            for node in nodes:
+                name, cells = node["NodeID"], self._cells_on(node)
+                if cells and name not in self._tasks:
+                    self._tasks[name] = asyncio.create_task(self._keep(name, node, cells))
+            await asyncio.sleep(NODES_SECONDS)
+
+    async def obey(self, reader: asyncio.StreamReader) -> None:
+        """Do what the daemon says until it goes away."""
+        while True:
+            (length,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+            message = relay.decode_to_bridge(await reader.readexactly(length))
+            if isinstance(message, relay.Ping):
+                self.say(relay.Pong(message.number))
+                continue
+            agent = self._agents.get(message.worker)
+            if agent is None:
+                continue  # It was lost meanwhile.
+            if isinstance(message, relay.Carry):
+                agent.push(message.bodies)
+            else:
+                agent.drop(message.reason)
+
+    def _cells_on(self, node: Mapping[str, Any]) -> int:
+        cores = int(node.get("Resources", {}).get("CPU", 0))
+        return min(cores, self._settings.cells) if node["Alive"] else 0
+
+    async def _keep(self, node_id: str, node: Mapping[str, Any], cells: int) -> None:
+        """Have an agent on a node until it is lost; and for a while after that, none."""
+        self._started += 1
+        place = f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']}, {node_id[:8]})"
+        agent = _RunningAgent(f"{self._started}/{node_id[:8]}")
+        was_up = False
+        try:
+            report = await asyncio.wait_for(
+                agent.start(node_id, cells, self._settings), START_SECONDS_MAX
+            )
+            if report.refused:
+                reason = f"it may run no policies: {report.refused}"
+            else:
+                was_up = True
+                self._agents[agent.name] = agent
+                self.say(relay.WorkerUp(agent.name, place, cells, report.layers, report.probes))
+                reason = await agent.serve(self.say)
+        except TimeoutError:
+            reason = (
+                f"Ray started no agent within {START_SECONDS_MAX:g} s;"
+                f" are {cells} processors free there?"
+            )
+        except Exception as error:  # noqa: BLE001  # Whatever ends an agent ends no other.
+            reason = f"{type(error).__name__}: {error}"
+        self._agents.pop(agent.name, None)
+        agent.end()
+        name = agent.name if was_up else ""
+        self.say(relay.WorkerDown(name, place, _brief(reason)))
+        await asyncio.sleep(LOST_PAUSE_SECONDS if was_up else REFUSED_PAUSE_SECONDS)
+        del self._tasks[node_id]
+
+
+class _RunningAgent:
+    """The actor of one node."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._actor: Any = None
+        self._pushes = 0
+        self._dropped: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    async def start(self, node_id: str, cells: int, settings: relay.AgentSettings) -> relay.Report:
+        """Start it on a node, with a processor for each of its cells."""
+        self._actor = (
+            ray.remote(Agent)
+            .options(
+                num_cpus=cells,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
+                max_restarts=0,
+                max_task_retries=0,
+            )
+            .remote()
+        )
+        packed = await self._actor.start.remote(msgspec.msgpack.encode(settings))
+        return msgspec.msgpack.decode(packed, type=relay.Report)
+
+    def push(self, bodies: list[bytes]) -> None:
+        """Send it messages; whether it still lives the pulls tell."""
+        self._actor.push.remote(self._pushes, bodies)
+        self._pushes += 1
+
+    async def serve(self, say: Any) -> str:
+        """Carry what it says until it is lost, and return why."""
+        while True:
+            pull = asyncio.ensure_future(_outcome(self._actor.pull.remote()))
+            await asyncio.wait([pull, self._dropped], return_when=asyncio.FIRST_COMPLETED)
+            if self._dropped.done():
+                pull.cancel()
+                return self._dropped.result()
+            if bodies := pull.result():
+                say(relay.Carry(self.name, bodies))
+
+    def drop(self, reason: str) -> None:
+        """Have it end."""
+        if not self._dropped.done():
+            self._dropped.set_result(reason)
+
+    def end(self) -> None:
+        """Kill the actor, and what it forked with it."""
+        if self._actor is not None:
+            with contextlib.suppress(Exception):  # It is gone already, or Ray is.
+                ray.kill(self._actor)
+
+
+async def _outcome(reference: Any) -> Any:
+    return await reference
+
+
+def _brief(reason: str) -> str:
+    """Return the end of what Ray says at length: it begins with where in Ray that was."""
+    lines = [line.strip() for line in reason.splitlines() if line.strip()]
+    text = "; ".join([lines[0], *lines[1:][-2:]]) if lines else "no reason was given"
+    return text[: relay.REASON_CHARACTERS_MAX]
+
+
+async def _run(settings: relay.AgentSettings, line: socket.socket) -> None:
+    reader, writer = await asyncio.open_unix_connection(sock=line)
+    bridge = Bridge(settings, writer)
+    obeying = asyncio.ensure_future(bridge.obey(reader))
+    connected = asyncio.ensure_future(bridge.connect())
+    await asyncio.wait([obeying, connected], return_when=asyncio.FIRST_COMPLETED)
+    if connected.done() and (error := connected.exception()) is not None:
+        bridge.say(relay.Unreachable(_brief(f"{type(error).__name__}: {error}")))
+        with contextlib.suppress(OSError):
+            await writer.drain()
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.to_thread(ray.shutdown), STOP_SECONDS_MAX)
+    os._exit(0)  # A thread that Ray holds would be waited for.
+
+
+def main() -> None:
+    """Serve the daemon until it closes the line."""
+    described = json.loads(sys.argv[1])
+    settings = msgspec.convert(described["settings"], relay.AgentSettings)
+    asyncio.run(_run(settings, socket.socket(fileno=described["line"])))
+
+
+if __name__ == "__main__":
+    main()
