@@ -100,8 +100,8 @@ class Connection:
                 raise refusal(Code.UNAUTHORIZED, reason) from error
             if status in _BUSY_STATUS:
                 raise ConnectionFailed(url, f"answers HTTP {status}: {body}") from error
-            said = f": {body}" if status == http.HTTPStatus.UPGRADE_REQUIRED else ""
-            raise ProtocolViolated(url, f"answers HTTP {status}, no WebSocket{said}") from error
+            cause = f": {body}" if status == http.HTTPStatus.UPGRADE_REQUIRED else ""
+            raise ProtocolViolated(url, f"answers HTTP {status}, no WebSocket{cause}") from error
         except TimeoutError as error:
             raise ConnectionFailed(url, f"no answer within {open_seconds_max:g} s") from error
         except InvalidHandshake as error:
@@ -111,8 +111,8 @@ class Connection:
         except OSError as error:
             # The event loop words a refused connection in its own way; the system's is clearer.
             number = error.errno or 0  # Negative where a name was not found.
-            said = os.strerror(number) if number > 0 else error.strerror or str(error)
-            raise ConnectionFailed(url, said) from error
+            cause = os.strerror(number) if number > 0 else error.strerror or str(error)
+            raise ConnectionFailed(url, cause) from error
         return cls(socket, url)
 
     @property
@@ -197,12 +197,12 @@ class Connection:
                     self._url, f"sent more than {REPLY_BYTES_MAX} bytes at once"
                 )
             return ConnectionFailed(self._url, "the connection was lost")
-        said = frame.reason or CLOSE_CODES.get(frame.code, "")
+        reason = frame.reason or CLOSE_CODES.get(frame.code, "")
         if frame.code == Close.TOO_LARGE:
-            return refusal(Code.TOO_LARGE, said)
+            return refusal(Code.TOO_LARGE, reason)
         if frame.code == Close.UNAUTHORIZED:
-            return refusal(Code.UNAUTHORIZED, said)
-        return ConnectionFailed(self._url, f"the server closed the socket: {frame.code} {said}")
+            return refusal(Code.UNAUTHORIZED, reason)
+        return ConnectionFailed(self._url, f"the server closed the socket: {frame.code} {reason}")
 
     def _hear(self, text: str | bytes) -> None:
         """Hand one message to its waiter.
@@ -214,8 +214,8 @@ class Connection:
         try:
             reply = decode_reply(text)
         except BadReply as error:
-            said = f"{error}; it begins {text[:100]!r}"
-            raise ProtocolViolated(self._url, said) from error
+            cause = f"{error}; it begins {text[:100]!r}"
+            raise ProtocolViolated(self._url, cause) from error
         if isinstance(reply, Event):
             self.on_event(reply)
             return

@@ -88,8 +88,8 @@ class RequestRefused(MoorageError):
 
     def __str__(self) -> str:
         # A reason may show the line that it is about, with a caret, below its first line.
-        said, line, shown = self.reason.partition("\n")
-        text = f"{said} [{self.code}]"
+        first, line, shown = self.reason.partition("\n")
+        text = f"{first} [{self.code}]"
         if self.field and self.field not in self.reason:
             text += f"; field: {self.field}"
         if self.expected and self.expected not in self.reason:

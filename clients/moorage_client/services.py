@@ -353,8 +353,8 @@ class Services:
         try:
             return read_as(kind, document)
         except UnreadableError as error:
-            said = f"sent what the protocol does not know: {error}"
-            raise ProtocolViolated(self.url, said) from error
+            finding = f"sent what the protocol does not know: {error}"
+            raise ProtocolViolated(self.url, finding) from error
 
     def _enveloped(
         self, method: str, path: str, body: Document | None = None, *, kind: Any = Any
@@ -386,13 +386,15 @@ class Services:
         except (requests.RequestException, ValueError) as error:  # The latter of a bad redirection.
             raise ConnectionFailed(self.url, _cause(error)) from error
         if response.status_code // 100 == _REDIRECTIONS:
-            said = f"{method} {path} answered HTTP {response.status_code}: name the URL it leads to"
-            raise ProtocolViolated(self.url, said)
+            finding = (
+                f"{method} {path} answered HTTP {response.status_code}: name the URL it leads to"
+            )
+            raise ProtocolViolated(self.url, finding)
         try:
             reply = msgspec.json.decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            said = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
-            raise ProtocolViolated(self.url, said) from error
+            finding = f"{method} {path} answered HTTP {response.status_code}, and no JSON: {error}"
+            raise ProtocolViolated(self.url, finding) from error
         if not response.ok:
             code = _CODES.get(response.status_code, Code.INTERNAL)
             raise _refusal(reply, code, response.reason)
@@ -424,13 +426,13 @@ def _refusal(reply: Any, code: Code, reason: str) -> RequestRefused:
     """Return what a failure body says; the documented services send a bare text as `error`."""
     body: dict[str, Any] = reply if isinstance(reply, dict) else {}
     error = body.get("error")
-    said: dict[str, Any] = dict(error) if isinstance(error, dict) else {"reason": error}
+    fields: dict[str, Any] = dict(error) if isinstance(error, dict) else {"reason": error}
     return refusal(
-        str(said.pop("code", code)),
-        str(said.pop("reason", None) or body.get("message") or reason),
-        field=str(said.pop("field", "")),
-        expected=str(said.pop("expected", "")),
-        details=said,
+        str(fields.pop("code", code)),
+        str(fields.pop("reason", None) or body.get("message") or reason),
+        field=str(fields.pop("field", "")),
+        expected=str(fields.pop("expected", "")),
+        details=fields,
     )
 
 

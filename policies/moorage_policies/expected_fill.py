@@ -130,15 +130,17 @@ class Values:
         serves, self._sort_of = node_sorts(kinds, fleet)
         served, fitting = fleet_shares(kinds, serves, self._sort_of, fleet)
         protection = protections(kinds, fitting)
-        kept = [n for n, kind in enumerate(kinds) if protection[n] or (priced and kind.gpus)]
-        of = [kinds[number] for number in kept]
-        self._protection = protection[kept]
+        priced_kinds = [
+            n for n, kind in enumerate(kinds) if protection[n] or (priced and kind.gpus)
+        ]
+        of = [kinds[number] for number in priced_kinds]
+        self._protection = protection[priced_kinds]
         needs = [
             kind.memory_mib * (kind.gpus > 1) * (protection[n] > 0) for n, kind in enumerate(kinds)
         ]
-        self._memory = np.array(needs, np.int64)[kept]
+        self._memory = np.array(needs, np.int64)[priced_kinds]
         self._memory_steps = np.unique(self._memory)
-        self._copies = KindCopies(of, serves[:, kept])
+        self._copies = KindCopies(of, serves[:, priced_kinds])
         self._prices = ScarcityPrices(of, self._copies, self._sort_of, fleet) if priced else None
         often = np.array([k.weight * (1 if k.gpus else CPU_ONLY_WEIGHT) for k in kinds])
         scarcity = np.where([kind.gpus > 0 for kind in kinds], 1 / served, 1.0)
@@ -147,7 +149,7 @@ class Values:
         weights = np.where(serves, often * scarcity, 0.0)[:, : len(frequent)]
         weights[weights.sum(1) == 0] = 1.0  # Never asked for: whatever is drawn will not fit.
         self._streams = RequestStreams(frequent, weights, fleet.gpu_total.shape[1], seed)
-        self.states_max = min(STATES_MAX, STATES_BYTES_MAX // (STATE_BYTES + 2 * len(kept)))
+        self.states_max = min(STATES_MAX, STATES_BYTES_MAX // (STATE_BYTES + 2 * len(priced_kinds)))
         self.refreshed = 0
         self.forget()
 

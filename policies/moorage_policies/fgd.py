@@ -228,12 +228,12 @@ class Usable:
         gpu_at = self._gpu_base[rows] + gpus.clip(0, GPU_MILLI) * steps
         was = self._single[gpu_at + before].sum(1)[:, None]
         gpu_at += after
-        kept = self._single[gpu_at]
-        will_be = kept.sum(1)[:, None]
+        free_counts = self._single[gpu_at]
+        will_be = free_counts.sum(1)[:, None]
         whole = gpus == GPU_MILLI
         lost: Any = 0  # Whole GPUs that would be whole no more.
         if demand.gpus == 1:
-            will_be = will_be - kept + self._single[gpu_at - milli * steps]
+            will_be = will_be - free_counts + self._single[gpu_at - milli * steps]
             lost = whole
         elif demand.gpus:
             taken = tightest_gpus(demand, gpus, able)

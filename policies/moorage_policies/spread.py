@@ -30,13 +30,15 @@ class AIOSv1PolicyRule:
             return decline(None)
         rows = np.flatnonzero(fleet.feasible(demand))
         cpu_weight = parameters.get("cpu_weight", 0.5) if demand.gpus else 1.0
-        kept = (fleet.cpu_free[rows] - demand.cpu_milli) / np.maximum(1, fleet.cpu_total[rows])
+        share_left = (fleet.cpu_free[rows] - demand.cpu_milli) / np.maximum(
+            1, fleet.cpu_total[rows]
+        )
         if cpu_weight < 1:
             gpu_left = fleet.gpu_free[rows].sum(1) - demand.gpus * demand.gpu_milli
-            gpu_kept = gpu_left / fleet.gpu_total[rows].sum(1)
-            kept = (1 - cpu_weight) * gpu_kept + cpu_weight * kept
+            gpu_share_left = gpu_left / fleet.gpu_total[rows].sum(1)
+            share_left = (1 - cpu_weight) * gpu_share_left + cpu_weight * share_left
         scores = np.full(len(fleet), -1.0)
-        scores[rows] = kept
+        scores[rows] = share_left
 
         def emptiest(row: int) -> list[int]:
             free = np.where(fleet.fitting_gpus(demand)[row], fleet.gpu_free[row], -1)

@@ -279,8 +279,8 @@ def _read_log(database: Path) -> tuple[str, int]:
     if len(content) < _LOG_HEADER_BYTES:
         return (f"{name} is empty." if not content else f"{name} was cut in its header."), 0
     magic, _, page_bytes, _ = struct.unpack(">4I", content[:16])
-    words = struct.Struct(">2I" if magic & 1 else "<2I")
-    sums = _log_sums(words, content[:24], (0, 0))
+    word_pair = struct.Struct(">2I" if magic & 1 else "<2I")
+    sums = _log_sums(word_pair, content[:24], (0, 0))
     if magic & ~1 != _LOG_MAGIC or struct.pack(">2I", *sums) != content[24:32]:
         # It is written and synced by itself, before the first frame.
         where = (
@@ -293,7 +293,7 @@ def _read_log(database: Path) -> tuple[str, int]:
         ours = frame[8:16] == content[16:24] or content[16:24] in content[start + frame_bytes :]
         if not ours and len(frame) == frame_bytes:
             return "", 0  # An earlier round begins here.
-        sums = _log_sums(words, frame[:8] + frame[_LOG_FRAME_BYTES:], sums)
+        sums = _log_sums(word_pair, frame[:8] + frame[_LOG_FRAME_BYTES:], sums)
         if len(frame) < frame_bytes or struct.pack(">2I", *sums) != frame[16:24]:
             number = (start - _LOG_HEADER_BYTES) // frame_bytes + 1
             commits = sum(
@@ -308,11 +308,11 @@ def _read_log(database: Path) -> tuple[str, int]:
     return f"{name} is whole as far as it goes: it was cut where a frame ends.", 0
 
 
-def _log_sums(words: struct.Struct, content: bytes, sums: tuple[int, int]) -> tuple[int, int]:
+def _log_sums(word_pair: struct.Struct, content: bytes, sums: tuple[int, int]) -> tuple[int, int]:
     """Return SQLite's checksum of a log, continued over some more of it."""
     first, second = sums
-    content = content[: len(content) - len(content) % words.size]
-    for one, other in words.iter_unpack(content):
+    content = content[: len(content) - len(content) % word_pair.size]
+    for one, other in word_pair.iter_unpack(content):
         first = (first + one + second) & 0xFFFFFFFF
         second = (second + other + first) & 0xFFFFFFFF
     return first, second

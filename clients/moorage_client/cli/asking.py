@@ -155,8 +155,8 @@ def ask(
         return await client.ask(policy, lease=terms, **request), client.url
 
     answer, url = session.run(work)
-    kept = keep(answer.lease, url)
-    _show(session, answer, kept)
+    stored = keep(answer.lease, url)
+    _show(session, answer, stored)
 
 
 def renew(
@@ -276,7 +276,7 @@ def keep(lease: Lease | None, url: str) -> bool:
     return True
 
 
-def _show(session: CommandSession, answer: Answer, kept: bool) -> None:
+def _show(session: CommandSession, answer: Answer, stored: bool) -> None:
     if session.json:
         print_json(_envelope(answer))
         return
@@ -291,7 +291,7 @@ def _show(session: CommandSession, answer: Answer, kept: bool) -> None:
             f"{lease.state}; ends in {ends_in(lease.expires_at)} unless renewed; fencing number "
             f"{lease.fencing}. Release it with: moorage release {lease.id}"
         )
-        if not kept:
+        if not stored:
             note(f"Note its token, it was not kept: {lease.token}")
     if answer.reasons:
         fields(answer.reasons)

@@ -212,10 +212,10 @@ def local_time(at: float) -> str:
 def failure_document(error: MoorageError) -> dict[str, Any]:
     """Return an error in the shape of the protocol's failure reply."""
     if isinstance(error, RequestRefused):
-        said: dict[str, Any] = {**error.details, "code": error.code, "reason": error.reason}
-        said |= {"field": error.field} if error.field else {}
-        said |= {"expected": error.expected} if error.expected else {}
-        document = {"success": False, "message": error.reason, "error": said}
+        fields: dict[str, Any] = {**error.details, "code": error.code, "reason": error.reason}
+        fields |= {"field": error.field} if error.field else {}
+        fields |= {"expected": error.expected} if error.expected else {}
+        document = {"success": False, "message": error.reason, "error": fields}
         return document | ({"request": error.request} if error.request else {})
     return failure(_code(error), str(error))
 

@@ -79,8 +79,8 @@ def push(
     for warning in () if session.json else warnings:
         note(f"warning: {warning}")
     if session.json:
-        said = {"warnings": list(warnings)} if warnings else {}
-        print_json({"policy_rule_uri": registered, **said})
+        more = {"warnings": list(warnings)} if warnings else {}
+        print_json({"policy_rule_uri": registered, **more})
     else:
         say(registered)
 

@@ -57,11 +57,11 @@ def aliases(
         if not alias:
             _list(session, services.aliases())
         elif delete:
-            gone = services.delete_alias(alias)
+            document = services.delete_alias(alias)
             if session.json:
-                print_json(gone)
+                print_json(document)
             else:
-                was = read_as(shapes.ShownAlias, gone)
+                was = read_as(shapes.ShownAlias, document)
                 say(f"{was.alias} is deleted; it meant {was.policy_rule_uri}")
         else:
             _show(session, services.alias(alias))
@@ -133,10 +133,10 @@ def logs(
         print_json(found)
         return
     shown = read_as(shapes.PolicyLogs, found)
-    if rest := shown.rests:
+    if circuit := shown.rests:
         note(
-            f"{shown.policy_rule_uri} is not asked for another {rest.retry_after_seconds:g} s:"
-            f" {rest.overruns} of its latest evaluations for you were stopped at their deadline."
+            f"{shown.policy_rule_uri} is not asked for another {circuit.retry_after_seconds:g} s:"
+            f" {circuit.overruns} of its latest evaluations for you were stopped at their deadline."
         )
     if not shown.printed:
         note(f"{shown.policy_rule_uri} has printed nothing lately.")
@@ -176,14 +176,14 @@ def _differences(session: CommandSession, document: dict[str, Any]) -> None:
         empty="",
     )
     for sample in report.samples[-SAMPLES_SHOWN:]:
-        say(f"{sample.request}  {_said(sample.active)}  |  {_said(sample.candidate)}")
+        say(f"{sample.request}  {_answer(sample.active)}  |  {_answer(sample.candidate)}")
 
 
 def _percentiles(latency: shapes.Latency | None) -> tuple[float | str, float | str]:
     return ("", "") if latency is None else (latency.p50, latency.p99)
 
 
-def _said(side: shapes.ShownAnswer) -> str:
+def _answer(side: shapes.ShownAnswer) -> str:
     if side.error is not None:
         return f"{side.error.code}: {side.error.reason}"
     if side.placement is None:
@@ -197,8 +197,8 @@ def _changed(session: CommandSession, document: dict[str, Any]) -> None:
         return
     alias = read_as(shapes.ShownAlias, document)
     beside = [("canary", _canary(alias.canary)), ("shadow", alias.shadow)]
-    said = "".join(f", {what} {which}" for what, which in beside if which)
-    say(f"{alias.alias} -> {alias.policy_rule_uri}{said}")
+    others = "".join(f", {what} {which}" for what, which in beside if which)
+    say(f"{alias.alias} -> {alias.policy_rule_uri}{others}")
 
 
 def _list(session: CommandSession, found: list[dict[str, Any]]) -> None:
@@ -243,20 +243,20 @@ def _report(session: CommandSession, document: dict[str, Any]) -> None:
         print_json(document)
         return
     report = read_as(shapes.CanaryReport, document)
-    arms = [arm for arm in (report.active, report.candidate) if arm]
+    versions = [version for version in (report.active, report.candidate) if version]
     table(
         ("policy", "asked>", "granted>", "advised>", "refused>", "faults>", "p50 ms>", "p99 ms>"),
         (
             (
-                arm.policy_rule_uri,
-                arm.asked,
-                arm.granted,
-                arm.advised,
-                sum(arm.refused.values()) - arm.faults,
-                arm.faults,
-                *_percentiles(arm.latency_ms),
+                version.policy_rule_uri,
+                version.asked,
+                version.granted,
+                version.advised,
+                sum(version.refused.values()) - version.faults,
+                version.faults,
+                *_percentiles(version.latency_ms),
             )
-            for arm in arms
+            for version in versions
         ),
         empty="",
     )

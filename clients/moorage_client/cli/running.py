@@ -190,10 +190,10 @@ def execute(
     async def work(client: Any) -> Any:
         return await client.call(message, idempotent=False)
 
-    told = replace(session, timeout=limit + SPARE_SECONDS).run(work)
-    done = read_as(ShownExecution, told)
+    answer = replace(session, timeout=limit + SPARE_SECONDS).run(work)
+    done = read_as(ShownExecution, answer)
     if session.json:
-        print_json(told)
+        print_json(answer)
     else:
         passed = Passed()
         passed.write(done.output.encode())
@@ -267,8 +267,8 @@ class _Reader:
 
     async def skip(self) -> None:
         """Go to the end of what there is."""
-        told = await self._client.call(self._message | {"offset": -1, "attempt": self.attempt})
-        part = read_as(ShownOutput, told)
+        answer = await self._client.call(self._message | {"offset": -1, "attempt": self.attempt})
+        part = read_as(ShownOutput, answer)
         self.attempt, self.offset = part.attempt, part.offset
 
     async def read(self, only: int) -> None:
@@ -317,8 +317,8 @@ class _Reader:
             try:
                 part = read_as(ShownOutput, await self._client.call(self._message | where))
             except NotFound as error:
-                kept = read_as(list[Attempt], error.details.get("attempts") or [])
-                later = [attempt for attempt in kept if attempt > self.attempt]
+                attempts = read_as(list[Attempt], error.details.get("attempts") or [])
+                later = [attempt for attempt in attempts if attempt > self.attempt]
                 if not (skip and later):
                     raise
                 note(f"of attempt {self.attempt} no output is kept")

@@ -41,14 +41,14 @@ def run(command: str, job: dict[str, Any]) -> dict[str, Any]:
     """
     check_installed()
     try:
-        told = json.dumps(job, allow_nan=False).encode()
+        packed = json.dumps(job, allow_nan=False).encode()
     except ValueError as error:
         raise typer.BadParameter("NaN and Infinity are no JSON; use a number or null") from error
     # -P: modules in the working directory, which may be policies like `random.py`, are not
     # imported.
     done = subprocess.run(  # noqa: S603  # Our own program.
         [sys.executable, "-P", "-m", PROGRAM, command],
-        input=told,
+        input=packed,
         stdout=subprocess.PIPE,
         check=False,
     )

@@ -127,10 +127,10 @@ def command(
     def register(function: Callable[..., None]) -> Callable[..., None]:
         def invoke(context: typer.Context, **options: Any) -> None:
             given = {name: options.pop(name) for name in _SHARED}
-            said = {name: value for name, value in given.items() if value not in (None, False)}
+            named = {name: value for name, value in given.items() if value not in (None, False)}
             before: CommandSession = context.find_object(CommandSession) or CommandSession()
             try:
-                function(replace(before, **said), **options)
+                function(replace(before, **named), **options)
             except BrokenPipeError as error:
                 raise ReaderGone from error  # The parser would turn this one into its own exit.
 

@@ -143,5 +143,5 @@ def _pruned(entries: Entries) -> Entries:
     """Return the entries without those that are long over, at most `LEASES_MAX`."""
     oldest = time.time() - KEPT_SECONDS
     ends = {lease: float(entry.get("expires_at") or 0.0) for lease, entry in entries.items()}
-    kept = sorted((lease for lease in entries if ends[lease] > oldest), key=ends.__getitem__)
-    return {lease: entries[lease] for lease in kept[-LEASES_MAX:]}
+    leases = sorted((lease for lease in entries if ends[lease] > oldest), key=ends.__getitem__)
+    return {lease: entries[lease] for lease in leases[-LEASES_MAX:]}

@@ -116,7 +116,7 @@ def combined(found: Iterable[tuple[str, Document]]) -> list[Document]:
 
 
 def _without_totals(document: Mapping[str, Any], nodes: Sequence[Document]) -> Document:
-    kept = {name: value for name, value in document.items() if name not in _TOTALS}
+    others = {name: value for name, value in document.items() if name not in _TOTALS}
     group = document.get("nodes")
     rest = {**group} if isinstance(group, dict) else {}
-    return {**kept, "nodes": {**rest, "count": len(nodes), "nodeData": list(nodes)}}
+    return {**others, "nodes": {**rest, "count": len(nodes), "nodeData": list(nodes)}}

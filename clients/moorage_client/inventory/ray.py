@@ -190,8 +190,8 @@ def _get(source: str, url: str) -> Mapping[str, Any]:
     except ValueError:
         reply = None
     if not isinstance(reply, dict) or not isinstance(reply.get("data"), dict):
-        said = reply.get("msg") if isinstance(reply, dict) else None
-        got = said or f"HTTP {response.status_code} {response.reason}"
+        message = reply.get("msg") if isinstance(reply, dict) else None
+        got = message or f"HTTP {response.status_code} {response.reason}"
         raise InventoryError(source, "", f"Ray's answer to GET {url}, not: {got}")
     data: Mapping[str, Any] = reply["data"]
     return data

@@ -165,8 +165,8 @@ class ResourcePoolAdapter:
         finally:
             connection.close()
         if len(text) > ANSWER_BYTES_MAX:
-            said = f"it answered more than {ANSWER_BYTES_MAX} bytes"
-            raise ProtocolViolated(str(self.address), said)
+            finding = f"it answered more than {ANSWER_BYTES_MAX} bytes"
+            raise ProtocolViolated(str(self.address), finding)
         try:
             document = dict(json.loads(text))
         except (TypeError, ValueError, RecursionError) as error:

@@ -252,7 +252,9 @@ class Execution:
                 return
             name = self._names[number]
             needs = settings.requirements[name]
-            claim = Claim(name, needs, self._told, self._levels[number], settings.journal, number)
+            claim = Claim(
+                name, needs, self._note_grant, self._levels[number], settings.journal, number
+            )
             self._claims[number] = claim
             try:
                 settings.pool.claim(claim)
@@ -298,7 +300,7 @@ class Execution:
         self._freed = True
         self._wake()
 
-    def _told(self, claim: Claim) -> None:
+    def _note_grant(self, claim: Claim) -> None:
         self._news.append(claim)
         self._wake()
 
@@ -431,10 +433,12 @@ class Execution:
         if (call := settings.callbacks.on_resource_released) is not None:
             self._report("on_resource_released", node.name, call, node.name, dict(resources))
 
-    def _report(self, callback: str, name: str, call: Callable[..., object], *words: Any) -> None:
+    def _report(
+        self, callback: str, name: str, call: Callable[..., object], *arguments: Any
+    ) -> None:
         """Call a callback whose exception fails nothing, and keep the exception."""
         try:
-            call(*words)
+            call(*arguments)
         except Exception as error:  # noqa: BLE001  # It is the caller's; the result has it.
             if len(self.callback_errors) < CALLBACK_ERRORS_MAX:
                 self.callback_errors.append(CallbackError(callback, name, error))

@@ -108,10 +108,10 @@ class ProgressBar:
 
     def _show(self, ended: int) -> None:
         with self._lock:
-            words = [f"{count} {kind}" for kind, count in self._counts.items() if count]
+            counts = [f"{count} {kind}" for kind, count in self._counts.items() if count]
             names = list(self._running)[:NAMES_MAX]
             more = len(self._running) - len(names)
-            text = ", ".join([*words, *names, *([f"and {more} more"] if more else [])])
+            text = ", ".join([*counts, *names, *([f"and {more} more"] if more else [])])
             self._progress.update(self._bar, advance=ended, description=text)
 
 
@@ -122,8 +122,8 @@ def _both(
     if first is None:
         return then
 
-    def call(*words: Any) -> None:
-        first(*words)
-        then(*words)
+    def call(*arguments: Any) -> None:
+        first(*arguments)
+        then(*arguments)
 
     return call

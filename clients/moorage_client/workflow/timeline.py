@@ -147,10 +147,10 @@ class ResourceTimeline:
     def _folded(self) -> dict[str, tuple[int, float]]:
         """Return the peaks of everything that was ever recorded, in units and as fractions."""
         with self._lock:
-            kept = self._peaks.copy()
+            peaks_before = self._peaks.copy()
             for change in self._changes:
                 self._fold(change)
-            peaks, self._peaks = self._peaks, kept
+            peaks, self._peaks = self._peaks, peaks_before
             return peaks
 
     @property

@@ -45,13 +45,13 @@ class UnknownAttemptError(UnknownWorkloadError):
 
     Args:
         workload: Its name.
-        kept: The starts of which something is, in order.
+        attempts: The starts of which something is, in order.
 
     """
 
-    def __init__(self, workload: str, kept: tuple[int, ...]) -> None:
+    def __init__(self, workload: str, attempts: tuple[int, ...]) -> None:
         super().__init__(workload)
-        self.kept = kept
+        self.kept = attempts
 
 
 class UnsupportedSpecError(BackendError):

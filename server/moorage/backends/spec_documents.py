@@ -82,24 +82,24 @@ def spec_from_document(
 
 def document_from_spec(spec: BaseResourceSpec) -> dict[str, Any]:
     """Return a spec as JSON that says as little as will do: equal specs have equal documents."""
-    return {"category": spec.category, **_said(spec)}
+    return {"category": spec.category, **_given(spec)}
 
 
-def _said(part: Any) -> dict[str, Any]:
+def _given(part: Any) -> dict[str, Any]:
     """Return the fields that are not what they are anyway."""
-    said: dict[str, Any] = {}
+    given: dict[str, Any] = {}
     for each in dataclasses.fields(part):
         value, made = getattr(part, each.name), each.default_factory
         if value == (each.default if made is dataclasses.MISSING else made()):
             continue
         if dataclasses.is_dataclass(value):
-            value = _said(value)
+            value = _given(value)
         elif isinstance(value, dict):
             value = {str(name): inner for name, inner in value.items()}
         elif each.name == "mem_limit":
             value = memory_bytes(value)
-        said[each.name] = value
-    return said
+        given[each.name] = value
+    return given
 
 
 def pool_key(spec: BaseResourceSpec, backend: str) -> str:

@@ -413,6 +413,8 @@ def _spec_error(name: str, error: pydantic.ValidationError) -> SpecError:
         known = ", ".join(each.name for each in fields(Readiness))
         return SpecError(place, f"one of {known}")
     text = first["msg"].removeprefix("Value error, expected ")
-    said = text.removeprefix("Input should be ")
-    compared = said.startswith(("greater", "less"))
-    return SpecError(place, f"a number {said}" if compared else said[:1].lower() + said[1:])
+    expected = text.removeprefix("Input should be ")
+    compared = expected.startswith(("greater", "less"))
+    return SpecError(
+        place, f"a number {expected}" if compared else expected[:1].lower() + expected[1:]
+    )

@@ -91,8 +91,8 @@ def churn(
     traces = [pods] if pods else sorted(nodes.parent.glob("pods_*.csv"))
     if not traces:
         raise CommandError(f"there is no pods_*.csv beside {nodes}")
-    for rule in job.rules:
-        _policy(rule)
+    for policy in job.rules:
+        _policy(policy)
     machines = trace.read_nodes(nodes)
     later = trace.read_pods(job.later) if job.later else ()
     read = {path.stem.removeprefix("pods_"): trace.read_pods(path) for path in traces}
@@ -102,11 +102,11 @@ def churn(
             for stays in job.stays:
                 for load in job.loads:
                     how = Churn(load, stays, job.length)
-                    for rule in job.rules:
-                        progress(f"{name} {stays} {load:g} {rule} {seed}")
+                    for policy in job.rules:
+                        progress(f"{name} {stays} {load:g} {policy} {seed}")
                         runs.append(
                             run(
-                                name, rule, machines, wanted, how, seed,
+                                name, policy, machines, wanted, how, seed,
                                 queued=job.queued, later=later,
                             )
                         )  # fmt: skip
@@ -115,19 +115,19 @@ def churn(
     return {"seeds": job.seeds, "queued": job.queued, "table": rows}
 
 
-def _policy(rule: str) -> tuple[str, bool, dict[str, Any]]:
+def _policy(policy: str) -> tuple[str, bool, dict[str, Any]]:
     """Return a policy's name, whether it is told what requests look like, and its parameters."""
-    name = rule.removesuffix(LEARNING)
-    told = name == rule
+    name = policy.removesuffix(LEARNING)
+    described = name == policy
     more: dict[str, Any] = {"prices": False} if name.endswith(UNPRICED) else {}
     name = name.removesuffix(UNPRICED)
     known = name in catalog.shipped()
     if not known or not more.keys() <= catalog.document(name)["policy_parameters"].keys():
         raise CommandError(
-            f"churn knows no policy {rule}; there are {', '.join(catalog.shipped())}, "
+            f"churn knows no policy {policy}; there are {', '.join(catalog.shipped())}, "
             f"expected_fill{UNPRICED}, and each with {LEARNING} behind"
         )
-    return name, told, more
+    return name, described, more
 
 
 def run(
@@ -157,8 +157,8 @@ def run(
         ValueError: A request was refused for another reason than that there is no room.
 
     """
-    shipped, told, more = _policy(rule)
-    parameters = {**(typical_of(shipped, pods) if told else {}), **more}
+    shipped, described, more = _policy(rule)
+    parameters = {**(typical_of(shipped, pods) if described else {}), **more}
     module = import_module(f"moorage_policies.{shipped}")
     played: Rule = module.AIOSv1PolicyRule(rule, {}, parameters)
     site, capacity = openb(nodes, seed), trace.capacity_milli(nodes)

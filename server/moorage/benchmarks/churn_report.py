@@ -88,29 +88,29 @@ def _rows(runs: Sequence[ChurnRun], label: str, names: Sequence[str]) -> Iterabl
     """Yield the rows of some traces together; a seed counts where all of them were run with it."""
     known = {(r.trace, r.stays, r.load, r.rule, r.seed): r.figures() for r in runs}
     seeds = sorted({run.seed for run in runs})
-    rules = list(dict.fromkeys(run.rule for run in runs))
+    policies = list(dict.fromkeys(run.rule for run in runs))
     for stays, load in dict.fromkeys((run.stays, run.load) for run in runs):
         by_seed = {
-            (rule, seed): _mean([known[name, stays, load, rule, seed] for name in names])
-            for rule in rules
+            (policy, seed): _mean([known[name, stays, load, policy, seed] for name in names])
+            for policy in policies
             for seed in seeds
-            if all((name, stays, load, rule, seed) in known for name in names)
+            if all((name, stays, load, policy, seed) in known for name in names)
         }
-        for rule in rules:
-            mine = {seed: by_seed[rule, seed] for seed in seeds if (rule, seed) in by_seed}
+        for policy in policies:
+            mine = {seed: by_seed[policy, seed] for seed in seeds if (policy, seed) in by_seed}
             if not mine:
                 continue
             names_of = sorted({key for figures in mine.values() for key in figures}, key=_order)
             base = [
-                figures["allocated_percent"] - by_seed[rules[0], seed]["allocated_percent"]
+                figures["allocated_percent"] - by_seed[policies[0], seed]["allocated_percent"]
                 for seed, figures in mine.items()
-                if (rules[0], seed) in by_seed
+                if (policies[0], seed) in by_seed
             ]
             yield {
                 "trace": label,
                 "stays": stays,
                 "load": load,
-                "rule": rule,
+                "rule": policy,
                 "seeds": len(mine),
                 **{
                     key: _with_error([f[key] for f in mine.values() if key in f])
@@ -193,14 +193,16 @@ def draw(paths: Sequence[Path], found: Sequence[Mapping[str, Any]], *, queued: b
     figure, (above, below) = plots.panels()
     waits = "mean wait, in mean stays"
     if len({row["load"] for row in mine}) > 1:
-        for rule in dict.fromkeys(row["rule"] for row in mine):
-            line = sorted((row for row in mine if row["rule"] == rule), key=lambda row: row["load"])
+        for policy in dict.fromkeys(row["rule"] for row in mine):
+            line = sorted(
+                (row for row in mine if row["rule"] == policy), key=lambda row: row["load"]
+            )
             held = [row["allocated_percent"] for row in line]
             above.errorbar(
                 [row["load"] for row in line],
                 [mean for mean, _ in held],
                 [error or 0.0 for _, error in held],
-                label=rule, marker="o", markersize=3, linewidth=1.2,
+                label=policy, marker="o", markersize=3, linewidth=1.2,
             )  # fmt: skip
         above.set_xlabel("load: GPU demand / capacity")
         above.set_ylabel("GPU held, % of the fleet")
@@ -208,8 +210,8 @@ def draw(paths: Sequence[Path], found: Sequence[Mapping[str, Any]], *, queued: b
         key = "wait" if queued else "allocated_percent"
         names = list(dict.fromkeys(row["trace"] for row in some))
         bars = {
-            rule: {row["trace"]: row[key] for row in some if row["rule"] == rule}
-            for rule in dict.fromkeys(row["rule"] for row in some)
+            policy: {row["trace"]: row[key] for row in some if row["rule"] == policy}
+            for policy in dict.fromkeys(row["rule"] for row in some)
         }
         _bars(above, bars, {name: name for name in names})
         above.set_ylabel(waits if queued else "GPU held, % of the fleet")
@@ -225,9 +227,9 @@ def draw(paths: Sequence[Path], found: Sequence[Mapping[str, Any]], *, queued: b
 def _bars(axes: Any, found: Mapping[str, Mapping[str, Any]], labels: Mapping[str, str]) -> None:
     """Draw a group of bars per label, one for each policy: `found[policy][key]`."""
     wide = 0.8 / len(found)
-    for number, (rule, figures) in enumerate(found.items()):
+    for number, (policy, figures) in enumerate(found.items()):
         heights = [figures.get(key, (0.0, None)) for key in labels]
         places = [place + (number + 0.5) * wide - 0.4 for place in range(len(labels))]
         errors = [error or 0.0 for _, error in heights]
-        axes.bar(places, [mean for mean, _ in heights], wide, yerr=errors, label=rule)
+        axes.bar(places, [mean for mean, _ in heights], wide, yerr=errors, label=policy)
     axes.set_xticks(range(len(labels)), list(labels.values()))

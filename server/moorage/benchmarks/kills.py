@@ -186,8 +186,8 @@ class _Machine:
         reap()
         for pid in descendants():
             with contextlib.suppress(OSError):  # It has ended meanwhile.
-                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                yield f"process {pid}: {b' '.join(words).decode(errors='replace').strip()}"
+                arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                yield f"process {pid}: {b' '.join(arguments).decode(errors='replace').strip()}"
         for workload in sorted(self.running()):
             yield f"workload {workload}"
 
@@ -206,9 +206,12 @@ class _Machine:
         for folder in Path("/proc").iterdir():
             if folder.name.isdigit():
                 with contextlib.suppress(OSError):  # It has ended, or is another user's.
-                    words = (folder / "environ").read_bytes().split(b"\0")
-                    if any(word.startswith(mark) for word in words):
-                        pairs = (word.decode(errors="replace").partition("=") for word in words)
+                    variables = (folder / "environ").read_bytes().split(b"\0")
+                    if any(variable.startswith(mark) for variable in variables):
+                        pairs = (
+                            variable.decode(errors="replace").partition("=")
+                            for variable in variables
+                        )
                         yield {name: value for name, _, value in pairs}
 
 

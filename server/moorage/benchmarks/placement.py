@@ -125,7 +125,7 @@ def compare(
         CommandError: A policy is none of these.
 
     """
-    unknown = [rule for rule in rules if rule not in (*PUBLISHED_AS, *EXPECTED_FILL)]
+    unknown = [policy for policy in rules if policy not in (*PUBLISHED_AS, *EXPECTED_FILL)]
     if unknown:
         listed = ", ".join((*PUBLISHED_AS, *EXPECTED_FILL))
         raise CommandError(f"placement knows no policy {', '.join(unknown)}; there are {listed}")
@@ -133,18 +133,18 @@ def compare(
     comparisons: list[Comparison] = []
     for path in pods:
         name, requests = path.stem.removeprefix("pods_"), trace.read_pods(path)
-        for rule in rules:
-            reference = _reference(known, name, rule)
+        for policy in rules:
+            reference = _reference(known, name, policy)
             runs: dict[str, list[packing.Packing]] = {}
-            for stream in map(str, stream_seeds if rule in EXPECTED_FILL else ("",)):
+            for stream in map(str, stream_seeds if policy in EXPECTED_FILL else ("",)):
                 more = {"stream_seed": int(stream)} if stream else {}
                 for seed in seeds:
                     progress(
-                        " ".join((name, rule, str(seed), *([f"streams {stream}"] * bool(more))))
+                        " ".join((name, policy, str(seed), *([f"streams {stream}"] * bool(more))))
                     )
-                    packed = run(rule, machines, requests, seed, more)
+                    packed = run(policy, machines, requests, seed, more)
                     runs.setdefault(stream, []).append(packed)
-            comparisons.append(_comparison(name, rule, reference, runs))
+            comparisons.append(_comparison(name, policy, reference, runs))
     return comparisons
 
 
@@ -244,14 +244,14 @@ def _published(path: Path) -> dict[tuple[str, str], _Reference]:
 
 
 def _reference(
-    known: Mapping[tuple[str, str], _Reference], name: str, rule: str
+    known: Mapping[tuple[str, str], _Reference], name: str, policy: str
 ) -> _Reference | None:
-    if rule not in EXPECTED_FILL:
-        return known.get((name, PUBLISHED_AS[rule]))
+    if policy not in EXPECTED_FILL:
+        return known.get((name, PUBLISHED_AS[policy]))
     if name not in PROTOTYPE:
         return None
     mean, deviation, at_100 = PROTOTYPE[name]
-    _, points = EXPECTED_FILL[rule]
+    _, points = EXPECTED_FILL[policy]
     return _Reference(PROTOTYPE_RUNS, mean, deviation, at_100, points, strict=True)
 
 

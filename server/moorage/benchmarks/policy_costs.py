@@ -81,8 +81,8 @@ def policies(nodes: Sequence[trace.TraceNode], pods: Sequence[trace.TracePod]) -
     """
     order = trace.arrivals(pods, trace.capacity_milli(nodes), 1.3, SEED)
     costs: dict[str, Cost] = {}
-    for figure, (name, told, more) in POLICIES.items():
-        parameters = {**(typical_of(name, pods) if told else {}), **more}
+    for figure, (name, described, more) in POLICIES.items():
+        parameters = {**(typical_of(name, pods) if described else {}), **more}
         costs[figure] = uvloop.run(_cost(name, parameters, openb(nodes, SEED), order))
     figures: dict[str, Any] = {"nodes": len(nodes), "requests": len(order)}
     each = {name: cost.cpu_seconds / len(cost.seconds) for name, cost in costs.items()}

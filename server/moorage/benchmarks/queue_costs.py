@@ -158,10 +158,10 @@ def _waiter_bytes() -> int:
     """Return the bytes that a waiter of ten thousand takes, its request with it."""
     tracemalloc.start()
     before, _ = tracemalloc.get_traced_memory()
-    kept = _Queue(1, WAITERS_MANY)
+    queue = _Queue(1, WAITERS_MANY)
     after, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert kept.core.requests.queue
+    assert queue.core.requests.queue
     return (after - before) // WAITERS_MANY
 
 

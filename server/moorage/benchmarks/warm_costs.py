@@ -54,7 +54,7 @@ def warm_leases() -> Figures:
                 _lease(socket, spec, warm=False, keep_seconds=600)
                 warm = [_lease(socket, spec, warm=True, keep_seconds=600) for _ in range(STARTS)]
                 _call(socket, {"op": "flush"})
-                _heard(socket, "event", "ended")
+                _message(socket, "event", "ended")
             figures[f"{name}_cold_seconds"] = statistics.median(cold)
             figures[f"{name}_warm_seconds"] = statistics.median(warm)
             figures[f"{name}_cold_to_warm"] = statistics.median(cold) / statistics.median(warm)
@@ -93,26 +93,26 @@ def _lease(
     }
     began = time.perf_counter()
     socket.send(json.dumps(asked))
-    lease = _heard(socket, "id", "ask")["lease"]
-    _heard(socket, "event", "started")
+    lease = _message(socket, "id", "ask")["lease"]
+    _message(socket, "event", "started")
     took = time.perf_counter() - began
     if lease["workload"].get("warm", False) != warm:
         raise CommandError(f"a lease that should be {'warm' if warm else 'cold'} was not: {lease}")
     _call(socket, {"op": "release", "lease": lease["id"], "token": lease["token"]})
-    _heard(socket, "event", "warm" if keep_seconds else "ended")
+    _message(socket, "event", "warm" if keep_seconds else "ended")
     return took
 
 
 def _call(socket: ClientConnection, message: dict[str, Any]) -> None:
     socket.send(json.dumps({**message, "id": "call"}))
-    _heard(socket, "id", "call")
+    _message(socket, "id", "call")
 
 
-def _heard(socket: ClientConnection, key: str, value: str) -> dict[str, Any]:
+def _message(socket: ClientConnection, key: str, value: str) -> dict[str, Any]:
     """Return the next message that has a value; others are passed over."""
     while True:
-        heard: dict[str, Any] = json.loads(socket.recv(NEWS_SECONDS_MAX))
-        if heard.get("success") is False:
-            raise CommandError(f"the daemon said no: {heard}")
-        if heard.get(key) == value:
-            return heard
+        message: dict[str, Any] = json.loads(socket.recv(NEWS_SECONDS_MAX))
+        if message.get("success") is False:
+            raise CommandError(f"the daemon said no: {message}")
+        if message.get(key) == value:
+            return message

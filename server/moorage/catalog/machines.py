@@ -52,9 +52,9 @@ class Machines:
             own |= dict.fromkeys(node.identity, node)
         self.keep(read.cluster)
         if len(self._keys) > 2 * database.count("cluster") + _SPARE:
-            for gone in [name for name in self._keys if not database.has("cluster", name)]:
-                if gone != read.id:
-                    self.keep(Cluster(ClusterId(gone), ()))
+            for former in [name for name in self._keys if not database.has("cluster", name)]:
+                if former != read.id:
+                    self.keep(Cluster(ClusterId(former), ()))
         return read
 
     def _other(self, database: Database, cluster: Cluster, node: Node, own: dict[str, Node]) -> str:

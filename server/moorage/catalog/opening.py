@@ -157,19 +157,19 @@ class _Mirrors:
         self._memory.listeners.append(forget)
         return MirroredMetrics(self._memory, mirror)
 
-    def blocks(self, kept: EmbeddedBlocks) -> MirroredBlocks | None:
+    def blocks(self, embedded: EmbeddedBlocks) -> MirroredBlocks | None:
         service = self._external.service("block_metrics")
         if service is None:
             return None
-        kept.keep_metrics({})
+        embedded.keep_metrics({})
         mirror = BlockMetricsMirror(
             service,
             lambda document: checked_block("block_metrics", document),
-            kept.keep_metrics,
+            embedded.keep_metrics,
             fresh_seconds=self._external.metrics_fresh_seconds,
         )
         self._stack.push_async_callback(mirror.close)
-        return MirroredBlocks(kept, mirror)
+        return MirroredBlocks(embedded, mirror)
 
     def policies(self, sources: CodeSources) -> MirroredPolicies | None:
         service, memory = self._external.service("policies"), self._memory

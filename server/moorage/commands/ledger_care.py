@@ -79,10 +79,10 @@ def repair(data: Path, *, accept_loss: bool) -> tuple[list[str], Path | None]:
         if not found.findings:
             return [], None
         left = repairing.salvage(found.ledger)
-        said = [*left.said, *(f"in the catalog: {each}" for each in found.catalog.findings)]
-        said = said or ["nothing: all that is damaged can be made again."]
+        findings = [*left.said, *(f"in the catalog: {each}" for each in found.catalog.findings)]
+        findings = findings or ["nothing: all that is damaged can be made again."]
         if not accept_loss:
-            return said, None
+            return findings, None
         copy = data / f"damaged-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
         copy.mkdir(mode=0o700)
         for pattern in ("ledger.*", "catalog.*"):
@@ -97,4 +97,4 @@ def repair(data: Path, *, accept_loss: bool) -> tuple[list[str], Path | None]:
         raise LedgerError(f"{data} cannot be repaired: {error}. Restore a backup.") from error
     finally:
         lock.release()
-    return said, copy
+    return findings, copy

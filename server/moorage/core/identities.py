@@ -39,9 +39,9 @@ class Identities:
         if not any(node.identity for node in cluster.nodes):
             return cluster
         own = {(cluster.id, node.id) for node in cluster.nodes}
-        gone = self._by_cluster.get(cluster.id, set()) - own
+        removed = self._by_cluster.get(cluster.id, set()) - own
         # They make room for what comes in their place, but for those that are in use.
-        ignored = (own | gone) - (set(leased()) - own if gone else set())
+        ignored = (own | removed) - (set(leased()) - own if removed else set())
         counting: dict[str, tuple[Place, Node]] = {}
         decided: dict[str, Node] = {}
         # What counts by now goes on counting, wherever it stands in the list.
@@ -76,16 +76,16 @@ class Identities:
         before = self._by_cluster.pop(cluster_id, set())
         dropped = {place for place in before if self._of[place] != fresh.get(place)}
         self._left -= fresh.keys()
-        if gone := dropped - fresh.keys():
-            self._left |= gone & set(leased())
+        if removed := dropped - fresh.keys():
+            self._left |= removed & set(leased())
         for place in dropped - self._left:
             self._drop(place)
         for place, identity in fresh.items():
             self._of[place] = identity
             for key in identity:
                 self._holders.setdefault(key, place)
-        if kept := fresh.keys() | (before & self._left):
-            self._by_cluster[cluster_id] = set(kept)
+        if ids := fresh.keys() | (before & self._left):
+            self._by_cluster[cluster_id] = set(ids)
         self.duplicates.pop(cluster_id, None)
         if any(node.duplicate_of for node in nodes):
             self.duplicates[cluster_id] = None

@@ -120,9 +120,9 @@ class LeaseLifecycle:
                 attempt=waiting.attempt + 1,
                 inherited=inherited,
             )
-        kept = ask if lease.may_start_again else None
-        if lease.ask is not kept:
-            lease = replace(lease, ask=kept)
+        retained = ask if lease.may_start_again else None
+        if lease.ask is not retained:
+            lease = replace(lease, ask=retained)
         self._turn.record(Granted(lease))
         return lease
 

@@ -34,8 +34,8 @@ class OpenRequests:
 
     def first_with(self, tenant: Tenant, idempotency_key: str) -> RequestId | None:
         """Return the id of the request that came first with this key, or None."""
-        kept = self._state.keys.get((tenant, idempotency_key))
-        return kept or self.undecided.named(tenant, idempotency_key)
+        known = self._state.keys.get((tenant, idempotency_key))
+        return known or self.undecided.named(tenant, idempotency_key)
 
     def known(self, request: RequestId) -> Ask | None:
         """Return the request with this id, if it is open."""

@@ -81,10 +81,10 @@ class _Table(Generic[T]):
         """Return a column, as long as there are rows."""
         return self.columns[name][: self.rows]
 
-    def add(self, thing: T, **values: Any) -> int:
+    def add(self, item: T, **values: Any) -> int:
         """Return the number of a thing that has one user more; `values` where it is new."""
-        number = self.numbers.get(thing)
-        self.users[thing] = self.users.get(thing, 0) + 1
+        number = self.numbers.get(item)
+        self.users[item] = self.users.get(item, 0) + 1
         if number is not None:
             return number
         number = self._unused.pop() if self._unused else self.rows
@@ -93,7 +93,7 @@ class _Table(Generic[T]):
             if number >= len(column):
                 self.columns[name] = np.concatenate([column, np.zeros_like(column)])
             self.columns[name][number] = values[name]
-        self.numbers[thing] = number
+        self.numbers[item] = number
         return number
 
     def drop(self, thing: T) -> bool:

@@ -214,12 +214,12 @@ class Requests:
         elif isinstance(verdict, tuple) and not self._touches(verdict, reserved):
             self._accept(pending, verdict, value)
         elif isinstance(verdict, tuple):
-            kept = refusals.kept_for_head()
+            refusal = refusals.kept_for_head()
             if reserved == pending.reserved:
                 # The policy knew; asked again, it would say the same.
-                self._wait_or_refuse(pending, kept, reserved, pending.gains)
+                self._wait_or_refuse(pending, refusal, reserved, pending.gains)
             else:
-                self._propose_again(pending, kept, reserved)
+                self._propose_again(pending, refusal, reserved)
         elif isinstance(verdict, Unsound) and pending.layout == self._state.fleet.layout:
             self._refuse(pending, verdict.refusal, reserved)
         elif isinstance(verdict, Stale) and pending.version == self._state.fleet.version:

@@ -114,7 +114,7 @@ class CommitLoop:
                     break
             self._set_timer()
             self._inbox.read_on()
-            self._rest()
+            self._note_idle()
             await asyncio.sleep(0)  # Sockets are read in between.
 
     async def commit_forever(self) -> None:
@@ -142,7 +142,7 @@ class CommitLoop:
                 self._checkpoints = [each for each in self._checkpoints if not each.done()]
                 self._checkpoints.append(writing)
             self._committed.set()
-            self._rest()
+            self._note_idle()
 
     async def checkpoint(self) -> None:
         """Write a checkpoint now, after those under way. Only when settled."""
@@ -204,6 +204,6 @@ class CommitLoop:
     def _is_idle(self) -> bool:
         return not (self._inbox or self._turns or self._committing)
 
-    def _rest(self) -> None:
+    def _note_idle(self) -> None:
         if self._is_idle():
             self._idle.set()

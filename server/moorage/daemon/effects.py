@@ -76,7 +76,7 @@ class EffectCarrier:
         """Have an effect seen to."""
         match effect:
             case Respond(to, answer):
-                self._measures.told(effect)
+                self._measures.count(effect)
                 self._replies.answer(to, answer)
             case Consult():
                 self._consultations.consult(effect)
@@ -91,6 +91,6 @@ class EffectCarrier:
             case KeepWarm(lease):
                 self._workloads.keep(lease)
             case Recall(to):
-                self._replies.answer_later(to, recall.told(effect, self._ledger))
+                self._replies.answer_later(to, recall.recalled(effect, self._ledger))
             case _:
                 assert_never(effect)

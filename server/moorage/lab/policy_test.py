@@ -330,8 +330,8 @@ def _outcome(answer: Response | None) -> tuple[str, str]:
         case Advice(data):
             return "advice", _short(data)
         case Refusal(code=code, reason=reason, details=details):
-            said = _short(details["data"]) if "data" in details else reason
-            return code.value, said
+            shown = _short(details["data"]) if "data" in details else reason
+            return code.value, shown
         case Information() | None:
             return "waiting", ""
         case _:

@@ -76,12 +76,12 @@ def salvage(found: LedgerWalk) -> Salvage:
             break
         stays.append(row)
         last, chain_before = row.seq, stored.chain
-    said = _said(found, stays, base, last)
+    sentences = _loss(found, stays, base, last)
     filler = None
     if base and (not stays or stays[-1].seq < base):
         before = stays[-1].chain if stays and stays[-1].seq == base - 1 else 0
         filler = seal(base, time.time(), Counted(found.fencing_seen), before)
-    return Salvage(stays, filler, _gaps(stays, found.pruned, filler), base, said)
+    return Salvage(stays, filler, _gaps(stays, found.pruned, filler), base, sentences)
 
 
 def _linked(rows: Sequence[HeldFacts]) -> list[HeldFacts]:
@@ -106,24 +106,24 @@ def _gaps(
     return gaps
 
 
-def _said(
+def _loss(
     found: LedgerWalk, stays: Sequence[HeldFacts], base: int | None, last: int | None
 ) -> list[str]:
-    said = [
+    sentences = [
         f"{run(first, end)} of the history: `why` and backtests do without."
         for first, end in _gaps(stays, found.pruned)
     ]
     if base is None:
-        return [*said, "every lease, waiting request and cluster: no checkpoint can be read."]
+        return [*sentences, "every lease, waiting request and cluster: no checkpoint can be read."]
     assert last is not None
     end = max([found.mark.first, last, *(row.seq for row in found.rows)])
     if end > last:
-        said.append(f"{run(last + 1, end)}: everything that was promised or ended since.")
+        sentences.append(f"{run(last + 1, end)}: everything that was promised or ended since.")
         dropped = [row.lease for row in found.rows if row.seq > last and row.lease]
         if dropped:
             more = f" and {len(dropped) - LEASES_NAMED} more" if len(dropped) > LEASES_NAMED else ""
-            said.append(f"among them the leases {', '.join(dropped[:LEASES_NAMED])}{more}.")
-    return said
+            sentences.append(f"among them the leases {', '.join(dropped[:LEASES_NAMED])}{more}.")
+    return sentences
 
 
 def rebuild(ledger: Path, found: LedgerWalk, left: Salvage) -> None:

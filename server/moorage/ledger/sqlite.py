@@ -72,7 +72,7 @@ class SqliteLedger:
         self._lost: list[tuple[int, int]] = []
         self._reserve: Reserve | None = None
         self._pending = 0
-        self._door = asyncio.Lock()
+        self._append_lock = asyncio.Lock()
         self._space = asyncio.Event()
         self._checkpointing = asyncio.Lock()
         self._checkpoint_seq = 0
@@ -111,8 +111,8 @@ class SqliteLedger:
 
     async def append(self, facts: Sequence[Fact], at: float) -> int:
         """See `Ledger.append`."""
-        # The door is fair: while one call waits for room, later ones queue behind it.
-        async with self._door:
+        # The lock is fair: while one call waits for room, later ones queue behind it.
+        async with self._append_lock:
             writer = self._usable()
             while self._pending and self._pending + len(facts) > PENDING_FACTS_MAX:
                 self._space.clear()

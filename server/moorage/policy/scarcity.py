@@ -135,7 +135,7 @@ class ScarcityPrices:
         gpus = int((fleet.gpu_total > 0).sum())
         self._copies_k = max(1.0, gpus / self.GPUS_PER_COPY)
         self._held = np.zeros((len(fleet), len(kinds)), np.uint16)
-        self._room = np.zeros(len(kinds), np.int64)
+        self._copies_free = np.zeros(len(kinds), np.int64)
         self._version = -1
         self._every = max(1, len(fleet) // self.NODES_PER_REQUEST)
         self._requests = self._every
@@ -152,12 +152,12 @@ class ScarcityPrices:
         self._version = fleet.version
         for start in range(0, len(rows), ROWS_MAX):
             self._count(fleet, rows[start : start + ROWS_MAX])
-        prices: Any = self._worths / (1 + self._room / self._copies_k) ** 2
+        prices: Any = self._worths / (1 + self._copies_free / self._copies_k) ** 2
         self.prices = prices
         return True
 
     def _count(self, fleet: FleetView, rows: Ints) -> None:
         gpus = np.maximum(fleet.gpu_free[rows], 0)
         now = self._copies.count(self._sort_of[rows], fleet.cpu_free[rows], gpus)
-        self._room += now.sum(0) - self._held[rows].sum(0, dtype=np.int64)
+        self._copies_free += now.sum(0) - self._held[rows].sum(0, dtype=np.int64)
         self._held[rows] = now

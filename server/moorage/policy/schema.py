@@ -298,8 +298,8 @@ class Schema:
     def _left_out(self, name: str, given: Mapping[str, Any]) -> bool:
         if name not in given:
             return True
-        kept = self.null_is_value or "any" in self._entries[name].kinds
-        return given[name] is None and not kept
+        is_value = self.null_is_value or "any" in self._entries[name].kinds
+        return given[name] is None and not is_value
 
 
 def _each(

@@ -205,21 +205,21 @@ class _Reader:
             expected = "an object that describes the field, e.g. {'type': 'number'}"
             raise SchemaError(path, expected, f"found {shown(given)}")
         kinds = self._kinds(given, path)
-        said = {k: v for k, v in given.items() if self._known(k, kinds, path)}
+        known = {k: v for k, v in given.items() if self._known(k, kinds, path)}
         entry = FieldSchema(
             kinds,
-            pattern=self._pattern(said, path),
-            text_sizes=self._sizes(said, "string", kinds, path),
-            list_sizes=self._sizes(said, "array", kinds, path),
-            range=self._range(said, path),
-            choices=self.attempt(lambda: _choices(said, kinds, path), None),
-            properties=self._properties(said, path, depth),
-            items=self.attempt(lambda: self._items(said, path, depth), None),
+            pattern=self._pattern(known, path),
+            text_sizes=self._sizes(known, "string", kinds, path),
+            list_sizes=self._sizes(known, "array", kinds, path),
+            range=self._range(known, path),
+            choices=self.attempt(lambda: _choices(known, kinds, path), None),
+            properties=self._properties(known, path, depth),
+            items=self.attempt(lambda: self._items(known, path, depth), None),
         )
-        words = self.attempt(lambda: _in_words(entry, said, path), _NOUNS[kinds[0]])
-        entry = replace(entry, expected=words)
-        if "default" in said:
-            entry = self.attempt(partial(self._with_default, entry, said, path), entry)
+        text = self.attempt(lambda: _in_words(entry, known, path), _NOUNS[kinds[0]])
+        entry = replace(entry, expected=text)
+        if "default" in known:
+            entry = self.attempt(partial(self._with_default, entry, known, path), entry)
         return entry
 
     def _kinds(self, given: Mapping[str, Any], path: str) -> tuple[str, ...]:
@@ -363,8 +363,8 @@ class _Reader:
             completed = entry.check(given["default"], Budget())
         except SchemaError as error:
             raise error.within(path) from None
-        words = f"{entry.expected}, by default {shown(given['default'])}"
-        return replace(entry, default=completed, expected=words)
+        text = f"{entry.expected}, by default {shown(given['default'])}"
+        return replace(entry, default=completed, expected=text)
 
 
 def _unknown_kind(kind: Any, path: str) -> SchemaError:
@@ -415,11 +415,11 @@ def _may_be(value: Any, kind: str) -> bool:
 
 def _in_words(entry: FieldSchema, given: Mapping[str, Any], path: str) -> str:
     nouns = " or ".join(_NOUNS[kind] for kind in entry.kinds)
-    words = " ".join((nouns, *_constraints(entry, given)))
+    text = " ".join((nouns, *_constraints(entry, given)))
     description = given.get("description", "")
     if not isinstance(description, str):
         raise SchemaError(under(path, "description"), "a text", f"found {shown(description)}")
-    return f"{words} ({cut(description)})" if description.strip() else words
+    return f"{text} ({cut(description)})" if description.strip() else text
 
 
 def _constraints(entry: FieldSchema, given: Mapping[str, Any]) -> Iterator[str]:
@@ -441,7 +441,7 @@ def _constraints(entry: FieldSchema, given: Mapping[str, Any]) -> Iterator[str]:
         ("of at least {} elements", lists.least),
         ("of at most {} elements", lists.most),
     )
-    yield from (words.format(bound) for words, bound in bounds if bound is not None)
+    yield from (template.format(bound) for template, bound in bounds if bound is not None)
     if entry.pattern is not None:
         yield f"that matches {cut(str(given['pattern']))}"
     if entry.choices is not None:

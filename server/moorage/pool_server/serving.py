@@ -71,8 +71,8 @@ async def serve(
             lambda: ready(bound),
         )
         loop = asyncio.get_running_loop()
-        for word in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(word, server.stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, server.stop)
         try:
             await server.serve([listener])
         finally:

@@ -237,22 +237,24 @@ def _wrong(field: str, expected: str, identity: str | int | None) -> BadMessage:
 
 
 def _not_json(frame: str, error: Exception) -> BadMessage:
-    said = str(error).removeprefix("JSON is malformed: ")
-    position = _BYTE.search(said)
+    cause = str(error).removeprefix("JSON is malformed: ")
+    position = _BYTE.search(cause)
     if isinstance(error, UnicodeError):
-        said = "it holds characters that are not Unicode text"
+        cause = "it holds characters that are not Unicode text"
     elif not frame.strip():
-        said = "it is empty"
+        cause = "it is empty"
     elif _LONE_SURROGATE.search(frame):
-        said = "it holds half of a surrogate pair"
+        cause = "it holds half of a surrogate pair"
     elif position:
         # The parser counts some bytes from 0 and some from 1.
-        said = _BYTE.sub(f"near byte {position[1]}", said)
+        cause = _BYTE.sub(f"near byte {position[1]}", cause)
         rest = frame.encode(errors="replace")[int(position[1]) :].lstrip(b"-")
         if rest.startswith((b"NaN", b"Infinity")):
-            said += "; NaN and Infinity are not JSON"
+            cause += "; NaN and Infinity are not JSON"
     return BadMessage(
-        Code.BAD_JSON, f"The message is not valid JSON: {_short(said)}.", expected="JSON (RFC 8259)"
+        Code.BAD_JSON,
+        f"The message is not valid JSON: {_short(cause)}.",
+        expected="JSON (RFC 8259)",
     )
 
 
@@ -281,14 +283,14 @@ def _unencodable(raw: dict[str, Any]) -> str:
     return "(message)"
 
 
-def _meant(word: Any, known: list[str]) -> str:
+def _meant(given: Any, known: list[str]) -> str:
     """Return ` (did you mean x?)` where a known word is close."""
-    if not isinstance(word, str) or len(word) > QUOTED_CHARS_MAX:
+    if not isinstance(given, str) or len(given) > QUOTED_CHARS_MAX:
         return ""
-    word, stem = word.casefold(), word.casefold().rstrip("s")
+    given, stem = given.casefold(), given.casefold().rstrip("s")
     # `cpus` means `cpu_milli`, though `gpus` is nearer: units are what is left out most.
     longer = [name for name in known if len(stem) > 1 and name.startswith(stem)]
-    close = longer or difflib.get_close_matches(word, known, n=1)
+    close = longer or difflib.get_close_matches(given, known, n=1)
     return f" (did you mean {close[0]}?)" if close else ""
 
 

@@ -250,13 +250,13 @@ def without_copies(nodes: Iterable[Document]) -> tuple[list[Document], int]:
     found = list(nodes)
     known = Counter(node.get("machineId") for node in found)
     copies = {each for each, number in known.items() if each and number > 1}
-    kept = [
+    originals = [
         {name: value for name, value in node.items() if name != "machineId"}
         if node.get("machineId") in copies
         else node
         for node in found
     ]
-    return kept, sum(known[each] for each in copies)
+    return originals, sum(known[each] for each in copies)
 
 
 def _first(labels: Mapping[str, str], names: tuple[str, ...]) -> str:

@@ -98,10 +98,10 @@ def _pieces(value: Any) -> Iterator[bytes]:
 def _fields(value: dict[str, Any]) -> Iterator[bytes]:
     """Yield an object's members without the braces around them; small ones together."""
     some: dict[str, Any] = {}
-    comma, room = b"", VALUES_MAX
+    comma, left = b"", VALUES_MAX
     for name, each in value.items():
-        room -= _cost(each, VALUES_MAX)
-        if room >= 0:
+        left -= _cost(each, VALUES_MAX)
+        if left >= 0:
             some[name] = each
             continue
         if some:
@@ -110,7 +110,7 @@ def _fields(value: dict[str, Any]) -> Iterator[bytes]:
             some = {}
         yield comma + msgspec.json.encode(name) + b":"
         yield from _pieces(each)
-        comma, room = b",", VALUES_MAX
+        comma, left = b",", VALUES_MAX
     if some:
         yield comma + msgspec.json.encode(some)[1:-1]
 

@@ -178,9 +178,9 @@ def _check_finite(value: Any) -> None:
             todo.extend(part)
 
 
-def _sayable(words: object) -> str:
+def _sayable(text: object) -> str:
     """Return text that any reply can carry, whatever an exception or a policy put into it."""
-    return str(words).encode(errors="replace").decode()[:512]
+    return str(text).encode(errors="replace").decode()[:512]
 
 
 # The other side -----------------------------------------------------------------------------

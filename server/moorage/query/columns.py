@@ -30,7 +30,7 @@ __all__ = ["Cells", "Column", "Mask", "Rows"]
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
-# Codes of the words that are not texts; texts have the codes after them.
+# Codes of the values that are not texts; texts have the codes after them.
 _MARKS: Final[dict[Hashable, int]] = {Mark.NULL: 0, Mark.TRUE: 1, Mark.FALSE: 2}
 
 
@@ -78,7 +78,7 @@ class Cells:
         self._lengths[moved] = 0
         total = int(wanted.sum())
         if self._used + total > len(self._values):
-            self._make_room(total)
+            self._compact(total)
         self._starts[moved] = self._used + np.cumsum(wanted) - wanted
         self._lengths[moved] = wanted
         self._rows[self._used : self._used + total] = np.repeat(moved, wanted)
@@ -97,7 +97,7 @@ class Cells:
         self._starts = _longer(self._starts, rows, 0)
         self._lengths = _longer(self._lengths, rows, 0)
 
-    def _make_room(self, wanted: int) -> None:
+    def _compact(self, wanted: int) -> None:
         """Close the holes, and leave as much room again as is in use."""
         held = np.flatnonzero(self._lengths)
         lengths = self._lengths[held]
@@ -132,7 +132,7 @@ class Column:
         self.inexact: Mask = np.zeros(rows, np.bool_)
         """Rows with a number that a float cannot hold."""
         self.numbers = Cells(rows, np.nan)
-        self.words = Cells(rows, -1)
+        self.codes = Cells(rows, -1)
         self._codes: dict[str, int] = {}
         self._texts = [""] * len(_MARKS)
         self._uses = [0] * len(_MARKS)
@@ -142,7 +142,7 @@ class Column:
     @property
     def size(self) -> int:
         """The cells it takes."""
-        return len(self.numbers) + len(self.words) + len(self.present)
+        return len(self.numbers) + len(self.codes) + len(self.present)
 
     def grow(self, rows: int) -> None:
         """Have room for more rows."""
@@ -151,7 +151,7 @@ class Column:
         self.structured = _longer(self.structured, rows, 0)
         self.inexact = _longer(self.inexact, rows, 0)
         self.numbers.grow(rows)
-        self.words.grow(rows)
+        self.codes.grow(rows)
 
     def set(self, rows: Sequence[int], founds: Iterable[Sequence[Any]]) -> None:
         """Replace what some rows hold by what was found in their documents; nothing clears one."""
@@ -163,15 +163,15 @@ class Column:
         self.low[at] = [min(each.numbers, default=np.nan) for each in held]
         self.high[at] = [max(each.numbers, default=np.nan) for each in held]
         self.numbers.set(at, [each.numbers for each in held])
-        self._set_words(at, [each.words for each in held])
+        self._set_codes(at, [each.distinct for each in held])
 
-    def _set_words(self, rows: Rows, words: Sequence[Iterable[Hashable]]) -> None:
-        before: list[int] = self.words.of(rows).tolist()
-        codes = [[self._code(word) for word in each] for each in words]
+    def _set_codes(self, rows: Rows, values: Sequence[Iterable[Hashable]]) -> None:
+        before: list[int] = self.codes.of(rows).tolist()
+        codes = [[self._code(value) for value in each] for each in values]
         # Added first: a text that stays is not forgotten in between.
         for code in chain.from_iterable(codes):
             self._uses[code] += 1
-        self.words.set(rows, codes)
+        self.codes.set(rows, codes)
         for code in before:
             self._uses[code] -= 1
             if code >= len(_MARKS) and not self._uses[code]:
@@ -180,19 +180,19 @@ class Column:
                 self._free.append(code)
                 self._vocabulary = None
 
-    def _code(self, word: Hashable) -> int:
-        if not isinstance(word, str):
-            return _MARKS[word]
-        code = self._codes.get(word)
+    def _code(self, value: Hashable) -> int:
+        if not isinstance(value, str):
+            return _MARKS[value]
+        code = self._codes.get(value)
         if code is None:
             if self._free:
                 code = self._free.pop()
-                self._texts[code] = word
+                self._texts[code] = value
             else:
                 code = len(self._texts)
-                self._texts.append(word)
+                self._texts.append(value)
                 self._uses.append(0)
-            self._codes[word] = code
+            self._codes[value] = code
             self._vocabulary = None
         return code
 
@@ -213,7 +213,7 @@ class Column:
             case Ordered(operator=name, operand=operand):
                 return self._ordered(name, operand)
             case Matches():
-                return self._with_words(self.vocabulary.matching(leaf.pattern, leaf.place))
+                return self._with_codes(self.vocabulary.matching(leaf.pattern, leaf.place))
             case _:
                 assert_never(leaf)
 
@@ -241,7 +241,7 @@ class Column:
             for key in keys
             if isinstance(key, Mark) or (isinstance(key, str) and key in self._codes)
         ]
-        mask = self._with_words(codes)
+        mask = self._with_codes(codes)
         if len(numbers) == 1:
             mask[self.numbers.rows[self.numbers.values == numbers[0]]] = True
         elif numbers:
@@ -251,22 +251,22 @@ class Column:
     def _ordered(self, name: OrderName, operand: float | str) -> Mask:
         number = number_in(operand)
         if isinstance(operand, str):
-            mask = self._with_words(self.vocabulary.beyond(name, operand))
+            mask = self._with_codes(self.vocabulary.beyond(name, operand))
         else:
             mask = np.zeros(len(self.present), np.bool_)
         if number is not None:
             mask |= _beyond(self.high if name.startswith(">") else self.low, name, number)
         return mask
 
-    def _with_words(self, codes: Sequence[int]) -> Mask:
+    def _with_codes(self, codes: Sequence[int]) -> Mask:
         mask = np.zeros(len(self.present), np.bool_)
         if len(codes) == 1:
-            mask[self.words.rows[self.words.values == codes[0]]] = True
+            mask[self.codes.rows[self.codes.values == codes[0]]] = True
         elif codes:
             wanted = np.zeros(len(self._uses) + 1, np.bool_)
             wanted[codes] = True
             # A hole is -1, which is the last place: no text's code.
-            mask[self.words.rows[wanted[self.words.values]]] = True
+            mask[self.codes.rows[wanted[self.codes.values]]] = True
         return mask
 
     @property
@@ -278,7 +278,7 @@ class Column:
 
     def common(self, texts: Iterable[str]) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
         """Return by row how many of these texts it has, and how many texts it has at all."""
-        values, rows = self.words.values, self.words.rows
+        values, rows = self.codes.values, self.codes.rows
         wanted = np.zeros(len(self._uses) + 1, np.bool_)
         wanted[[self._codes[text] for text in texts if text in self._codes]] = True
         size = len(self.present)
@@ -292,7 +292,7 @@ class _Held:
 
     present: bool
     numbers: AbstractSet[float] = frozenset()
-    words: AbstractSet[Hashable] = frozenset()
+    distinct: AbstractSet[Hashable] = frozenset()
     structured: bool = False
     inexact: bool = False
 
@@ -303,13 +303,13 @@ def _held(found: Sequence[Any]) -> _Held:
     kinds = set(map(type, values))
     # Most rows hold values of one kind, and only those are a set at once: to Python, True is 1.
     if kinds <= {str}:
-        return _Held(bool(found), words=frozenset(values))
+        return _Held(bool(found), distinct=frozenset(values))
     held = _Held(present=True)
     numbers: set[float] = set()
-    words: set[Hashable] = set()
+    distinct: set[Hashable] = set()
     for value in set(values) if kinds <= {int, float} else values:
         if isinstance(value, str):
-            words.add(value)
+            distinct.add(value)
         elif is_number(value):
             exact = _exact(value)
             if exact is None:
@@ -317,10 +317,10 @@ def _held(found: Sequence[Any]) -> _Held:
             else:
                 numbers.add(exact)
         elif isinstance(value, bool) or value is None:
-            words.add(Mark(value))
+            distinct.add(Mark(value))
         elif isinstance(value, (dict, list)):
             held.structured = True
-    held.numbers, held.words = numbers, words
+    held.numbers, held.distinct = numbers, distinct
     return held
 
 

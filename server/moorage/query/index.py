@@ -37,7 +37,7 @@ SCAN_MAX: Final = 32
 
 
 @dataclass(slots=True)
-class _Kept:
+class _ColumnEntry:
     """A column, and the rows that changed since it was last used."""
 
     column: Column
@@ -61,7 +61,7 @@ class DocumentIndex:
     def __init__(self, columns_max: int = COLUMNS_MAX, cells_max: int = CELLS_MAX) -> None:
         self._columns_max = columns_max
         self._cells_max = cells_max
-        self._columns: OrderedDict[Source, _Kept] = OrderedDict()
+        self._columns: OrderedDict[Source, _ColumnEntry] = OrderedDict()
         self._rows: dict[str, int] = {}
         self._ids: list[str] = [""] * ROWS_AT_FIRST
         self._documents: list[Mapping[str, Any] | None] = [None] * ROWS_AT_FIRST
@@ -118,18 +118,18 @@ class DocumentIndex:
 
     def column(self, source: Source) -> Column:
         """Return the column of a source, up to date; for `nearest`, and until the next call."""
-        kept = self._columns.get(source)
-        if kept is None:
-            kept = _Kept(Column(len(self._live)), reader(source), set(self._rows.values()))
-            self._columns[source] = kept
+        entry = self._columns.get(source)
+        if entry is None:
+            entry = _ColumnEntry(Column(len(self._live)), reader(source), set(self._rows.values()))
+            self._columns[source] = entry
         self._columns.move_to_end(source)
-        if kept.stale:
-            rows = list(kept.stale)
+        if entry.stale:
+            rows = list(entry.stale)
             documents = (self._documents[row] for row in rows)
-            kept.column.set(rows, ([] if each is None else kept.read(each) for each in documents))
-            kept.stale.clear()
-            self._make_room()
-        return kept.column
+            entry.column.set(rows, ([] if each is None else entry.read(each) for each in documents))
+            entry.stale.clear()
+            self._drop_columns()
+        return entry.column
 
     def rows(self) -> Mapping[str, int]:
         """Return the row of each document in every column."""
@@ -141,16 +141,16 @@ class DocumentIndex:
         self._documents += [None] * before
         self._free = list(range(size - 1, before - 1, -1))
         self._live = np.concatenate([self._live, np.zeros(before, np.bool_)])
-        for kept in self._columns.values():
-            kept.column.grow(size)
+        for entry in self._columns.values():
+            entry.column.grow(size)
 
     def _outdate(self, row: int) -> None:
-        for kept in self._columns.values():
-            kept.stale.add(row)
+        for entry in self._columns.values():
+            entry.stale.add(row)
 
-    def _make_room(self) -> None:
+    def _drop_columns(self) -> None:
         """Drop the columns that were used longest ago, but never the one just used."""
-        size = sum(kept.column.size for kept in self._columns.values())
+        size = sum(entry.column.size for entry in self._columns.values())
         while len(self._columns) > 1 and (
             len(self._columns) > self._columns_max or size > self._cells_max
         ):
@@ -209,7 +209,7 @@ class DocumentIndex:
 
     def _looked_at(self, leaf: Leaf, within: Mask) -> Mask:
         """Return those rows of `within` whose document meets a leaf."""
-        mask, holds = np.zeros(len(within), np.bool_), predicate(leaf)
+        mask, test = np.zeros(len(within), np.bool_), predicate(leaf)
         for row in np.flatnonzero(within).tolist():
-            mask[row] = holds(self._documents[row])
+            mask[row] = test(self._documents[row])
         return mask

@@ -100,8 +100,8 @@ def parse_pipeline(stages: Any, at: str = "pipeline") -> Pipeline:
 
 def _stage(parser: Parser, name: str, value: Any, at: str) -> Stage:
     if name == "$match":
-        holds = predicate(parser.mongo(value, at))
-        return lambda rows: [row for row in rows if holds(row)]
+        test = predicate(parser.mongo(value, at))
+        return lambda rows: [row for row in rows if test(row)]
     if name == "$unwind":
         return _unwound(parser, value, at)
     if name == "$group":
@@ -118,8 +118,8 @@ def _stage(parser: Parser, name: str, value: Any, at: str) -> Stage:
     least = 1 if name == "$limit" else 0
     if count is None or count != int(count) or not least <= count <= ROWS_MAX:
         raise wrong(value, f"a whole number from {least} to {ROWS_MAX}", at)
-    kept = int(count)
-    return (lambda rows: rows[:kept]) if name == "$limit" else (lambda rows: rows[kept:])
+    limit = int(count)
+    return (lambda rows: rows[:limit]) if name == "$limit" else (lambda rows: rows[limit:])
 
 
 def _unwound(parser: Parser, value: Any, at: str) -> Stage:

@@ -112,14 +112,14 @@ class ResourceStore:
         try:
             try:
                 async with asyncio.timeout(wait_seconds):
-                    await _told(claim.admitted)
+                    await _awaited(claim.admitted)
             except TimeoutError:
                 await finished(self._give_up(claim))
                 reason = (
                     f"nothing of {claim.pool.key} was free for {name!r} within {wait_seconds} s"
                 )
                 raise TimeoutError(reason) from None
-            resource = await _told(claim.outcome)
+            resource = await _awaited(claim.outcome)
         except asyncio.CancelledError:
             await finished(self._give_up(claim))
             raise
@@ -414,17 +414,17 @@ class ResourceStore:
             self._begin(heir)
 
 
-def _told(news: Future[_T]) -> asyncio.Future[_T]:
+def _awaited(news: Future[_T]) -> asyncio.Future[_T]:
     """Wait for `news`, which stays open for others when the wait is cancelled."""
-    told = asyncio.wrap_future(news)
-    told.add_done_callback(_look)  # `shield` forgets what comes after the cancellation.
-    return asyncio.shield(told)
+    future = asyncio.wrap_future(news)
+    future.add_done_callback(_look)  # `shield` forgets what comes after the cancellation.
+    return asyncio.shield(future)
 
 
-def _look(told: asyncio.Future[Any]) -> None:
+def _look(future: asyncio.Future[Any]) -> None:
     """See an error, which asyncio would log as never retrieved."""
-    if not told.cancelled():
-        told.exception()
+    if not future.cancelled():
+        future.exception()
 
 
 async def _discard(claim: ResourceClaim, warm: BaseResource) -> None:

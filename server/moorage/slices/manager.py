@@ -330,8 +330,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
 
     def _remove_unhealthy_members_from_actor_pool(self) -> list[ActorPoolMember[SliceInfo]]:
         unhealthy = super()._remove_unhealthy_members_from_actor_pool()
-        kept = {id(member) for member in self._actor_pool}
-        self._slots = {slot: each for slot, each in self._slots.items() if id(each) in kept}
+        members = {id(member) for member in self._actor_pool}
+        self._slots = {slot: each for slot, each in self._slots.items() if id(each) in members}
         return unhealthy
 
     def _end(self, member: ActorPoolMember[SliceInfo]) -> None:

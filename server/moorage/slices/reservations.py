@@ -26,7 +26,7 @@ class Reservation:
 
     group: Any
     actor: Any
-    told: Any
+    answer: Any
     member: ActorPoolMember[SliceInfo] | None = None
     start: Deadline | None = None
 
@@ -86,9 +86,9 @@ class Reservations:
             request_bundles(self._shape.bundles() * (self._held + count))
             waiting = [each for each in self._open if each.member is None]
             seconds = min(self._settings.scale_poll_seconds, deadline.left)
-            told, _ = ray.wait([each.told for each in waiting], timeout=seconds)
+            ready, _ = ray.wait([each.answer for each in waiting], timeout=seconds)
             for each in waiting:
-                if each.told in told:
+                if each.answer in ready:
                     self._hear(each)
                 elif each.overdue(self._settings.slice_start_seconds_max):
                     self._again(each, "it did not start in time")
@@ -113,7 +113,7 @@ class Reservations:
             self._open.append(Reservation.open(self._shape, self._settings))
 
     def _hear(self, each: Reservation) -> None:
-        (answer,) = outcomes([each.told], _PAUSE_SECONDS)
+        (answer,) = outcomes([each.answer], _PAUSE_SECONDS)
         if isinstance(answer, SliceInfo):
             each.member = ActorPoolMember(each.actor, answer)
         else:

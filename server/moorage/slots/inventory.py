@@ -332,11 +332,11 @@ def allocate(inventory: Inventory, request: Sequence[Member]) -> dict[str, list[
 
 def insufficient(short: Mapping[str, tuple[Amount, Amount]]) -> str:
     """Return the sentence that says of which types there are too few slots."""
-    said = (
+    counts = (
         f"{kind} (requested {plain(wanted)}, available {plain(free)})"
         for kind, (wanted, free) in sorted(short.items())
     )
-    return f"insufficient slots of {', '.join(said)}"
+    return f"insufficient slots of {', '.join(counts)}"
 
 
 def merged(

@@ -22,7 +22,7 @@ def matched(wishes: Sequence[Wish], able: Callable[[Wish], Iterable[str]]) -> li
         One id for each wish; None: they cannot all have one.
 
     """
-    choices = {wish: list(able(wish)) for wish in dict.fromkeys(wishes)}
+    choices = {request: list(able(request)) for request in dict.fromkeys(wishes)}
     holder: dict[str, int] = {}
     given: dict[int, str] = {}
     for first in range(len(wishes)):

@@ -227,9 +227,9 @@ class NodeResourcePool:
         """
         counts = self.count_by_node(type)
         if len(set(counts.values())) > 1:
-            said = ", ".join(f"{name} has {count}" for name, count in counts.items())
+            text = ", ".join(f"{name} has {count}" for name, count in counts.items())
             raise InvalidRequest(
-                f"count_per_node: the nodes differ in {type}; count_by_node says it of each: {said}"
+                f"count_per_node: the nodes differ in {type}; count_by_node says it of each: {text}"
             )
         return next(iter(counts.values()))
 
@@ -262,8 +262,8 @@ class NodeResourcePool:
             self._refuse_if_empty()
             kinds = {member.type for each in wanted for member in each.members}
             if missing := sorted(kinds.difference(self.types)):
-                word = "Resource" if len(missing) == 1 else "Resources"
-                return Outcome(ok=False, reason=f"{word} unavailable: {','.join(missing)}")
+                noun = "Resource" if len(missing) == 1 else "Resources"
+                return Outcome(ok=False, reason=f"{noun} unavailable: {','.join(missing)}")
             try:
                 placed = self._place(wanted, allow_multinode, idle=True)
             except ResourceUnavailable as error:

@@ -204,8 +204,8 @@ class ResourcePool:
         with self._lock:
             self._refuse_if_empty()
             if missing := sorted({each.type for each in members if each.type not in self._idle}):
-                word = "Resource" if len(missing) == 1 else "Resources"
-                return Outcome(ok=False, reason=f"{word} unavailable: {','.join(missing)}")
+                noun = "Resource" if len(missing) == 1 else "Resources"
+                return Outcome(ok=False, reason=f"{noun} unavailable: {','.join(missing)}")
             try:
                 taken = allocate(self._idle, members)
             except ResourceUnavailable as error:

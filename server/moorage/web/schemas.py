@@ -455,7 +455,7 @@ def operation(
         properties = {"success": _schema(Yes), "data": schema, "warnings": warnings}
         schema = {"type": "object", "properties": properties, "required": ["success", "data"]}
     answered = {"description": "Success", "content": _json(schema)}
-    told: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "status_code": statuses[0],
         "responses": dict.fromkeys(statuses, answered),
     }
@@ -468,8 +468,8 @@ def operation(
             "description": inspect.getdoc(kinds[0]),
             "content": _json(schema),
         }
-        told["openapi_extra"] = {"requestBody": described}
-    return told
+        arguments["openapi_extra"] = {"requestBody": described}
+    return arguments
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def test_a_hang_now_and_then_never_makes_it_rest_however_seldom_it_is_asked(circ
 
 def test_the_time_that_it_hangs_forgives_nothing():
     limits = Limits(circuit_overruns=LIMIT, evaluation_seconds=FORGIVEN_SECONDS)
-    circuits = CircuitBreaker(limits, Counter(), lambda _rest: None)
+    circuits = CircuitBreaker(limits, Counter(), lambda _circuit: None)
     stopped = [circuits.overran(work(), times * FORGIVEN_SECONDS) for times in range(1, LIMIT + 1)]
     assert stopped == [False] * (LIMIT - 1) + [True]
 

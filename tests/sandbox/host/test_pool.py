@@ -124,7 +124,7 @@ async def test_what_always_overruns_rests_for_its_tenant_and_serves_the_others(m
     report = bench.sandbox.report().counters
     assert (report["circuits_opened"], report["circuit_refusals"]) == (1, 4)
     bench.sandbox.close_circuits(code.ref.uri)
-    assert bench.sandbox.rest(code.ref, Tenant("a")) is None
+    assert bench.sandbox.open_circuit(code.ref, Tenant("a")) is None
     refusal = await bench.refusal(code, {"stuck": True}, tenant=Tenant("a"))
     assert refusal.code is Code.POLICY_TIMEOUT
 

@@ -179,11 +179,11 @@ class AwsBackend:
                 return await self._started(order, spec, node, seen, trouble)
         except BaseException as error:
             lines = await finished(self._undone(order.id, seen))
-            said = "; ".join(lines[-3:] or trouble[-1:])
+            output = "; ".join(lines[-3:] or trouble[-1:])
             if isinstance(error, TimeoutError):
                 reason = f"it was not ready within {order.timeout_seconds:g} s"
                 where = f" ({seen[-1].title})" if seen else ""
-                raise TimeoutError(f"{reason}{where}{': ' if said else ''}{said}") from None
+                raise TimeoutError(f"{reason}{where}{': ' if output else ''}{output}") from None
             raise
 
     async def _started(

@@ -181,7 +181,7 @@ class AwsCalls:
                 self._client(service, region, TRIES_MAX).get_paginator(name).paginate(**arguments)
             )
         except _ERRORS as error:
-            raise _told(error, name, region) from error
+            raise _error_of(error, name, region) from error
 
     def _call(
         self, name: str, region: str, tries: int, arguments: dict[str, Any]
@@ -189,7 +189,7 @@ class AwsCalls:
         try:
             answer: dict[str, Any] = getattr(self._client("ec2", region, tries), name)(**arguments)
         except _ERRORS as error:
-            raise _told(error, name, region) from error
+            raise _error_of(error, name, region) from error
         return answer
 
     def _client(self, service: str, region: str, tries: int) -> Any:
@@ -214,22 +214,22 @@ class AwsCalls:
         return self._session
 
 
-def _told(error: Exception, name: str, region: str) -> AwsError:
+def _error_of(error: Exception, name: str, region: str) -> AwsError:
     """Say in words what went wrong, where, and what to do."""
     call = "".join(part.capitalize() for part in name.split("_"))
     if isinstance(error, ClientError):
         code = str(error.response.get("Error", {}).get("Code", "Unknown"))
         message = str(error.response.get("Error", {}).get("Message", "")).rstrip(".")
-        said = f"{code}: {message}" if message else code
+        detail = f"{code}: {message}" if message else code
         if code.isdigit() and int(code) >= _TROUBLE_FROM:  # Not of AWS, but of something before it.
-            return UnreachableError(f"AWS did not answer {call} in {region}: HTTP {said}", code)
+            return UnreachableError(f"AWS did not answer {call} in {region}: HTTP {detail}", code)
         if code in _THROTTLED:
             advice = "ask less often, or have the limit of API requests raised"
-            return AwsError(f"AWS throttles {call} in {region} ({said}): {advice}", code)
+            return AwsError(f"AWS throttles {call} in {region} ({detail}): {advice}", code)
         if code in _DENIED:
             advice = "check the credentials and what they may do"
-            return AwsError(f"AWS does not allow {call} in {region} ({said}): {advice}", code)
-        return AwsError(f"AWS refused {call} in {region} ({said})", code)
+            return AwsError(f"AWS does not allow {call} in {region} ({detail}): {advice}", code)
+        return AwsError(f"AWS refused {call} in {region} ({detail})", code)
     if isinstance(error, NoCredentialsError | PartialCredentialsError):
         advice = "set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a role"
         return AwsError(f"there are no credentials for AWS ({error}): {advice}", "NoCredentials")

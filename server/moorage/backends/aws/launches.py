@@ -49,16 +49,16 @@ class LaunchPlan:
 class _Refusals:
     """Why there is none yet."""
 
-    told: list[str] = field(default_factory=list[str])
+    refusals: list[str] = field(default_factory=list[str])
     meanings: set[Meaning] = field(default_factory=set[Meaning])
 
     def add(self, offer: Offer, zone: str, error: AwsError) -> None:
-        self.told.append(f"{offer.title} in {zone}: {error}")
+        self.refusals.append(f"{offer.title} in {zone}: {error}")
         self.meanings.add(error.meaning)
 
     def error(self) -> BackendError:
-        more = len(self.told) - SHOWN_MAX
-        listed = "; ".join(self.told[:SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
+        more = len(self.refusals) - SHOWN_MAX
+        listed = "; ".join(self.refusals[:SHOWN_MAX]) + (f"; and {more} more" if more > 0 else "")
         if self.meanings == {Meaning.QUOTA}:
             advice = "have the quota raised in the console of Service Quotas, or stop something"
             return BackendError(f"the account's quota at AWS is used up ({listed}): {advice}")

@@ -129,8 +129,10 @@ def offers(
     markets = (True, False) if spot and spec.on_demand_fallback else (spot,)
     all_of_them = [Offer(name, spot, priced.find(name)) for spot in markets for name in types]
     limit = spec.max_price_per_hour
-    kept = [each for each in all_of_them if limit is None or each.spot or _costs(each) <= limit]
-    if not kept:
+    affordable = [
+        each for each in all_of_them if limit is None or each.spot or _costs(each) <= limit
+    ]
+    if not affordable:
         prices = ", ".join(f"{each.type} {_price(each)}" for each in all_of_them)
         hint = f" Prices of {region} are not known here: moored prices --region {region}."
         unknown = any(_costs(each) == float("inf") for each in all_of_them)
@@ -138,7 +140,7 @@ def offers(
             f"max_price_per_hour: expected at least the price of one of {prices}."
             f"{hint if unknown else ''}"
         )
-    return kept
+    return affordable
 
 
 def _costs(offer: Offer) -> float:
@@ -179,12 +181,14 @@ def _types(
         }
     fit = catalogue.fitting(**wanted)
     if not fit:
-        said = ", ".join(
+        requirements = ", ".join(
             f"{name} {value:g}" if not isinstance(value, str) else f"{name} {value}"
             for name, value in wanted.items()
             if value
         )
-        raise BackendError(f"no instance type of the catalogue has {said}: name spec.instance_type")
+        raise BackendError(
+            f"no instance type of the catalogue has {requirements}: name spec.instance_type"
+        )
     return [each.name for each in fit[:TYPES_TRIED_MAX]]
 
 

@@ -177,8 +177,8 @@ class ClusterConnection:
                     raise await _refusal(response)
                 yield response
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            said = str(error) or type(error).__name__
-            raise NoAnswerError(f"{self._configuration.host}: {said}") from error
+            cause = str(error) or type(error).__name__
+            raise NoAnswerError(f"{self._configuration.host}: {cause}") from error
 
     async def _request(
         self,

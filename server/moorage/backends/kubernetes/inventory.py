@@ -153,8 +153,8 @@ class ClusterInventory:
                     await each.listed.wait()
         except TimeoutError:
             missing = [each for each in self._watchers if not each.listed.is_set()]
-            said = "; ".join(f"{x.kind.name}: {x.error or 'no answer yet'}" for x in missing)
-            raise KubernetesError(f"not read after {seconds:g} s: {said}") from None
+            causes = "; ".join(f"{x.kind.name}: {x.error or 'no answer yet'}" for x in missing)
+            raise KubernetesError(f"not read after {seconds:g} s: {causes}") from None
         return self.version
 
     @property

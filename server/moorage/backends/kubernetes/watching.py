@@ -148,7 +148,7 @@ class ObjectWatcher(Generic[R]):
         self._replace(found)
         self._version = page.metadata.resource_version
         self.lists += 1
-        self._heard()
+        self._note_answer()
         self.listed.set()
 
     def _replace(self, found: dict[str, R]) -> None:
@@ -165,7 +165,7 @@ class ObjectWatcher(Generic[R]):
             fieldSelector=self.kind.fields,
             labelSelector=self.kind.labels,
         ) as lines:
-            self._heard()
+            self._note_answer()
             while line := await lines.readline():
                 if not line.endswith(b"\n"):
                     raise NoAnswerError(f"{self.kind.name}: the connection was cut")
@@ -180,9 +180,9 @@ class ObjectWatcher(Generic[R]):
             gone = event.type == "DELETED"
             self._put(_key(meta), None if gone else self.kind.read(event.object))
         self._version = meta.resource_version
-        self._heard()
+        self._note_answer()
 
-    def _heard(self) -> None:
+    def _note_answer(self) -> None:
         self.error = None
         self.heard_at = time.monotonic()
 

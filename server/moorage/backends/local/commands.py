@@ -28,7 +28,7 @@ async def run(
     environment: Mapping[str, str],
     begun: Callable[[int], None],
     timeout_seconds: float | None,
-    door: int | None = None,
+    membership: int | None = None,
     confine: Callable[[], None] | None = None,
 ) -> CommandExecution:
     """Run a command to its end. What it leaves in the background goes on.
@@ -39,7 +39,7 @@ async def run(
         environment: All of its variables.
         begun: Called with its pid as soon as it has one.
         timeout_seconds: How long it may take.
-        door: `cgroup.procs` of the group that it and all it starts are to be in.
+        membership: `cgroup.procs` of the group that it and all it starts are to be in.
         confine: Keeps the calling process out of what it shall not see; it is in `folder` then.
 
     Raises:
@@ -50,26 +50,26 @@ async def run(
     if not os.path.isdir(folder):  # noqa: ASYNC240, PTH112  # One look; a path may be relative.
         raise BackendError(f"{folder}: {os.strerror(errno.ENOENT)}")
     mark = uuid.uuid4().hex
-    seen, told = os.pipe()
+    seen, written = os.pipe()
     output = _Output(seen)
     try:
         try:
             process = await asyncio.create_subprocess_exec(
                 *command,
                 stdin=subprocess.DEVNULL,
-                stdout=told,
-                stderr=told,
+                stdout=written,
+                stderr=written,
                 cwd=folder if confine is None else None,
                 env={**environment, marks.EXECUTION: mark},
                 start_new_session=True,
-                preexec_fn=_preparation(folder, door, confine),
+                preexec_fn=_preparation(folder, membership, confine),
             )
         except subprocess.SubprocessError as error:  # Of what was done before: what is unknown.
             raise BackendError(f"it cannot be run in {folder}, or not be confined") from error
         except OSError as error:
             raise BackendError(f"{command[0]}: {error.strerror or error}") from error
         finally:
-            os.close(told)
+            os.close(written)
         begun(process.pid)
         try:
             async with asyncio.timeout(timeout_seconds):
@@ -90,24 +90,24 @@ async def run(
 
 
 def _preparation(
-    folder: str, door: int | None, confine: Callable[[], None] | None
+    folder: str, membership: int | None, confine: Callable[[], None] | None
 ) -> Callable[[], None] | None:
     """Return what a child is to do before it becomes a command, if anything."""
 
     def prepare() -> None:  # It takes no lock that another thread may hold.
-        if door is not None:
-            _enter(door)
+        if membership is not None:
+            _enter(membership)
         if confine is not None:
             confine()
             os.chdir(folder)
 
-    return None if door is None and confine is None else prepare
+    return None if membership is None and confine is None else prepare
 
 
-def _enter(door: int) -> None:
+def _enter(membership: int) -> None:
     """Become a member of a group; of one that was removed meanwhile, nothing is to be had."""
     with contextlib.suppress(OSError):
-        os.write(door, b"0")
+        os.write(membership, b"0")
 
 
 class _Output:

@@ -83,7 +83,7 @@ def find(hidden: str) -> Confinement:
 
     hidden = os.path.realpath(hidden)
     ways = ("mounts", "siblings") if _is_admin() else ("siblings",)
-    said = ""
+    cause = ""
     for way in ways:
         command = [sys.executable, "-I", "-S", __file__, way, hidden]
         tried = subprocess.run(  # noqa: S603  # This file.
@@ -91,8 +91,8 @@ def find(hidden: str) -> Confinement:
         )
         if tried.returncode == 0:
             return Confinement(hidden, way, _detail(hidden, way))
-        said = tried.stderr.strip().rpartition("\n")[2]
-    return Confinement(detail=f"workloads can read and write {hidden}: {said}")
+        cause = tried.stderr.strip().rpartition("\n")[2]
+    return Confinement(detail=f"workloads can read and write {hidden}: {cause}")
 
 
 def confine(way: str, hidden: str, work: str, *, signals: bool) -> None:
@@ -149,15 +149,15 @@ def _cover(hidden: str, work: str) -> None:
     """Mount an empty folder over one, with another one in its place, for this process alone."""
     _checked(libc.unshare(NEW_MOUNTS))
     _mount(None, "/", RECURSIVE | SLAVE)
-    kept = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    folder_fd = os.open(work, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         _mount("tmpfs", hidden, NO_SETUID | NO_DEVICES, "tmpfs", "mode=0755")
         if _leads(hidden, work):
             os.makedirs(work)
-            _mount(f"/proc/self/fd/{kept}", work, BIND)
+            _mount(f"/proc/self/fd/{folder_fd}", work, BIND)
         _mount(None, hidden, REMOUNT | BIND | READ_ONLY | NO_SETUID | NO_DEVICES)
     finally:
-        os.close(kept)
+        os.close(folder_fd)
 
 
 def _mount(source: "str | None", place: str, flags: int, kind: str = "", data: str = "") -> None:
@@ -209,8 +209,8 @@ def _detail(hidden: str, way: str) -> str:
         return f"processes see an empty folder instead of {hidden}, and mount nothing"
     above = [hidden[:end] or "/" for end in range(len(hidden)) if hidden[end] == "/"]
     closed = ", ".join(each for each in above if os.access(each, os.W_OK))
-    said = f"Landlock keeps processes from opening what is in {hidden}"
-    return f"{said}; they can make nothing new straight in {closed}" if closed else said
+    detail = f"Landlock keeps processes from opening what is in {hidden}"
+    return f"{detail}; they can make nothing new straight in {closed}" if closed else detail
 
 
 def main(way: str, hidden: str) -> int:

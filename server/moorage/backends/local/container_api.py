@@ -84,7 +84,7 @@ class ContainerApi:
         self._docker: Any = importlib.import_module("docker")  # An extra, so only where used.
         self._requests: Any = importlib.import_module("requests")
         self.place = place
-        with self._told("connect"):
+        with self._errors("connect"):
             self._api: Any = self._docker.APIClient(
                 base_url=f"unix://{place}", version="auto", timeout=ANSWER_SECONDS_MAX
             )
@@ -106,7 +106,7 @@ class ContainerApi:
     def has_image(self, image: str) -> bool:
         """Return whether an image is on this machine."""
         try:
-            with self._told(f"look for the image {image}"):
+            with self._errors(f"look for the image {image}"):
                 self._api.inspect_image(image)
         except _MissingError:
             return False
@@ -114,7 +114,7 @@ class ContainerApi:
 
     def pull(self, image: str, given_up: threading.Event) -> None:
         """Have an image fetched; return when it is here, or is not awaited any more."""
-        with self._told(f"pull {image}"):
+        with self._errors(f"pull {image}"):
             news = self._api.pull(image, stream=True, decode=True)
             with contextlib.closing(news):  # Which ends the pull, where it is under way.
                 for line in news:
@@ -135,7 +135,7 @@ class ContainerApi:
         if self.inspect(plan.name) is not None:
             return
         try:
-            with self._told(f"create a container of {plan.image}"):
+            with self._errors(f"create a container of {plan.image}"):
                 if self._podman and plan.devices:
                     self._create_podman(plan)
                 else:
@@ -144,7 +144,7 @@ class ContainerApi:
             if self.inspect(plan.name) is None:
                 raise
             return  # Another caller was quicker.
-        with self._told("look at the new container"):
+        with self._errors("look at the new container"):
             host = self._api.inspect_container(plan.name)["HostConfig"]
         ignored = [
             name
@@ -232,13 +232,13 @@ class ContainerApi:
 
     def start(self, name: str) -> None:
         """Start a container that was created. A second time does nothing."""
-        with self._told("start the container"):
+        with self._errors("start the container"):
             self._api.start(name)
 
     def inspect(self, name: str) -> Seen | None:
         """Return how a container is; None where there is none of that name."""
         try:
-            with self._told(f"look at the container {name}"):
+            with self._errors(f"look at the container {name}"):
                 found = self._api.inspect_container(name)
         except _MissingError:
             return None
@@ -261,16 +261,16 @@ class ContainerApi:
 
     def labelled(self, label: str, value: str) -> list[Mapping[str, str]]:
         """Return the labels of every container that has one of this value, ended or not."""
-        with self._told("list containers"):
+        with self._errors("list containers"):
             wanted = {"label": [f"{label}={value}"]}
             found = self._api.containers(all=True, filters=wanted)
         return [each.get("Labels") or {} for each in found]
 
     def stop(self, name: str, seconds: float) -> None:
         """Have a container end, with SIGKILL after so long. One that has ended is no error."""
-        with contextlib.suppress(BackendError), self._told("go on with the container"):
+        with contextlib.suppress(BackendError), self._errors("go on with the container"):
             self._api.unpause(name)  # A paused one hears no signal.
-        with contextlib.suppress(_MissingError), self._told("stop the container"):
+        with contextlib.suppress(_MissingError), self._errors("stop the container"):
             self._api.stop(name, timeout=math.ceil(seconds))
 
     def remove(self, name: str) -> None:
@@ -284,10 +284,10 @@ class ContainerApi:
         pause = 0.05
         while True:
             # Killed first: Podman would be patient with it.
-            with contextlib.suppress(BackendError), self._told("kill the container"):
+            with contextlib.suppress(BackendError), self._errors("kill the container"):
                 self._api.kill(name)
             try:
-                with self._told("remove the container"):
+                with self._errors("remove the container"):
                     self._api.remove_container(name, v=True, force=True)
             except _MissingError:
                 return
@@ -301,7 +301,7 @@ class ContainerApi:
     def update(self, name: str, cpu_count: float | None, memory_bytes: int | None) -> None:
         """Change the limits of a container while it runs; None leaves one as it is."""
         limits = _limits(cpu_count, memory_bytes)
-        with self._told("change limits"):
+        with self._errors("change limits"):
             if self._podman:
                 self._libpod(f"containers/{name}/update", limits)
                 return
@@ -318,7 +318,7 @@ class ContainerApi:
     def tail(self, name: str, lines: int) -> tuple[str, ...]:
         """Return the last lines of what a container wrote; none where it is gone."""
         try:
-            with self._told("read output"):
+            with self._errors("read output"):
                 data: bytes = self._api.logs(name, stdout=True, stderr=True, tail=lines)
         except _MissingError:
             return ()
@@ -326,7 +326,7 @@ class ContainerApi:
 
     def output(self, name: str) -> Iterator[bytes]:
         """Yield what a container has written so far."""
-        with self._told("read output"):
+        with self._errors("read output"):
             pieces = self._api.logs(name, stdout=True, stderr=True, stream=True, follow=False)
             try:
                 yield from pieces
@@ -370,7 +370,7 @@ class ContainerApi:
         environment: Mapping[str, str] | None = None,
     ) -> str:
         """Make a command for a running container ready; returns its id."""
-        with self._told("run a command in the container"):
+        with self._errors("run a command in the container"):
             made = self._api.exec_create(
                 name,
                 list(command),
@@ -383,7 +383,7 @@ class ContainerApi:
     def run_command(self, command: str) -> tuple[int, str]:
         """Run a command that is ready to its end; returns its exit code and output."""
         data = bytearray()
-        with self._told("run a command in the container"):
+        with self._errors("run a command in the container"):
             pieces = self._api.exec_start(command, stream=True)
             try:
                 for piece in pieces:
@@ -396,14 +396,14 @@ class ContainerApi:
     def command_runs(self, command: str) -> bool:
         """Return whether a command has been started and not ended."""
         try:
-            with self._told("look at a command"):
+            with self._errors("look at a command"):
                 return bool(self._api.exec_inspect(command)["Running"])
         except _MissingError:
             return False
 
     def events(self, label: str, value: str) -> "Events":
         """Return the ends of containers that have a label of this value, from now on."""
-        with self._told("listen to events"):
+        with self._errors("listen to events"):
             wanted = {"label": [f"{label}={value}"], "type": ["container"]}
             return Events(self._api.events(filters=wanted, decode=True))
 
@@ -412,7 +412,7 @@ class ContainerApi:
         self._api._raise_for_status(self._api.post(url, json=body, timeout=ANSWER_SECONDS_MAX))  # noqa: SLF001  # It turns statuses into the SDK's errors.
 
     @contextlib.contextmanager
-    def _told(self, doing: str) -> Iterator[None]:
+    def _errors(self, doing: str) -> Iterator[None]:
         """Turn whatever the SDK and what is below it raise into errors of this package."""
         errors = self._docker.errors
         try:

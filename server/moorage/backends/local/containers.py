@@ -91,7 +91,7 @@ class Containers(LocalWorkloads):
         self._reaper: int | None = None
         self._begun_here: set[str] = set()
         self._stopping: set[str] = set()
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._strays: set[str] = set()  # At the container engine, and without records here.
         self._connected: ContainerApi | None = None
         self._events: Events | None = None
@@ -392,7 +392,7 @@ class Containers(LocalWorkloads):
                 self._stopping.discard(workload)
         self._strays.discard(workload)
         self._begun_here.discard(workload)
-        self._told.discard(workload)
+        self._reported.discard(workload)
         self._devices.give(workload)
         if os.path.lexists(folder):
             self._store.archive(workload)
@@ -418,9 +418,9 @@ class Containers(LocalWorkloads):
     def _tell_end(self, workload: WorkloadReport) -> None:
         """Tell of a container that ended by itself, once."""
         with self._lock:
-            if workload.id in self._told or workload.id in self._stopping:
+            if workload.id in self._reported or workload.id in self._stopping:
                 return
-            self._told.add(workload.id)
+            self._reported.add(workload.id)
         self._tell(workload)
 
     # The container engine ------------------------------------------------------------------------

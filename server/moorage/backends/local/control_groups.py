@@ -100,7 +100,7 @@ def clear(group: str) -> None:
 
 
 @contextlib.contextmanager
-def door(group: str) -> Iterator[int | None]:
+def membership(group: str) -> Iterator[int | None]:
     """Open what lets a command into a workload's group, if it has one."""
     try:
         descriptor = os.open(Path(group, "exec", "cgroup.procs"), os.O_WRONLY | os.O_CLOEXEC)

@@ -130,15 +130,15 @@ class Devices:
         wanted = _cpus(cpu_count)
         with self._lock:
             before = self._held.get(workload, {})
-            kept = {kind: rows for kind, rows in before.items() if kind != "cpus"}
+            others = {kind: rows for kind, rows in before.items() if kind != "cpus"}
             self._check_in({"cpus": before.get("cpus", [])})
             try:
                 rows = self._check_out(wanted, must=True, could=True)
             except BackendError:
                 cpus = _cpus(len(before.get("cpus", ())) or None)
-                self._held[workload] = {**kept, **self._check_out(cpus, must=False, could=False)}
+                self._held[workload] = {**others, **self._check_out(cpus, must=False, could=False)}
                 raise
-            self._held[workload] = {**kept, **rows}
+            self._held[workload] = {**others, **rows}
             return DeviceBinding(self._held[workload])
 
     def give(self, workload: str) -> None:

@@ -236,14 +236,14 @@ class Processes(LocalWorkloads):
             confine = partial(
                 confinement.confine, order["way"], order["hidden"], work, signals=True
             )
-        with control_groups.door(order.get("group", "")) as door:
+        with control_groups.membership(order.get("group", "")) as membership:
             return await commands.run(
                 command,
                 folder=os.path.join(order["workdir"] or work, workdir or ""),  # noqa: PTH118  # A path may be relative.
                 environment={**order["environment"], **(environment or {})},
                 begun=lambda pid: _bound(pid, order["cpus"], order["memory_bytes"] or None),
                 timeout_seconds=timeout_seconds,
-                door=door,
+                membership=membership,
                 confine=confine,
             )
 

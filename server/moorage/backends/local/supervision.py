@@ -24,8 +24,8 @@ def begin(folder: Path) -> None:
         BackendError: The command cannot be run.
 
     """
-    seen, told = os.pipe()
-    words = os.fspath(folder / "supervisor.log")
+    seen, written = os.pipe()
+    log_path = os.fspath(folder / "supervisor.log")
     writing = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     try:
         os.posix_spawn(
@@ -34,21 +34,21 @@ def begin(folder: Path) -> None:
             {marks.SUPERVISOR: os.fspath(folder.absolute())},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, words, writing, 0o600),
+                (os.POSIX_SPAWN_OPEN, 1, log_path, writing, 0o600),
                 (os.POSIX_SPAWN_DUP2, 1, 2),
-                (os.POSIX_SPAWN_DUP2, told, 3),
+                (os.POSIX_SPAWN_DUP2, written, 3),
             ],
         )
     except OSError as error:
         raise BackendError(f"no supervisor can be started: {error}") from error
     finally:
-        os.close(told)
+        os.close(written)
     try:
-        said = _line(seen, SUPERVISOR_SECONDS_MAX)
+        line = _line(seen, SUPERVISOR_SECONDS_MAX)
     finally:
         os.close(seen)
-    report = json.loads(said) if said else {}
-    if not said and workload_store.holder(folder) is None:
+    report = json.loads(line) if line else {}
+    if not line and workload_store.holder(folder) is None:
         report = {"error": "its supervisor said nothing"}
     if "error" in report:
         raise BackendError(f"it did not start: {report['error']}")

@@ -69,9 +69,9 @@ def main(folder: str, pipe: int) -> int:
     wanted = {signal.SIGTERM, signal.SIGCHLD}
     signal.pthread_sigmask(signal.SIG_BLOCK, wanted | {signal.SIGINT, signal.SIGHUP})
     group = make_group(order)
-    seen, told = os.pipe()
+    seen, written = os.pipe()
     try:
-        child = start(order, folder, libc, group, told)
+        child = start(order, folder, libc, group, written)
     except OSError as error:
         reason = f"{order['command'][0][:REASON_MAX]}: {error.strerror or error}"
         kill_rest(group)
@@ -79,7 +79,7 @@ def main(folder: str, pipe: int) -> int:
         report(pipe, {"error": reason})
         return 1
     finally:
-        os.close(told)
+        os.close(written)
     output = Output(os.path.join(folder, "output.log"), order["log_bytes_max"])
     output.follow(seen)
     # Where the folder is gone, the workload goes on all the same, until it is stopped.
@@ -147,7 +147,7 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, o
     if order["way"]:  # A script's own folder is none that it imports from.
         sys.path.append(os.path.dirname(__file__))
         confinement = __import__("confinement")
-    seen, told = os.pipe()  # Closed by exec: whatever comes through it is why there was none.
+    seen, written = os.pipe()  # Closed by exec: whatever comes through it is why there was none.
     parent = os.getpid()
     child = os.fork()
     if child == 0:
@@ -156,7 +156,7 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, o
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
             if os.getppid() != parent:
                 os._exit(1)
-            detach(output, told)
+            detach(output, written)
             enter(group)
             if order["cpus"]:
                 os.sched_setaffinity(0, order["cpus"])
@@ -167,10 +167,12 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, o
             become(order, order["workdir"] or work)
         except BaseException as error:  # noqa: BLE001  # The parent is told, whatever it is.
             number = error.errno if isinstance(error, OSError) and error.errno else 0
-            os.write(told, f"{number} {str(error) or type(error).__name__}"[:REASON_MAX].encode())
+            os.write(
+                written, f"{number} {str(error) or type(error).__name__}"[:REASON_MAX].encode()
+            )
         finally:
             os._exit(127)
-    os.close(told)
+    os.close(written)
     with open(seen, "rb") as pipe:
         failure = pipe.read()
     if failure:
@@ -181,7 +183,7 @@ def start(order: "dict[str, Any]", folder: str, libc: ctypes.CDLL, group: str, o
     return child
 
 
-def detach(output: int, told: int) -> None:
+def detach(output: int, written: int) -> None:
     """Give the calling process a command's signals and descriptors, and keep one more."""
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     for ignored in IGNORED:  # A command would inherit that.
@@ -189,8 +191,8 @@ def detach(output: int, told: int) -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     for source, target in ((nothing, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
-    os.closerange(3, told)
-    os.closerange(told + 1, 256)
+    os.closerange(3, written)
+    os.closerange(written + 1, 256)
 
 
 def become(order: "dict[str, Any]", place: str) -> None:
@@ -213,9 +215,9 @@ def supervise(
     while status is None:
         pause = CHECK_SECONDS if deadline is None else max(0.0, deadline - time.monotonic())
         received = signal.sigtimedwait(wanted, min(pause, CHECK_SECONDS))
-        told = received is not None and received.si_signo == signal.SIGTERM
-        told = told or (order["owner"] is not None and os.getppid() != order["owner"])
-        if told and deadline is None:
+        ordered = received is not None and received.si_signo == signal.SIGTERM
+        ordered = ordered or (order["owner"] is not None and os.getppid() != order["owner"])
+        if ordered and deadline is None:
             detail = "stopped"
             deadline = time.monotonic() + order["stop_seconds"]
             signal_group(child, signal.SIGTERM)
@@ -393,12 +395,14 @@ class Output:
     def drop_older(self) -> None:
         """Keep the last half of what there may be."""
         assert self.file is not None
-        kept = min(self.size, self.bytes_max // 2)
-        for done in range(0, kept, CHUNK_BYTES):
-            piece = os.pread(self.file, min(CHUNK_BYTES, kept - done), self.size - kept + done)
+        size_left = min(self.size, self.bytes_max // 2)
+        for done in range(0, size_left, CHUNK_BYTES):
+            piece = os.pread(
+                self.file, min(CHUNK_BYTES, size_left - done), self.size - size_left + done
+            )
             os.pwrite(self.file, piece, done)
-        os.ftruncate(self.file, kept)
-        self.size = kept
+        os.ftruncate(self.file, size_left)
+        self.size = size_left
 
 
 def finish(folder: str, status: "int | None", detail: str) -> None:

@@ -214,8 +214,8 @@ class WorkloadStore:
         # In this order: a stop moves the folder at once, so it is found in one place or the other.
         found = _piece(self.folder(workload), offset, attempt, over=False)
         if found is None and not attempt:
-            kept = [self._archived(workload, each) for each in self.attempts(workload)]
-            last = max(kept, key=_changed, default=None)
+            archives = [self._archived(workload, each) for each in self.attempts(workload)]
+            last = max(archives, key=_changed, default=None)
             return None if last is None else _piece(last, offset, attempt, over=True)
         return found or _piece(self._archived(workload, attempt), offset, attempt, over=True)
 

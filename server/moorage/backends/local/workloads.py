@@ -203,8 +203,12 @@ class LocalWorkloads(abc.ABC):
         """
         log = self._store.log(workload, offset, attempt)
         if log is None:
-            kept = self._store.attempts(workload)
-            raise UnknownAttemptError(workload, kept) if kept else UnknownWorkloadError(workload)
+            attempts = self._store.attempts(workload)
+            raise (
+                UnknownAttemptError(workload, attempts)
+                if attempts
+                else UnknownWorkloadError(workload)
+            )
         return log
 
     def _order(self, workload: str) -> dict[str, Any]:

@@ -85,9 +85,9 @@ def read_archive(content: bytes) -> dict[str, bytes]:
     except ServiceError:
         raise
     except Exception as error:  # The readers raise anything when the bytes are hostile.
-        said = str(error) or type(error).__name__
+        cause = str(error) or type(error).__name__
         raise bad_code(
-            f"the {_kind_of(content)} is damaged: {said}", "a whole .zip, .tar.gz or .tar.xz"
+            f"the {_kind_of(content)} is damaged: {cause}", "a whole .zip, .tar.gz or .tar.xz"
         ) from error
 
 

@@ -125,7 +125,7 @@ def _node(entry: Any, why_not: str) -> Node:
         raise WrongField("", _OBJECT)
     cores = _amount(_object(entry, "vcpus"), "count", "vcpus.count")
     gpus, uuids = _told_apart(_object(entry, "gpus"))
-    names = [f"{what} {told}" for what, key in _NAMES.items() if (told := _text(entry, key))]
+    names = [f"{what} {name}" for what, key in _NAMES.items() if (name := _text(entry, key))]
     labels = _object(entry, "labels")
     return Node(
         id=NodeId(_name(entry.get("id"), "id")),

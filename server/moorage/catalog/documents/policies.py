@@ -214,8 +214,8 @@ def prepared_policy(document: Document, files: Mapping[str, bytes]) -> PreparedP
         if not is_packable(value):
             raise ServiceError.wrong_field(field, PACKABLE)
     # The copy that readers see is the copy that was checked, whatever the caller does to its own.
-    kept = msgspec.json.decode(encode({**document, "digest": ref.digest}), type=Document)
-    record, warnings = _read(ref, files, kept)
+    stored = msgspec.json.decode(encode({**document, "digest": ref.digest}), type=Document)
+    record, warnings = _read(ref, files, stored)
     return PreparedPolicy(record, (*warnings, *_requirement_warnings(files)))
 
 

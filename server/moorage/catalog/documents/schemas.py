@@ -83,7 +83,7 @@ class PolicySchemas:
         for first in range(0, len(values), PART_MAX):
             part = values[first : first + PART_MAX]
             if self.inputs is not None:
-                with self._told():
+                with self._refusals():
                     part = self.inputs.check_each(part, "input_data", first)
             yield part
 
@@ -154,11 +154,11 @@ class PolicySchemas:
     ) -> Any:
         if schema is None:
             return value
-        with self._told():
+        with self._refusals():
             return schema.check(value, path, known=known)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _refusals(self) -> Iterator[None]:
         """Say whose schema it is that a value does not keep to."""
         try:
             yield

@@ -140,6 +140,6 @@ def _without(node: Any, parts: Sequence[str]) -> Any:
         return {**node, head: _without(node[head], rest)}
     if isinstance(node, list) and (index := index_of(head, node)) is not None:
         # As in Mongo, an element is emptied, not taken out: the indices of the others stand.
-        kept = _without(node[index], rest) if rest else None
-        return [*node[:index], kept, *node[index + 1 :]]
+        inner = _without(node[index], rest) if rest else None
+        return [*node[:index], inner, *node[index + 1 :]]
     return node

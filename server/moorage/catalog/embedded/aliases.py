@@ -235,9 +235,9 @@ class Aliases:
         """Tell whether `given` is an alias, or a bare name that means one. The hot path."""
         return given in self._meanings
 
-    def take_over(self, kept: list[Alias]) -> None:
+    def take_over(self, aliases: list[Alias]) -> None:
         """Learn what the file holds."""
-        for alias in kept:
+        for alias in aliases:
             self._keep(alias)
 
     def meaning(self, given: str) -> str:
@@ -305,8 +305,8 @@ class Aliases:
 
 def _readings(alias: Alias) -> Mapping[str, None]:
     """Return all that a request may write to mean it."""
-    name, _, word = alias.name.partition(":")
-    return dict.fromkeys([alias.name, name] if word == DEFAULT_NAME else [alias.name])
+    name, _, tag = alias.name.partition(":")
+    return dict.fromkeys([alias.name, name] if tag == DEFAULT_NAME else [alias.name])
 
 
 def read_alias(row: StoredRow) -> Alias:

@@ -54,10 +54,10 @@ class EmbeddedBlocks:
 
     def keep_metrics(self, found: dict[str, DocumentEntry]) -> None:
         """Put the metrics of all blocks in, in the place of those before."""
-        kept = self._kept["block_metrics"]
-        changed = kept.keys() | found.keys()
-        kept.clear()
-        kept.update(found)
+        metrics = self._kept["block_metrics"]
+        changed = metrics.keys() | found.keys()
+        metrics.clear()
+        metrics.update(found)
         for block_id in changed:
             self._search.changed(block_id)
 
@@ -127,9 +127,9 @@ class EmbeddedBlocks:
     async def delete(self, kind: BlockKind, block_id: str) -> Document:
         """See `Blocks.delete`."""
 
-        def drop(gone: str) -> None:
-            del self._kept[kind][gone]
-            self._search.changed(gone)
+        def drop(name: str) -> None:
+            del self._kept[kind][name]
+            self._search.changed(name)
 
         return await remove(self._store, kind, block_id, self._kept[kind], drop)
 
@@ -137,13 +137,13 @@ class EmbeddedBlocks:
         """See `Blocks.query`."""
         condition = parse_filter(query)
         search = self._search.clusters if kind == "block" else self._search.metrics
-        kept = self._kept[kind]
-        return answered([kept[name] for name in await search(condition) if name in kept])
+        entries = self._kept[kind]
+        return answered([entries[name] for name in await search(condition) if name in entries])
 
     async def aggregate_metrics(self, stages: Any) -> list[Document]:
         """See `Blocks.aggregate_metrics`."""
-        kept = self._kept["block_metrics"]
-        taken = [kept[name].document for name in sorted(kept)]
+        entries = self._kept["block_metrics"]
+        taken = [entries[name].document for name in sorted(entries)]
         return await self._search.run(lambda: aggregated(stages, taken))
 
     async def matching(self, asked: Filter) -> list[str]:

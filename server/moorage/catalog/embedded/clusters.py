@@ -80,9 +80,9 @@ class EmbeddedClusters:
 
     async def query(self, query: Document) -> list[Document]:
         """See `DocumentCollection.query`."""
-        kept = self._memory.clusters
+        entries = self._memory.clusters
         found = await self._memory.index.clusters(parse_filter(query))
-        return answered([kept[name] for name in found if name in kept])
+        return answered([entries[name] for name in found if name in entries])
 
     def _publish(self, result: tuple[DocumentEntry, CheckedCluster]) -> None:
         entry, read = result

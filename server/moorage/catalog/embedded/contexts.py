@@ -20,7 +20,7 @@ CONTEXTS_MAX: Final = 8192
 
 ContextKey = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
-Kept = tuple[ContextKey, int, bytes]
+ContextEntry = tuple[ContextKey, int, bytes]
 """Whose it is, the version that clients know it by (0: not noted), and the packed context."""
 
 
@@ -35,7 +35,7 @@ class KeptContexts:
     def __init__(self, store: DocumentStore) -> None:
         self._store = store
 
-    async def load(self) -> list[Kept]:
+    async def load(self) -> list[ContextEntry]:
         """Return all that is kept.
 
         Raises:
@@ -43,7 +43,7 @@ class KeptContexts:
 
         """
 
-        def work(database: Database) -> list[Kept]:
+        def work(database: Database) -> list[ContextEntry]:
             return [
                 (_key_of(row.id), int(row.document or 0), row.files)
                 for row in database.rows("context")
@@ -51,7 +51,7 @@ class KeptContexts:
 
         return await self._store.run(work)
 
-    async def save(self, changes: Iterable[Kept], *, durable: bool = False) -> None:
+    async def save(self, changes: Iterable[ContextEntry], *, durable: bool = False) -> None:
         """Keep contexts as they now are; empty bytes: forget that one.
 
         Raises:

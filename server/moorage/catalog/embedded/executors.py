@@ -82,11 +82,11 @@ class Executors:
         """Delete one and return it, or raise `not_found`."""
 
         def work(database: Database) -> Document:
-            gone = _found(database, name)
+            removed = _found(database, name)
             if name == DEFAULT_EXECUTOR:
                 raise ServiceError(Code.UNSUPPORTED, f"the executor {name} is this server itself")
             database.remove("executor", name)
-            return gone
+            return removed
 
         return await self._store.run(work)
 

@@ -78,12 +78,12 @@ class EmbeddedMetrics:
 
     async def query(self, query: Document | None = None) -> list[Document]:
         """See `Metrics.query`."""
-        kept = self._memory.metrics
+        entries = self._memory.metrics
         found = await self._memory.index.metrics(parse_filter(query))
-        return answered([kept[name] for name in found if name in kept])
+        return answered([entries[name] for name in found if name in entries])
 
     async def aggregate(self, stages: Any) -> list[Document]:
         """See `Metrics.aggregate`."""
-        kept = self._memory.metrics
-        taken = [kept[name].document for name in sorted(kept)]
+        entries = self._memory.metrics
+        taken = [entries[name].document for name in sorted(entries)]
         return await self._memory.index.run(lambda: aggregated(stages, taken))

@@ -98,8 +98,8 @@ class EmbeddedPolicies:
             if row is None:
                 raise not_found("policy", uri)
             old = decode(row.document)
-            kept = {"code": old["code"], "policy_rule_uri": uri, "digest": old["digest"]}
-            _, given = snapshot({**kept, **apply_change(old, change)})
+            unchanged = {"code": old["code"], "policy_rule_uri": uri, "digest": old["digest"]}
+            _, given = snapshot({**unchanged, **apply_change(old, change)})
             new = complete_policy_document(given)
             differing = differing_fields(old, new, policy_only=True)
             differing += [name for name in ("code", "policy_rule_uri") if new[name] != old[name]]
@@ -113,12 +113,12 @@ class EmbeddedPolicies:
 
     async def delete(self, uri: str, who: str = "") -> Document:
         """See `Policies.delete`."""
-        kept = self._memory.policies
+        policies = self._memory.policies
 
         def noted(database: Database) -> None:
-            note(database, uri, who, "removed", kept[uri].record.ref.digest)
+            note(database, uri, who, "removed", policies[uri].record.ref.digest)
 
-        return await remove(self._store, "policy", uri, kept, self._memory.drop_policy, noted)
+        return await remove(self._store, "policy", uri, policies, self._memory.drop_policy, noted)
 
     async def history(self, uri: str) -> list[Document]:
         """See `Policies.history`."""

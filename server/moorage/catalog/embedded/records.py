@@ -260,7 +260,7 @@ async def remove(
         also: Done within the transaction.
 
     """
-    gone: list[T] = []
+    removed: list[T] = []
 
     def work(database: Database) -> None:
         if not database.remove(kind, record_id):
@@ -268,12 +268,12 @@ async def remove(
         also(database)
 
     def publish(_: None) -> None:
-        gone.append(entries[record_id])
+        removed.append(entries[record_id])
         drop(record_id)
 
     entry_of(entries, record_id, kind)
     await store.run(work, publish)
-    return gone[0].document
+    return removed[0].document
 
 
 def entry_of(entries: Mapping[str, T], record_id: object, kind: Kind) -> T:

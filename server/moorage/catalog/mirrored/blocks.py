@@ -23,17 +23,17 @@ class MirroredBlocks:
 
     """
 
-    def __init__(self, kept: EmbeddedBlocks, mirror: BlockMetricsMirror) -> None:
-        self._kept = kept
+    def __init__(self, embedded: EmbeddedBlocks, mirror: BlockMetricsMirror) -> None:
+        self._kept = embedded
         self._mirror = mirror
         self._refuse: Refused = changed_at(mirror.service, "block metrics")
         self.put_metrics = self._refuse
         self.fetch = mirror.fetch
-        self.create = kept.create
-        self.matching = kept.matching
-        self.alike = kept.alike
-        self.known = kept.known
-        self.documents = kept.documents
+        self.create = embedded.create
+        self.matching = embedded.matching
+        self.alike = embedded.alike
+        self.known = embedded.known
+        self.documents = embedded.documents
 
     async def get(self, kind: BlockKind, block_id: str) -> Document:
         """See `Blocks.get`."""

@@ -350,8 +350,8 @@ class MetricsMirror:
     def _null(self, ids: Sequence[str], missing: Sequence[str], what: str, why: str) -> list[str]:
         for name in missing:
             self.forget(name)
-        said = f"The metrics of {len(missing)} clusters {what} and are null: {listed(missing)}."
-        return [*self._warnings(ids), f"{said} {why}"]
+        sentence = f"The metrics of {len(missing)} clusters {what} and are null: {listed(missing)}."
+        return [*self._warnings(ids), f"{sentence} {why}"]
 
     async def _ask_again(self, ids: Sequence[str]) -> None:
         try:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 
 from moorage.catalog.limits import CLUSTERS_MAX, DOCUMENT_BYTES_MAX
-from moorage.catalog.mirrored.http import ServiceReply, WrongAnswer, said
+from moorage.catalog.mirrored.http import ServiceReply, WrongAnswer, body_shown
 from moorage.catalog.values import Document
 
 __all__ = [
@@ -54,13 +54,13 @@ def payload_of(reply: ServiceReply) -> msgspec.Raw | Denied:
     if reply.status in _UNAUTHORIZED:
         raise WrongAnswer(f"refuses this server's credentials ({reply.status})")
     if reply.status not in _OK and reply.status not in UNKNOWN:
-        raise WrongAnswer(f"answered {reply.status}{said(reply.body)}")
+        raise WrongAnswer(f"answered {reply.status}{body_shown(reply.body)}")
     start = reply.body.lstrip()[:1]
     if start in {b"[", b"n"} and reply.status in _OK:  # A list, or null.
         return msgspec.Raw(reply.body)
     if start != b"{":
         raise WrongAnswer(
-            f"answered {reply.status} with what is no JSON document{said(reply.body)}"
+            f"answered {reply.status} with what is no JSON document{body_shown(reply.body)}"
         )
     envelope = decoded(reply.body, dict[str, msgspec.Raw])
     if reply.status in UNKNOWN:

@@ -26,7 +26,7 @@ __all__ = [
     "ServiceReply",
     "ServiceRequest",
     "WrongAnswer",
-    "said",
+    "body_shown",
     "without_credentials",
 ]
 
@@ -54,7 +54,7 @@ ANSWER_BYTES_MAX: Final = RESULT_BYTES_MAX
 """One answer; a longer one is not read to its end."""
 ONE_BYTES_MAX: Final = 2 * DOCUMENT_BYTES_MAX
 """An answer that is about one document or one decision, with whatever is put around it."""
-SAID_CHARS_MAX: Final = 200
+SHOWN_CHARS_MAX: Final = 200
 """What is repeated of an answer that makes no sense."""
 READ_HERE_BYTES_MAX: Final = 64 * 1024
 """Answers up to this size are read on the event loop, larger ones in a thread."""
@@ -277,15 +277,15 @@ class Service:
                 raise ServiceError(Code.SHUTTING_DOWN, "The server is stopping.") from error
             raise
         if reply.status >= 500 or reply.status in _REPEAT_STATUSES:  # noqa: PLR2004  # Server errors.
-            raise WrongAnswer(f"answered {reply.status}{said(reply.body)}", again=True)
+            raise WrongAnswer(f"answered {reply.status}{body_shown(reply.body)}", again=True)
         try:
             if len(reply.body) <= READ_HERE_BYTES_MAX:
                 return read(reply)
             return await asyncio.to_thread(read, reply)
         except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
             # Text that is not UTF-8 is no `DecodeError` of msgspec's.
-            what = f"answered {reply.status} with what cannot be read ({error}){said(reply.body)}"
-            raise WrongAnswer(what) from error
+            what = f"answered {reply.status} with what cannot be read ({error})"
+            raise WrongAnswer(f"{what}{body_shown(reply.body)}") from error
 
     async def _exchange(self, request: ServiceRequest, patience: httpx.Timeout) -> ServiceReply:
         url = httpx.URL(self.url + request.path)
@@ -344,7 +344,7 @@ async def _body(response: httpx.Response, bytes_max: int) -> bytes:
     return bytes(body)
 
 
-def said(body: bytes) -> str:
+def body_shown(body: bytes) -> str:
     """Return the beginning of an answer, quoted, to be appended to a sentence about it."""
-    text = body[: 4 * SAID_CHARS_MAX].decode("utf-8", "replace")[:SAID_CHARS_MAX].strip()
+    text = body[: 4 * SHOWN_CHARS_MAX].decode("utf-8", "replace")[:SHOWN_CHARS_MAX].strip()
     return f": {text!r}" if text else ""

@@ -53,9 +53,9 @@ class MirroredClusters:
     async def query(self, query: Document) -> list[Document]:
         """See `DocumentCollection.query`."""
         await self._mirror.fetch(None, Allowance())
-        kept = self._memory.clusters
+        entries = self._memory.clusters
         found = await self._memory.index.clusters(parse_filter(query))
-        return answered([kept[name] for name in found if name in kept])
+        return answered([entries[name] for name in found if name in entries])
 
 
 class MirroredMetrics:

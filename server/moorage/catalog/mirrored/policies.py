@@ -110,7 +110,9 @@ class PolicyMirror:
         while self._fresh_seconds:  # 0: each use of a policy asks.
             await asyncio.sleep(max(self._fresh_seconds / ROUNDS, ROUND_SECONDS_MIN))
             due = _now() - self._fresh_seconds * (1 - 2 / ROUNDS)
-            for uri in [u for u, kept in self._kept.items() if kept.wanted and kept.asked_at < due]:
+            for uri in [
+                u for u, entry in self._kept.items() if entry.wanted and entry.asked_at < due
+            ]:
                 with contextlib.suppress(ServiceError):  # What fails is told by the next ask.
                     await self._read(uri)
 
@@ -132,17 +134,17 @@ class PolicyMirror:
                 self._unexamined[uri] = None
                 self._new.set()
                 continue
-            kept = self._kept.get(uri)  # It may have been read again meanwhile.
-            if doubt and kept is not None and kept.record is before.record:
-                kept.doubt = f"{self._place} has “{uri}”, which fails its own examples: {doubt}"
+            entry = self._kept.get(uri)  # It may have been read again meanwhile.
+            if doubt and entry is not None and entry.record is before.record:
+                entry.doubt = f"{self._place} has “{uri}”, which fails its own examples: {doubt}"
 
     def at_hand(self, uri: str) -> list[str] | None:
         """Return warnings where the policy is known and fresh, else None."""
-        kept = self._kept.get(uri)
-        if kept is None or _now() - kept.asked_at > self._fresh_seconds:
+        entry = self._kept.get(uri)
+        if entry is None or _now() - entry.asked_at > self._fresh_seconds:
             return None
-        kept.wanted = True
-        return _warnings(kept)
+        entry.wanted = True
+        return _warnings(entry)
 
     async def fetch(self, uri: str, allowance: Allowance, reserved: int) -> list[str]:
         """Ask for a policy that is not at hand, once for all who want it now.
@@ -160,21 +162,21 @@ class PolicyMirror:
         found = self.at_hand(uri)
         if found is not None:
             return found
-        kept = self._kept.get(uri)
+        entry = self._kept.get(uri)
         if (
-            kept is not None
+            entry is not None
             and allowance.left <= reserved
-            and _now() - kept.read_at <= self._stale_seconds_max
+            and _now() - entry.read_at <= self._stale_seconds_max
         ):
-            return _warnings(kept, SPENT)
+            return _warnings(entry, SPENT)
         if not allowance.spend():
             raise ServiceError(Code.UNAVAILABLE, f"{self._place} was not asked. {SPENT}")
         await self._read(uri)
-        kept = self._kept.get(uri)
-        if kept is None:
+        entry = self._kept.get(uri)
+        if entry is None:
             return []
-        kept.wanted = True
-        return _warnings(kept)
+        entry.wanted = True
+        return _warnings(entry)
 
     async def _read(self, uri: str) -> None:
         asking = self._asking.get(uri)
@@ -183,41 +185,41 @@ class PolicyMirror:
         try:
             await asking.join([uri])
         except ServiceError as error:
-            kept = self._kept.get(uri)
+            entry = self._kept.get(uri)
             if (
-                kept is None
+                entry is None
                 or error.code is not Code.UNAVAILABLE
-                or _now() - kept.read_at > self._stale_seconds_max
+                or _now() - entry.read_at > self._stale_seconds_max
             ):
                 raise
-            kept.failure, kept.asked_at = error, _now()
+            entry.failure, entry.asked_at = error, _now()
         finally:
             if asking.idle and self._asking.get(uri) is asking:
                 del self._asking[uri]
 
     async def _ask(self, keys: frozenset[str]) -> None:
         (uri,) = keys
-        kept = self._kept.get(uri)
-        answer = await self.store.get(uri, kept.etag if kept else "")
+        entry = self._kept.get(uri)
+        answer = await self.store.get(uri, entry.etag if entry else "")
         if isinstance(answer, Denied):
             self._let_go(uri)
             raise self._unknown(uri, answer)
         if answer is not None:
             document, etag = answer
-        elif kept is not None:
-            document, etag = kept.document, kept.etag
+        elif entry is not None:
+            document, etag = entry.document, entry.etag
         else:
             text = f"{self._place} says that “{uri}” is as before, but it was never read."
             raise ServiceError(Code.UNAVAILABLE, text)
-        if kept is None or document != kept.document:
+        if entry is None or document != entry.document:
             # The code behind a URL is read again only when the document that names it changes.
             record, size = await self._take(uri, document)
             doubt = ""
             self._unexamined[uri] = None
             self._new.set()
         else:
-            record, size, doubt = kept.record, kept.size, kept.doubt
-        self._bytes += size - (kept.size if kept else 0)
+            record, size, doubt = entry.record, entry.size, entry.doubt
+        self._bytes += size - (entry.size if entry else 0)
         self._kept.pop(uri, None)
         now = _now()
         self._kept[uri] = _Remembered(record, document, etag, size, now, now, doubt=doubt)
@@ -253,16 +255,16 @@ class PolicyMirror:
         )
 
     def _let_go(self, uri: str) -> None:
-        kept = self._kept.pop(uri, None)
-        if kept is not None:
-            self._bytes -= kept.size
+        entry = self._kept.pop(uri, None)
+        if entry is not None:
+            self._bytes -= entry.size
             self._drop(uri)
 
 
-def _warnings(kept: _Remembered, why: str = "") -> list[str]:
-    why = kept.failure.reason if kept.failure is not None else why
-    doubts = [kept.doubt] if kept.doubt else []
+def _warnings(entry: _Remembered, why: str = "") -> list[str]:
+    why = entry.failure.reason if entry.failure is not None else why
+    doubts = [entry.doubt] if entry.doubt else []
     if not why:
         return doubts
-    age = _now() - kept.read_at
+    age = _now() - entry.read_at
     return [f"{why} The policy is as of {age:.0f} seconds ago.", *doubts]

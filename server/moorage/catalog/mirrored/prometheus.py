@@ -16,7 +16,13 @@ from urllib.parse import urlencode
 
 import msgspec
 
-from moorage.catalog.mirrored.http import Service, ServiceReply, ServiceRequest, WrongAnswer, said
+from moorage.catalog.mirrored.http import (
+    Service,
+    ServiceReply,
+    ServiceRequest,
+    WrongAnswer,
+    body_shown,
+)
 from moorage.catalog.mirrored.samples import (
     QUERIES,
     SOURCE,
@@ -182,7 +188,9 @@ def _samples(reply: ServiceReply) -> list[MetricSample]:
     try:
         answer = msgspec.json.decode(reply.body, type=_Answer)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise WrongAnswer(f"answered {reply.status} and no vector{said(reply.body)}") from error
+        raise WrongAnswer(
+            f"answered {reply.status} and no vector{body_shown(reply.body)}"
+        ) from error
     if answer.status != "success" or answer.data is None:
         raise WrongAnswer(f"answered {reply.status}: {answer.error or answer.status}")
     return [

@@ -283,9 +283,9 @@ def _tree(node_id: str, machine: _Machine, old: Mapping[str, Any], now: float) -
     if machine.host:
         halves["host"] = _host_groups(machine.host)
     times = [machine.sampled.get(half, now) for half in halves]
-    kept = {"gpu": ("gpu", "gpus"), "host": ("memory", "vcpu")}
+    known = {"gpu": ("gpu", "gpus"), "host": ("memory", "vcpu")}
     tree: Document = {"id": node_id}
-    for half, groups in kept.items():
+    for half, groups in known.items():
         was = {name: old[name] for name in groups if name in old}
         if half not in halves and was:
             times.append(old["timestamp"])

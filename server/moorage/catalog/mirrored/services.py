@@ -32,12 +32,12 @@ from moorage.catalog.mirrored.envelopes import (
 )
 from moorage.catalog.mirrored.http import (
     ONE_BYTES_MAX,
-    SAID_CHARS_MAX,
+    SHOWN_CHARS_MAX,
     Service,
     ServiceReply,
     ServiceRequest,
     WrongAnswer,
-    said,
+    body_shown,
 )
 from moorage.catalog.values import Document, SearchAction
 from moorage.model import Cluster, ClusterId, Code
@@ -122,7 +122,9 @@ class ClusterRegistry:
                 return None
             if reply.status in UNKNOWN:
                 # Of a list of all this is a wrong path or a proxy's word: the fleet is still there.
-                raise WrongAnswer(f"answered {reply.status} to the list of all{said(reply.body)}")
+                raise WrongAnswer(
+                    f"answered {reply.status} to the list of all{body_shown(reply.body)}"
+                )
             found = _read_clusters(documents_of(reply), seen, None)
             found.etag = reply.etag
             return found
@@ -371,6 +373,6 @@ def _read_found(reply: ServiceReply) -> list[ClusterId] | Denied:
         try:
             found[cluster_id_of(given, "id")] = None
         except ServiceError as error:
-            shown = repr(given)[:SAID_CHARS_MAX]
+            shown = repr(given)[:SHOWN_CHARS_MAX]
             raise WrongAnswer(f"found what is no cluster ({shown}; {error})") from error
     return list(found)

@@ -115,8 +115,8 @@ def _check_node(info: Any, nodes: Nodes, at: str) -> None:
 def _declined(value: Any, wanted: str, at: str) -> None:
     """Refuse what says `error` in the place of an answer: the policy found no way."""
     if isinstance(value, dict) and value.get("error") and wanted not in value:
-        said = str(value["error"])[:SHOWN_CHARACTERS_MAX]
-        raise ServiceError(Code.POLICY_DECLINED, f"{at}: the policy declined: {said}", field=at)
+        reason = str(value["error"])[:SHOWN_CHARACTERS_MAX]
+        raise ServiceError(Code.POLICY_DECLINED, f"{at}: the policy declined: {reason}", field=at)
 
 
 def _id(value: Any) -> str | None:

@@ -97,8 +97,8 @@ class BlockPlacement:
             return refuse(refusal_of(error), message_id=message.id, warnings=warnings)
         if message.id is None:
             return replies.raw(outcome.result)
-        said = [*warnings, *outcome.warnings]
-        return encode(Information(outcome.result), message_id=message.id, warnings=said)
+        all_warnings = [*warnings, *outcome.warnings]
+        return encode(Information(outcome.result), message_id=message.id, warnings=all_warnings)
 
     async def place(self, tenant: Tenant, block: Mapping[str, Any], mode: Mode) -> BlockOutcome:
         """Find the place of a block.
@@ -149,10 +149,10 @@ class BlockPlacement:
             reason = f"input: the block cannot be given to a policy: {error}"
             raise ServiceError(Code.BAD_MESSAGE, reason, field="input") from error
         found = await self._candidates(tenant, spec, warnings)
-        value, kept = await run.select(found)
+        value, candidates = await run.select(found)
         if mode == "select_clusters":
-            return BlockOutcome(run.selection(value, kept), warnings)
-        scored = await run.score(kept, self._fleet)
+            return BlockOutcome(run.selection(value, candidates), warnings)
+        scored = await run.score(candidates, self._fleet)
         if not scored:
             raise run.nowhere()
         chosen = await run.choose(scored)

@@ -123,20 +123,22 @@ class BlockRun:
         names = answers.selected(value, by_name, self._allocator.at)
         return value, [by_name[name] for name in names]
 
-    def selection(self, value: Any, kept: Sequence[Candidate]) -> Any:
+    def selection(self, value: Any, candidates: Sequence[Candidate]) -> Any:
         """Return the result of the selection, `{"clusters": [documents], …}`."""
-        if sum(len(each.packed) for each in kept) > INPUT_BYTES_MAX:
+        if sum(len(each.packed) for each in candidates) > INPUT_BYTES_MAX:
             raise _too_large(self._allocator.at)
-        given = kept if value is None else value["clusters"]
+        given = candidates if value is None else value["clusters"]
         whole = [
             one.document | each if isinstance(each, dict) else one.document
-            for each, one in zip(given, kept, strict=True)
+            for each, one in zip(given, candidates, strict=True)
         ]
         return {**(value or {}), "clusters": whole}
 
-    async def score(self, kept: Sequence[Candidate], fleet: Callable[[], Fleet]) -> list[Candidate]:
+    async def score(
+        self, candidates: Sequence[Candidate], fleet: Callable[[], Fleet]
+    ) -> list[Candidate]:
         """Dry-run the block on every cluster, some at a time; return those that were scored."""
-        waiting = iter(kept)
+        waiting = iter(candidates)
 
         async def work() -> None:
             for each in waiting:
@@ -153,10 +155,10 @@ class BlockRun:
         except TimeoutError:
             reason = f"not scored within {DRY_RUNS_SECONDS_MAX:g} seconds"
             late = ServiceError(Code.POLICY_TIMEOUT, reason, field=self._scorer.at)
-            for each in kept:
+            for each in candidates:
                 if not each.score_data:
                     self.left_out.setdefault(each.name, late)
-        return [each for each in kept if each.score_data]
+        return [each for each in candidates if each.score_data]
 
     async def _score(self, cluster: Candidate, fleet: Callable[[], Fleet]) -> dict[str, Any]:
         if not self._scorer.uri:
@@ -181,8 +183,8 @@ class BlockRun:
             name = defaults.best((each.name, each.score_data) for each in scored)
             if name is None:
                 for each in scored:
-                    said = each.score_data.get("error")
-                    reason = f"its score is 0{f': {said}' if said else ''}"
+                    error = each.score_data.get("error")
+                    reason = f"its score is 0{f': {error}' if error else ''}"
                     self.left_out[each.name] = ServiceError(Code.NO_CAPACITY, reason)
                 raise self.nowhere()
             return self._entry(by_name[name])
@@ -218,9 +220,9 @@ class BlockRun:
     def sentences(self) -> list[str]:
         """Say which clusters were left out, and why."""
         named = list(self.left_out.items())[:NAMED_MAX]
-        said = [f"Cluster {name} was left out: {error.reason}" for name, error in named]
+        lines = [f"Cluster {name} was left out: {error.reason}" for name, error in named]
         more = len(self.left_out) - len(named)
-        return [*said, f"{more} more clusters were left out."] if more else said
+        return [*lines, f"{more} more clusters were left out."] if more else lines
 
     def nowhere(self) -> ServiceError:
         """Return the refusal of a block that no cluster can take."""

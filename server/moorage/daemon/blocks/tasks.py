@@ -133,6 +133,6 @@ def _block(body: Document, mode: Mode) -> Document:
 
 
 def _error(error: ServiceError) -> Document:
-    said = {"code": error.code, "reason": error.reason}
+    fields = {"code": error.code, "reason": error.reason}
     named = {"field": error.field, "expected": error.expected}
-    return {**error.details, **said, **{name: value for name, value in named.items() if value}}
+    return {**error.details, **fields, **{name: value for name, value in named.items() if value}}

@@ -49,7 +49,7 @@ class Measures:
             if (counter := self._facts.get(type(fact))) is not None:
                 counter.inc()
 
-    def told(self, effect: Effect) -> None:
+    def count(self, effect: Effect) -> None:
         """Count one answer."""
         if isinstance(effect, Respond) and isinstance(effect.answer, Refusal):
             self._refusals.labels(effect.answer.code.value).inc()

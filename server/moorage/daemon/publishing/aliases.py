@@ -196,15 +196,15 @@ class Publishing:
                 return alias
             # What is fallen back from was failing, also where one answer came in between.
             stood: Standing = "failing" if what == "fell_back" else standing
-            said = AliasChange(time.time(), who, what, uri, alias.version, stood, digest, reason)
+            entry = AliasChange(time.time(), who, what, uri, alias.version, stood, digest, reason)
             canary = alias.canary if alias.canary and alias.canary.version != uri else None
             shadow = alias.shadow if alias.shadow != uri else ""
-            return alias.changed(said, version=uri, canary=canary, shadow=shadow)
+            return alias.changed(entry, version=uri, canary=canary, shadow=shadow)
 
         after = await self._put(name, change, ref)
         if after.history[-1:] != (before.history[-1:] if before else ()):
             self._statistics_of(name, uri).reset()
-            self._said(after)
+            self._log_change(after)
         return after.document()
 
     async def start_canary(self, given: str, start: CanaryStart, who: str) -> dict[str, Any]:
@@ -313,7 +313,7 @@ class Publishing:
             )
 
         after = await self._put(name, change, ref)
-        self._said(after)
+        self._log_change(after)
         return after
 
     async def _put(
@@ -325,7 +325,7 @@ class Publishing:
                 self._versions.registered(ref.uri, ref.digest)
             return await self.aliases.change(name, change)
 
-    def _said(self, alias: Alias) -> None:
+    def _log_change(self, alias: Alias) -> None:
         """Pass on the latest change of an alias, and forget the counts of what it left."""
         change = alias.history[-1]
         self._changes[change.what] = self._changes.get(change.what, 0) + 1

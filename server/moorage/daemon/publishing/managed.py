@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from moorage.catalog.embedded.contexts import Kept
+from moorage.catalog.embedded.contexts import ContextEntry
 from moorage.model import Code, PolicyRef, Tenant
 from moorage.protocol.faults import ServiceError
 
@@ -19,7 +19,7 @@ _read: Final = msgspec.json.Decoder(dict[str, dict[str, Any]]).decode
 _unpack: Final = msgspec.msgpack.Decoder(dict[str, dict[str, Any]]).decode
 
 
-def read_changes(said: bytes) -> dict[str, dict[str, Any]]:
+def read_changes(packed: bytes) -> dict[str, dict[str, Any]]:
     """Return what a cell said that its policy changed.
 
     Raises:
@@ -27,14 +27,16 @@ def read_changes(said: bytes) -> dict[str, dict[str, Any]]:
 
     """
     try:
-        changes = _read(said)
+        changes = _read(packed)
     except msgspec.MsgspecError as error:
         reason = f"what the policy changed cannot be kept: {error}"
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason) from error
     return {name: changes[name] for name in ("settings", "parameters") if changes.get(name)}
 
 
-def kept_managed(ref: PolicyRef, tenant: Tenant, changes: dict[str, dict[str, Any]]) -> Kept:
+def kept_managed(
+    ref: PolicyRef, tenant: Tenant, changes: dict[str, dict[str, Any]]
+) -> ContextEntry:
     """Return changes as the disk has them; empty bytes where there are none any more.
 
     Raises:
@@ -48,9 +50,9 @@ def kept_managed(ref: PolicyRef, tenant: Tenant, changes: dict[str, dict[str, An
     return (f"{_MARK}{ref.uri} {ref.digest}", tenant), 0, packed
 
 
-def read_managed(kept: Kept) -> tuple[str, str, str, dict[str, dict[str, Any]]] | None:
+def read_managed(entry: ContextEntry) -> tuple[str, str, str, dict[str, dict[str, Any]]] | None:
     """Return URI, digest, tenant and changes; None for what is a context."""
-    (version, tenant), _, packed = kept
+    (version, tenant), _, packed = entry
     if not version.startswith(_MARK):
         return None
     uri, _, digest = version.removeprefix(_MARK).rpartition(" ")

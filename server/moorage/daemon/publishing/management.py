@@ -52,14 +52,14 @@ class Management:
             return {"undone": await self._undo(record, tenant)}
         try:
             code = code_of(record)
-            value, said = await self._sandbox.manage_and_tell(code, tenant, action, data)
+            value, packed = await self._sandbox.manage_and_tell(code, tenant, action, data)
         except PolicyFault as fault:
             no = fault.refusal
             raise ServiceError(
                 no.code, no.reason, field=no.field, expected=no.expected, details=no.details
             ) from fault
-        if said:
-            await self._keep(record, tenant, read_changes(said))
+        if packed:
+            await self._keep(record, tenant, read_changes(packed))
         return value
 
     async def _keep(
@@ -76,8 +76,8 @@ class Management:
         changes = {name: {**old.get(name, {}), **new.get(name, {})} for name in {*old, *new}}
         if record.schemas is not None:
             record.schemas.overrides(changes.get("parameters", {}), changes.get("settings", {}))
-        kept = kept_managed(record.ref, tenant, changes)
-        await self._catalog.contexts.save([kept], durable=True)
+        entry = kept_managed(record.ref, tenant, changes)
+        await self._catalog.contexts.save([entry], durable=True)
         self._sandbox.managed.put(record.ref.uri, record.ref.digest, tenant, changes)
 
     async def _undo(self, record: PolicyRecord, tenant: Tenant) -> Any:
@@ -97,14 +97,14 @@ class Management:
 
         """
         ref = (await self._record(uri)).ref
-        rest = self._sandbox.rest(ref, tenant)
-        said = None
-        if rest is not None:
-            said = {"overruns": rest.overruns, "retry_after_seconds": round(rest.seconds, 1)}
+        circuit = self._sandbox.open_circuit(ref, tenant)
+        entry = None
+        if circuit is not None:
+            entry = {"overruns": circuit.overruns, "retry_after_seconds": round(circuit.seconds, 1)}
         return {
             "policy_rule_uri": ref.uri,
             "printed": self._sandbox.output(ref, tenant),
-            "rests": said,
+            "rests": entry,
             "changed": self._sandbox.managed.of(ref, tenant),
         }
 

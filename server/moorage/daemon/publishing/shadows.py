@@ -374,9 +374,9 @@ class Shadows:
 
 def _policy_fault(turn: Turn) -> Refusal | None:
     """Return what the core had to say against a policy's answer; not what it said of the fleet."""
-    told = [effect.answer for effect in turn.effects if isinstance(effect, Respond)]
+    answers = [effect.answer for effect in turn.effects if isinstance(effect, Respond)]
     left = [fact.refusal for fact in turn.facts if isinstance(fact, Dequeued)]
-    for answer in (*told, *left):
+    for answer in (*answers, *left):
         if isinstance(answer, Refusal) and answer.code in FAULTS:
             return answer
     return None

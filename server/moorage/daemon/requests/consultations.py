@@ -67,12 +67,12 @@ class Consultations:
 
     def _code_of(self, record: PolicyRecord) -> PolicyCode:
         """Return a policy as the sandbox takes it: the same object until its record is another."""
-        kept = self._codes.get(record.ref.uri)
-        if kept is None or kept[0] is not record:
+        known = self._codes.get(record.ref.uri)
+        if known is None or known[0] is not record:
             if len(self._codes) >= CODES_MAX:
                 self._codes.clear()
-            kept = self._codes[record.ref.uri] = (record, code_of(record))
-        return kept[1]
+            known = self._codes[record.ref.uri] = (record, code_of(record))
+        return known[1]
 
     def forget(self, effect: Forget) -> None:
         """This consultation is not awaited any more."""

@@ -23,23 +23,23 @@ class ContextKeeper:
     """Writes changed contexts.
 
     Args:
-        kept: The disk.
+        contexts: The disk.
         sandbox: Has the contexts.
 
     """
 
-    def __init__(self, kept: KeptContexts, sandbox: Sandbox) -> None:
-        self._kept = kept
+    def __init__(self, contexts: KeptContexts, sandbox: Sandbox) -> None:
+        self._contexts = contexts
         self._sandbox = sandbox
         self._failed = False
 
     async def restore(self) -> None:
         """Give the sandbox what was kept; before any policy is asked."""
         # More microseconds have gone by since the epoch than changes can ever have been made.
-        kept = await self._kept.load()
-        contexts = [each for each in kept if read_managed(each) is None]
+        entries = await self._contexts.load()
+        contexts = [each for each in entries if read_managed(each) is None]
         self._sandbox.restore_contexts(contexts, time.time_ns() // 1000)
-        for each in filter(None, map(read_managed, kept)):
+        for each in filter(None, map(read_managed, entries)):
             self._sandbox.managed.put(*each)
 
     async def run(self) -> None:
@@ -54,7 +54,7 @@ class ContextKeeper:
         if not changes:
             return
         try:
-            await self._kept.save(changes)
+            await self._contexts.save(changes)
         except ServiceError as error:
             self._sandbox.contexts_unsaved(key for key, _, _ in changes)
             if not self._failed:  # Once, not every second.

@@ -128,8 +128,8 @@ def _set_free(fleet: Fleet, row: int, free: Any) -> None:
     if not isinstance(free, dict):
         return
     cpu, memory, gpus = fleet.capacity(row)
-    said = free.get("gpus")
-    by_gpu: Mapping[str, Any] = said if isinstance(said, dict) else {}
+    by_id = free.get("gpus")
+    by_gpu: Mapping[str, Any] = by_id if isinstance(by_id, dict) else {}
     for column, gpu in enumerate(fleet.gpu_ids[row]):
         gpus[column] = _whole(by_gpu.get(gpu), gpus[column])
     fleet.set_capacity(

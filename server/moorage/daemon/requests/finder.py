@@ -109,15 +109,15 @@ class Finder:
         if asked.match_type == "block":
             warnings += await self._catalog.blocks.fetch(allowance)
         ids = await of.matching(asked)
-        kept = [each for each in ids if self._catalog.memory.is_live(each)] if candidates else ids
-        if search is None or not kept:
+        live = [each for each in ids if self._catalog.memory.is_live(each)] if candidates else ids
+        if search is None or not live:
             # Where nothing is found, nothing is ranked.
-            return FoundCandidates(kept, len(ids), warnings, {}, of)
+            return FoundCandidates(live, len(ids), warnings, {}, of)
         place = _policy_place(body, at)
         if uri:
-            ranked = await self._ranked_by(search, of, kept, tenant, f"{place}.policyRuleURI")
+            ranked = await self._ranked_by(search, of, live, tenant, f"{place}.policyRuleURI")
         else:
-            ranked = dict.fromkeys(await _alike(search, of, kept, place), Document())
+            ranked = dict.fromkeys(await _alike(search, of, live, place), Document())
         return FoundCandidates(list(ranked)[: search.limit], len(ids), warnings, ranked, of)
 
     async def _ranked_by(

@@ -34,7 +34,7 @@ from moorage.model import Code
 log = structlog.get_logger("moored")
 
 
-async def told(question: Recall, ledger: Ledger) -> Response:
+async def recalled(question: Recall, ledger: Ledger) -> Response:
     """Tell the story of a lease or request as the ledger has it.
 
     A fact that cannot be read is this question's trouble, and no other's.

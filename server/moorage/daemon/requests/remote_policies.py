@@ -17,7 +17,7 @@ from moorage.catalog.mirrored.http import (
     ServiceReply,
     ServiceRequest,
     WrongAnswer,
-    said,
+    body_shown,
 )
 from moorage.catalog.ports import Catalog
 from moorage.catalog.values import PolicyRecord
@@ -182,7 +182,7 @@ def _resources(ask: Ask) -> dict[str, Any] | None:
     return {name: getattr(demand, name) for name in type(demand).__slots__}
 
 
-class _Said(msgspec.Struct):
+class _RemoteAnswer(msgspec.Struct):
     """As much of an executor's answer as matters."""
 
     success: bool
@@ -197,9 +197,11 @@ def _read(reply: ServiceReply) -> Any:
         reason = f"the executor answered {len(reply.body)} bytes; at most {REPLY_BYTES_MAX} may be"
         raise ServiceError(Code.POLICY_BAD_OUTPUT, reason)
     try:
-        answer = msgspec.json.decode(reply.body, type=_Said)
+        answer = msgspec.json.decode(reply.body, type=_RemoteAnswer)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise WrongAnswer(f"answered {reply.status}, not a result{said(reply.body)}") from error
+        raise WrongAnswer(
+            f"answered {reply.status}, not a result{body_shown(reply.body)}"
+        ) from error
     if answer.success:
         try:
             msgspec.msgpack.encode(answer.data)  # What no cell could answer is no answer here.

@@ -125,15 +125,15 @@ class Replies:
         if context.note is not None:
             now, waited = time.monotonic(), context.admitted_at == 0.0
             context.note(answer, None if waited else now - context.admitted_at, now)
-        told = answer.lease if isinstance(answer, LeaseNews) else None
+        lease = answer.lease if isinstance(answer, LeaseNews) else None
         reply = encode(
             answer,
             message_id=context.message_id,
             request=context.request if context.shown else "",
             warnings=context.warnings,
             version=context.version,
-            workload=self._workloads.seen(told) if told else None,
-            token=self._token(context, told) if told else "",
+            workload=self._workloads.seen(lease) if lease else None,
+            token=self._token(context, lease) if lease else "",
         )
         self.send(to, reply)
 

@@ -144,8 +144,8 @@ class SearchedPolicies:
         """See `Searched.matching`."""
 
         def work() -> list[str]:
-            holds = predicate(asked.condition)
-            return sorted(name for name, each in self._documents.items() if holds(each))
+            test = predicate(asked.condition)
+            return sorted(name for name, each in self._documents.items() if test(each))
 
         return await asyncio.to_thread(work)
 

@@ -61,7 +61,7 @@ class Watchers:
         self._push = push
         self._lease = lease
         self._watching: dict[str, dict[SessionId, Tenant]] = {topic: {} for topic in TOPICS}
-        self._told: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
 
     def add(self, session: SessionId, tenant: Tenant, topics: Sequence[str]) -> list[str]:
         """Tell a session the news of these topics from now on; return all that it watches.
@@ -101,7 +101,7 @@ class Watchers:
             tenant: Whose news it is; None: everybody's.
 
         """
-        self._told[topic] += 1
+        self._counts[topic] += 1
         watching = self._watching[topic]
         if not watching:
             return
@@ -132,14 +132,14 @@ class Watchers:
         if lease is not None:
             self.tell("leases", "workload", _about_workload(workload), lease.tenant)
 
-    def circuits(self, rest: OpenCircuit) -> None:
+    def circuits(self, circuit: OpenCircuit) -> None:
         """Tell a tenant that a policy is not asked for a while, at its requests."""
         data = {
-            "policy_rule_uri": rest.ref.uri,
-            "overruns": rest.overruns,
-            "seconds": round(rest.seconds, 1),
+            "policy_rule_uri": circuit.ref.uri,
+            "overruns": circuit.overruns,
+            "seconds": round(circuit.seconds, 1),
         }
-        self.tell("policies", "rests", data, rest.tenant)
+        self.tell("policies", "rests", data, circuit.tenant)
 
     def examples_failed(self, ref: PolicyRef, reason: str) -> None:
         """Tell everybody that a policy of a mirrored store fails its own examples."""
@@ -150,10 +150,10 @@ class Watchers:
         """Yield how many watch, and how much happened, by topic."""
         watching = ((topic, float(len(each))) for topic, each in self._watching.items())
         yield gauges("moorage_watchers", "Sessions that watch a topic", "topic", watching)
-        told = CounterMetricFamily("moorage_news", "News by topic", labels=["topic"])
+        news = CounterMetricFamily("moorage_news", "News by topic", labels=["topic"])
         for topic in TOPICS:
-            told.add_metric([topic], self._told[topic])
-        yield told
+            news.add_metric([topic], self._counts[topic])
+        yield news
 
 
 def _about_workload(workload: WorkloadReport) -> dict[str, Any]:

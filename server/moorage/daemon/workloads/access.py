@@ -187,8 +187,8 @@ def _code(lease: Lease, log: Log) -> int | None:
 
 def _not_stored(lease: Lease, attempt: int, error: UnknownWorkloadError) -> Refusal:
     """Say of which starts there is output, where of the one that is asked for there is none."""
-    kept = error.kept if isinstance(error, UnknownAttemptError) else ()
-    others = sorted({*kept, lease.attempt} - {attempt})
+    attempts = error.kept if isinstance(error, UnknownAttemptError) else ()
+    others = sorted({*attempts, lease.attempt} - {attempt})
     reason = f"Of start {attempt} of lease {lease.id} no output is kept"
     listed = ", ".join(map(str, others))
     return Refusal(

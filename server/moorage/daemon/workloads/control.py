@@ -105,7 +105,7 @@ class WorkloadControl:
         loop = asyncio.get_running_loop()
 
         def heard(workload: WorkloadReport) -> None:  # In any thread.
-            loop.call_soon_threadsafe(self._heard, workload)
+            loop.call_soon_threadsafe(self._note_report, workload)
 
         for backend in self._backends.values():
             backend.listen(heard)
@@ -297,9 +297,9 @@ class WorkloadControl:
 
     async def _failed_to_start(self, backend: Backend, lease: Lease, reason: str) -> None:
         name = lease.workload
-        heard = self._ends.get(name)  # Its own last word says how it ended.
-        code = heard.exit_code if heard else None
-        tail = heard.log_tail if heard and heard.log_tail else await self._tail(backend, lease)
+        end = self._ends.get(name)  # Its own last word says how it ended.
+        code = end.exit_code if end else None
+        tail = end.log_tail if end and end.log_tail else await self._tail(backend, lease)
         self._forget(name)
         self._post(WorkloadFailed(lease.id, lease.fencing, reason, code, _shortened(tail)))
 
@@ -314,8 +314,8 @@ class WorkloadControl:
 
     def _forget(self, name: str) -> None:
         """Note that nothing of a workload is left: what is heard of it now is old news."""
-        for kept in (self._running, self._ends, self._seen, self._heirs):
-            kept.pop(name, None)
+        for by_name in (self._running, self._ends, self._seen, self._heirs):
+            by_name.pop(name, None)
 
     async def _stop(self, backend: Backend | None, lease: Lease, unfit: str = "") -> None:
         name = lease.workload
@@ -352,7 +352,7 @@ class WorkloadControl:
             else:
                 return
 
-    def _heard(self, workload: WorkloadReport) -> None:
+    def _note_report(self, workload: WorkloadReport) -> None:
         name = workload.id
         heir = self._heirs.get(name)
         self._progress(workload if heir is None else replace(workload, id=heir))
@@ -422,14 +422,14 @@ def _end(lease: Lease, workload: WorkloadReport) -> WorkloadEnded:
 
 def _shortened(lines: Sequence[str]) -> tuple[str, ...]:
     """Return as many of the last lines as may be kept; of a longer one its end."""
-    kept: list[str] = []
+    shown: list[str] = []
     left = TAIL_CHARS_MAX
     for line in reversed(lines):
         if left <= 0:
             break
-        kept.append(line[-left:])
+        shown.append(line[-left:])
         left -= len(line) + 1
-    return tuple(reversed(kept))
+    return tuple(reversed(shown))
 
 
 def _environment(lease: Lease) -> dict[str, str]:

@@ -28,11 +28,11 @@ class Capture(io.TextIOBase):
         """Keep `text`, or as much of it as there is room for."""
         size = len(text)
         # A character is up to four bytes; counting them so needs no encoding here.
-        kept = text if size * 4 <= self._space else text[: self._space // 4]
-        self._space -= len(kept) * 4
-        self._dropped += size - len(kept)
-        if kept:
-            self._parts.append(str(kept))
+        part = text if size * 4 <= self._space else text[: self._space // 4]
+        self._space -= len(part) * 4
+        self._dropped += size - len(part)
+        if part:
+            self._parts.append(str(part))
         return size
 
     def take(self) -> str:

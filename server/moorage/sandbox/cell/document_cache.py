@@ -26,19 +26,19 @@ class DocumentCache:
     def keep_one(self, kind: str, name: str, packed: bytes) -> None:
         """Keep the answer to a call, if there is room for it."""
         size = self._bytes + len(packed) + KEPT_ENTRY_BYTES
-        kept = self._kinds.setdefault(kind, {})
-        if size <= KEPT_BYTES_MAX and name not in kept:
-            kept[name] = packed
+        documents = self._kinds.setdefault(kind, {})
+        if size <= KEPT_BYTES_MAX and name not in documents:
+            documents[name] = packed
             self._bytes = size
 
     def keep(self, kind: str, items: Mapping[str, bytes], bytes_max: int = KEPT_BYTES_MAX) -> None:
         """Keep what there is room for, and what is not kept yet."""
-        kept = self._kinds.setdefault(kind, {})
-        new = {name: packed for name, packed in items.items() if name not in kept}
+        documents = self._kinds.setdefault(kind, {})
+        new = {name: packed for name, packed in items.items() if name not in documents}
         size = sum(map(len, new.values())) + len(new) * KEPT_ENTRY_BYTES
         while new and self._bytes + size > bytes_max:
             size -= len(new.popitem()[1]) + KEPT_ENTRY_BYTES
-        kept.update(new)
+        documents.update(new)
         self._bytes += size
 
     def obey(self, frame: frames.KeepDocuments) -> None:
@@ -55,7 +55,7 @@ class DocumentCache:
             self._bytes = 0
             return
         for name in stale:
-            for kept in self._kinds.values():
-                packed = kept.pop(name, None)
+            for documents in self._kinds.values():
+                packed = documents.pop(name, None)
                 if packed is not None:
                     self._bytes -= len(packed) + KEPT_ENTRY_BYTES

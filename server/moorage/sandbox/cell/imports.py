@@ -80,17 +80,17 @@ class PolicyImports(MetaPathFinder, InspectLoader):
 
     def warnings(self) -> Iterator[str]:
         """Yield what to say of imports of what is not there, once for each library."""
-        said = set[str]()
+        warned = set[str]()
         for file, content in self._files.items():
             if not file.endswith(".py"):
                 continue
             for node, guarded in _imports(content):
                 for name in _names(node):
                     library = name.partition(".")[0]
-                    known = library in said or importable(name) or self._sibling(name)
+                    known = library in warned or importable(name) or self._sibling(name)
                     if known or self._refusal(name):
                         continue
-                    said.add(library)
+                    warned.add(library)
                     then = (
                         "the alternative to the import is taken"
                         if guarded

@@ -179,7 +179,7 @@ class Replica:
         """
         outstanding, self._outstanding, self._on_row = self._outstanding, {}, {}
         for request, shares in outstanding.items():
-            kept: list[_Held] = []
+            held_rows: list[_Held] = []
             for held in shares:
                 row = self.fleet.row(held.share.cluster_id, held.share.node_id)
                 # A node that is gone holds nothing, until it is back.
@@ -188,9 +188,9 @@ class Replica:
                 if replaced is None or held.share.cluster_id in replaced:
                     self.fleet.take(held.share)
                 row = GONE if row is None else row
-                kept.append(_Held(row, held.share, columns))
+                held_rows.append(_Held(row, held.share, columns))
                 self._on_row[row] = self._on_row.get(row, 0) + 1
-            self._outstanding[request] = tuple(kept)
+            self._outstanding[request] = tuple(held_rows)
 
 
 def _fleet_of(packed: bytes) -> Fleet:

@@ -338,8 +338,8 @@ class Worker:
         self._channel.send(frames.Call(self._nonce, "context_client", method, packed))
         frame = self._channel.receive_answer()
         if not isinstance(frame, frames.CallAnswer) or frame.message:
-            said = frame.message if isinstance(frame, frames.CallAnswer) else "another answer"
-            raise OSError(f"the context could not be had: {said}")
+            cause = frame.message if isinstance(frame, frames.CallAnswer) else "another answer"
+            raise OSError(f"the context could not be had: {cause}")
         version, current = _decode(frame.value)
         if frame.status:
             raise ContextConflict(version)
@@ -401,12 +401,16 @@ def brought_along(input_data: dict[str, Any], snapshot: bytes) -> FleetView:
     """Return the view of a fleet that came with the input of one execution."""
     fleet = Fleet()
     fleet.restore(_decode(snapshot))
-    said = input_data.get("resources")
-    fields = {name: said[name] for name in Demand.__slots__ if name in said} if said else {}
+    resources = input_data.get("resources")
+    fields = (
+        {name: resources[name] for name in Demand.__slots__ if name in resources}
+        if resources
+        else {}
+    )
     if "models" in fields:
         fields["models"] = tuple(fields["models"])
     reserved = tuple((str(cluster), str(node)) for cluster, node in input_data.get("reserved", ()))
-    return FleetView(fleet, Demand(**fields) if said else None, None, reserved)
+    return FleetView(fleet, Demand(**fields) if resources else None, None, reserved)
 
 
 def _resources(demand: Demand | None) -> dict[str, Any] | None:

@@ -113,9 +113,9 @@ class CellSync:
         """Note that the cell may keep old documents of this cluster."""
         if self._stale is None:
             return
-        for kind, kept in self._kept.items():
-            if cluster_id in kept:
-                kept.discard(cluster_id)
+        for kind, cached in self._kept.items():
+            if cluster_id in cached:
+                cached.discard(cluster_id)
                 self._stale.setdefault(cluster_id, []).append(kind)
                 self.behind = True
         if len(self._stale) > STALE_MAX:
@@ -131,14 +131,14 @@ class CellSync:
         stale, self._stale = self._stale, {}
         if stale is None:
             return frames.pack(frames.KeepDocuments(None, "", {}))
-        said: list[bytes] = []
+        parts: list[bytes] = []
         forget = tuple(stale)
         for kind in self._kept:
             names = [name for name, kinds in stale.items() if kind in kinds]
             if names:
-                said.append(self._bring(services, kind, names, forget))
+                parts.append(self._bring(services, kind, names, forget))
                 forget = ()
-        return b"".join(said)
+        return b"".join(parts)
 
     def keeps(self, kind: str, cluster_ids: Iterable[str]) -> None:
         """Note that the cell is sent something of these clusters now, and may keep it."""
@@ -160,10 +160,10 @@ class CellSync:
         else:
             ids, found = candidates, cluster_id in candidates
             place = ids.index(cluster_id) if found else 0
-        kept = self._kept[kind]
-        if not found or len(kept) >= AHEAD_KEPT_MAX:
+        cached = self._kept[kind]
+        if not found or len(cached) >= AHEAD_KEPT_MAX:
             return b""
-        following = [name for name in ids[place + 1 : place + 1 + AHEAD_MAX] if name not in kept]
+        following = [name for name in ids[place + 1 : place + 1 + AHEAD_MAX] if name not in cached]
         return self._bring(services, kind, following) if following else b""
 
     def _bring(

@@ -33,13 +33,13 @@ CALLS_FLOOD_FACTOR: Final = 16
 """A policy that goes on calling so many times beyond its quota is killed, not answered."""
 LOAD_UNDISTURBED: Final = 0.1
 """Share of its time that a load may take before its cell counts as a hog."""
-WORDS_SECONDS: Final = 0.005
+TRACEBACK_SECONDS: Final = 0.005
 """How long a cell that began to say where it is may go on."""
-WORDS_SECONDS_MAX: Final = 0.1
+TRACEBACK_SECONDS_MAX: Final = 0.1
 """How long a cell at its deadline may take to begin: it may have to wait for its turn."""
-REMOTE_WORDS_SECONDS: Final = (0.1, 1.0)
+REMOTE_TRACEBACK_SECONDS: Final = (0.1, 1.0)
 """Both of a cell on another machine, whose silence counts against that machine."""
-WORDS_BYTES_MAX: Final = 16 << 10
+TRACEBACK_BYTES_MAX: Final = 16 << 10
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
 _AboutTheHead = frames.Result | frames.Failed | frames.Call | frames.Want
@@ -109,7 +109,7 @@ class Cell(asyncio.Protocol):
         self._cpu_mark = -1.0
         self._sync: CellSync | None = None
         self._ahead_bytes = 0
-        self._words: bytearray | None = None
+        self._traceback: bytearray | None = None
         self._asked_at = 0.0
 
     # What the pool asks for ----------------------------------------------------------------
@@ -214,7 +214,7 @@ class Cell(asyncio.Protocol):
                 head.call.cancel()
             return ""
         if self.remaining_seconds(now) < 0:
-            return "overrun" if self._has_said(now) else ""
+            return "overrun" if self._has_traceback(now) else ""
         age, loading = now - self.head_since, head.kind == "load"
         if age < (limits.load_seconds * LOAD_UNDISTURBED if loading else limits.demote_seconds):
             return ""
@@ -229,21 +229,21 @@ class Cell(asyncio.Protocol):
         return ""
 
     @property
-    def said(self) -> str:
+    def traceback(self) -> str:
         """Where it was at its deadline, in its own words."""
-        return bytes(self._words or b"").decode(errors="replace")
+        return bytes(self._traceback or b"").decode(errors="replace")
 
-    def _has_said(self, now: float) -> bool:
+    def _has_traceback(self, now: float) -> bool:
         """Ask it where it is; return whether it said so, or had time enough for that."""
-        if self._words is None:
-            self._words, self._asked_at = bytearray(), now
+        if self._traceback is None:
+            self._traceback, self._asked_at = bytearray(), now
             self._process.ask_where()
         if not self._process.in_touch:
             return False  # Its worker answers in a while, or counts as lost.
         waited = now - self._asked_at
         if self.worker:
-            return waited > REMOTE_WORDS_SECONDS[not self._words]
-        return waited > (WORDS_SECONDS if self._words else WORDS_SECONDS_MAX)
+            return waited > REMOTE_TRACEBACK_SECONDS[not self._traceback]
+        return waited > (TRACEBACK_SECONDS if self._traceback else TRACEBACK_SECONDS_MAX)
 
     def step_aside(self) -> None:
         """Let it have a tenth of what others get, for good: it works on the side."""
@@ -297,16 +297,16 @@ class Cell(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """As in asyncio.Protocol. A cell killed with unread input resets, others just end."""
         del exc
-        late = self._words is not None  # It is past its deadline, whatever it died of.
+        late = self._traceback is not None  # It is past its deadline, whatever it died of.
         if self.alive and not (late and self._process.in_touch):
             self._owner.lost(self, "exit")
 
     def data_received(self, data: bytes) -> None:
         """As in asyncio.Protocol."""
-        if self._words is not None:
-            if self.worker and not self._words:
+        if self._traceback is not None:
+            if self.worker and not self._traceback:
                 self._asked_at = time.monotonic()
-            self._words += data[: WORDS_BYTES_MAX - len(self._words)]
+            self._traceback += data[: TRACEBACK_BYTES_MAX - len(self._traceback)]
             return
         try:
             for body in self._reader.feed(data):

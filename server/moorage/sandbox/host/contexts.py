@@ -22,7 +22,7 @@ TOTAL_BYTES_MAX: Final = 64 << 20
 
 Key = tuple[str, str]
 """Policy version (URI and digest) and tenant."""
-Kept = tuple[Key, int, bytes]
+ContextEntry = tuple[Key, int, bytes]
 """A context as it is on the disk: whose, at which version, packed."""
 
 
@@ -44,13 +44,13 @@ class Contexts:
 
     def version(self, key: Key) -> int:
         """Return the version of a context; 0 where there is none."""
-        kept = self._kept.get(key)
-        return kept[0] if kept else 0
+        entry = self._kept.get(key)
+        return entry[0] if entry else 0
 
     def packed(self, key: Key) -> bytes:
         """Return a context; empty where there is none."""
-        kept = self._kept.get(key)
-        return kept[1] if kept else b""
+        entry = self._kept.get(key)
+        return entry[1] if entry else b""
 
     def swap(self, key: Key, expected: int, packed: bytes) -> int | None:
         """Replace version `expected` and return the new version, or None if it is not current."""
@@ -61,29 +61,29 @@ class Contexts:
         self.changed[key] = None
         return self._version
 
-    def restore(self, kept: Iterable[Kept], beyond: int) -> None:
+    def restore(self, contexts: Iterable[ContextEntry], beyond: int) -> None:
         """Take over what was kept on the disk, each context at the version that it had.
 
         Args:
-            kept: All of them; version 0 where none was noted.
+            contexts: All of them; version 0 where none was noted.
             beyond: No version up to this one is given to a change from now on. Clients may know
                 versions that were lost with the process before they came to the disk, and must not
                 meet other contexts under them.
 
         """
-        taken = [each for each in kept if len(each[2]) <= CONTEXT_BYTES_MAX]
+        taken = [each for each in contexts if len(each[2]) <= CONTEXT_BYTES_MAX]
         self._version = max([self._version, beyond, *(version for _, version, _ in taken)])
         for key, version, packed in taken:
             self._keep(key, packed, version)
 
-    def take_changed(self, bytes_max: int) -> list[Kept]:
+    def take_changed(self, bytes_max: int) -> list[ContextEntry]:
         """Return contexts that changed, the first to change first; empty bytes: forgotten.
 
         Args:
             bytes_max: Of all of them together; one is returned even if it is longer.
 
         """
-        taken: list[Kept] = []
+        taken: list[ContextEntry] = []
         size = 0
         for key in list(self.changed):
             version, packed = self._kept.get(key, (0, b""))
@@ -112,9 +112,9 @@ class Contexts:
             self.changed[oldest] = None
 
     def _forget(self, key: Key) -> None:
-        kept = self._kept.pop(key, None)
-        if kept:
-            self._bytes -= len(kept[1])
+        entry = self._kept.pop(key, None)
+        if entry:
+            self._bytes -= len(entry[1])
 
 
 @dataclass(slots=True, eq=False)

@@ -190,14 +190,14 @@ class Group:
 
     def turn(self, cells_max: int, now: float) -> tuple[Work, Cell] | None:
         """Return what goes to which cell next, if anything can go anywhere."""
-        kept: Cell | None = None
+        reserved: Cell | None = None
         for work in self.backlog.heads():
-            cell = self._choose(work, cells_max, now, kept)
+            cell = self._choose(work, cells_max, now, reserved)
             if cell is not None:
                 return work, cell
-            if kept is None and self.heavy(work, now) and not self._sated(work, cells_max, now):
+            if reserved is None and self.heavy(work, now) and not self._sated(work, cells_max, now):
                 # It needs a cell with an empty pipe, and one that asks much would keep all full.
-                kept = min(self._quick(), key=lambda each: len(each.sent), default=None)
+                reserved = min(self._quick(), key=lambda each: len(each.sent), default=None)
         return None
 
     def needs_cell(self, cells_max: int, now: float) -> Work | None:
@@ -216,14 +216,14 @@ class Group:
                 return work
         return None
 
-    def _choose(self, work: Work, cells_max: int, now: float, kept: Cell | None) -> Cell | None:
+    def _choose(self, work: Work, cells_max: int, now: float, reserved: Cell | None) -> Cell | None:
         """Return a quick cell with room, preferably the first and one that was not demoted.
 
         Args:
             work: What is to go there.
             cells_max: How many cells there may be.
             now: Monotonic seconds.
-            kept: The cell that is being emptied for another whose turn it was.
+            reserved: The cell that is being emptied for another whose turn it was.
 
         """
         heavy = self.heavy(work, now)
@@ -231,7 +231,7 @@ class Group:
             return None
         demoted = None
         for cell in self._quick():
-            free = cell.accepts and cell is not kept and not (heavy and cell.sent)
+            free = cell.accepts and cell is not reserved and not (heavy and cell.sent)
             if free and work.may_go_to(cell.worker):
                 if not cell.demoted:
                     return cell

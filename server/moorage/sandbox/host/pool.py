@@ -354,7 +354,7 @@ class CellPool(CellsAndDeaths):
                 self._mark(group)
 
     def _overran(self, cell: Cell, now: float) -> None:
-        if not cell.said and self._done_here(cell):
+        if not cell.traceback and self._done_here(cell):
             return
         head = cell.sent[0]
         loading = head.kind == "load"
@@ -363,7 +363,8 @@ class CellPool(CellsAndDeaths):
         self.counters["kills"] += 1
         group = self._group_of.get(cell)
         self._bury(
-            cell, outcomes.overran(limit, head.code, "load" if loading else "answer", cell.said)
+            cell,
+            outcomes.overran(limit, head.code, "load" if loading else "answer", cell.traceback),
         )
         if group is None or loading:
             return

@@ -23,7 +23,7 @@ from moorage.core.facts import Refusal
 from moorage.model import Code, PolicyRef, RequestId, Tenant
 from moorage.policy import Fleet
 from moorage.sandbox.host.channel import Cell
-from moorage.sandbox.host.contexts import Kept, Key
+from moorage.sandbox.host.contexts import ContextEntry, Key
 from moorage.sandbox.host.contract import (
     CallRefusedError,
     CheckResult,
@@ -143,7 +143,7 @@ class Sandbox:
             mode=mode,
             finish=self._finish,
             printed=self._printed,
-            circuits=circuits or (lambda _rest: None),
+            circuits=circuits or (lambda _circuit: None),
             workers=workers,
         )
 
@@ -259,11 +259,11 @@ class Sandbox:
 
     # Contexts ------------------------------------------------------------------------------
 
-    def restore_contexts(self, kept: Iterable[Kept], beyond: int) -> None:
+    def restore_contexts(self, contexts: Iterable[ContextEntry], beyond: int) -> None:
         """Take over the contexts that were kept on the disk, before any policy is asked."""
-        self._pool.contexts.restore(kept, beyond)
+        self._pool.contexts.restore(contexts, beyond)
 
-    def changed_contexts(self, bytes_max: int) -> list[Kept]:
+    def changed_contexts(self, bytes_max: int) -> list[ContextEntry]:
         """Return contexts that changed since they were last taken; empty bytes: forgotten."""
         return self._pool.contexts.take_changed(bytes_max)
 
@@ -447,7 +447,7 @@ class Sandbox:
         }
         return {each: text for each, text in printed.items() if text}
 
-    def rest(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:
+    def open_circuit(self, ref: PolicyRef, tenant: Tenant) -> OpenCircuit | None:
         """Return the rest of a policy version at a tenant's requests, if it rests."""
         return self._pool.circuits.current(ref, tenant, time.monotonic())
 
@@ -487,7 +487,7 @@ class Sandbox:
         if not text:
             return
         key = (work.code.ref.uri, work.code.ref.digest, work.tenant)
-        kept = self._output.pop(key, "") + text
-        self._output[key] = kept[-OUTPUT_RING_BYTES_MAX:]
+        text_before = self._output.pop(key, "") + text
+        self._output[key] = text_before[-OUTPUT_RING_BYTES_MAX:]
         if len(self._output) > OUTPUT_RINGS_MAX:
             self._output.popitem(last=False)

@@ -79,9 +79,9 @@ class CellSupply:
 
     def _here(self, wanting: Group) -> Spawner | None:
         # Bursts leave a quarter to policies that have no cell yet: these wait for no other's.
-        kept = self._limits.cells_max // 4 if wanting.cells else 0
+        reserved = self._limits.cells_max // 4 if wanting.cells else 0
         taken = sum(not cell.worker for cell in self._group_of) + self._spawner.spawning
-        if taken < self._limits.cells_max - kept:
+        if taken < self._limits.cells_max - reserved:
             return self._spawner
         if wanting.aside:
             return None

@@ -279,19 +279,19 @@ def moved_on(ref: PolicyRef) -> Refusal:
     return Refusal(Code.BUSY, f"{ref.uri} was busy, and the fleet has moved on")
 
 
-def overran(seconds: float, code: PolicyCode, doing: str, said: str) -> Refusal:
+def overran(seconds: float, code: PolicyCode, doing: str, traceback: str) -> Refusal:
     """Return the refusal for an evaluation that was killed at its deadline.
 
     Args:
         seconds: The deadline.
         code: The policy.
         doing: What it did not.
-        said: What its cell said of where it was: text that a policy may have written itself.
+        traceback: What its cell said of where it was: text that a policy may have written itself.
 
     """
     reason = f"the policy did not {doing} within {seconds:g} s and was stopped"
     details: dict[str, Any] = {"policy_rule_uri": code.ref.uri, "seconds": seconds}
-    for file, line in _PLACE.findall(said):
+    for file, line in _PLACE.findall(traceback):
         if file in code.files and int(line) <= code.files[file].count(b"\n") + 1:
             reason += f" ({file}, line {line})"
             details |= {"file": file, "line": int(line)}

@@ -86,8 +86,8 @@ class ResourcePoolManager(Generic[ActorInfoT]):
         """Start what is missing, and keep those that start in time."""
         missing = desired_num_actors - len(self._actor_pool)
         actors = [self.create_actor() for _ in range(missing)]
-        told = [actor.get_info.remote() for actor in actors]
-        answers = outcomes(told, self._settings.slice_start_seconds_max)
+        infos = [actor.get_info.remote() for actor in actors]
+        answers = outcomes(infos, self._settings.slice_start_seconds_max)
         for actor, answer in zip(actors, answers, strict=True):
             if isinstance(answer, Exception):
                 logger.warning("%s: an actor did not start: %s", self.get_actor_pool_name(), answer)

@@ -190,9 +190,9 @@ class Slice(ResourcePoolManager[HostInfo]):
         why: Any = "did not start"
         while missing:
             actors = {host_id: self._start_host(host_id) for host_id in missing}
-            told = [actor.get_info.remote() for actor in actors.values()]
+            infos = [actor.get_info.remote() for actor in actors.values()]
             for (host_id, actor), answer in zip(
-                actors.items(), outcomes(told, deadline.left), strict=True
+                actors.items(), outcomes(infos, deadline.left), strict=True
             ):
                 if isinstance(answer, HostInfo) and answer.healthy:
                     self._actor_pool.append(ActorPoolMember(actor, answer))
