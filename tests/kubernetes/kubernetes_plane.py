@@ -82,9 +82,11 @@ class Plane:
 
     Attributes:
         url: Of the API server.
+        etcd_url: Of what it keeps its objects in.
         ca: File with the certificate that its own is checked against.
         logs: Folder with one `NAME.log` for each program.
         pod_log: What the log of every pod says; lines `RFC3339 stdout F text`.
+        audit_log: What accounts of the namespace `moorage` asked for, one JSON object per line.
 
     """
 
@@ -93,12 +95,14 @@ class Plane:
         self.folder = folder
         self.logs = folder / "logs"
         self.pod_log = folder / "pod.log"
+        self.audit_log = folder / "audit.log"
         self.ca = folder / "certs" / "apiserver.crt"
         self._starter = ThreadPoolExecutor(1)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._clients: dict[str, httpx.Client] = {}
         self._ports = dict(zip(("etcd", "peer", "api", "kwok"), _free_ports(4), strict=True))
         self.url = f"https://127.0.0.1:{self._ports['api']}"
+        self.etcd_url = f"http://127.0.0.1:{self._ports['etcd']}"
         self._write_files()
         self._commands = self._all_commands()
 
@@ -351,6 +355,14 @@ class Plane:
             },
         }
         (self.folder / "scheduler.yaml").write_text(yaml.safe_dump(scheduler))
+        told = {"level": "Metadata", "userGroups": ["system:serviceaccounts:moorage"]}
+        audit = {
+            "apiVersion": "audit.k8s.io/v1",
+            "kind": "Policy",
+            "omitStages": ["ResponseStarted", "ResponseComplete"],
+            "rules": [told, {"level": "None"}],
+        }
+        (self.folder / "audit.yaml").write_text(yaml.safe_dump(audit))
 
     def _kubeconfig(self, user: str) -> dict[str, Any]:
         cluster = {"server": self.url, "certificate-authority": str(self.ca)}
@@ -364,7 +376,7 @@ class Plane:
         }
 
     def _all_commands(self) -> dict[str, list[str]]:
-        etcd = f"http://127.0.0.1:{self._ports['etcd']}"
+        etcd = self.etcd_url
         peer = f"http://127.0.0.1:{self._ports['peer']}"
         kubeconfig = f"--kubeconfig={self.kubeconfig()}"
         return {
@@ -391,6 +403,8 @@ class Plane:
                 "--token-auth-file=tokens.csv",
                 "--authorization-mode=RBAC",
                 "--service-cluster-ip-range=10.96.0.0/16",
+                "--audit-policy-file=audit.yaml",
+                f"--audit-log-path={self.audit_log}",
             ],
             "kube-controller-manager": [
                 kubeconfig,

@@ -1,6 +1,8 @@
 """The manifests of deploy/kubernetes: an API server takes them, and what they grant suffices."""
 
+import asyncio
 import contextlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,16 @@ import yaml
 from kubernetes_objects import claim, dra_node, node, pod
 from kubernetes_plane import Plane, PlaneError
 
+from moorage.backends.base import Order
+from moorage.backends.kubernetes.backend import KubernetesBackend
 from moorage.backends.kubernetes.connection import ClusterConnection
 from moorage.backends.kubernetes.errors import KubernetesError
+from moorage.backends.kubernetes.following import ClusterSource
 from moorage.backends.kubernetes.inventory import ClusterInventory
+from moorage.backends.remote_specs import JobResourceSpec, PodResourceSpec, PodServiceResourceSpec
 from moorage.benchmarks.daemon_process import daemon
 from moorage.config.settings import settings
+from moorage.model import ClusterId, NodeId, Share
 from moorage_client import BlockingClient
 from moorage_client.services import Services
 from moorage_policies import catalog
@@ -166,6 +173,72 @@ def test_a_daemon_with_these_rights_leases_what_is_there(granted: Plane, account
             "first_fit:1.0-stable", resources={"gpus": 2}, lease={"ttl_seconds": 60}
         )
         assert answer.lease.placement[0].node_id == "n1"
+
+
+def asked(plane: Plane, since: int) -> set[tuple[str, str]]:
+    """Return what the account has asked for since the log had so many lines, as RBAC says it."""
+    found = set[tuple[str, str]]()
+    for line in plane.audit_log.read_text().splitlines()[since:]:
+        event = json.loads(line)
+        about = event.get("objectRef", {})
+        if name := about.get("resource"):
+            sub = about.get("subresource")
+            found.add((f"{name}/{sub}" if sub else name, event["verb"]))
+    return found
+
+
+def rights(*names: str) -> set[tuple[str, str]]:
+    return {
+        (resource, verb)
+        for thing in manifests("rbac.yaml")
+        if thing["kind"] in {"Role", "ClusterRole"} and thing["metadata"]["name"] in names
+        for rule in thing["rules"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+async def test_the_backend_needs_every_right_that_it_has_and_no_other(
+    granted: Plane, account: Path, tmp_path: Path
+) -> None:
+    granted.create(*dra_node("n1", 4))
+    log = granted.audit_log
+    since = len(log.read_text().splitlines()) if log.exists() else 0
+    source = ClusterSource("c1", kubeconfig=account)
+    backend = KubernetesBackend(tmp_path / "data", [source], "moorage-workloads")
+
+    def order(name: str, spec: Any, gpu: int) -> Order:
+        share = Share(ClusterId("c1"), NodeId("n1"), (f"GPU-n1-{gpu}",))
+        return Order(name, spec, (share,), {}, 60, fencing=7)
+
+    def spec(kind: Any, **more: Any) -> Any:
+        return kind(image="registry.example/none:1", stop_seconds=5, **more)
+
+    await backend.start(order("pod", spec(PodResourceSpec), 0))
+    await backend.start(order("job", spec(JobResourceSpec, environment={"SIM_RUN": "300s"}), 1))
+    service = spec(PodServiceResourceSpec, port=8000)
+    await backend.start(order("service", service, 2))
+    async with asyncio.timeout(60):
+        while "started" not in (await backend.logs("pod")).text:  # noqa: ASYNC110  # As below.
+            await asyncio.sleep(0.1)  # It follows the log, and says nothing of it.
+    assert (await backend.execute("pod", ["true"], timeout_seconds=30)).exit_code == 0
+    await backend.close()
+    backend = KubernetesBackend(tmp_path / "data", [source], "moorage-workloads")
+    assert {each.id for each in await backend.discover()} == {"pod", "job", "service"}
+    granted.kill("kwok")  # What ends slowly is looked for.
+    ending = asyncio.gather(*(backend.stop(name) for name in ("pod", "job", "service")))
+    wanted = {(name, "get") for name in ("pods", "jobs", "resourceclaims")}
+    await asyncio.to_thread(
+        granted.until, lambda: wanted <= asked(granted, since), f"they are asked for: {wanted}", 60
+    )
+    granted.start("kwok")
+    await ending
+    assert not await backend.discover()
+    await backend.close()
+    # Kubernetes 1.35 asks for the right to create an execution, too.
+    assert asked(granted, since) == rights("moorage-inventory", "moorage-workloads") - {
+        ("pods/exec", "create")
+    }
 
 
 def test_the_plane_refuses_what_a_manifest_misspells(granted: Plane) -> None:

@@ -1,0 +1,148 @@
+"""A cluster of 5,000 nodes and 50,000 pods: how soon it is known, and in how much memory."""
+
+import base64
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from kubernetes_objects import node, pod
+from kubernetes_plane import Plane
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage_client import BlockingClient
+
+pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy, pytest.mark.quiet]
+
+NODES, PODS_PER_NODE = 5_000, 10
+FILL_SECONDS_MAX = 30
+BATCH = 100
+"""Objects of one transaction of etcd; it takes 128."""
+CREATED = "2026-01-01T00:00:00Z"
+FILL = """
+import asyncio, json, sys, time
+from pathlib import Path
+from moorage.backends.kubernetes.connection import ClusterConnection
+from moorage.backends.kubernetes.inventory import ClusterInventory
+
+def memory(name):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(x for x in lines if x.startswith(name)).split()[1]) >> 10
+
+async def main():
+    before = memory("VmRSS")
+    began = time.monotonic()
+    async with (
+        await ClusterConnection.open(Path(sys.argv[1])) as connection,
+        ClusterInventory(connection, "large") as inventory,
+    ):
+        await inventory.listed(300)
+        read = time.monotonic() - began
+        document = inventory.document()
+        filled = time.monotonic() - began
+        used = sum(len(x.get("used", {}).get("gpus", ())) for x in document["nodes"]["nodeData"])
+        print(json.dumps({
+            "nodes": document["nodes"]["count"],
+            "gpus": document["gpus"]["count"],
+            "used": used,
+            "read_seconds": round(read, 2),
+            "filled_seconds": round(filled, 2),
+            "cpu_seconds": round(time.process_time(), 2),
+            "mib_before": before,
+            "mib": memory("VmRSS"),
+            "mib_peak": memory("VmHWM"),
+        }))
+
+asyncio.run(main())
+"""
+
+
+def machines() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield keys of etcd and nodes; no kubelet reports on them."""
+    for number in range(NODES):
+        made = node(f"node-{number:04}", gpus=8)
+        made["metadata"] |= {"uid": f"node-{number}", "creationTimestamp": CREATED}
+        del made["metadata"]["labels"]["kubelet"]
+        yield f"/registry/minions/{made['metadata']['name']}", made
+
+
+def pods() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield keys of etcd and pods that run, as large as real ones; every fifth has a GPU."""
+    note = {"example.com/configuration": "x" * 1500}
+    for number in range(NODES * PODS_PER_NODE):
+        place = f"node-{number // PODS_PER_NODE:04}"
+        made = pod(f"pod-{number:05}", gpus=0 if number % 5 else 1, cpu="500m")
+        made["metadata"] |= {
+            "uid": f"pod-{number}",
+            "creationTimestamp": CREATED,
+            "annotations": note,
+        }
+        made["spec"]["nodeName"] = place
+        made["status"] = {"phase": "Running"}
+        yield f"/registry/pods/default/{made['metadata']['name']}", made
+
+
+def encoded(text: str) -> str:
+    return base64.b64encode(text.encode()).decode()
+
+
+def write(plane: Plane, objects: Iterator[tuple[str, dict[str, Any]]]) -> None:
+    """Put objects straight into etcd: through the API server it takes ten minutes."""
+    with httpx.Client(base_url=plane.etcd_url, timeout=60) as client:
+        batch: list[dict[str, Any]] = []
+
+        def send() -> None:
+            client.post("/v3/kv/txn", json={"success": batch}).raise_for_status()
+            batch.clear()
+
+        for key, thing in objects:
+            put = {"key": encoded(key), "value": encoded(json.dumps(thing))}
+            batch.append({"requestPut": put})
+            if len(batch) == BATCH:
+                send()
+        if batch:
+            send()
+
+
+@pytest.fixture(scope="module")
+def large(plane: Plane) -> Plane:
+    """Return a plane with nothing but an API server, and with all these nodes and pods."""
+    for name in ("kwok", "kube-scheduler", "kube-controller-manager"):
+        plane.kill(name)  # They would look at all nodes, and find no kubelet.
+    write(plane, machines())
+    write(plane, pods())
+    last = f"pod-{NODES * PODS_PER_NODE - 1:05}"
+    plane.until(lambda: plane.get("Pod", last), "the API server has seen all of them")
+    return plane
+
+
+def test_the_first_fill_is_quick(large: Plane) -> None:
+    command = [sys.executable, "-c", FILL, large.kubeconfig()]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=400)
+    figures = json.loads(done.stdout)
+    print(figures)
+    assert (figures["nodes"], figures["gpus"]) == (NODES, 8 * NODES)
+    assert figures["used"] == NODES * PODS_PER_NODE // 5
+    assert figures["filled_seconds"] < FILL_SECONDS_MAX
+
+
+def test_a_daemon_knows_all_of_it(large: Plane) -> None:
+    environment = {
+        "MOORAGE_KUBERNETES_CLUSTERS": "large=test",
+        "MOORAGE_KUBERNETES_CONFIG": str(large.kubeconfig()),
+    }
+    with daemon(environment=environment) as running, BlockingClient(running.ws) as client:
+
+        def known() -> dict[str, Any] | None:
+            rows = client.fleet()
+            return rows[0] if rows and rows[0]["nodes"] == NODES else None
+
+        row = large.until(known, "the fleet has all nodes", 300)
+        status = Path(f"/proc/{running.pid}/status").read_text().splitlines()
+        memory = {x.split()[0]: int(x.split()[1]) >> 10 for x in status if x.startswith("Vm")}
+        print({"row": row, "mib": memory["VmRSS:"], "mib_peak": memory["VmHWM:"]})
+        assert row["gpus"] == NODES * (8 - PODS_PER_NODE // 5)
