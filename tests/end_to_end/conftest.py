@@ -13,6 +13,7 @@ from moorage_policies import catalog
 sys.path.insert(0, str(Path(__file__).parent))  # Lets the tests of this package import `served`.
 sys.path.insert(0, str(Path(__file__).parents[1] / "backends"))  # And `aws_world`.
 sys.path.insert(0, str(Path(__file__).parents[1] / "web"))  # And `interface`.
+sys.path.insert(0, str(Path(__file__).parents[1] / "kubernetes"))  # And `kubernetes_plane`.
 
 from served import Server, cluster
 
