@@ -329,3 +329,24 @@ async def test_a_claim_that_a_crash_left_alone_is_found(world):
     await until(both)
     await world.backend.stop("ghost")
     assert len(world.plane.all("ResourceClaim")) == 1
+
+
+async def test_a_node_that_is_not_there_is_told(world):
+    world.plane.create(node("n1"))
+    with pytest.raises(BackendError, match=r"NodeAffinity.*there is no node gone"):
+        await world.backend.start(on(simulated(), share("gone")))
+    assert world.pods() == []
+
+
+async def test_a_claim_that_somebody_deleted_is_told_after_a_while(world):
+    """Of a pod that waits for it, Kubernetes may say nothing."""
+    world.plane.create(*dra_node("n1"))
+    world.plane.pause("kube-scheduler")
+    order = replace(on(simulated(), share("n1", "GPU-n1-0")), timeout_seconds=90)
+    start = asyncio.create_task(world.backend.start(order))
+    (made,) = await until(lambda: world.pods() and world.plane.all("ResourceClaim"))
+    world.plane.delete("ResourceClaim", made["metadata"]["name"])
+    world.plane.resume("kube-scheduler")
+    with pytest.raises(BackendError, match="deleted its claim"):
+        await start
+    assert world.pods() == []

@@ -37,8 +37,8 @@ LIST_SECONDS_MAX: Final = 15.0
 """How long a question that needs all objects of a cluster waits for its first list."""
 RETRY_SECONDS: Final = (0.2, 0.5, 1.0, 2.0)
 """Pauses before a change is tried again that the API server did not answer; the last repeats."""
-LOOK_SECONDS: Final = 1.0
-"""After so long without news of an object that should go, the API server is asked for it."""
+END_SECONDS_MAX: Final = 20.0
+"""How long an order to end something is repeated while the API server does not take it."""
 _NOT_FOUND: Final = 404
 _CONFLICT: Final = 409
 _FORBIDDEN: Final = 403
@@ -165,13 +165,17 @@ class ClusterWorkloads:
             for device in each.devices
         }
 
-    def missing(self, workload: str, node: str) -> str:
-        """Return what a pod needs that is not there, about which Kubernetes says nothing."""
-        if node and f"/{node}" not in self._nodes.records:
-            return f"there is no node {node}"
-        if not self._claims_of.get(workload) and self._claims.listed.is_set():
-            return "no scheduler answers, or its claim is gone"
-        return "no scheduler answers"
+    def missing(self, workload: str, nodes: Collection[str]) -> str:
+        """Return what pods need that is not there, of which Kubernetes says nothing; or ``."""
+        pods = self.pods(workload)
+        if not pods:
+            return "no pod was made: see `kubectl describe job`"
+        if lost := [each for each in nodes if f"/{each}" not in self._nodes.records]:
+            return f"there is no node {', '.join(lost)}"
+        needed = [f"{pod.namespace}/{each}" for pod in pods for each in pod.claims]
+        if lost := [each for each in needed if each not in self._claims.records]:
+            return f"somebody deleted its claim {', '.join(lost)}"
+        return ""
 
     async def news(self, workload: str, seconds: float) -> None:
         """Wait until anything of a workload changed, for so long at most."""
@@ -202,15 +206,21 @@ class ClusterWorkloads:
         made = [(objects.pods_path, each) for each in objects.pods]
         answers = await self._all_made(workload, made, trouble)
         if objects.service is not None:
-            owner = answers[0] or await self.connection.call(
-                "GET", f"{objects.pods_path}/{objects.pods[0]['metadata']['name']}"
-            )
+            owner = answers[0] or await self._found(objects, trouble)
             keys = {"name": owner["metadata"]["name"], "uid": owner["metadata"]["uid"]}
             own = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], **keys}
             service = objects.service
             service["metadata"]["ownerReferences"] = [own]
             path = manifests.SERVICES.format(space)
             await self._all_made(workload, [(path, service)], trouble)
+
+    async def _found(self, objects: StartObjects, trouble: list[str]) -> Any:
+        """Return the first pod of a start, which was there already."""
+        path = f"{objects.pods_path}/{objects.pods[0]['metadata']['name']}"
+        try:
+            return await self._patiently(lambda: self.connection.call("GET", path), trouble)
+        except RefusedError as error:
+            raise BackendError(f"the pod of a Service is gone: {error}") from error
 
     async def _all_made(
         self, workload: str, objects: Collection[tuple[str, Document]], trouble: list[str]
@@ -278,11 +288,13 @@ class ClusterWorkloads:
         if not paths:
             return False
         self._objects[workload] |= {each for each in paths if "/services/" not in each}
+        trouble: list[str] = []
         try:
-            await asyncio.gather(*(self._deleted(workload, each) for each in paths))
-        except KubernetesError as error:
+            async with asyncio.timeout(END_SECONDS_MAX):
+                await asyncio.gather(*(self._deleted(workload, each, trouble) for each in paths))
+        except (RefusedError, TimeoutError) as error:
             said = f"the Kubernetes cluster {self.cluster_id} took no order to end {workload}"
-            raise BackendError(f"{said}: {error}") from error
+            raise BackendError(f"{said}: {str(error) or trouble[-1:]}") from error
         return True
 
     def _paths(self, workload: str) -> Iterator[str]:
@@ -297,11 +309,11 @@ class ClusterWorkloads:
         for claim in self.claims(workload):
             yield f"{manifests.CLAIMS.format(claim.namespace)}/{claim.name}"
 
-    async def _deleted(self, workload: str, path: str) -> None:
+    async def _deleted(self, workload: str, path: str, trouble: list[str]) -> None:
         # A Job that is gone has no pod any more, and makes none.
         body = {"propagationPolicy": "Foreground" if "/jobs/" in path else "Background"}
         try:
-            await self.connection.call("DELETE", path, body)
+            await self._patiently(lambda: self.connection.call("DELETE", path, body), trouble)
         except RefusedError as error:
             if error.status != _NOT_FOUND:
                 raise
@@ -329,10 +341,19 @@ class ClusterWorkloads:
                 return
 
     async def jobs(self, namespace: str) -> set[str]:
-        """Return the workloads of Jobs, also of those that have made no pod yet."""
-        found = await self.connection.call(
-            "GET", manifests.JOBS.format(namespace), labelSelector=f"{SERVER_LABEL}={self.server}"
-        )
+        """Return the workloads of Jobs, also of those that have made no pod yet.
+
+        Raises:
+            BackendError: The API server does not say.
+
+        """
+        path, ours = manifests.JOBS.format(namespace), f"{SERVER_LABEL}={self.server}"
+        try:
+            found = await self.connection.call("GET", path, labelSelector=ours)
+        except KubernetesError as error:
+            raise BackendError(
+                f"cluster {self.cluster_id} does not tell its Jobs: {error}"
+            ) from error
         names = set[str]()
         for each in found["items"]:
             meta: Mapping[str, Any] = each["metadata"]

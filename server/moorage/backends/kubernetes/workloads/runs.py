@@ -35,7 +35,9 @@ from moorage.backends.kubernetes.workloads.translation import PodOrder, pod_orde
 UNSCHEDULABLE_SECONDS_MAX: Final = 5.0
 """How long the scheduler may find no place: what was there before may just be ending."""
 SILENCE_SECONDS_MAX: Final = 30.0
-"""How long nothing may be said of a pod: of a claim or node that is not there, nothing ever is."""
+"""How long a pod waits for a claim that is not there: of that, Kubernetes says nothing."""
+SCHEDULER_SECONDS_MAX: Final = 300.0
+"""How long the scheduler may say nothing of a pod that lacks nothing: it may have many."""
 STOP_SECONDS_MAX: Final = 120.0
 """How long one stop waits for the end of its pods; then it says what is left, to be tried again."""
 UNDO_SECONDS_MAX: Final = 5.0
@@ -100,8 +102,7 @@ class WorkloadRuns:
             cluster = (await self._listed(cluster_id)).workloads
             names = cluster.workloads()
             if "{tenant}" not in self._namespace:
-                with contextlib.suppress(KubernetesError):  # Pods tell of all but the newest Jobs.
-                    names |= await cluster.jobs(self._namespace)
+                names |= await cluster.jobs(self._namespace)
             for name in names:
                 self._where[name] = cluster_id
                 seen = cluster.view(name)
@@ -277,6 +278,7 @@ class WorkloadRuns:
 
         """
         name, known = order.id, cluster.workloads
+        nodes = [str(share.node_id) for share in order.placement]
         since: dict[Trouble, float] = {}
         seen_any = False
         while True:
@@ -299,12 +301,28 @@ class WorkloadRuns:
                     raise BackendError(report.detail)
                 lasted = now - since[trouble]
                 if trouble is Trouble.UNSCHEDULABLE and lasted > UNSCHEDULABLE_SECONDS_MAX:
-                    raise BackendError(report.detail)
-            if trouble is Trouble.SILENCE and now - since[trouble] > SILENCE_SECONDS_MAX:
-                node = order.placement[0].node_id if order.placement else ""
-                reason = f"nothing was said of {name} in {SILENCE_SECONDS_MAX:g} s"
-                raise BackendError(f"{reason}: {known.trouble() or known.missing(name, node)}")
+                    lost = known.missing(name, nodes)
+                    raise BackendError(f"{report.detail}{': ' if lost else ''}{lost}")
+            if trouble is Trouble.SILENCE:
+                self._check_silence(known, name, nodes, now - since[trouble])
             await known.news(name, LOOK_SECONDS)
+
+    def _check_silence(
+        self, cluster: ClusterWorkloads, name: str, nodes: Collection[str], lasted: float
+    ) -> None:
+        """Give up on pods of which nothing was said for long, and say why.
+
+        Raises:
+            BackendError: It was too long.
+
+        """
+        if lasted < SILENCE_SECONDS_MAX or cluster.trouble():
+            return
+        why = cluster.missing(name, nodes)
+        if not why and lasted > SCHEDULER_SECONDS_MAX:
+            why = "no scheduler answers: see `kubectl describe pod`"
+        if why:
+            raise BackendError(f"nothing was said of {name} in {lasted:.0f} s: {why}")
 
     async def _over(self, cluster: _Cluster, report: WorkloadReport) -> WorkloadReport:
         """Return how a workload ended; one that should have said that it is ready did not start.

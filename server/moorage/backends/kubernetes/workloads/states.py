@@ -86,8 +86,13 @@ class _PodStatus(_Read, frozen=True):
     init_container_statuses: list[_Container] | None = None
 
 
+class _PodClaim(_Read, frozen=True):
+    resource_claim_name: str = ""
+
+
 class _PodSpec(_Read, frozen=True):
     node_name: str = ""
+    resource_claims: list[_PodClaim] | None = None
 
 
 class _Pod(_Read, frozen=True):
@@ -125,6 +130,7 @@ class PodState:
         endpoint: Where the workload is reached once it is ready.
         probed: Whether it says itself that it is ready.
         node: Where it was bound to; empty before.
+        claims: The claims that it needs.
         phase: As Kubernetes says it.
         ready: Whether it answers.
         deleted: Whether its end was ordered.
@@ -147,6 +153,7 @@ class PodState:
     endpoint: str
     probed: bool
     node: str
+    claims: tuple[str, ...]
     phase: str
     ready: bool
     deleted: bool
@@ -218,6 +225,7 @@ def pod_state(raw: msgspec.Raw) -> PodState | None:
         endpoint=notes.get(manifests.ENDPOINT, ""),
         probed=manifests.PROBED in notes,
         node=pod.spec.node_name,
+        claims=tuple(each.resource_claim_name for each in pod.spec.resource_claims or ()),
         phase=status.phase,
         ready=ready.status == "True",
         deleted=bool(meta.deletion_timestamp),
