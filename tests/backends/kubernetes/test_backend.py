@@ -338,7 +338,7 @@ async def test_a_node_that_is_not_there_is_told(world):
     assert world.pods() == []
 
 
-async def test_a_claim_that_somebody_deleted_is_told_after_a_while(world):
+async def test_a_claim_that_was_deleted_is_told_after_a_while(world):
     """Of a pod that waits for it, Kubernetes may say nothing."""
     world.plane.create(*dra_node("n1"))
     world.plane.pause("kube-scheduler")

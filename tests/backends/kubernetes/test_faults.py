@@ -91,7 +91,7 @@ class Gate:
             ) as answer:
                 if request.method != "GET" and self.draws.random() < self.loses:
                     self.faults["lost"] += 1
-                    own.abort()  # It was done, and nobody is told.
+                    own.abort()  # It was done, and no answer comes.
                 response = web.StreamResponse(status=answer.status)
                 response.content_type = "application/json"
                 await response.prepare(request)
@@ -106,7 +106,7 @@ class Gate:
 
 
 class Load:
-    """Workloads that start and end all the time, on devices that nobody else has."""
+    """Workloads that start and end all the time, each on a device of its own."""
 
     def __init__(self, plane: Plane, backend: KubernetesBackend) -> None:
         self._plane, self._backend = plane, backend

@@ -174,7 +174,7 @@ class ClusterWorkloads:
             return f"there is no node {', '.join(lost)}"
         needed = [f"{pod.namespace}/{each}" for pod in pods for each in pod.claims]
         if lost := [each for each in needed if each not in self._claims.records]:
-            return f"somebody deleted its claim {', '.join(lost)}"
+            return f"another client deleted its claim {', '.join(lost)}"
         return ""
 
     async def news(self, workload: str, seconds: float) -> None:
