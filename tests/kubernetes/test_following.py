@@ -11,6 +11,7 @@ from kubernetes_objects import claim, dra_node, gpu, node, pod
 from kubernetes_plane import Plane
 
 from moorage.benchmarks.daemon_process import Running, daemon
+from moorage.protocol.cluster_documents import machine_key
 from moorage_client import BlockingClient, RequestRefused
 from moorage_client.services import Services
 from moorage_policies import catalog
@@ -103,6 +104,7 @@ def running(plane: Plane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def world(fresh_plane: Plane, running: Running) -> Iterator[World]:
     with BlockingClient(running.ws) as client:
         world = World(fresh_plane, running, client)
+        world.until(lambda: world.nodes() == {}, "nodes of the test before are gone")
         yield world
         for each in world.held:
             world.release(each)
@@ -182,6 +184,7 @@ def test_vanished_devices_and_deleted_nodes_are_told_and_come_back_held(world: W
     assert world.refused() == "no_capacity"
     world.plane.delete("Node", "d1")
     world.until(lambda: "no longer in the inventory" in world.said(held), "the node is gone")
+    world.until(lambda: world.drift("node_gone") == 1, "it is counted as drift")
     assert world.state(held) == "granted"
     world.plane.create(made)
     world.until(lambda: world.nodes()["d1"]["gpus"], "it is back")
@@ -206,3 +209,22 @@ def test_a_cluster_that_does_not_answer_is_stale_keeps_leases_and_gets_none(worl
         go_on("kube-apiserver")
         world.until(lambda: world.free("n1") == 1000, "it answers again")
     assert world.lease().placement[0].node_id == "n1"
+
+
+def test_what_the_registry_refuses_is_registered_once_it_can_be(world: World) -> None:
+    machine = {"machineID": "11111111111111111111111111111111"}
+    twin = node("n1", gpus=2)
+    twin["status"]["nodeInfo"] = machine
+    document = {
+        "id": "elsewhere",
+        "nodes": {"nodeData": [{"id": "x", "machineId": machine_key(machine["machineID"])}]},
+    }
+    httpx.post(f"{world.running.http}/clusters", json=document).raise_for_status()
+    try:
+        world.plane.create(twin)
+        log = world.running.log
+        world.until(lambda: "it cannot be registered" in log.read_text(), "it is refused, and told")
+        assert "n1" not in world.nodes()
+    finally:
+        httpx.delete(f"{world.running.http}/clusters/elsewhere")
+    world.until(lambda: world.free("n1") == 2000, "the node is there")

@@ -42,6 +42,7 @@ class FollowedClusters:
         self._watchers = watchers
         self._stale: dict[str, str] = {}
         self._registered: dict[str, bool] = {}
+        self._unregistered: dict[str, Any] = {}
         self._drifts: dict[str, dict[Any, Any]] = {}
 
     def start(self, config: Config, tasks: Tasks) -> None:
@@ -90,11 +91,14 @@ class FollowedClusters:
         cluster_id = source.cluster_id
         follower = ClusterFollower(source, server, lambda: self._leased(cluster_id))
         async for view in follower.views():
+            # What was refused is tried again with the next view.
+            document = view.document or self._unregistered.pop(cluster_id, None)
             try:
-                await self._register(cluster_id, view.document, view.stale)
+                await self._register(cluster_id, document, view.stale)
             except ServiceError as error:
+                self._unregistered[cluster_id] = document
                 self._note(cluster_id, f"it cannot be registered: {error.reason}")
-            if view.machines:
+            if view.machines is not None:
                 self._tell_drift(cluster_id, view.machines)
 
     def _leased(self, cluster_id: str) -> dict[str, set[str]]:

@@ -8,12 +8,12 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NoReturn
 
 from moorage.backends.kubernetes.connection import ClusterConnection
-from moorage.backends.kubernetes.documents import offered_document
+from moorage.backends.kubernetes.documents import offered_document, whole_document
 from moorage.backends.kubernetes.errors import KubernetesError
 from moorage.backends.kubernetes.inventory import ClusterInventory
 from moorage.protocol.cluster_documents import Document
@@ -26,6 +26,8 @@ STALE_SECONDS: Final = 10.0
 """A watch that has been broken for so long tells nothing any more."""
 SHARE_MAX: Final = 0.05
 """Of the time, for making and registering documents: large clusters are registered less often."""
+NODES_AT_ONCE: Final = 200
+"""Documents of nodes that are made before others have their turn on the event loop."""
 PAUSE_SECONDS: Final = 0.1
 PAUSE_SECONDS_MAX: Final = 30.0
 
@@ -55,13 +57,13 @@ class ClusterView:
 
     Args:
         document: What can be had of it, for a registry; None where that is as it was.
-        machines: All that is known of its nodes, by id.
+        machines: All that is known of its nodes, by id; None where it was never read.
         stale: Why that may be out of date; empty: it is as the cluster is.
 
     """
 
     document: Document | None = None
-    machines: Mapping[str, Document] = field(default_factory=dict[str, Document])
+    machines: Mapping[str, Document] | None = None
     stale: str = ""
 
 
@@ -83,7 +85,7 @@ class ClusterFollower:
         self._leased = leased
         self._no_answer = ""
         self._last: Document | None = None
-        self._machines: Mapping[str, Document] = {}
+        self._machines: Mapping[str, Document] | None = None
 
     async def views(self) -> AsyncIterator[ClusterView]:
         """Yield the cluster as it is, whenever it changed and every `LOOK_SECONDS`, for ever.
@@ -118,7 +120,7 @@ class ClusterFollower:
                 listed = inventory.is_listed
                 stale = self._no_answer or _broken(inventory, started - began)
                 if listed or stale:
-                    yield self._view(inventory if listed else None, stale)
+                    yield await self._view(inventory if listed else None, stale)
                 cost = time.monotonic() - started
                 await asyncio.sleep(
                     min(max(PAUSE_SECONDS, cost * (1 / SHARE_MAX - 1)), PAUSE_SECONDS_MAX)
@@ -127,16 +129,24 @@ class ClusterFollower:
             asking.cancel()
             await asyncio.gather(asking, return_exceptions=True)
 
-    def _view(self, inventory: ClusterInventory | None, stale: str) -> ClusterView:
+    async def _view(self, inventory: ClusterInventory | None, stale: str) -> ClusterView:
         if inventory is None:
             return ClusterView(None, self._machines, stale)
-        whole = inventory.document(self._leased())
-        self._machines = {node["id"]: node for node in whole["nodes"]["nodeData"]}
-        document = offered_document(whole)
-        if document == self._last:
-            return ClusterView(None, self._machines, stale)
-        self._last = document
+        inventory.lease(self._leased())
+        while inventory.refresh(NODES_AT_ONCE):  # noqa: ASYNC110  # There is work in each turn.
+            await asyncio.sleep(0)
+        self._machines = inventory.machines()
+        # Of thousands of nodes it takes a while, and others wait for this event loop.
+        document = await asyncio.to_thread(self._changed, [*self._machines.values()])
         return ClusterView(document, self._machines, stale)
+
+    def _changed(self, machines: list[Document]) -> Document | None:
+        """Return what can be had of these nodes; None where that is as it was."""
+        document = offered_document(whole_document(self._source.cluster_id, machines))
+        if document == self._last:
+            return None
+        self._last = document
+        return document
 
     async def _keep_asking(self, connection: ClusterConnection) -> NoReturn:
         """Note whether the API server answers: a watch of one that hangs says nothing for long."""

@@ -14,6 +14,7 @@ Nodes, pods, ResourceSlices and ResourceClaims are watched; of each object only 
 """
 
 import asyncio
+import itertools
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping
@@ -169,20 +170,31 @@ class ClusterInventory:
             await self._moved.wait()
         return self.version
 
-    def document(self, leased: Mapping[str, Collection[str]] | None = None) -> Document:
-        """Return the document of the cluster as it is known now; the caller may not write to it.
+    def document(self) -> Document:
+        """Return the document of the cluster as it is known now; the caller may not write to it."""
+        while self.refresh(len(self._stale)):
+            pass
+        return whole_document(self._cluster_id, self.machines().values())
 
-        Args:
-            leased: By node, the ids of devices that leases of our own hold. What others take of
-                devices that are only counted is told as others, as long as there are any.
+    def machines(self) -> dict[str, Document]:
+        """Return the documents of the nodes by id, as `refresh` has made them."""
+        return dict(self._machines)
 
+    def lease(self, leased: Mapping[str, Collection[str]]) -> None:
+        """Note what leases of our own hold: by node, the ids of devices.
+
+        What others take of devices that are only counted is told as others, as long as there are
+        any.
         """
-        if leased is not None:
-            before, self._leased = self._leased, leased
-            for name in before.keys() | leased.keys():
-                if before.get(name) != leased.get(name):
-                    self._stale.add(name)
-        for name in self._stale:
+        before, self._leased = self._leased, leased
+        for name in before.keys() | leased.keys():
+            if before.get(name) != leased.get(name):
+                self._stale.add(name)
+
+    def refresh(self, most: int) -> bool:
+        """Make the documents of nodes that changed, so many at most; tell if there are more."""
+        for name in list(itertools.islice(self._stale, most)):
+            self._stale.discard(name)
             node = self._nodes.records.get(f"/{name}")
             if node is None:
                 self._machines.pop(name, None)
@@ -195,8 +207,7 @@ class ClusterInventory:
                 self._server,
                 self._leased.get(name, ()),
             )
-        self._stale.clear()
-        return whole_document(self._cluster_id, self._machines.values())
+        return bool(self._stale)
 
     def health(self) -> list[WatchHealth]:
         """Return how well each kind of object is known."""
