@@ -1,13 +1,14 @@
 """A Kubernetes cluster with fake GPU nodes, and a `moored` beside it, to try things on a laptop.
 
 `make kubernetes-playground` starts it; Ctrl-C ends everything. What follows on the command line is
-for `moored serve`, e.g. `--port 0`. What the cluster has is kept in the daemon's registry while it
-changes: cordon a node with kubectl, and no lease goes there.
+for `moored serve`, e.g. `--port 0`. The daemon follows the cluster: cordon a node with kubectl, and
+no lease goes there.
 """
 
 import asyncio
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -20,9 +21,6 @@ from kubernetes_binaries import CONTROL_PLANE, BinariesError, binaries
 from kubernetes_objects import device_class, gpu, node, resource_slice
 from kubernetes_plane import Plane
 
-from moorage.backends.kubernetes.connection import ClusterConnection
-from moorage.backends.kubernetes.documents import offered_document
-from moorage.backends.kubernetes.inventory import ClusterInventory
 from moorage_client.services import Services
 from moorage_policies import catalog
 
@@ -63,13 +61,20 @@ def populate(plane: Plane) -> None:
 
 
 @contextlib.contextmanager
-def moored(data: Path, *options: str) -> Iterator[dict[str, Any]]:
+def moored(data: Path, kubeconfig: Path, *options: str) -> Iterator[dict[str, Any]]:
     """Run a daemon until the block ends; gives what it says when it is ready."""
+    environment = {
+        **os.environ,
+        "MOORAGE_BACKENDS": "kubernetes",
+        "MOORAGE_KUBERNETES_CLUSTERS": f"{CLUSTER_ID}=test",
+        "MOORAGE_KUBERNETES_CONFIG": str(kubeconfig),
+    }
     tied = ["setpriv", "--pdeathsig", "TERM", "--"]  # Whatever ends this program ends it.
     command = [sys.executable, "-P", "-m", "moorage", "serve", "--data", str(data), *options]
     with (data.parent / "moored.log").open("w") as log:
         daemon = subprocess.Popen(
             [*tied, *command],
+            env=environment,
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
@@ -86,20 +91,6 @@ def moored(data: Path, *options: str) -> Iterator[dict[str, Any]]:
         daemon.stdout.close()
 
 
-async def follow(plane: Plane, services: Services, shown: str) -> None:
-    """Have the registry show what the cluster has, for ever; once it does, show a text."""
-    async with (
-        await ClusterConnection.open(plane.kubeconfig()) as connection,
-        ClusterInventory(connection, CLUSTER_ID) as inventory,
-    ):
-        seen = await inventory.listed()
-        services.put_cluster(offered_document(inventory.document()))
-        print(shown, flush=True)
-        while True:
-            seen = await inventory.changed(seen)
-            await asyncio.to_thread(services.put_cluster, offered_document(inventory.document()))
-
-
 async def main(*options: str) -> None:
     """Start everything, and go on until Ctrl-C."""
     programs = binaries(*CONTROL_PLANE, "kubectl")
@@ -111,13 +102,15 @@ async def main(*options: str) -> None:
         (folder / "plane").mkdir()
         plane = stack.enter_context(Plane.run(folder / "plane"))
         populate(plane)
-        ready = stack.enter_context(moored(folder / "data", *options))
+        kubeconfig, kubectl = plane.kubeconfig(), programs["kubectl"]
+        ready = stack.enter_context(moored(folder / "data", kubeconfig, *options))
         services = stack.enter_context(Services(ready["http"]))
         services.publish_policy(catalog.document("first_fit"))
-        kubeconfig, kubectl = plane.kubeconfig(), programs["kubectl"]
+        plane.until(lambda: services.clusters({"id": CLUSTER_ID}), "the daemon has read it")
         shown = SHOWN.format(kubeconfig=kubeconfig, kubectl=kubectl, logs=plane.logs, **ready)
+        print(shown, flush=True)
         with contextlib.suppress(asyncio.CancelledError):
-            await follow(plane, services, shown)
+            await asyncio.Event().wait()
         print("Ending all of it.", flush=True)
 
 
