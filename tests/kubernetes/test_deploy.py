@@ -105,6 +105,9 @@ def test_the_deployment_uses_the_account_the_volume_and_the_ports_that_there_are
     assert {each["name"] for each in container["env"]} <= {
         each.environment for each in settings().values()
     }
+    given = {each["name"]: each.get("value") for each in container["env"]}
+    (role,) = (x for x in manifests("rbac.yaml") if x["kind"] == "Role")
+    assert given["MOORAGE_KUBERNETES_NAMESPACE"] == role["metadata"]["namespace"]
     # MOORED_PORT would be no setting; a Service called moorage would even set MOORAGE_PORT.
     assert spec["enableServiceLinks"] is False
 
