@@ -79,6 +79,8 @@ class Plane:
 
     Args:
         folder: An empty one; everything that the plane keeps and logs lies in it.
+        grace_seconds: A node counts as lost when its kubelet has said nothing for so long; KWOK
+            writes for each of them four times in that.
 
     Attributes:
         url: Of the API server.
@@ -90,7 +92,8 @@ class Plane:
 
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, grace_seconds: int = NODE_GRACE_SECONDS) -> None:
+        self._grace_seconds = grace_seconds
         self.programs = binaries()
         self.folder = folder
         self.logs = folder / "logs"
@@ -108,9 +111,9 @@ class Plane:
 
     @classmethod
     @contextlib.contextmanager
-    def run(cls, folder: Path) -> Iterator[Self]:
+    def run(cls, folder: Path, grace_seconds: int = NODE_GRACE_SECONDS) -> Iterator[Self]:
         """Run a plane until the block ends."""
-        plane = cls(folder)
+        plane = cls(folder, grace_seconds)
         try:
             plane._start_all()
             yield plane
@@ -340,7 +343,11 @@ class Plane:
             )
         for user in USERS:
             self.kubeconfig(user).write_text(yaml.safe_dump(self._kubeconfig(user)))
-        values = {"pod_log": self.pod_log, "kwok_port": self._ports["kwok"]}
+        values = {
+            "pod_log": self.pod_log,
+            "kwok_port": self._ports["kwok"],
+            "lease_seconds": self._grace_seconds,
+        }
         stages = Template((HERE / "kwok.yaml").read_text()).substitute(values)
         (self.folder / "kwok.yaml").write_text(stages)
         scheduler = {
@@ -414,7 +421,7 @@ class Plane:
                 f"--root-ca-file={self.ca}",
                 f"--controllers={','.join(_CONTROLLERS)}",
                 "--node-monitor-period=2s",
-                f"--node-monitor-grace-period={NODE_GRACE_SECONDS}s",
+                f"--node-monitor-grace-period={self._grace_seconds}s",
                 "--kube-api-qps=500",
                 "--kube-api-burst=1000",
             ],
