@@ -6,7 +6,7 @@ VENV ?= .venv
 PYTHON ?=
 
 BIN := $(VENV)/bin
-SOURCES := server policies clients
+SOURCES := server policies clients tools
 # Newest first, by the versions the tests have run on; a plain python3 may be newer still.
 PYTHONS := python3.13 python3.12 python3.11 python3 python
 
@@ -28,11 +28,12 @@ demo: $(VENV)/product ## Show the main job, end to end, on this machine.
 test: lint test-fast test-heavy ## Check everything: lint, then the fast tests, then the heavy ones.
 
 .PHONY: lint
-lint: $(VENV)/dev ## Check format, style, types and who imports whom.
+lint: $(VENV)/dev ## Check format, style, types, who imports whom, and what breaks clients.
 	$(BIN)/ruff format --check $(SOURCES) tests
 	$(BIN)/ruff check $(SOURCES) tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python tools/specifications.py check
 
 # Tests start the product hundreds of times: without bytecode, as many images have it, each start
 # would compile it again.
@@ -59,6 +60,10 @@ kubernetes-playground: $(VENV)/dev ## Run a Kubernetes of fake GPU nodes, and a 
 format: $(VENV)/dev ## Format the sources and mend what can be mended.
 	$(BIN)/ruff format $(SOURCES) tests
 	$(BIN)/ruff check --fix $(SOURCES) tests
+
+.PHONY: specifications
+specifications: $(VENV)/dev ## Write the types of the TypeScript client.
+	$(BIN)/python tools/specifications.py types
 
 .PHONY: clean
 clean: ## Remove .venv and all caches.

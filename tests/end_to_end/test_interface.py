@@ -37,6 +37,7 @@ def test_every_read_is_as_described(server):
         server.http.post(path, json=body).raise_for_status()
     task = server.http.post("/blockActions/allocate", json={"input": {"id": "b"}})
     names = {"cluster_id": "east", "node_id": "east-0", "block_id": "b", "executor": "moorage"} | {
+        "name": "Release",
         "uri": "one:1-x",
         "alias": "one",
         "task_id": task.json()["task_id"],

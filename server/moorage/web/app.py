@@ -5,11 +5,9 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import cache
 from importlib.metadata import version
 from typing import Any, Final
 
-import msgspec
 from fastapi import APIRouter, Depends, FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
@@ -23,8 +21,9 @@ from moorage.protocol.faults import ServiceError
 from moorage.web.bodies import ENCODING, TENANT, BodyReader, failure, json_response
 from moorage.web.notes import Noted
 from moorage.web.routes import service_routes
-from moorage.web.schemas import HealthAnswer, ReadinessAnswer, completed, operation
+from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation
 from moorage.web.services import WebServices
+from moorage.web.specifications import specification_routes
 
 __all__ = ["create_app"]
 
@@ -62,6 +61,7 @@ def create_app(services: WebServices) -> FastAPI:
     app.include_router(_health_routes(services))
     protected = [Depends(_authentication(services))]
     app.include_router(_about_routes(app, services), dependencies=protected)
+    app.include_router(specification_routes(app), dependencies=protected)
     app.include_router(service_routes(services, BodyReader()), dependencies=protected)
     return app
 
@@ -106,8 +106,6 @@ def _health_routes(services: WebServices) -> APIRouter:
 
 def _about_routes(app: FastAPI, services: WebServices) -> APIRouter:
     router = APIRouter(tags=["about"])
-    # It never changes, and costs as much as a hundred other answers.
-    described = cache(lambda: msgspec.json.encode(completed(app.openapi())))
 
     @router.get("/metrics", summary="The server's own metrics", response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -116,15 +114,6 @@ def _about_routes(app: FastAPI, services: WebServices) -> APIRouter:
             text = services.metrics_text()
             await asyncio.sleep(0)  # Many are made one by one.
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-
-    @router.get(
-        "/openapi.json",
-        summary="This interface, described",
-        **operation(dict[str, Any], bare=True),
-    )
-    async def openapi() -> Response:
-        """Answer the OpenAPI document."""
-        return Response(described(), media_type="application/json")
 
     return router
 

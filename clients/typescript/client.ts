@@ -1,0 +1,83 @@
+/** A thin client over the built-in `WebSocket`: one promise per message, news to a listener. */
+
+import type { FailureMessage, NewsMessage, Operations } from "./messages.ts";
+
+/** The server said no. `code` is for programs, `message` for people. */
+export class Refused extends Error {
+  readonly failure: FailureMessage;
+
+  constructor(failure: FailureMessage) {
+    super(failure.message);
+    this.failure = failure;
+  }
+
+  get code(): FailureMessage["error"]["code"] {
+    return this.failure.error.code;
+  }
+}
+
+/** The socket is closed. What was asked may have been done: ask again with an idempotency key. */
+export class ConnectionLost extends Error {}
+
+type Names = keyof Operations;
+type Said<N extends Names> = Omit<Operations[N]["message"], "op" | "adhoc" | "id">;
+type Waiting = { resolve: (reply: never) => void; reject: (error: Error) => void };
+
+export class MoorageClient {
+  /** Is told the news of the topics that `watch` named. */
+  onNews: (news: NewsMessage) => void = () => {};
+  private readonly waiting = new Map<number, Waiting>();
+  private next = 1;
+  private readonly socket: WebSocket;
+
+  private constructor(socket: WebSocket) {
+    this.socket = socket;
+    socket.addEventListener("message", (event) => this.heard(String(event.data)));
+    socket.addEventListener("close", () => {
+      for (const each of this.waiting.values()) each.reject(new ConnectionLost("the socket closed"));
+      this.waiting.clear();
+    });
+  }
+
+  /** Open a socket, for example to ws://127.0.0.1:8765. */
+  static connect(url: string): Promise<MoorageClient> {
+    const socket = new WebSocket(url);
+    const client = new MoorageClient(socket);
+    return new Promise((resolve, reject) => {
+      socket.addEventListener("open", () => resolve(client), { once: true });
+      const lost = () => reject(new ConnectionLost(`nothing answers at ${url}`));
+      socket.addEventListener("close", lost, { once: true });
+      socket.addEventListener("error", lost, { once: true });
+    });
+  }
+
+  /** Say one message. Rejects with `Refused` where the server says no. */
+  ask<N extends Names>(operation: N, message: Said<N>): Promise<Operations[N]["reply"]> {
+    if (this.socket.readyState !== WebSocket.OPEN) {
+      return Promise.reject(new ConnectionLost("the socket is closed"));
+    }
+    const id = this.next++;
+    const kind = operation === "allocate" ? { adhoc: true } : { op: operation };
+    return new Promise<Operations[N]["reply"]>((resolve, reject) => {
+      this.waiting.set(id, { resolve, reject });
+      this.socket.send(JSON.stringify({ ...message, ...kind, id }));
+    });
+  }
+
+  /** Close the socket; a lease stays until its time is up. */
+  close(): void {
+    this.socket.close();
+  }
+
+  private heard(text: string): void {
+    const came = JSON.parse(text);
+    if ("event" in came) {
+      this.onNews(came);
+      return;
+    }
+    const asked = this.waiting.get(came.id);
+    this.waiting.delete(came.id);
+    if (came.success) asked?.resolve(came as never);
+    else asked?.reject(new Refused(came));
+  }
+}

@@ -1,0 +1,254 @@
+"""What the server says to each message, as types: the specifications are made of them.
+
+The core and the daemon write these as plain JSON; tests hold what they write against these types.
+Objects may have more fields later. `replies` has what all replies share.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from moorage.model import Code, LeaseState
+from moorage.protocol import messages as m
+from moorage.protocol.replies import ShareObject
+
+__all__ = ["ANSWERS", "FailureMessage", "LeaseAnswer", "NewsMessage"]
+
+Seconds = Annotated[float, Meta(description="Seconds since the epoch.")]
+Next = Annotated[str | None, Meta(description="`after` of the next page; null: this is the last.")]
+_PLACE: Final = (ShareObject, list[ShareObject])
+
+
+class FailureReason(Struct):
+    """Why not. `field` and `expected` are there where it is about one field."""
+
+    code: Code
+    reason: str
+    field: str | UnsetType = UNSET
+    expected: str | UnsetType = UNSET
+
+
+class NodeName(Struct):
+    """A node by name."""
+
+    cluster_id: str
+    node_id: str
+
+
+class WorkloadEnd(Struct):
+    """How one start of a workload came to an end by itself."""
+
+    attempt: int
+    phase: str
+    detail: str
+    at: Seconds
+    nodes: list[NodeName]
+    exit_code: int | None
+    log_tail: list[str]
+
+
+class WorkloadAnswer(Struct):
+    """How the workload of a lease is."""
+
+    backend: str
+    phase: str
+    endpoint: str
+    attempt: int
+    attempts_max: int
+    detail: str | UnsetType = UNSET
+    warm: bool | UnsetType = UNSET
+    outcome: WorkloadEnd | UnsetType = UNSET
+
+
+class LeaseAnswer(Struct):
+    """A lease. Only the reply to its owner has its `token`."""
+
+    id: str
+    state: LeaseState
+    tenant: str
+    placement: list[ShareObject]
+    granted_at: Seconds
+    expires_at: Seconds
+    fencing: int
+    ttl_seconds: float
+    policy_rule_uri: str
+    token: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    retry_at: Seconds | UnsetType = UNSET
+    workload: WorkloadAnswer | UnsetType = UNSET
+
+
+class WaiterAnswer(Struct):
+    """A request that waits."""
+
+    request: str
+    tenant: str
+    policy_rule_uri: str
+    priority: int
+    since: Seconds
+    deadline: Seconds
+    resources: m.Resources | None
+    lease: LeaseAnswer | UnsetType = UNSET
+
+
+class QueuedWaiter(WaiterAnswer, kw_only=True):
+    """A row of the queue."""
+
+    position: int
+
+
+class WaiterStatus(WaiterAnswer, kw_only=True):
+    """How a request stands that is no lease yet."""
+
+    state: Literal["waiting"]
+
+
+class CancelledRequest(Struct):
+    """A request that was given up; the fields of a waiter where it waited."""
+
+    request: str
+    state: Literal["cancelled"]
+
+
+class Reasons(Struct):
+    """Why a request or lease is as it is; further fields depend on what became of it."""
+
+    request: str
+    state: str | UnsetType = UNSET
+    reason: str | UnsetType = UNSET
+    code: Code | UnsetType = UNSET
+    lease: LeaseAnswer | UnsetType = UNSET
+    history: list[dict[str, Any]] | UnsetType = UNSET
+    drift: list[str] | UnsetType = UNSET
+
+
+class FlushedLeases(Struct):
+    """The ids of the warm leases that end."""
+
+    flushed: list[str]
+
+
+class QueuePage(Struct):
+    """One page of the queue."""
+
+    waiting: list[QueuedWaiter]
+    next: Next
+
+
+class LeasePage(Struct):
+    """One page of leases."""
+
+    leases: list[LeaseAnswer]
+    next: Next
+
+
+class ClusterCapacity(Struct):
+    """A cluster: what it has, and what of it is free."""
+
+    cluster_id: str
+    nodes: int
+    nodes_unavailable: int
+    gpus: int
+    gpu_milli_total: int
+    gpu_milli_free: int
+    cpu_milli_total: int
+    cpu_milli_free: int
+    memory_mib_total: int
+    memory_mib_free: int
+
+
+class NodeCapacity(Struct):
+    """A node: what it has, and what of it is free; `gpus` says how many thousandths of each."""
+
+    cluster_id: str
+    node_id: str
+    models: list[str]
+    gpus: dict[str, int]
+    cpu_milli_total: int
+    cpu_milli_free: int
+    memory_mib_total: int
+    memory_mib_free: int
+    duplicate_of: str | UnsetType = UNSET
+    unavailable: str | UnsetType = UNSET
+
+
+class ClusterPage(Struct):
+    """One page of clusters."""
+
+    clusters: list[ClusterCapacity]
+    next: Next
+
+
+class NodePage(Struct):
+    """One page of the nodes of a cluster."""
+
+    nodes: list[NodeCapacity]
+    next: Next
+
+
+class OutputPart(Struct):
+    """A piece of a workload's output; the next one starts at `offset`."""
+
+    offset: int
+    attempt: int
+    over: bool
+    exit_code: int | None
+    text: str | UnsetType = UNSET
+    base64: str | UnsetType = UNSET
+
+
+class ExecutionAnswer(Struct):
+    """What a command inside of a workload did."""
+
+    exit_code: int
+    output: str
+
+
+class WatchedTopics(Struct):
+    """All topics that the session watches now."""
+
+    topics: list[str]
+
+
+class FailureMessage(Struct):
+    """Every failure: `message` is a sentence for a person, `error` is for programs."""
+
+    success: Annotated[bool, Meta(extra_json_schema={"const": False})]
+    message: str
+    error: FailureReason
+    id: str | int | UnsetType | None = UNSET
+    request: str | UnsetType = UNSET
+    lease: LeaseAnswer | UnsetType = UNSET
+    warnings: list[str] | UnsetType = UNSET
+    reasons: dict[str, Any] | UnsetType = UNSET
+    policy_rule_uri: str | UnsetType = UNSET
+
+
+class NewsMessage(Struct):
+    """A pushed message of a topic that the session watches. `missed` counts news that were lost."""
+
+    event: str
+    data: dict[str, Any]
+    topic: str | UnsetType = UNSET
+
+
+ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
+    m.AllocationRequest: (Any,),
+    m.BlockRequest: (Any,),
+    m.Release: _PLACE,
+    m.Renew: _PLACE,
+    m.Flush: (FlushedLeases,),
+    m.Status: (*_PLACE, WaiterStatus),
+    m.Why: (Reasons,),
+    m.Cancel: (CancelledRequest,),
+    m.QueueListing: (QueuePage,),
+    m.LeaseListing: (LeasePage,),
+    m.FleetListing: (ClusterPage, NodePage),
+    m.Manage: (Any,),
+    m.Logs: (OutputPart,),
+    m.Exec: (ExecutionAnswer,),
+    m.WhatIf: (Any,),
+    m.WatchTopics: (WatchedTopics,),
+    m.Resume: (Any,),
+}
+"""What `data` of the reply to each message may be; `Any` is what a policy returned."""

@@ -1,0 +1,175 @@
+"""The socket as machines read it: a JSON Schema of every message, and the AsyncAPI document.
+
+All of it is made of the types in `messages` and `answers`. `web` serves it; the TypeScript client
+is generated from it.
+"""
+
+import inspect
+from functools import cache
+from typing import Any, Final
+
+import msgspec
+
+from moorage.protocol import answers, messages
+from moorage.protocol.messages import AllocationRequest, BlockRequest, Status, Why
+
+__all__ = ["MESSAGES", "asyncapi", "documents", "schemas"]
+
+DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
+MESSAGES: Final[dict[str, type[messages.Message]]] = {
+    "allocate": AllocationRequest,
+    "block": BlockRequest,
+    **messages.OPERATIONS,
+}
+"""What a client may send, by the name of the operation."""
+_TYPES: Final = tuple(
+    dict.fromkeys(
+        (
+            *MESSAGES.values(),
+            answers.FailureMessage,
+            answers.NewsMessage,
+            answers.LeaseAnswer,
+            *(kind for kinds in answers.ANSWERS.values() for kind in kinds if kind is not Any),
+        )
+    )
+)
+_DESCRIPTION: Final = """\
+One JSON text message in, one out. A reply carries the `id` of its message; messages of one socket
+are answered concurrently where they have ids, else in order. Where tokens are configured, open the
+socket with `Authorization: Bearer <token>`.
+"""
+
+
+@cache
+def schemas(reference: str = "#/$defs/{name}") -> dict[str, dict[str, Any]]:
+    """Return the schema of every message and of what they are made of, by name.
+
+    Args:
+        reference: How one schema refers to another.
+
+    """
+    _, found = msgspec.json.schema_components(_TYPES, ref_template=reference)
+    for schema in found.values():
+        if "description" in schema:
+            schema["description"] = inspect.cleandoc(schema["description"])
+    placement = found["AllocationRequest"]
+    adhoc = {"description": "true", "const": True}
+    placement["properties"] = {"adhoc": adhoc, **placement["properties"]}
+    placement["required"] = ["adhoc", *placement["required"]]
+    for name in (Status.__name__, Why.__name__):
+        found[name]["oneOf"] = [{"required": ["lease"]}, {"required": ["request"]}]
+    for kind in MESSAGES.values():
+        if kind is not BlockRequest:  # What answers it comes without an envelope.
+            found[f"{kind.__name__}Reply"] = _reply(kind, reference)
+    return dict(sorted(found.items()))
+
+
+def _reply(kind: type[messages.Message], reference: str) -> dict[str, Any]:
+    """Return the schema of the successful reply to a message."""
+    kinds = answers.ANSWERS[kind]
+    parts, _ = msgspec.json.schema_components(kinds, ref_template=reference)
+    data = parts[0] if len(parts) == 1 else {"anyOf": list(parts)}
+    failure = msgspec.json.schema_components((answers.FailureMessage,), ref_template=reference)[1]
+    shared = {**failure["FailureMessage"]["properties"]}
+    for name in ("success", "message", "error"):
+        del shared[name]
+    return {
+        "title": f"{kind.__name__}Reply",
+        "description": f"The reply to `{kind.__name__}`, where it succeeds.",
+        "type": "object",
+        "properties": {"success": {"const": True}, "data": data, **shared},
+        "required": ["success", "data"],
+    }
+
+
+@cache
+def documents() -> dict[str, dict[str, Any]]:
+    """Return the schemas as documents that stand alone, each with all it refers to."""
+    known = schemas()
+    return {
+        name: {"$schema": DIALECT, **schema, "$defs": {each: known[each] for each in within}}
+        if (within := _within(schema))
+        else {"$schema": DIALECT, **schema}
+        for name, schema in known.items()
+    }
+
+
+def _within(schema: dict[str, Any]) -> list[str]:
+    """Return the names of all schemas that a schema refers to, themselves or through others."""
+    known, found = schemas(), set[str]()
+    todo: list[Any] = [schema]
+    while todo:
+        part = todo.pop()
+        if isinstance(part, list):
+            todo.extend(part)
+        elif isinstance(part, dict):
+            name = str(part.get("$ref", "")).rpartition("/")[2]
+            if name and name not in found:
+                found.add(name)
+                todo.append(known[name])
+            todo.extend(part.values())
+    return sorted(found)
+
+
+def asyncapi(version: str) -> dict[str, Any]:
+    """Return the AsyncAPI 3 document of the socket.
+
+    Args:
+        version: Of the server.
+
+    """
+    made = schemas("#/components/schemas/{name}")
+    pushed = (answers.FailureMessage, answers.NewsMessage)
+    names = [
+        *(kind.__name__ for kind in MESSAGES.values()),
+        *(name for name in made if name.endswith("Reply")),
+        *(kind.__name__ for kind in pushed),
+        "BlockRequestReply",
+    ]
+    described = {name: _message(name, made.get(name)) for name in names}
+    channel = {"$ref": "#/channels/socket"}
+    operations: dict[str, Any] = {
+        name: {
+            "action": "receive",
+            "channel": channel,
+            "summary": (inspect.getdoc(kind) or name).partition("\n")[0],
+            "messages": [_on_channel(kind.__name__)],
+            "reply": {
+                "channel": channel,
+                "messages": [_on_channel(f"{kind.__name__}Reply"), _on_channel("FailureMessage")],
+            },
+        }
+        for name, kind in MESSAGES.items()
+    }
+    operations["news"] = {
+        "action": "send",
+        "channel": channel,
+        "summary": "News of the topics that `watch` named.",
+        "messages": [_on_channel("NewsMessage")],
+    }
+    return {
+        "asyncapi": "3.0.0",
+        "info": {"title": "Moorage", "version": version, "description": _DESCRIPTION},
+        "defaultContentType": "application/json",
+        "servers": {"local": {"host": "127.0.0.1:8765", "protocol": "ws"}},
+        "channels": {
+            "socket": {
+                "address": "/",
+                "messages": {name: {"$ref": f"#/components/messages/{name}"} for name in names},
+            }
+        },
+        "operations": operations,
+        "components": {"messages": described, "schemas": made},
+    }
+
+
+def _message(name: str, schema: dict[str, Any] | None) -> dict[str, Any]:
+    if schema is None:
+        summary = "What the policies of the block's document decided, without an envelope."
+        return {"name": name, "summary": summary, "payload": {}}
+    summary = schema["description"].partition("\n")[0]
+    return {"name": name, "summary": summary, "payload": {"$ref": f"#/components/schemas/{name}"}}
+
+
+def _on_channel(name: str) -> dict[str, str]:
+    return {"$ref": f"#/channels/socket/messages/{name}"}

@@ -1,0 +1,119 @@
+"""What this server says of itself: OpenAPI, AsyncAPI, JSON Schemas, and a page that leads to them.
+
+The page is plain HTML without scripts, and loads nothing from anywhere.
+"""
+
+import base64
+import hashlib
+from collections.abc import Iterator
+from functools import cache
+from html import escape
+from importlib.metadata import version
+from typing import Any, Final
+
+import msgspec
+from fastapi import APIRouter, FastAPI
+from starlette.responses import HTMLResponse, Response
+
+from moorage.model import Code
+from moorage.protocol import specification
+from moorage.protocol.faults import ServiceError
+from moorage.web.schemas import completed, operation
+
+__all__ = ["specification_routes"]
+
+_STYLE: Final = """\
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; width: 100% }
+td { border-top: 1px solid #ccc; padding: 0.3rem 1rem 0.3rem 0; vertical-align: top }
+"""
+_HASH: Final = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+_HEADERS: Final = {
+    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_HASH}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+_LINKS: Final = {
+    "/openapi.json": "HTTP, as an OpenAPI document",
+    "/asyncapi.json": "the WebSocket, as an AsyncAPI document",
+    "/schemas/": "a JSON Schema of every message",
+    "/metrics": "the server's own metrics",
+    "/readyz": "whether requests can be served",
+}
+
+
+def specification_routes(app: FastAPI) -> APIRouter:
+    """Return the endpoints.
+
+    Args:
+        app: What they describe.
+
+    """
+    router = APIRouter(tags=["about"])
+    # They never change, and cost as much as a hundred other answers.
+    described = cache(lambda: msgspec.json.encode(completed(app.openapi())))
+    socket = cache(lambda: msgspec.json.encode(specification.asyncapi(version("moorage"))))
+    page = cache(lambda: "".join(_page(completed(app.openapi()))))
+    document = operation(dict[str, Any], bare=True)
+
+    @router.get("/openapi.json", summary="This interface, described", **document)
+    async def openapi() -> Response:
+        """Answer the OpenAPI document."""
+        return Response(described(), media_type="application/json")
+
+    @router.get("/asyncapi.json", summary="The WebSocket, described", **document)
+    async def asyncapi() -> Response:
+        """Answer the AsyncAPI document."""
+        return Response(socket(), media_type="application/json")
+
+    @router.get(
+        "/schemas/",
+        summary="The schemas of all messages",
+        **operation(dict[str, str], bare=True),
+    )
+    async def schemas() -> Response:
+        """Answer the path of each schema, by its name."""
+        paths = {name: f"/schemas/{name}.json" for name in specification.documents()}
+        return Response(msgspec.json.encode(paths), media_type="application/json")
+
+    @router.get("/schemas/{name}.json", summary="The schema of a message", **document)
+    async def schema(name: str) -> Response:
+        """Answer the JSON Schema of a message, or of a part of one."""
+        found = specification.documents().get(name)
+        if found is None:
+            raise ServiceError(
+                Code.NOT_FOUND, "no such schema; GET /schemas/ lists those there are"
+            )
+        return Response(msgspec.json.encode(found), media_type="application/json")
+
+    @router.get("/", summary="Where to begin", response_class=HTMLResponse)
+    async def start() -> Response:
+        """Answer a page for browsers that leads to all descriptions."""
+        return HTMLResponse(page(), headers=_HEADERS)
+
+    @router.get("/docs", summary="This interface, for people", response_class=HTMLResponse)
+    async def docs() -> Response:
+        """Answer a page for browsers with all paths and messages."""
+        return HTMLResponse(page(), headers=_HEADERS)
+
+    return router
+
+
+def _page(described: dict[str, Any]) -> Iterator[str]:
+    """Yield the page in parts."""
+    yield '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Moorage</title>'
+    yield f"<style>{_STYLE}</style></head><body><h1>Moorage {escape(version('moorage'))}</h1><ul>"
+    for path, about in _LINKS.items():
+        yield f'<li><a href="{path}">{path}</a>: {escape(about)}</li>'
+    yield "</ul><h2>Messages of the WebSocket</h2><table>"
+    for name, kind in specification.MESSAGES.items():
+        summary = specification.schemas()[kind.__name__]["description"].partition("\n")[0]
+        schema = f"/schemas/{kind.__name__}.json"
+        yield f'<tr><td><a href="{schema}">{escape(name)}</a></td><td>{escape(summary)}</td></tr>'
+    yield "</table><h2>Paths of HTTP</h2><table>"
+    for path, operations in described["paths"].items():
+        for method, each in operations.items():
+            told = f"{escape(each['summary'])}<br>{escape(each.get('description', ''))}"
+            yield f"<tr><td><code>{method.upper()} {escape(path)}</code></td><td>{told}</td></tr>"
+    yield "</table></body></html>\n"

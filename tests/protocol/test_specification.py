@@ -1,0 +1,85 @@
+"""The socket as machines read it: valid by the standards, and what the reader takes."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+from jsonschema import Draft7Validator, Draft202012Validator, FormatChecker
+
+from moorage.protocol import BadMessage, decode
+from moorage.protocol.messages import OPERATIONS
+from moorage.protocol.specification import MESSAGES, asyncapi, documents
+
+# Of github.com/asyncapi/spec-json-schemas, Apache-2.0.
+META = Path(__file__).with_name("asyncapi-3.0.0.json.gz")
+
+
+def problems(name, message):
+    return list(Draft202012Validator(documents()[name]).iter_errors(message))
+
+
+def test_the_asyncapi_document_is_valid():
+    meta = json.loads(gzip.decompress(META.read_bytes()))
+    described = asyncapi("1.0")
+    validator = Draft7Validator(meta, format_checker=FormatChecker())
+    assert [error.message for error in validator.iter_errors(described)] == []
+    assert list(validator.iter_errors({**described, "asyncapi": "2.0.0"}))
+
+
+def test_every_reference_of_the_asyncapi_document_resolves():
+    described = asyncapi("1.0")
+    todo, found = [described], 0
+    while todo:
+        part = todo.pop()
+        if isinstance(part, dict):
+            if "$ref" in part:
+                here = described
+                for name in part["$ref"].removeprefix("#/").split("/"):
+                    here = here[name]
+                found += 1
+            todo.extend(part.values())
+        elif isinstance(part, list):
+            todo.extend(part)
+    assert found > 100
+
+
+def test_every_message_and_reply_has_a_schema_that_stands_alone():
+    for name, schema in documents().items():
+        Draft202012Validator.check_schema(schema)
+        assert schema["$schema"].endswith("2020-12/schema")
+        list(Draft202012Validator(schema).iter_errors({}))  # All references resolve.
+        assert schema["title"] == name
+    assert MESSAGES.keys() == {"allocate", "block", *OPERATIONS}
+    assert {f"{kind.__name__}Reply" for kind in OPERATIONS.values()} <= documents().keys()
+
+
+GOOD = {"op": "release", "lease": "l", "token": "t"}
+ASKED = {"adhoc": True, "policy_rule_uri": "p:1-x", "inputs": {}}
+MESSAGES_TRIED = [
+    ("Release", GOOD, True),
+    ("Release", {**GOOD, "id": 7}, True),
+    ("Release", {**GOOD, "more": 1}, False),
+    ("Release", {**GOOD, "token": ""}, False),
+    ("Release", {"op": "release", "lease": "l"}, False),
+    ("Renew", {**GOOD, "op": "renew", "ttl_seconds": 0.5}, False),
+    ("Why", {"op": "why", "lease": "l"}, True),
+    ("Why", {"op": "why"}, False),
+    ("Why", {"op": "why", "lease": "l", "request": "l"}, False),
+    ("WatchTopics", {"op": "watch", "topics": []}, False),
+    ("AllocationRequest", ASKED, True),
+    ("AllocationRequest", {**ASKED, "unknown": 1}, True),
+    ("AllocationRequest", {**ASKED, "resources": {"gpus": -1}}, False),
+    ("AllocationRequest", {**ASKED, "resources": {"gpu": 1}}, False),
+    ("AllocationRequest", {**ASKED, "lease": {"ttl_seconds": "long"}}, False),
+]
+
+
+@pytest.mark.parametrize(("name", "message", "good"), MESSAGES_TRIED)
+def test_a_schema_takes_what_the_server_reads_and_nothing_else(name, message, good):
+    assert (problems(name, message) == []) is good
+    if good:
+        assert type(decode(json.dumps(message))).__name__ == name
+    else:
+        with pytest.raises(BadMessage):
+            decode(json.dumps(message))
