@@ -179,12 +179,12 @@ class Zygote:
         try:
             self._control.send(ORDER.pack(number))
             return await asyncio.wait_for(asyncio.shield(future), SPAWN_SECONDS_MAX)
-        except (OSError, TimeoutError) as error:
-            raise SpawnError(f"the zygote did not answer a spawn order: {error}") from error
-        except asyncio.CancelledError:
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
             if future.done() and future.exception() is None:
                 future.result().kill()  # It came while the order was being given up.
-            raise
+            if isinstance(error, asyncio.CancelledError):
+                raise
+            raise SpawnError(f"the zygote did not answer a spawn order: {error}") from error
         finally:
             self._orders.pop(number, None)
 
