@@ -47,6 +47,7 @@ class RayWorld:
     cluster: Any
     folder: Path
     hosts: dict[int, Any] = field(default_factory=dict)
+    raylets: set[str] = field(default_factory=set)
 
     @property
     def address(self) -> str:
@@ -63,6 +64,8 @@ class RayWorld:
             resources={"accelerator_type:A100": 1},
             labels={"rack": f"rack-{number}"},
         )
+        raylets = self.hosts[number].all_processes["raylet"]
+        self.raylets |= {str(each.process.pid) for each in raylets}
 
     def node(self, number: int) -> str:
         node_id: str = self.hosts[number].node_id
@@ -84,13 +87,13 @@ class RayWorld:
 
     def workloads(self) -> set[str]:
         """Return all of which any process or actor is left, as `server/workload`."""
-        mark = b"MOORAGE_WORKLOAD=moorage-"
         found = {name.rsplit("/", 3)[0] for name in self.actors()}
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                for each in (folder / "environ").read_bytes().split(b"\0"):
-                    if each.startswith(mark):
-                        found.add(each.partition(b"=")[2].decode())
+                lines = (folder / "environ").read_text(errors="replace").split("\0")
+                known = dict(line.split("=", 1) for line in lines if "=" in line)
+                if known.get("RAY_RAYLET_PID") in self.raylets and "MOORAGE_WORKLOAD" in known:
+                    found.add(known["MOORAGE_WORKLOAD"])
         return found
 
 

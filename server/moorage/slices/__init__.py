@@ -47,6 +47,7 @@ from moorage.slices.jobs.statuses import (
     JobUnsuccessful,
     handle_ray_error,
 )
+from moorage.slices.leases import LeasedHosts
 from moorage.slices.manager import SlicePoolManager
 from moorage.slices.records import ActorPoolMember, HostInfo, MultisliceInfo, SliceInfo
 from moorage.slices.settings import SliceSettings
@@ -70,6 +71,7 @@ __all__ = [
     "JobStatus",
     "JobSucceeded",
     "JobUnsuccessful",
+    "LeasedHosts",
     "MultisliceInfo",
     "RayExecutor",
     "RayMissingError",

@@ -14,6 +14,7 @@ from moorage.slices.errors import (
     SliceTimeoutError,
 )
 from moorage.slices.lazy_ray import ray
+from moorage.slices.leases import LeasedHosts
 from moorage.slices.records import ActorPoolMember, MultisliceInfo, SliceInfo
 from moorage.slices.reservations import Reservation, Reservations
 from moorage.slices.results import HostCall, collect
@@ -41,6 +42,8 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         tpu_type: Of TPU slices, such as `v4-8`.
         shape: What slices are made of, instead: `GpuSlices`, or `TpuSlices` with details.
         settings: Bounds of all waits; without, the environment has them.
+        hosts: Takes the hosts of each slice as a lease of a Moorage server; without, Ray gives
+            what is free.
 
     """
 
@@ -50,12 +53,16 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         *,
         shape: Shape | None = None,
         settings: SliceSettings | None = None,
+        hosts: LeasedHosts | None = None,
     ) -> None:
         super().__init__(settings)
         if tpu_type is not None and shape is not None:
             raise ValueError("a pool has slices of one kind: give tpu_type or shape, not both")
         self._tpu_type = tpu_type
         self._given = TpuSlices(tpu_type) if tpu_type is not None else shape
+        self._leased = hosts
+        if hosts is not None:
+            hosts.check(self._shape)
         self._last_scale_ts: float | None = None
         self._last_scale_check_ts: float | None = None
         self._slots: dict[int, ActorPoolMember[SliceInfo]] = {}
@@ -97,7 +104,7 @@ class SlicePoolManager(ResourcePoolManager[SliceInfo]):
         self._last_scale_ts = time.time()
         self._remove_unhealthy_members_from_actor_pool()
         held = len(self._actor_pool)
-        reservations = Reservations(self._shape, self._settings, held)
+        reservations = Reservations(self._shape, self._settings, held, self._leased)
         try:
             for left, size in zip(range(len(sizes), 0, -1), sizes, strict=True):
                 share = self._share(size, deadline.left / left, last=left == 1)

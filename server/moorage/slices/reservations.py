@@ -2,15 +2,17 @@
 
 import logging
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from moorage.slices.actors.slice import SliceActor
 from moorage.slices.cluster import remove_groups, request_bundles
 from moorage.slices.lazy_ray import ray
+from moorage.slices.leases import LeasedHosts, SliceLease
 from moorage.slices.records import ActorPoolMember, SliceInfo
 from moorage.slices.settings import SliceSettings
-from moorage.slices.shapes import Shape
+from moorage.slices.shapes import GpuSlices, Shape
 from moorage.slices.waiting import Deadline, kill, outcomes
 
 __all__ = ["Reservation", "Reservations"]
@@ -29,19 +31,54 @@ class Reservation:
     answer: Any
     member: ActorPoolMember[SliceInfo] | None = None
     start: Deadline | None = None
+    lease: SliceLease | None = None
 
     @classmethod
     def open(cls, shape: Shape, settings: SliceSettings) -> "Reservation":
         """Ask Ray for the hosts, or the head, of a slice, and for an actor on the first."""
         group = ray.util.placement_group(shape.bundles(), topology_strategy=shape.topology())
+        return cls._within(group, shape, settings, {})
+
+    @classmethod
+    def leased(
+        cls, hosts: LeasedHosts, shape: GpuSlices, settings: SliceSettings, seconds: float
+    ) -> "Reservation":
+        """Take a lease on the hosts of a slice, and have Ray reserve them.
+
+        Raises:
+            Exception: There is no lease to be had, or Ray has not what it holds.
+
+        """
+        lease = hosts.take(shape, seconds)
+        try:
+            group = lease.reserve(shape)
+        except BaseException:
+            lease.close()
+            raise
+        made = cls._within(group, shape, settings, lease.environment)
+        made.lease = lease
+        lease.guard(made.end)
+        return made
+
+    @classmethod
+    def _within(
+        cls, group: Any, shape: Shape, settings: SliceSettings, environment: Mapping[str, str]
+    ) -> "Reservation":
         within = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, 0)
-        actor = SliceActor.options(scheduling_strategy=within).remote(shape, group, settings)
+        made = SliceActor.options(scheduling_strategy=within)
+        actor = made.remote(shape, group, settings, environment)
         return cls(group, actor, actor.get_info.remote())
+
+    def end(self) -> None:
+        """End all that runs in the slice, and free what Ray reserved."""
+        kill(self.actor)
+        remove_groups(self.group)
 
     def close(self) -> None:
         """Give everything back."""
-        kill(self.actor)
-        remove_groups(self.group)
+        self.end()
+        if self.lease is not None:
+            self.lease.close()
 
     def overdue(self, seconds: float) -> bool:
         """Return whether the hosts have been there for so long, and the actor has not started."""
@@ -58,10 +95,14 @@ class Reservations:
         shape: What a slice is made of.
         settings: How often the autoscaler is asked, and how long a slice may take to start.
         held: How many slices the pool has already.
+        hosts: Where hosts come from; None: Ray gives what is free.
 
     """
 
-    def __init__(self, shape: Shape, settings: SliceSettings, held: int) -> None:
+    def __init__(
+        self, shape: Shape, settings: SliceSettings, held: int, hosts: LeasedHosts | None = None
+    ) -> None:
+        self._hosts = hosts
         self._shape = shape
         self._settings = settings
         self._held = held
@@ -81,17 +122,19 @@ class Reservations:
             Whether they have.
 
         """
-        self._want(count)
+        self._want(count, deadline)
         while len(self.ready) < count and deadline.left:
             request_bundles(self._shape.bundles() * (self._held + count))
             waiting = [each for each in self._open if each.member is None]
             seconds = min(self._settings.scale_poll_seconds, deadline.left)
-            ready, _ = ray.wait([each.answer for each in waiting], timeout=seconds)
+            refs = [each.answer for each in waiting]
+            ready, _ = ray.wait(refs, timeout=seconds) if refs else ([], [])
             for each in waiting:
                 if each.answer in ready:
                     self._hear(each)
                 elif each.overdue(self._settings.slice_start_seconds_max):
                     self._again(each, "it did not start in time")
+            self._want(count, deadline)
         return len(self.ready) >= count
 
     def take(self) -> list[Reservation]:
@@ -104,13 +147,31 @@ class Reservations:
         """Give back all that was not taken."""
         self._want(0)
 
-    def _want(self, count: int) -> None:
+    def _want(self, count: int, deadline: Deadline | None = None) -> None:
         """Have so many: started ones are kept first."""
         self._open.sort(key=lambda each: each.member is None)
         while len(self._open) > count:
             self._open.pop().close()
         while len(self._open) < count:
-            self._open.append(Reservation.open(self._shape, self._settings))
+            opened = self._opened(deadline)
+            if opened is None:
+                return
+            self._open.append(opened)
+
+    def _opened(self, deadline: Deadline | None) -> Reservation | None:
+        """Return one more; None where the server has no lease for it now."""
+        if self._hosts is None:
+            return Reservation.open(self._shape, self._settings)
+        assert isinstance(self._shape, GpuSlices)
+        left = deadline.left if deadline is not None else 0.0
+        seconds = min(self._settings.scale_poll_seconds, left)
+        try:
+            return Reservation.leased(self._hosts, self._shape, self._settings, seconds)
+        except Exception as error:  # noqa: BLE001  # The client's own errors, and Ray's.
+            logger.warning("A slice of %s has no lease: %s", self._shape.name, error)
+            self.trouble = error
+            time.sleep(min(_PAUSE_SECONDS, left))  # Some refusals come at once.
+            return None
 
     def _hear(self, each: Reservation) -> None:
         (answer,) = outcomes([each.answer], _PAUSE_SECONDS)
@@ -124,7 +185,7 @@ class Reservations:
         logger.warning("A slice of %s did not start: %s", self._shape.name, why)
         self.trouble = why
         each.close()
-        self._open[self._open.index(each)] = Reservation.open(self._shape, self._settings)
+        self._open.remove(each)  # Another one is opened where there is time left.
 
 
 def _name(each: Reservation) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from moorage.backends.base import (
+    LOG_BYTES_MAX,
     BackendError,
     CommandExecution,
     Listener,
@@ -37,6 +38,8 @@ __all__ = ["RayBackend"]
 
 ANSWER_SECONDS_MAX: Final = 30.0
 """How long Ray may take to say something."""
+STOPPING_SECONDS: Final = 0.02
+"""Between two looks whether a stop is over."""
 STOP_SECONDS_MAX: Final = 3660.0
 """How long a workload may take to end: as long as any spec may ask for, and a minute."""
 _GONE: Final = "Ray no longer knows its actor: its node or the cluster was lost"
@@ -61,6 +64,7 @@ class RayBackend:
         self._records = Records(root)
         self._nodes = frozenset[str]()
         self._listener: Listener | None = None
+        self._unwanted: set[str] = set()
         self._busy: Counter[str] = Counter()
         self._lock = threading.Lock()
         self.connection = RayConnection(
@@ -84,26 +88,23 @@ class RayBackend:
         """Return what is here; see `Backend.discover`."""
         found = await self.connection.call("discover", ANSWER_SECONDS_MAX)
         known = {name: _report(name, each) for name, each in found.items()}
-        for name, state in self._records.all().items():
-            if name not in known and state == "ready":
-                known[name] = _gone(name)
+        for name in self._records.ready() - known.keys():
+            known[name] = _gone(name)
         return list(known.values())
 
     async def start(self, order: Order) -> WorkloadReport:
         """Start a workload and wait until it is ready; see `Backend.start`."""
         orders.check(order.spec)
         plans = orders.plans(order, self._records.server())
-        started = self._records.state(order.id) == "ready"
-        if started:
+        if order.id in self._records.ready():
             known = await self.connection.call("start", None, plans=plans, new=False)
             return _gone(order.id) if known is None else _report(order.id, known)
         self._tell(WorkloadReport(order.id, Phase.STARTING, detail=_where(plans)))
         with self._in_hand(order.id):
-            self._records.note(order.id, "unwanted")  # Unless it gets ready.
             try:
                 async with asyncio.timeout(order.timeout_seconds):
                     answer = await self.connection.call("start", None, plans=plans, new=True)
-                self._records.note(order.id, "ready")
+                self._records.note(order.id)
             except BaseException as error:
                 await finished(self._undone(order.id))
                 if isinstance(error, TimeoutError):
@@ -117,15 +118,23 @@ class RayBackend:
 
     async def _undone(self, workload: str) -> None:
         """Leave nothing of a start; where Ray does not answer, as soon as it does."""
+        with self._lock:
+            self._unwanted.add(workload)
         with contextlib.suppress(BackendError):
-            await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
+            left = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
+            with self._lock:
+                self._unwanted.discard(workload)
+            if left is not None:
+                await asyncio.to_thread(self._records.archive, workload, left)
             self._records.forget(workload)
 
     async def stop(self, workload: str) -> None:
         """Stop a workload; see `Backend.stop`."""
         with self._in_hand(workload):
-            was = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
-            was = was or self._records.state(workload) == "ready"
+            left = await self.connection.call("stop", STOP_SECONDS_MAX, workload=workload)
+            was = left is not None or workload in self._records.ready()
+            if left is not None:
+                await asyncio.to_thread(self._records.archive, workload, left)
             self._records.forget(workload)
         if was:
             self._tell(WorkloadReport(workload, Phase.STOPPED))
@@ -144,7 +153,7 @@ class RayBackend:
                 "status", ANSWER_SECONDS_MAX, workload=workload, probe=probe
             )
         except UnknownWorkloadError:
-            if self._records.state(workload) == "ready":
+            if workload in self._records.ready():
                 return _gone(workload)
             raise
         return _report(workload, seen)
@@ -194,11 +203,23 @@ class RayBackend:
 
     async def logs(self, workload: str, offset: int = 0, attempt: int = 0) -> Log:
         """Read the output of the first node of a workload; see `Backend.logs`."""
-        piece = await self.connection.call(
-            "logs", ANSWER_SECONDS_MAX, workload=workload, offset=offset
-        )
+        kept = await asyncio.to_thread(self._records.archived, workload)
+        if attempt in kept:
+            return _archived(kept[attempt], offset)
+        try:
+            piece = await self.connection.call(
+                "logs", ANSWER_SECONDS_MAX, workload=workload, offset=offset
+            )
+        except UnknownWorkloadError:
+            async with asyncio.timeout(ANSWER_SECONDS_MAX):
+                while workload in self._busy:  # noqa: ASYNC110  # It is being stopped: its output is on the way.
+                    await asyncio.sleep(STOPPING_SECONDS)  # As above.
+            kept = await asyncio.to_thread(self._records.archived, workload)
+            if (last := attempt or max(kept, default=0)) in kept:
+                return _archived(kept[last], offset)
+            raise
         if attempt not in {0, piece["attempt"]}:
-            raise UnknownAttemptError(workload, (piece["attempt"],))
+            raise UnknownAttemptError(workload, (*sorted(kept), piece["attempt"]))
         data = base64.b64decode(piece["data"])
         return Log.of(data, piece["start"], over=piece["over"], exit_code=piece["exit_code"])
 
@@ -235,17 +256,19 @@ class RayBackend:
         check.start()
 
     async def _caught_up(self) -> None:
-        before = self._records.all()
+        before = self._records.ready()
         try:
             found = await self.connection.call("discover", ANSWER_SECONDS_MAX)
-            for name, state in before.items():
+            with self._lock:
+                unwanted = self._unwanted - self._busy.keys()
+            for name in unwanted:
+                await self._undone(name)
+            for name in before:
                 with self._lock:
                     busy = name in self._busy
-                if busy or self._records.state(name) != state:
-                    continue  # Who has it in hand says what becomes of it.
-                if state == "unwanted":
-                    await self._undone(name)
-                elif name not in found:
+                if busy or name not in self._records.ready():
+                    continue  # Whatever has it in hand says what becomes of it.
+                if name not in found:
                     self._tell(_gone(name))
                 elif _report(name, found[name]).phase.over:
                     self._tell(_report(name, found[name]))
@@ -278,6 +301,16 @@ def _report(workload: str, seen: Mapping[str, Any]) -> WorkloadReport:
         exit_code=seen.get("exit_code"),
         log_tail=tuple(seen.get("log_tail") or ()),
     )
+
+
+def _archived(piece: Mapping[str, Any], offset: int) -> Log:
+    """Return a part of the output that is kept of a workload that was stopped."""
+    data, first = base64.b64decode(piece["data"]), int(piece["start"])
+    size = first + len(data)
+    start = min(max(size + offset if offset < 0 else offset, first), size)
+    part = data[start - first :][:LOG_BYTES_MAX]
+    over = start + len(part) >= size
+    return Log.of(part, start, over=over, exit_code=piece["exit_code"])
 
 
 def _gone(workload: str) -> WorkloadReport:

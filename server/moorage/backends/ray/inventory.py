@@ -60,20 +60,25 @@ def _node(node: Mapping[str, Any], ours: frozenset[str]) -> Document:
     labels = {str(name): str(value) for name, value in node["labels"].items()}
     if node["name"]:
         labels[NAME_LABEL] = str(node["name"])
-    own = [each["used"] for each in node["workers"] if each["actor"] in ours]
-    others = [each["used"] for each in node["workers"] if each["actor"] not in ours]
+    # What pools reserved for leases counts as a whole, whether they use it now or not.
+    groups = {each["group"] for each in node["leased"]}
+    leased = [each["resources"] for each in node["leased"]]
+    workers = [each for each in node["workers"] if each["group"] not in groups]
+    own = [each["used"] for each in workers if each["actor"] in ours]
+    others = [each["used"] for each in workers if each["actor"] not in ours]
 
     def offered(name: str) -> float:
         """Return how much there is beyond what others hold."""
         total = float(resources.get(name, 0))
         held = sum(sum(used.get(name, {}).values()) for used in own)
+        held += sum(float(each.get(name, 0)) for each in leased)
         return min(max(float(free.get(name, 0)) + held, 0.0), total)
 
     return node_document(
         str(node["id"]),
         cpu_milli=round(offered("CPU") * 1000),
         memory_mib=int(offered("memory") / MIB),
-        devices=_devices(resources, free, own, others),
+        devices=_devices(resources, offered("GPU"), own, others),
         rack=labels.get(RACK_LABEL, ""),
         labels=labels,
     )
@@ -81,7 +86,7 @@ def _node(node: Mapping[str, Any], ours: frozenset[str]) -> Document:
 
 def _devices(
     resources: Mapping[str, float],
-    free: Mapping[str, float],
+    offered: float,
     own: Sequence[Mapping[str, Mapping[str, float]]],
     others: Sequence[Mapping[str, Mapping[str, float]]],
 ) -> list[Document]:
@@ -91,8 +96,7 @@ def _devices(
     model = next(named, "")
     foreign = {int(slot) for used in others for slot in used.get("GPU", {})}
     mine = {int(slot) for used in own for slot in used.get("GPU", {})}
-    held = sum(sum(used.get("GPU", {}).values()) for used in (*own, *others))
-    reserved = count - float(free.get("GPU", 0)) - held
+    reserved = count - offered - sum(sum(used.get("GPU", {}).values()) for used in others)
     left = [each for each in range(count) if each not in foreign]
     # Ray does not say which ones an unused placement group reserved: the last free ones.
     for each in reversed([each for each in left if each not in mine]):

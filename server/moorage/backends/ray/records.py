@@ -9,14 +9,16 @@ import json
 import os
 import threading
 import uuid
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final
 
 from moorage.backends.base import BackendError
 
 __all__ = ["Records"]
 
-State = Literal["ready", "unwanted"]
+OUTPUTS_MAX: Final = 200
+"""Workloads that were stopped of which the output is kept, a MiB of each."""
 _SERVER: Final = "server.json"
 
 
@@ -32,7 +34,7 @@ class Records:
         self.folder = folder
         self._lock = threading.Lock()
         self._server = ""
-        self._known: dict[str, State] | None = None
+        self._known: set[str] | None = None
 
     def server(self) -> str:
         """Return the id that actors' names begin with; drawn when it is first needed."""
@@ -49,45 +51,56 @@ class Records:
                     raise BackendError(f"{path} cannot be read ({error}): {reason}") from error
             return self._server
 
-    def all(self) -> dict[str, State]:
-        """Return workloads that were ready, and such that are to be ended when Ray answers."""
+    def ready(self) -> set[str]:
+        """Return the workloads that were ready and were not stopped since."""
         with self._lock:
-            return dict(self._loaded())
+            return set(self._loaded())
 
-    def state(self, workload: str) -> State | None:
-        """Return what is noted of a workload."""
+    def note(self, workload: str) -> None:
+        """Note that a workload was ready; durable when this returns."""
         with self._lock:
-            return self._loaded().get(workload)
-
-    def note(self, workload: str, state: State) -> None:
-        """Note it; durable when this returns."""
-        with self._lock:
-            if self._loaded().get(workload) != state:
-                self._write(self._path(workload), {"workload": workload, "state": state})
-                self._loaded()[workload] = state
+            if workload not in self._loaded():
+                self._write(self._path(workload), {"workload": workload})
+                self._loaded().add(workload)
 
     def forget(self, workload: str) -> None:
         """Note no more of a workload."""
         with self._lock:
-            if self._loaded().pop(workload, None) is not None:
-                self._path(workload).unlink(missing_ok=True)
+            self._path(workload).unlink(missing_ok=True)
+            self._loaded().discard(workload)
+
+    def archive(self, workload: str, output: Mapping[str, Any]) -> None:
+        """Keep what a workload wrote that was stopped; the oldest of many goes."""
+        name = f"{self._path(workload).stem}.{int(output['attempt'])}.json"
+        folder = self.folder / "output"
+        self._write(folder / name, dict(output))
+        files = sorted(folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+        for old in files[:-OUTPUTS_MAX]:
+            old.unlink(missing_ok=True)
+
+    def archived(self, workload: str) -> dict[int, dict[str, Any]]:
+        """Return what is kept of a workload's output, by attempt."""
+        found = {}
+        for path in (self.folder / "output").glob(f"{self._path(workload).stem}.*.json"):
+            document: dict[str, Any] = json.loads(path.read_text())
+            found[int(document["attempt"])] = document
+        return found
 
     def _path(self, workload: str) -> Path:
         digest = hashlib.sha256(workload.encode()).hexdigest()[:32]
         return self.folder / "workloads" / f"{digest}.json"
 
-    def _loaded(self) -> dict[str, State]:
+    def _loaded(self) -> set[str]:
         if self._known is None:
-            self._known = {}
+            self._known = set()
             for path in (self.folder / "workloads").glob("*.json"):
                 try:
-                    document = json.loads(path.read_text())
-                    self._known[str(document["workload"])] = document["state"]
+                    self._known.add(str(json.loads(path.read_text())["workload"]))
                 except (OSError, ValueError, KeyError, TypeError) as error:
                     raise BackendError(f"{path} cannot be read ({error}): remove it") from error
         return self._known
 
-    def _write(self, path: Path, document: dict[str, str]) -> None:
+    def _write(self, path: Path, document: Mapping[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         draft = path.with_suffix(".draft")
         with draft.open("w") as file:

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from moorage.slices.cluster import draining
@@ -34,6 +34,7 @@ class HostPlacement:
     group: Any
     bundle: int
     resources: Mapping[str, float]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class DeviceHost:
@@ -228,6 +229,8 @@ class DeviceHost:
         """Return the runtime environment of a task, with all variables in it."""
         merged = dict(runtime_env or {})
         own: dict[str, Any] = {"TPU_HOST_ID": self.host_id, "TPU_SLICE_NAME": self.slice_name}
+        if self._placement is not None:
+            own |= self._placement.environment
         if self.num_devices:
             own["TPU_NUM_DEVICES"] = self.num_devices
         variables = {**own, **merged.get("env_vars", {}), **(env or {})}

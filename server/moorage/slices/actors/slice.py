@@ -41,6 +41,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         shape: What the slice is made of; without, a TPU slice.
         group: The placement group that it runs in; for GPUs it has all hosts.
         settings: Bounds of its waits; without, the environment has them.
+        environment: Variables that tasks get, unless their caller says otherwise.
 
     """
 
@@ -49,8 +50,10 @@ class Slice(ResourcePoolManager[HostInfo]):
         shape: Shape | None = None,
         group: Any = None,
         settings: SliceSettings | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(settings)
+        self._environment = dict(environment or {})
         self._shape = shape or TpuSlices("")
         self._group = group
         self._failed = False
@@ -255,7 +258,7 @@ class Slice(ResourcePoolManager[HostInfo]):
         placed = ray.util.placement_group_table(group)["bundles_to_node_id"]
         first = ray.get_runtime_context().get_node_id()
         hosts = [
-            (nodes[node_id], HostPlacement(group, bundle, resources))
+            (nodes[node_id], HostPlacement(group, bundle, resources, self._environment))
             for bundle, node_id in placed.items()
         ]
         self._hosts = sorted(hosts, key=lambda host: _order(host[0], first, host[1].bundle))

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import ray
 
+from moorage import ray_devices
 from moorage.backends.ray.driver.observation import observe
 from moorage.backends.ray.driver.workloads import NotDoneError, UnknownActorError, Workloads
 from moorage.backends.ray.node import host
@@ -48,7 +49,7 @@ class Driver:
             "discover": self._workloads.discover,
             "status": self._workloads.status,
             "start": self._workloads.start,
-            "stop": self._workloads.stop,
+            "stop": self._stop,
             "logs": self._logs,
             "execute": self._workloads.execute,
             "observe": self._look,
@@ -93,6 +94,10 @@ class Driver:
         text = base64.b64encode(data).decode()
         return {"data": text, "start": start, "over": over, "exit_code": code, "attempt": attempt}
 
+    def _stop(self, workload: str) -> dict[str, Any] | None:
+        left = self._workloads.stop(workload)
+        return left and {**left, "data": base64.b64encode(left["data"]).decode()}
+
     def _look(self) -> dict[str, Any]:
         ours = sorted(self._workloads.actor_ids())
         seen = observe() if self._observe is None else ray.get(self._observe.remote())
@@ -110,6 +115,7 @@ def main() -> None:
     output = os.dup(1)
     os.dup2(2, 1)  # What Ray prints is no answer.
     # No node needs this package: its classes travel to the cluster by value.
+    ray.cloudpickle.register_pickle_by_value(ray_devices)  # type: ignore[no-untyped-call]  # As above.
     ray.cloudpickle.register_pickle_by_value(host)  # type: ignore[no-untyped-call]  # As above.
     try:
         ray.init(address=address, namespace=namespace, log_to_driver=False)

@@ -27,16 +27,25 @@ def observe() -> dict[str, Any]:
         found = []
         for worker in told.core_workers_stats:
             used: dict[str, dict[str, float]] = {}
+            group = ""
             for name, resource in worker.used_resources.items():
-                kind = name.partition("_group_")[0]
+                kind, _, reserved = name.partition("_group_")
+                group = reserved.rpartition("_")[2] or group
                 for slot in resource.resource_slots:
                     used.setdefault(kind, {})[str(slot.slot)] = slot.allocation
             if used:
-                found.append({"actor": worker.actor_id.hex(), "used": used})
+                found.append({"actor": worker.actor_id.hex(), "group": group, "used": used})
         return found
 
+    leased: dict[str, list[dict[str, Any]]] = {}
+    for group_id, group in ray.util.placement_group_table().items():
+        if group["name"].startswith("moorage-lease/") and group["state"] != "REMOVED":
+            for bundle, node_id in group["bundles_to_node_id"].items():
+                held = {"group": group_id, "resources": group["bundles"][bundle]}
+                leased.setdefault(node_id, []).append(held)
+
     with ThreadPoolExecutor(16) as threads:
-        held = list(threads.map(workers, alive))
+        told = list(threads.map(workers, alive))
     return {
         "nodes": [
             {
@@ -47,7 +56,8 @@ def observe() -> dict[str, Any]:
                 "labels": node.get("Labels", {}),
                 "free": free.get(node["NodeID"], {}),
                 "workers": found,
+                "leased": leased.get(node["NodeID"], []),
             }
-            for node, found in zip(alive, held, strict=True)
+            for node, found in zip(alive, told, strict=True)
         ]
     }

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import ray
 
-from moorage.backends.ray.driver.devices import DeviceError, Holders, gone
 from moorage.backends.ray.node.host import WorkloadHost
+from moorage.ray_devices import DeviceError, Holders
 
 __all__ = ["NotDoneError", "UnknownActorError", "Workloads"]
 
@@ -134,10 +134,11 @@ class Workloads:
             if not members and not new:
                 return None
             try:
+                found = bool(members)
                 if len(members) != len(plans) or len({each.start for each in members}) > 1:
                     self._end(members)
                     members = [self._made(plan) for plan in plans]
-                report = self._begun(members, plans, given_up)
+                report = self._begun(members, plans, given_up, found=found)
             except BaseException as error:
                 with contextlib.suppress(UnknownActorError):
                     self._end(self._members(workload))
@@ -174,8 +175,10 @@ class Workloads:
         members: list[_Member],
         plans: Sequence[Mapping[str, Any]],
         given_up: threading.Event,
+        *,
+        found: bool,
     ) -> Report:
-        """Have all members begin; return when all are ready, or one is over."""
+        """Have all members begin, or, where they were found, go on; return when all are ready."""
         refs = [each.handle.begin.remote() for each in members]
         for number, plan in enumerate(plans):
             answer = self._begin_answer(members[number], refs[number], plan, given_up)
@@ -190,11 +193,14 @@ class Workloads:
                 members[number], answer = self._exact(members[number], plan, given_up)
             if answer["phase"] == "succeeded" and plan["readiness"]:
                 raise NotDoneError("it ended before it was ready")
-            # A command that is to be ready at once was: then this is how it ended.
+            # A command that is to be ready at once was; how it ended is told where it is watched.
             began = answer.get("exit_code") is not None and not plan["readiness"]
             if answer["phase"] == "failed" and not began:
                 raise NotDoneError(_why(answer))
-        return self._joined(members, "report")
+        report = self._joined(members, "report")
+        if report["phase"] in {"failed", "succeeded"} and not found:
+            report = {"phase": "ready", "detail": plans[0]["title"]}
+        return report
 
     def _exact(
         self, member: _Member, plan: Mapping[str, Any], given_up: threading.Event
@@ -240,8 +246,13 @@ class Workloads:
 
     # Stopping ----------------------------------------------------------------------------------
 
-    def stop(self, workload: str) -> bool:
-        """Stop a workload; a start under way is given up. Returns whether there was any."""
+    def stop(self, workload: str) -> Report | None:
+        """Stop a workload; a start under way is given up.
+
+        Returns:
+            What its first node wrote at last; None where there was no such workload.
+
+        """
         with self._lock:
             if workload in self._given_up:
                 self._given_up[workload].set()
@@ -250,12 +261,15 @@ class Workloads:
             try:
                 members = self._members(workload)
             except UnknownActorError:
-                return False
-            self._end(members)
-            return True
+                return None
+            outputs = self._end(members)
+            data, start, code = outputs.get(0, (b"", 0, None))
+            attempt = int(members[0].start[1])
+            return {"data": data, "start": start, "exit_code": code, "attempt": attempt}
 
-    def _end(self, members: Sequence[_Member]) -> None:
-        """End actors with all they run; returns when none is left."""
+    def _end(self, members: Sequence[_Member]) -> dict[int, tuple[bytes, int, int | None]]:
+        """End actors with all they run; returns what they wrote at last, when none is left."""
+        outputs: dict[int, tuple[bytes, int, int | None]] = {}
         alive = [(each, each.handle.about.remote()) for each in members]
         refs = [ref for _, ref in alive]
         answered = set(ray.wait(refs, num_returns=len(refs), timeout=2.0)[0]) if refs else set()
@@ -272,11 +286,15 @@ class Workloads:
                 stopping.append((member, member.handle.stop.remote(), seconds))
         for member, ref, seconds in stopping:
             done, _ = ray.wait([ref], timeout=seconds)
-            if not done or not gone(member.name, self._namespace, 2.0):
+            with contextlib.suppress(ray.exceptions.RayError):
+                if done:
+                    outputs[member.index] = ray.get(ref)
+            if not done or not _gone(member.name, self._namespace, 2.0):
                 _kill(member.handle)
         for member in members:
-            if not gone(member.name, self._namespace, STOP_SPARE_SECONDS):
+            if not _gone(member.name, self._namespace, STOP_SPARE_SECONDS):
                 raise NotDoneError(f"Ray has not ended the actor {member.name}")
+        return outputs
 
     # Watching ----------------------------------------------------------------------------------
 
@@ -391,6 +409,19 @@ class Workloads:
 
 def _value(ref: Any, seconds: float | None) -> Any:
     return ray.get(ref, timeout=seconds)
+
+
+def _gone(name: str, namespace: str, seconds: float) -> bool:
+    """Wait until no actor has a name; whether that came about."""
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            ray.get_actor(name, namespace=namespace)
+        except ValueError:
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.01)  # Ray does not tell.
 
 
 def _kill(handle: Any) -> None:

@@ -1,7 +1,7 @@
 """The actor of one workload on one node of Ray: it runs the command, or holds the user's object.
 
-It travels to the node by value, so it imports Ray and the standard library alone. `plan` is what
-`orders.plan` makes. Every method is a coroutine, so that it answers while the workload works.
+It travels to the node by value, as `ray_devices` does. `plan` is what `orders.plans` makes.
+Every method is a coroutine, so that it answers while the workload works.
 """
 
 import asyncio
@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
+
+from moorage.ray_devices import device_names, given_devices
 
 _LOG_BYTES_MAX = 256 * 1024
 _OUTPUT_BYTES_MAX = 1024 * 1024
@@ -60,6 +62,7 @@ class WorkloadHost:
         self._gone = threading.Event()
         self._stopping = False
         self._port = 0
+        self._written = 0
         self._environment: dict[str, str] = {}
         self._calls = ThreadPoolExecutor(plan["concurrency"], thread_name_prefix="call")
         self._own = ThreadPoolExecutor(8, thread_name_prefix="host")
@@ -72,8 +75,8 @@ class WorkloadHost:
         `given`: those that Ray gave.
         """
         if self._beginning is None:
-            given = _devices()
-            if sorted(given) != sorted(_named(self._plan["gpus"])):
+            given = given_devices()
+            if sorted(given) != sorted(device_names(self._plan["gpus"])):
                 return {"phase": "pending", "given": given}
             self._loop, self._over = asyncio.get_running_loop(), asyncio.Event()
             self._beginning = asyncio.ensure_future(self._begin())
@@ -129,18 +132,24 @@ class WorkloadHost:
         )
         return done
 
-    async def stop(self) -> None:
-        """End the workload and this process; it is gone soon after the answer."""
+    async def stop(self) -> tuple[bytes, int, int | None]:
+        """End the workload and this process, which is gone soon after the answer.
+
+        Returns:
+            The end of its output, the offset of that, and the exit code.
+
+        """
         self._stopping = True
-        await self._in_thread(self._end)
+        output = await self._in_thread(self._end)
         threading.Timer(0.02, os._exit, (0,)).start()
+        return output, max(self._written - len(output), 0), self._report.get("exit_code")
 
     async def _in_thread(self, work: Callable[[], Any]) -> Any:
         return await asyncio.get_running_loop().run_in_executor(self._own, work)
 
     async def _begin(self) -> Report:
         plan = self._plan
-        self._environment = {**plan["environment"], **_visible(_named(plan["gpus"]))}
+        self._environment = {**plan["environment"], **_visible(device_names(plan["gpus"]))}
         try:
             if plan["actor"] is not None:
                 await asyncio.get_running_loop().run_in_executor(self._calls, self._construct)
@@ -325,37 +334,18 @@ class WorkloadHost:
             file.seek(max(self._log.stat().st_size - _TAIL_BYTES, 0))
             return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
 
-    def _end(self) -> None:
+    def _end(self) -> bytes:
         if self._warden is not None and self._warden.stdin is not None:
             with contextlib.suppress(OSError):
                 self._warden.stdin.write(f"{self._plan['stop_seconds']}\n")
                 self._warden.stdin.flush()
             self._gone.wait()
+        self._written = self._log.stat().st_size
+        with self._log.open("rb") as file:
+            file.seek(max(self._written - _OUTPUT_BYTES_MAX, 0))
+            output = file.read()
         shutil.rmtree(self._folder, ignore_errors=True)
-
-
-class DeviceHolder:
-    """Holds one device of a node, or a share of it, while a workload beside it gets others."""
-
-    def devices(self, gpus: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Return what Ray gave this actor, and how Ray calls the devices of a lease."""
-        return _devices(), _named(gpus)
-
-    def leave(self) -> None:
-        """End this process: when the caller hears of it, the device is free."""
-        os._exit(0)
-
-
-def _devices() -> list[str]:
-    """Return the devices that Ray gave this actor."""
-    return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
-
-
-def _named(gpus: Sequence[str]) -> list[str]:
-    """Return how Ray calls devices: by index, or as the raylet's CUDA_VISIBLE_DEVICES says."""
-    worker = ray._private.worker.global_worker  # noqa: SLF001  # Nothing public says it.
-    names = (getattr(worker, "original_visible_accelerator_ids", None) or {}).get("GPU")
-    return [str(names[int(each)]) if names else str(each) for each in gpus]
+        return output
 
 
 def _visible(names: Sequence[str]) -> dict[str, str]:

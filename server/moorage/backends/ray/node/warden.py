@@ -71,8 +71,10 @@ def _say(message: dict[str, object]) -> None:
 def main() -> None:
     """Keep the command until nothing of it is left."""
     plan = json.loads(sys.argv[1])
-    if os.fork():  # Where an actor dies, Ray kills its children, and this has to outlive it.
+    # Where an actor dies, Ray kills its children and its process group; this has to outlive it.
+    if os.fork():
         return
+    os.setsid()
     ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
     try:
         begun = subprocess.Popen(  # noqa: S603  # The user's own command.

@@ -1,20 +1,18 @@
-"""Has Ray give an actor the devices that its lease holds, where Ray would choose others.
+"""Has Ray give out the devices of a node that a lease holds, where Ray would choose others.
 
 Ray chooses the first devices of a node that are free. So all that are free up to those of the lease
-are held, one actor each, then those of the lease are let go, and the workload takes them.
+are held, one actor each, then those of the lease are let go, and what is started then takes them.
+The backend `ray` and the pools of `slices` do so. The classes travel to the nodes by value.
 """
 
 import contextlib
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import ray
 
-from moorage.backends.ray.node.host import DeviceHolder
-
-__all__ = ["DeviceError", "Holders", "gone"]
+__all__ = ["DeviceError", "DeviceHolder", "Holders", "device_names", "given_devices"]
 
 FREE_SECONDS_MAX: Final = 10.0
 """How long a device that a lease holds may be in use by others before that is an error."""
@@ -22,6 +20,30 @@ FREE_SECONDS_MAX: Final = 10.0
 
 class DeviceError(Exception):
     """A device that a lease holds is used by another program of the same Ray cluster."""
+
+
+class DeviceHolder:
+    """Holds one device of a node, or a share of it, while a workload beside it gets others."""
+
+    def devices(self, gpus: Sequence[str]) -> tuple[list[str], list[str]]:
+        """Return what Ray gave this actor, and how Ray calls the devices of a lease."""
+        return given_devices(), device_names(gpus)
+
+    def leave(self) -> None:
+        """End this process: when the caller hears of it, the device is free."""
+        ray.actor.exit_actor()  # type: ignore[no-untyped-call]  # Ray has no types for it.
+
+
+def given_devices() -> list[str]:
+    """Return the devices that Ray gave this actor."""
+    return list(ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
+
+
+def device_names(gpus: Sequence[str]) -> list[str]:
+    """Return how Ray calls devices: by index, or as the raylet's CUDA_VISIBLE_DEVICES says."""
+    worker = ray._private.worker.global_worker  # noqa: SLF001  # Nothing public says it.
+    names = (getattr(worker, "original_visible_accelerator_ids", None) or {}).get("GPU")
+    return [str(names[int(each)]) if names else str(each) for each in gpus]
 
 
 class Holders:
@@ -33,7 +55,7 @@ class Holders:
         self._ids: set[str] = set()
 
     def ids(self) -> set[str]:
-        """Return the ids of those that are there now."""
+        """Return Ray's ids of those that are there now."""
         with self._lock:
             return set(self._ids)
 
@@ -44,7 +66,7 @@ class Holders:
             node: Ray's id of it.
             gpus: Devices, by index.
             share: Of each of them: 1 is all.
-            take: Starts the workload; whether it has got its devices.
+            take: Starts what gets them; returns whether it has.
 
         Returns:
             What `take` did.
@@ -108,16 +130,3 @@ def _answer(ref: Any) -> tuple[list[str], list[str]] | None:
         return None
     answer: tuple[list[str], list[str]] = ray.get(ref)
     return answer
-
-
-def gone(name: str, namespace: str, seconds: float) -> bool:
-    """Wait until no actor has a name; whether that came about."""
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            ray.get_actor(name, namespace=namespace)
-        except ValueError:
-            return True
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)  # Ray does not tell.

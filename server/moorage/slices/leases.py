@@ -1,0 +1,181 @@
+"""Hosts of slices as leases of a Moorage server: each slice holds a gang of nodes, or is not there.
+
+What holds GPUs of the same Ray cluster in other ways, a workload of the backend `ray` or another
+pool, then never gets the same ones: the server promises each of them once.
+"""
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from moorage.slices.lazy_ray import ray
+from moorage.slices.shapes import GpuSlices, Shape
+
+__all__ = ["LeaseClient", "LeasedHosts", "SliceLease"]
+
+GROUP_PREFIX: Final = "moorage-lease/"
+"""Names of placement groups begin with it, and end with the lease: the server knows them by it."""
+NODE_ID_LABEL: Final = "ray.io/node-id"
+RACK_LABEL: Final = "rack"
+GROUP_SECONDS_MAX: Final = 10
+"""How long Ray may take to reserve what a lease holds."""
+_LOOK_SECONDS: Final = 0.2
+_MIB: Final = 1 << 20
+
+
+class LeaseClient(Protocol):
+    """What a pool needs of `moorage_client.BlockingClient`."""
+
+    def lease(self, policy_rule_uri: str, /, **request: Any) -> AbstractContextManager[Any]:
+        """Hold a lease, and renew it, while a block runs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeasedHosts:
+    """Where a pool gets its hosts from.
+
+    Args:
+        client: Connected to the server; it renews the leases while the pool has them.
+        policy: Chooses the nodes.
+        cluster: Id of the Ray cluster at the server.
+        ttl_seconds: So long after this program was killed its GPUs are free.
+        priority: Higher goes first.
+        preemptible: A slice may be taken back for a request of higher priority.
+
+    """
+
+    client: LeaseClient
+    policy: str
+    cluster: str = "ray"
+    ttl_seconds: float = 60.0
+    priority: int = 0
+    preemptible: bool = False
+
+    def check(self, shape: Shape) -> None:
+        """Refuse slices that no lease can stand for.
+
+        Raises:
+            ValueError: It says which.
+
+        """
+        if not isinstance(shape, GpuSlices):
+            raise ValueError("slices on leases are GPU slices: give shape=GpuSlices(…)")  # noqa: TRY004  # As all wrong shapes.
+        if shape.label not in {"", RACK_LABEL} or shape.resource:
+            raise ValueError("slices on leases take label='rack' or none, and no resource")
+        if shape.gpus_per_host != int(shape.gpus_per_host):
+            raise ValueError(f"a lease on {shape.gpus_per_host} GPUs of each host: expected whole")
+
+    def take(self, shape: GpuSlices, seconds: float) -> "SliceLease":
+        """Take the hosts of one slice.
+
+        Args:
+            shape: What it is made of.
+            seconds: How long to wait in the server's queue.
+
+        Raises:
+            Exception: Whatever the client raises where the answer is no.
+
+        """
+        held = shape.host_resources
+        resources = {
+            "gpus": int(shape.gpus_per_host),
+            "nodes": shape.hosts,
+            "models": [shape.gpu_model] if shape.gpu_model else None,
+            "cpu_milli": int(held.get("CPU", 0) * 1000),
+            "memory_mib": int(held.get("memory", 0) / _MIB),
+            "topology": RACK_LABEL if shape.label else None,
+        }
+        guard = self.client.lease(
+            self.policy,
+            clusters=[self.cluster],
+            ttl_seconds=self.ttl_seconds,
+            wait_seconds=seconds,
+            priority=self.priority,
+            preemptible=self.preemptible,
+            resources={name: value for name, value in resources.items() if value is not None},
+        )
+        return SliceLease(guard, guard.__enter__())
+
+
+class SliceLease:
+    """The lease of one slice.
+
+    Args:
+        guard: Ends it.
+        held: What the client has of it.
+
+    """
+
+    def __init__(self, guard: AbstractContextManager[Any], held: Any) -> None:
+        self._guard = guard
+        self._held = held
+        self._closed = threading.Event()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What tasks of the slice may know of it."""
+        lease = self._held.lease
+        return {"MOORAGE_LEASE_ID": lease.id, "MOORAGE_FENCING": str(lease.fencing)}
+
+    def reserve(self, shape: GpuSlices) -> Any:
+        """Have Ray reserve the very GPUs that the lease holds, and return the placement group.
+
+        Raises:
+            DeviceError: One of them is in use.
+            TimeoutError: Ray has not reserved them in time.
+
+        """
+        from moorage.ray_devices import Holders  # noqa: PLC0415  # It needs an extra.
+
+        shares = sorted(self._held.placement, key=lambda share: str(share.node_id))
+        groups: list[Any] = []
+
+        def reserved() -> bool:
+            groups.append(
+                ray.util.placement_group(
+                    shape.bundles(),
+                    strategy="STRICT_SPREAD" if shape.hosts > 1 else "PACK",
+                    bundle_label_selector=[{NODE_ID_LABEL: share.node_id} for share in shares],
+                    name=GROUP_PREFIX + self._held.id,
+                )
+            )
+            return bool(groups[0].wait(GROUP_SECONDS_MAX))
+
+        if not _exactly(Holders(), shares, reserved):
+            ray.util.remove_placement_group(groups[0])
+            raise TimeoutError(
+                f"Ray has not reserved lease {self._held.id} in {GROUP_SECONDS_MAX} s"
+            )
+        return groups[0]
+
+    def guard(self, end: Callable[[], None]) -> None:
+        """Have `end` called as soon as the lease is lost: others may hold its GPUs then."""
+
+        def watch() -> None:
+            while not self._closed.wait(_LOOK_SECONDS):
+                if self._held.lost:
+                    end()
+                    return
+
+        threading.Thread(target=watch, name="slice-lease", daemon=True).start()
+
+    def close(self) -> None:
+        """Give the hosts back; where the server is not reached, they are free after the TTL."""
+        if not self._closed.is_set():
+            self._closed.set()
+            with contextlib.suppress(Exception):  # It was lost, or will run out.
+                self._guard.__exit__(None, None, None)
+
+
+def _exactly(holders: Any, shares: Sequence[Any], take: Callable[[], bool]) -> bool:
+    """Have something taken while on each node the devices of a lease are what Ray chooses first."""
+    if not shares:
+        return take()
+    first, *others = shares
+    taken: bool = holders.exact(
+        first.node_id, first.gpus, 1.0, lambda: _exactly(holders, others, take)
+    )
+    return taken

@@ -1,0 +1,244 @@
+"""What leases start on a real Ray: where and on what they say, once, and nothing is left."""
+
+import collections
+import contextlib
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+import ray
+from moorage_ray_classes import Counter
+from ray_world import RayWorld, ray_world
+from served import Server, until
+from websockets.exceptions import WebSocketException
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
+from moorage_policies import catalog
+
+__all__ = ["ray_world"]
+
+pytestmark = [pytest.mark.heavy, pytest.mark.ray]
+
+MOORAGE = str(Path(sys.executable).parent / "moorage")
+KILLS = int(os.environ.get("RAY_TEST_KILLS", "20"))
+ROUNDS = 12
+ASKS = 3
+
+
+def environment(world: RayWorld) -> dict[str, str]:
+    return {"MOORAGE_BACKENDS": "ray,memory", "MOORAGE_RAY_ADDRESS": world.address}
+
+
+def gpus(server: Server) -> int:
+    reply = server.http.get("/clusters/ray")
+    return reply.json()["gpus"]["count"] if reply.status_code == 200 else 0
+
+
+def opened(running, world: RayWorld) -> Server:
+    """Return a server with the Ray cluster in its inventory."""
+    server = Server(running)
+    until(lambda: gpus(server) > 0)
+    return server
+
+
+def leases(server: Server) -> list[dict]:
+    return server.say({"op": "leases"})[0]["data"]["leases"]
+
+
+def ask(server: Server, spec: dict, count: int = 1, **more) -> dict:
+    provision = {"backend": "ray", "spec": spec}
+    terms = {"ttl_seconds": 3_600}
+    return server.ask(resources={"gpus": count}, lease=terms, provision=provision, **more)
+
+
+def test_run_shows_what_a_command_wrote_on_ray(ray_world, tmp_path):
+    with daemon(tmp_path, environment=environment(ray_world)) as running:
+        server = opened(running, ray_world)
+        assert gpus(server) == 8
+        server.publish(catalog.document("best_fit"))
+        variables = {
+            "PATH": os.environ["PATH"],
+            "MOORAGE_URL": running.ws,
+            "MOORAGE_HTTP_URL": running.http,
+            "MOORAGE_STATE": str(tmp_path / "leases.json"),
+        }
+        script = "echo gpus $CUDA_VISIBLE_DEVICES; echo done >&2; exit 3"
+        words = [MOORAGE, "run", "--backend", "ray", "--gpus", "2", "--", "sh", "-c", script]
+        done = subprocess.run(
+            words, check=False, env=variables, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 3, done.stderr
+        assert re.fullmatch(r"gpus \d,\d\ndone\n", done.stdout)
+        until(lambda: not leases(server))
+        until(lambda: not ray_world.workloads())
+        server.publish(catalog.document("first_fit"))
+        reply = ask(server, {"command": ["sleep", "1000"], "cpu_count": 2})
+        assert reply["error"]["code"] == "unsupported"
+        assert reply["error"]["field"] == "provision.spec"
+        server.close()
+
+
+class Workers:
+    """What workloads say of themselves when they start: one file each."""
+
+    SCRIPT = (
+        'echo "$CUDA_VISIBLE_DEVICES" > "$0/$MOORAGE_LEASE_ID.$MOORAGE_FENCING.$$"; exec sleep 1000'
+    )
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def spec(self) -> dict:
+        return {"command": ["sh", "-c", self.SCRIPT, str(self.folder)], "stop_seconds": 0.1}
+
+    def doubled(self) -> list[str]:
+        """Return grants whose workload was started more than once."""
+        starts = collections.Counter(each.name.rpartition(".")[0] for each in self.folder.iterdir())
+        return [name for name, number in starts.items() if number > 1]
+
+    def overlaps(self) -> list[str]:
+        """Return GPUs that two workloads have at one time."""
+        held: dict[tuple[str, str], str] = {}
+        found = []
+        for each in self.folder.iterdir():
+            pid = each.name.rpartition(".")[2]
+            with contextlib.suppress(OSError):
+                variables = Path(f"/proc/{pid}/environ").read_bytes().decode().split("\0")
+                known = dict(line.split("=", 1) for line in variables if "=" in line)
+                for gpu in known["CUDA_VISIBLE_DEVICES"].split(","):
+                    place = known["MOORAGE_NODE_ID"], gpu
+                    if held.setdefault(place, each.name) != each.name:
+                        found.append(f"{place}: {each.name} and {held[place]}")
+        return found
+
+
+def test_kill_9_of_the_daemon_leaves_nothing_double_and_nothing_orphaned(ray_world, tmp_path):
+    chance = random.Random(7)
+    folder = tmp_path / "started"
+    folder.mkdir()
+    workers = Workers(folder)
+    tokens: dict[str, str] = {}
+    variables = environment(ray_world)
+    wrong: list[str] = []
+    for kill in range(KILLS):
+        with (
+            contextlib.suppress(CommandError, OSError, WebSocketException, httpx.HTTPError),
+            daemon(tmp_path / "data", environment=variables) as running,
+        ):
+            killing = threading.Timer(
+                chance.uniform(1.0, 9.0), os.kill, (running.pid, signal.SIGKILL)
+            )
+            killing.start()
+            server = Server(running)
+            try:
+                if not kill:
+                    until(lambda server=server: gpus(server) > 0)
+                server.publish(catalog.document("first_fit"))
+                for _ in range(ASKS):
+                    reply = ask(server, workers.spec(), chance.choice([1, 1, 2]))
+                    if reply["success"]:
+                        tokens[reply["lease"]["id"]] = reply["lease"]["token"]
+                held = [each["id"] for each in leases(server)]
+                for name in chance.sample(held, min(len(held), 2)):
+                    if name in tokens:
+                        server.say({"op": "release", "lease": name, "token": tokens[name]})
+            finally:
+                killing.join()
+                server.close()
+        wrong += workers.doubled() + workers.overlaps()
+    with daemon(tmp_path / "data", environment=variables) as running:
+        server = opened(running, ray_world)
+        until(lambda: all(each["state"] == "active" for each in leases(server)), 120)
+        held = {each["id"] for each in leases(server)}
+
+        def running_now() -> set[str]:
+            return {name.partition("/")[2] for name in ray_world.workloads()}
+
+        with contextlib.suppress(AssertionError):  # Then the next line says what differs.
+            until(lambda: running_now() == held, 60)
+        assert running_now() == held
+        started = len(list(folder.iterdir()))
+        wrong += workers.doubled() + workers.overlaps()
+        assert len(ray_world.actors()) == len(held), "one actor for each lease"
+        for name in held:
+            server.say({"op": "release", "lease": name, "token": tokens.get(name, "")})
+        unknown = held - tokens.keys()  # Granted, and killed before they were answered.
+        until(lambda: {each["id"] for each in leases(server)} <= unknown, 120)
+        until(lambda: {name.partition("/")[2] for name in ray_world.workloads()} <= unknown, 60)
+        server.close()
+    print(f"{KILLS} kills, {started} workloads started, wrong: {wrong}")
+    assert wrong == []
+    for name in ray_world.actors():
+        ray.kill(ray.get_actor(name, namespace="moorage"))
+    until(lambda: not ray_world.workloads(), 60)
+
+
+@pytest.mark.quiet
+def test_a_lease_takes_hardly_longer_than_ray_alone(ray_world, tmp_path):
+    """From the ask to the running actor, against Ray's own start of the same class, in turn."""
+    ours: list[float] = []
+    alone: list[float] = []
+    node = ray_world.node(0)
+    spec = {"category": "ray_actor", "actor_cls_path": "moorage_ray_classes.Counter"}
+    within = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node, soft=False)
+    with daemon(tmp_path, environment=environment(ray_world)) as running:
+        server = opened(running, ray_world)
+        server.publish(catalog.document("first_fit"))
+        with server.socket() as socket:
+
+            def say(message: dict) -> dict:
+                socket.send(json.dumps(message))
+                return json.loads(socket.recv(60))
+
+            for turn in range(ROUNDS):
+                began = time.perf_counter()
+                actor = (
+                    ray.remote(Counter)
+                    .options(
+                        name=f"alone-{turn}",
+                        lifetime="detached",
+                        num_cpus=0,
+                        num_gpus=1,
+                        scheduling_strategy=within,
+                    )
+                    .remote()
+                )
+                assert ray.get(actor.devices.remote(), timeout=60)[0]
+                alone.append(time.perf_counter() - began)
+                ray.kill(actor)
+                until(lambda: gpus(server) == 8)
+                began = time.perf_counter()
+                reply = say(
+                    {
+                        "adhoc": True,
+                        "policy_rule_uri": "first_fit:1.0-stable",
+                        "inputs": {},
+                        "resources": {"gpus": 1},
+                        "lease": {"ttl_seconds": 60},
+                        "provision": {"backend": "ray", "spec": spec},
+                    }
+                )
+                lease = reply["lease"]
+                while say({"op": "status", "lease": lease["id"]})["lease"]["state"] != "active":
+                    time.sleep(0.005)  # What is measured ends with this.
+                ours.append(time.perf_counter() - began)
+                say({"op": "release", "lease": lease["id"], "token": lease["token"]})
+                until(lambda: not leases(server))
+        server.close()
+    ratio = statistics.median(ours) / statistics.median(alone)
+    print(
+        f"ask to running actor: {statistics.median(ours) * 1000:.0f} ms, Ray alone "
+        f"{statistics.median(alone) * 1000:.0f} ms, {ratio:.2f}x (medians of {ROUNDS})"
+    )
+    assert ratio <= 1.3
