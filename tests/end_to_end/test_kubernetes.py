@@ -3,9 +3,11 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,7 @@ pytestmark = [pytest.mark.kubernetes, pytest.mark.heavy]
 MOORAGE = str(Path(sys.executable).parent / "moorage")
 IMAGE = "registry.example/none:1"
 SEEN_SECONDS_MAX = 90
+KILLS = 8
 
 
 def variables(plane: Plane, folder: Path, clusters: Sequence[str]) -> dict[str, str]:
@@ -177,3 +180,36 @@ def test_the_command_line_runs_reads_and_executes(fresh_plane, tmp_path):
         assert (done.returncode, done.stdout) == (0, "started\n"), done.stderr
         ended = in_state(server, lease, "ended")
         assert ended["workload"]["outcome"]["phase"] == "succeeded", json.dumps(ended)
+
+
+def test_kills_of_the_daemon_lose_and_double_nothing(fresh_plane, tmp_path):
+    """Killed with -9 while pods start and end: each lease has one pod, on its own devices."""
+    plane, draws = fresh_plane, random.Random(14)
+    for number in range(4):
+        plane.create(*dra_node(f"n{number}"))
+    held: list[dict[str, Any]] = []
+    for _ in range(KILLS):
+        with contextlib.suppress(CommandError), served(plane, tmp_path) as server:
+            held.append(ask(server, 1, ["west"], spec={"image": IMAGE}))
+            held.append(ask(server, 1, ["west"], spec={"image": IMAGE}))
+            over = held.pop(0)
+            server.say({"op": "release", "lease": over["id"], "token": over["token"]})
+            time.sleep(draws.uniform(0, 1))  # The moment is what is tried.
+            os.kill(server.running.pid, signal.SIGKILL)
+            server.close()
+    with served(plane, tmp_path) as server:
+        for lease in held:
+            in_state(server, lease, "active")
+        until(lambda: len(plane.all("Pod")) == len(held), SEEN_SECONDS_MAX)
+        until(lambda: len(plane.all("ResourceClaim")) == len(held), SEEN_SECONDS_MAX)
+        claims = {
+            each["metadata"]["annotations"]["moorage.dev/workload"]: each
+            for each in plane.all("ResourceClaim")
+        }
+        for lease in held:
+            results = claims[lease["id"]]["status"]["allocation"]["devices"]["results"]
+            given = [f"GPU-{each['pool']}-{each['device'][4:]}" for each in results]
+            assert given == lease["placement"][0]["gpus"]
+        for lease in held:
+            release(server, lease)
+        assert (plane.all("Pod"), plane.all("ResourceClaim")) == ([], [])
