@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,9 @@ from ray.cluster_utils import Cluster
 
 import moorage
 from moorage.sandbox.host.sandbox import WorkerSettings
+
+# Lets the tests of this package import `served`, and that `interface`.
+sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("end_to_end", "web")]
 
 SECONDS_MAX: Final = 90.0
 CELLS: Final = 4

@@ -130,8 +130,10 @@ class CellsAndDeaths(ABC):
     def _doubt(self, group: Group, worker: str) -> None:
         """Have a worker get no cells of a policy for a while: that hurts no other policy."""
         group.doubted[worker] = time.monotonic() + DOUBT_SECONDS
-        for cell in group.cells:
-            cell.retired = cell.retired or cell.worker == worker
+        for cell in [each for each in group.cells if each.worker == worker]:
+            cell.retired = True
+            if not cell.sent:
+                self._remove(cell)
         self._mark(group)
 
     def _fault(self, group: Group | None, works: list[Work], refusal: Refusal) -> None:

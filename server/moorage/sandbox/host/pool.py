@@ -28,6 +28,7 @@ from moorage.sandbox.host.contract import (
     WorkerSettings,
 )
 from moorage.sandbox.host.deaths import CellsAndDeaths, Finish
+from moorage.sandbox.host.doubtful import doubtful
 from moorage.sandbox.host.groups import Group, GroupKey
 from moorage.sandbox.host.processes import CellProcess
 from moorage.sandbox.host.spawner import Spawner
@@ -404,6 +405,11 @@ class CellPool(CellsAndDeaths):
         if frame.output:
             self._printed(work, frame.output)
         self.circuits.answered(work)
+        if cell.worker and doubtful(work, value, self.world.fleet):
+            group = self._group_of.get(cell)
+            if self._again_here(cell, group, [work]):
+                self._after_answer(cell)
+                return
         self._finish(work, value, None, cell)
         self._after_answer(cell, work)
 

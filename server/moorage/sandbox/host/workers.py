@@ -9,6 +9,7 @@ import asyncio
 import importlib.util
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -44,8 +45,11 @@ STOP_SECONDS_MAX: Final = 5.0
 """What the bridge may take to say goodbye to Ray; then it is killed."""
 FINDINGS_MAX: Final = 256
 """Nodes of which it is remembered why they have no worker."""
-_OWN: Final = "MOORAGE_"
-"""Begins the names of the daemon's own variables, tokens among them: Ray needs none of them."""
+_ENVIRONMENT: Final = re.compile(
+    r"(?:RAY_|PYTHON|LC_|GRPC_|grpc_).*|PATH|HOME|USER|LANG|TMPDIR|TZ|VIRTUAL_ENV|LD_LIBRARY_PATH"
+    r"|SSL_CERT_FILE|SSL_CERT_DIR|no_proxy|NO_PROXY"
+)
+"""Variables that Ray may need; all others, secrets among them, are kept from the bridge."""
 
 
 class _Line(asyncio.Protocol):
@@ -212,7 +216,7 @@ class Workers:
         with theirs:
             process = subprocess.Popen(  # noqa: ASYNC220, S603  # It forks at once; our own program.
                 [sys.executable, "-m", "moorage.sandbox.workers.bridge", json.dumps(described)],
-                env={key: each for key, each in os.environ.items() if not key.startswith(_OWN)},
+                env={k: each for k, each in os.environ.items() if _ENVIRONMENT.fullmatch(k)},
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

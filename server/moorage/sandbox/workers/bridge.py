@@ -93,6 +93,13 @@ class Bridge:
             else:
                 agent.drop(message.reason)
 
+    async def stop(self, *tasks: "asyncio.Future[None]") -> None:
+        """Ask Ray no more: it ends a process that does so while it shuts down."""
+        ending = [*tasks, *self._tasks.values()]
+        for task in ending:
+            task.cancel()
+        await asyncio.wait(ending, timeout=1)
+
     def _cells_on(self, node: Mapping[str, Any]) -> int:
         cores = int(node.get("Resources", {}).get("CPU", 0))
         return min(cores, self._settings.cells) if node["Alive"] else 0
@@ -202,6 +209,7 @@ async def _run(settings: relay.AgentSettings, line: socket.socket) -> None:
         bridge.say(relay.Unreachable(_brief(f"{type(error).__name__}: {error}")))
         with contextlib.suppress(OSError):
             await writer.drain()
+    await bridge.stop(obeying, connected)
     with contextlib.suppress(TimeoutError):
         await asyncio.wait_for(asyncio.to_thread(ray.shutdown), STOP_SECONDS_MAX)
     os._exit(0)  # A thread that Ray holds would be waited for.

@@ -1,0 +1,124 @@
+"""A real daemon whose policies are evaluated on a real Ray: nothing double, nothing left behind."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from served import Server, cluster, policy, until
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage.lab.errors import CommandError
+
+pytestmark = [pytest.mark.heavy, pytest.mark.ray]
+TOLD = "self._agent.tell(relay.CellSaid(self._number, data, given_bytes))"
+FITS = """
+import time
+time.sleep(input_data["inputs"].get("seconds", 0))
+n = input_data["inputs"]["n"]
+return {"cluster_id": "east", "node_id": f"east-{n // 8}", "gpus": [str(n % 8)]}
+"""
+
+
+def figure(server: Server, name: str) -> float:
+    found = re.search(rf"^{name} (\S+)$", server.http.get("/metrics").text, re.MULTILINE)
+    return float(found[1]) if found else 0.0
+
+
+def counted(server: Server, what: str) -> float:
+    return figure(server, f'moorage_sandbox{{what="{what}"}}')
+
+
+@contextmanager
+def served(world: Any, folder: Path, workers: int) -> Iterator[Server]:
+    """Run a daemon on this Ray until the block ends, and wait for its workers."""
+    environment = {
+        "MOORAGE_POLICY_WORKERS": world.cluster.address,
+        "MOORAGE_POLICY_WORKER_CELLS": "4",
+        "MOORAGE_POLICY_DEADLINE_SECONDS": "10",
+    }
+    with daemon(folder, environment=environment) as running, closing(Server(running)) as server:
+        server.register(cluster("east", nodes=10, gpus=8))
+        server.publish(policy(FITS, "fits:1-test"))
+        until(lambda: figure(server, "moorage_policy_workers") == workers, 90)
+        yield server
+
+
+def lease(server: Server, **inputs: Any) -> dict[str, Any]:
+    message = {"inputs": inputs, "resources": {"gpus": 1}, "lease": {"ttl_seconds": 600}}
+    return server.ask("fits:1-test", **message)
+
+
+def bridges(pid: int) -> list[int]:
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            title = (folder / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if parent == str(pid) and b"sandbox.workers.bridge" in title:
+            found.append(int(folder.name))
+    return found
+
+
+def held(replies: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    shares = [share for each in replies for share in each["lease"]["placement"]]
+    return [(share["node_id"], gpu) for share in shares for gpu in share["gpus"]]
+
+
+def test_leases_outlive_a_raylet_and_the_bridge(world, tmp_path) -> None:
+    world.have(2)
+    with served(world, tmp_path, 2) as server, ThreadPoolExecutor(40) as threads:
+        asks = [threads.submit(lease, server, n=n, seconds=0.2) for n in range(40)]
+        until(lambda: counted(server, "evaluations") > 2)
+        world.kill(world.raylets[0])
+        replies = [ask.result() for ask in asks]
+        assert all(each["success"] for each in replies), replies
+        assert len(set(held(replies))) == 40
+        (bridge,) = bridges(server.running.pid)
+        os.kill(bridge, signal.SIGKILL)
+        more = [lease(server, n=n) for n in range(40, 45)]
+        assert all(each["success"] for each in more), more
+        assert len(set(held(replies + more))) == 45
+        until(lambda: figure(server, "moorage_policy_workers") == 1, 90)
+        print(f"\n40 leases at once while a raylet is killed, 5 more behind a killed bridge:"
+              f" 45 granted, {len(set(held(replies + more)))} GPUs, losses"
+              f" {counted(server, 'worker_losses'):.0f}")  # fmt: skip
+
+
+def test_a_placement_that_a_worker_made_up_is_not_granted(world, tmp_path) -> None:
+    world.have(0)
+    made_up = f"data = data.replace(b'\"east-', b'\"west-')\n        {TOLD}"
+    liar = world.add(world.changed("made-up", "sandbox/workers/agent.py", TOLD, made_up))
+    try:
+        with served(world, tmp_path, 1) as server:
+            replies = [lease(server, n=n) for n in range(4)]
+            assert all(each["success"] for each in replies), replies
+            assert all(node.startswith("east-") for node, _ in held(replies))
+            doubts, asked = counted(server, "worker_doubts"), counted(server, "evaluations")
+            print(f"\n4 leases, a worker that names other nodes: {doubts:.0f} answers refused,"
+                  f" {asked:.0f} evaluations")  # fmt: skip
+            assert doubts >= 1
+            assert asked == 4 + doubts  # One retry each.
+    finally:
+        world.kill(liar)
+
+
+def test_a_killed_daemon_leaves_nothing_on_ray(world, tmp_path) -> None:
+    world.have(1)
+    with (  # noqa: PT012  # Leaving the daemon says how it ended.
+        pytest.raises(CommandError, match="ended with -9"),
+        served(world, tmp_path, 1) as server,
+    ):
+        assert lease(server, n=0)["success"]
+        (bridge,) = bridges(server.running.pid)
+        assert len(world.agents(world.raylets[0])) == 1
+        os.kill(server.running.pid, signal.SIGKILL)
+        until(lambda: not Path(f"/proc/{bridge}").exists())
+        until(lambda: not world.agents(world.raylets[0]))
