@@ -1,0 +1,62 @@
+"""The TypeScript client: it compiles, and talks with a real daemon from Node."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import httpx
+import pytest
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage_policies import catalog
+
+SOURCE = Path(__file__).parents[2] / "clients" / "typescript"
+PROGRAM = """
+import { MoorageClient, Refused } from "./dist/client.js";
+
+const client = await MoorageClient.connect(process.env.URL);
+const news = [];
+client.onNews = (each) => news.push(each.event);
+await client.ask("watch", { topics: ["leases"] });
+const wanted = { policy_rule_uri: "first_fit:1.0-stable", inputs: {}, resources: { gpus: 1 } };
+const { lease } = await client.ask("allocate", { ...wanted, lease: { ttl_seconds: 60 } });
+const more = client.ask("allocate", { ...wanted, resources: { gpus: 2 } });
+const code = await more.then(() => "served", (no) => (no instanceof Refused ? no.code : "lost"));
+const [listed, fleet] = await Promise.all([client.ask("leases", {}), client.ask("fleet", {})]);
+await client.ask("release", { lease: lease.id, token: lease.token });
+const free = fleet.data.clusters[0].gpu_milli_free;
+console.log(JSON.stringify([lease.placement[0].node_id, code, listed.data.leases.length, free]));
+client.close();
+console.log(news.includes("granted"));
+"""
+
+
+@pytest.mark.heavy
+def test_the_typescript_client_talks_with_a_daemon(tmp_path: Path) -> None:
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("no Node here: apt-get install nodejs npm")
+    shutil.copytree(SOURCE, tmp_path, dirs_exist_ok=True)
+    quiet = ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"]
+    subprocess.run(quiet, cwd=tmp_path, check=True, timeout=300)
+    subprocess.run(["npm", "run", "build"], cwd=tmp_path, check=True, timeout=120)
+    (tmp_path / "try.mjs").write_text(PROGRAM)
+    gpu = {"modelName": "A100", "memory": 40_960}
+    node = {"id": "n0", "vcpus": {"count": 8}, "memory": 1024, "gpus": {"count": 1, "gpus": [gpu]}}
+    with daemon() as running:
+        url = running.http
+        cluster = {"id": "lab", "nodes": {"nodeData": [node]}}
+        httpx.post(f"{url}/clusters", json=cluster).raise_for_status()
+        httpx.post(f"{url}/policy", json=catalog.document("first_fit"), timeout=30)
+        command = ["node", "--experimental-websocket", "try.mjs"]
+        ran = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "URL": running.ws},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.splitlines() == ['["n0","never_fits",1,0]', "true"]
