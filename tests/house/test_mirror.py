@@ -11,6 +11,7 @@ ACROSS = {
     "benchmarks",
     "house",
     "browser",
+    "examples",
     "kubernetes",  # The control plane that tests of several packages use.
 }
 OUTSIDE = {"clients": "clients/moorage_client", "policies": "policies/moorage_policies"}

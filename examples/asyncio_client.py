@@ -1,0 +1,24 @@
+"""Lease two GPUs at once, one each: python asyncio_client.py [ws://127.0.0.1:8765]."""
+
+import asyncio
+import sys
+
+from moorage_client import Client
+
+
+async def hold(client: Client) -> None:
+    """Hold a GPU for a moment."""
+    lease = client.lease("first_fit:1.0-stable", resources={"gpus": 1}, ttl_seconds=60)
+    async with lease as held:
+        (share,) = held.placement
+        print("yours:", share.node_id, "GPU", *share.gpus)
+        await asyncio.sleep(1)  # The work.
+
+
+async def main(url: str) -> None:
+    """Hold both at the same time, over one socket."""
+    async with Client(url) as client:
+        await asyncio.gather(hold(client), hold(client))
+
+
+asyncio.run(main(sys.argv[1] if len(sys.argv) > 1 else "ws://127.0.0.1:8765"))
