@@ -1,0 +1,98 @@
+"""The backend `ray` on a cluster that is started again, and through the port of Ray's client."""
+
+import asyncio
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.cluster_utils import Cluster
+from ray_world import until
+
+from moorage.backends.base import Order, Phase
+from moorage.backends.ray.backend import RayBackend
+from moorage.backends.specs import ProcessResourceSpec
+from moorage.model import ClusterId, NodeId, Share
+
+pytestmark = [
+    pytest.mark.heavy,
+    pytest.mark.ray,
+    # Ray itself leaves the log of its client's server open in the process that started it.
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+]
+FOREVER = ProcessResourceSpec(command=["sh", "-c", "echo $CUDA_VISIBLE_DEVICES; exec sleep 1000"])
+
+
+def free_port() -> int:
+    with socket.socket() as door:
+        door.bind(("127.0.0.1", 0))
+        return int(door.getsockname()[1])
+
+
+class Restartable:
+    """A cluster of one node, at one address."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port, self.client_port = free_port(), free_port()
+        self.start()
+
+    def start(self) -> None:
+        options: dict[str, Any] = {
+            "gcs_server_port": self.port,
+            "ray_client_server_port": self.client_port,
+            "num_cpus": 2,
+            "num_gpus": 4,
+            "include_dashboard": False,
+            "memory": 1 << 30,
+            "object_store_memory": 80 << 20,
+            "temp_dir": str(self.folder),
+        }
+        self.cluster = Cluster(initialize_head=True, head_node_args=options)
+
+
+@pytest.fixture
+def restartable(monkeypatch) -> Iterator[Restartable]:
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))  # Sockets have short paths.
+    made = Restartable(folder)
+    yield made
+    made.cluster.shutdown()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+async def share(backend: RayBackend) -> Share:
+    (node,) = (await backend.observe())["nodes"]
+    return Share(ClusterId("ray"), NodeId(node["id"]), ("2",))
+
+
+async def test_a_cluster_that_is_started_again(restartable, tmp_path):
+    reports = []
+    backend = RayBackend(tmp_path, restartable.cluster.address)
+    backend.listen(reports.append)
+    await backend.start(Order("a", FOREVER, (await share(backend),)))
+    restartable.cluster.shutdown()
+    restartable.start()
+    await asyncio.to_thread(until, lambda: any(each.phase.over for each in reports))
+    assert reports[-1].phase is Phase.FAILED
+    await backend.stop("a")
+    assert (await backend.start(Order("b", FOREVER, (await share(backend),)))).phase is Phase.READY
+    await backend.stop("b")
+    await backend.close()
+
+
+async def test_through_the_port_of_rays_client(restartable, tmp_path):
+    backend = RayBackend(tmp_path, f"ray://127.0.0.1:{restartable.client_port}")
+    async with asyncio.timeout(60):
+        while backend.connection.trouble:  # Ray starts a server for each client; that takes long.
+            backend.connection.open()
+            await asyncio.sleep(0.1)  # Nothing tells.
+    await backend.start(Order("a", FOREVER, (await share(backend),)))
+    assert (await backend.execute("a", ["echo", "x"])).output == "x\n"
+    await backend.stop("a")
+    assert list(await backend.discover()) == []
+    await backend.close()
