@@ -160,6 +160,20 @@ class BlockingClient:
         """End what is kept warm for you; see `Client.flush`."""
         return self._run(self._open().flush(cluster))
 
+    def cordon(self, cluster: str, node: str = "", reason: str = "") -> dict[str, Any]:
+        """Let nothing new be placed there; see `Client.cordon`."""
+        return self._run(self._open().cordon(cluster, node, reason))
+
+    def drain(
+        self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
+    ) -> dict[str, Any]:
+        """Let leave what is there, too; see `Client.drain`."""
+        return self._run(self._open().drain(cluster, node, reason, seconds=seconds))
+
+    def uncordon(self, cluster: str, node: str = "") -> dict[str, Any]:
+        """Undo either; see `Client.uncordon`."""
+        return self._run(self._open().uncordon(cluster, node))
+
     def cancel(self, request: str) -> dict[str, Any]:
         """Give up a place in the queue; see `Client.cancel`."""
         return self._run(self._open().cancel(request))

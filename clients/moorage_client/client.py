@@ -324,6 +324,38 @@ class Client:
         data = _read(self.url, _flushed, await self.call({"op": "flush", "cluster": cluster}))
         return data["flushed"]
 
+    async def cordon(self, cluster: str, node: str = "", reason: str = "") -> dict[str, Any]:
+        """Let nothing new be placed on a node, or on a whole cluster, until `uncordon`.
+
+        Returns:
+            `cluster_id`, `node_id`, `unavailable` (why, in words) and `leases`: the ids of those
+            that are there.
+
+        Raises:
+            NotFound: The cluster has no such node.
+            RequestRefused: `unknown_clusters`: there is no such cluster.
+            MoorageError: As `ask`.
+
+        """
+        asked = {"op": "cordon", "cluster": cluster, "node": node, "reason": reason}
+        return _read(self.url, read_object, await self.call(asked))
+
+    async def drain(
+        self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
+    ) -> dict[str, Any]:
+        """As `cordon`, and let leave what is there; call it again to see what is left.
+
+        What is kept warm ends, and what `on_failure: requeue` allows starts elsewhere. All other
+        leases last until they are released, or `seconds` from now where that is given.
+        """
+        asked = {"op": "drain", "cluster": cluster, "node": node, "reason": reason}
+        return _read(self.url, read_object, await self.call(asked | {"seconds": seconds}))
+
+    async def uncordon(self, cluster: str, node: str = "") -> dict[str, Any]:
+        """Undo `cordon` or `drain` of this node, or of the whole cluster."""
+        asked = {"op": "uncordon", "cluster": cluster, "node": node}
+        return _read(self.url, read_object, await self.call(asked))
+
     async def status(self, subject: str) -> dict[str, Any]:
         """Return the lease or the waiter with this id, as the server tells it.
 

@@ -340,6 +340,11 @@ class Services:
         change = {**document, "$unset": gone} if gone else document
         return self._understood(dict[str, Any], self._call("PUT", path, change))
 
+    def delete_cluster(self, cluster_id: str) -> Any:
+        """Take a cluster out of the inventory; return its document. Leases on it stand."""
+        path = f"/clusters/{quote(cluster_id, safe='')}"
+        return self._understood(dict[str, Any], self._call("DELETE", path))
+
     def put_cluster(self, document: Document) -> Any:
         """Register a cluster, or replace its document; return the document as stored."""
         try:

@@ -185,3 +185,19 @@ def test_help_names_both_commands(moorage):
     assert done.returncode == 0
     assert "import" in done.stdout
     assert "show" in done.stdout
+
+
+def test_parts_of_a_fleet_are_taken_out_of_service_and_put_back(moorage):
+    source = table("a,64000,65536,2,A100", "b,64000,65536,2,A100")
+    assert moorage("fleet", "import", "-", "--cluster-id", "port", given=source).returncode == 0
+    first = next(iter(nodes(moorage, "port")))
+    done = moorage("fleet", "drain", f"port/{first}", "--reason", "new fans", "--within", "60")
+    assert done.returncode == 0, done.stderr
+    assert "new fans; no lease is there" in done.stdout
+    assert "new fans" in nodes(moorage, "port")[first]["unavailable"]
+    assert "in service" in moorage("fleet", "uncordon", f"port/{first}").stdout
+    told = document(moorage("fleet", "cordon", "port", "--json"))
+    assert (told["node_id"], told["leases"]) == (None, [])
+    assert all(node["unavailable"] for node in nodes(moorage, "port").values())
+    assert moorage("fleet", "delete", "port").stdout == "port is deleted\n"
+    assert "port" not in moorage("fleet").stdout

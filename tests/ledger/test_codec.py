@@ -15,6 +15,7 @@ from moorage.core.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,
+    Cordoned,
     Counted,
     Dequeued,
     Ended,
@@ -29,6 +30,7 @@ from moorage.core.facts import (
     Requeued,
     Resumed,
     Started,
+    Uncordoned,
     Warmed,
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt
@@ -42,6 +44,7 @@ from moorage.model import (
     Lease,
     LeaseTerms,
     Node,
+    NodeId,
     Outcome,
     PolicyRef,
     Provision,
@@ -104,6 +107,8 @@ refusals = st.builds(Refusal, code=st.sampled_from(Code), details=objects)
 STRATEGIES: Mapping[type[Any], st.SearchStrategy[Any]] = {
     ClusterSet: st.builds(ClusterSet, cluster=clusters),
     ClusterRemoved: st.builds(ClusterRemoved),
+    Cordoned: st.builds(Cordoned, at=times, until=times),
+    Uncordoned: st.builds(Uncordoned, at=times),
     Queued: st.builds(Queued, ask=asks, at=times, deadline=times),
     Dequeued: st.builds(Dequeued, at=times, refusal=refusals),
     Granted: st.builds(Granted, lease=leases),
@@ -163,7 +168,12 @@ def test_each_fact_is_about_its_lease_request_or_cluster():
         Ended(request, 1.0, "released"),
         Carried(lease),
     ]
-    about_cluster: list[Fact] = [ClusterSet(Cluster(cluster, ())), ClusterRemoved(cluster)]
+    about_cluster: list[Fact] = [
+        ClusterSet(Cluster(cluster, ())),
+        ClusterRemoved(cluster),
+        Cordoned(cluster, NodeId("n"), 1.0, Tenant("t")),
+        Uncordoned(cluster, NodeId(""), 1.0, Tenant("t")),
+    ]
     assert {subject_of(fact) for fact in about_request} == {"r-1"}
     assert {subject_of(fact) for fact in about_cluster} == {"c-1"}
     assert subject_of(Counted(7)) == ""

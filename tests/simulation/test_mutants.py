@@ -77,6 +77,27 @@ MUTANTS = [
         "nothing is granted where nothing can start|fits",
     ),
     Mutant(
+        "offers what operators took out of service",
+        "core/state.py",
+        "self._fleet.put(self.offered(cluster))",
+        "self._fleet.put(cluster)",
+        "nothing comes to what is out of service|drifted|fits",
+    ),
+    Mutant(
+        "renews beyond the time of a drain",
+        "core/leases.py",
+        "min(self._turn.now + ttl, self._turn.state.leaves_by(lease))",
+        "self._turn.now + ttl",
+        "renewed beyond the time of a drain",
+    ),
+    Mutant(
+        "forgets in a checkpoint what is out of service",
+        "core/state.py",
+        "yield from state.cordons.values()",
+        "yield from ()",
+        "a checkpoint gives the live state|out of service",
+    ),
+    Mutant(
         "repeats a fencing number",
         "core/leases.py",
         "self._turn.state.fencing + 1",

@@ -1,4 +1,7 @@
-"""The commands about the fleet: `moorage fleet [CLUSTER]` looks at it, `fleet import` fills it."""
+"""The commands about the fleet: `moorage fleet [CLUSTER]` looks at it, `fleet import` fills it.
+
+`cordon`, `drain`, `uncordon` and `delete` take parts of it out of service, and put them back.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final
@@ -7,7 +10,7 @@ import typer
 
 from moorage.model import Code
 from moorage_client.answers import read_as
-from moorage_client.cli.output import note, print_json, table
+from moorage_client.cli.output import note, print_json, say, table
 from moorage_client.cli.session import CommandSession
 from moorage_client.cli.shapes import ClusterStored
 from moorage_client.errors import MoorageError, RequestRefused, refusal
@@ -185,3 +188,81 @@ def _report(session: CommandSession, rows: list[dict[str, Any]]) -> None:
         ),
         empty="The sources name no cluster.",
     )
+
+
+PLACE: Final = typer.Argument(
+    metavar="CLUSTER[/NODE]", help="A node, or a whole cluster", show_default=False
+)
+REASON: Final = typer.Option(help="Said to everyone who asks why nothing is placed there")
+
+
+def cordon(
+    session: CommandSession,
+    place: Annotated[str, PLACE],
+    reason: Annotated[str, REASON] = "",
+) -> None:
+    """Place nothing new on a node or cluster. Leases that are there stay."""
+    _out_of_service(session, session.run(lambda client: client.cordon(*_parts(place), reason)))
+
+
+def drain(
+    session: CommandSession,
+    place: Annotated[str, PLACE],
+    reason: Annotated[str, REASON] = "",
+    within: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="End leases there after so long, and renew none beyond it; else they last until "
+            "they are released",
+        ),
+    ] = None,
+) -> None:
+    """Place nothing new on a node or cluster, and let leave what is there.
+
+    What is kept warm ends, and what may be requeued starts elsewhere. Run it again to see what is
+    left.
+    """
+    told = session.run(lambda client: client.drain(*_parts(place), reason, seconds=within))
+    _out_of_service(session, told)
+
+
+def uncordon(session: CommandSession, place: Annotated[str, PLACE]) -> None:
+    """Undo `cordon` or `drain` of this node, or of this cluster."""
+    told = session.run(lambda client: client.uncordon(*_parts(place)))
+    if session.json:
+        print_json(told)
+    else:
+        say(
+            f"{place} is in service"
+            if not told["unavailable"]
+            else f"{place} is {told['unavailable']}"
+        )
+
+
+def delete(
+    session: CommandSession,
+    cluster: Annotated[str, typer.Argument(help="Id of the cluster", show_default=False)],
+) -> None:
+    """Take a cluster out of the inventory. Leases on it stand until they end."""
+    with session.services() as services:
+        services.delete_cluster(cluster)
+    if session.json:
+        print_json({"deleted": cluster})
+    else:
+        say(f"{cluster} is deleted")
+
+
+def _parts(place: str) -> tuple[str, str]:
+    cluster, _, node = place.partition("/")
+    return cluster, node
+
+
+def _out_of_service(session: CommandSession, told: Mapping[str, Any]) -> None:
+    if session.json:
+        print_json(told)
+        return
+    place = "/".join(filter(None, (told["cluster_id"], told["node_id"])))
+    leases = told["leases"]
+    left = f"{len(leases)} lease(s) there: {', '.join(leases)}" if leases else "no lease is there"
+    say(f"{place} is {told['unavailable']}; {left}")

@@ -9,6 +9,7 @@ from typing import assert_never
 
 from moorage.core import explain
 from moorage.core.backfill import Backfill
+from moorage.core.cordons import Cordons
 from moorage.core.effects import Recall
 from moorage.core.events import (
     Asked,
@@ -16,6 +17,7 @@ from moorage.core.events import (
     ClusterGone,
     ClusterSeen,
     ConsultFailed,
+    CordonAsked,
     Event,
     FlushAsked,
     Inquired,
@@ -61,6 +63,7 @@ class Allocator:
         self.requests = OpenRequests(self._turn)
         self._leases = LeaseLifecycle(self._turn, self.requests, requeue_pause_seconds)
         self._warm = WarmReuse(self._turn, self.feasibility, self._leases)
+        self._cordons = Cordons(self._turn, self._leases, self._warm)
         self._asks = Requests(self._turn, self.feasibility, self.requests, self._leases, self._warm)
         self._waking = Backfill(self.state, self.feasibility, self.requests, self._warm, self._asks)
         self._freed = -1  # After a restart, all duplicates are looked at once.
@@ -143,6 +146,8 @@ class Allocator:
                 self._warm.kept(event)
             case FlushAsked(to, tenant, cluster):
                 self._warm.flush(to, tenant, cluster)
+            case CordonAsked():
+                self._cordons.asked(event)
             case ClusterSeen(cluster):
                 self._seen(cluster)
             case ClusterGone(cluster_id):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from moorage.core.effects import Address
 from moorage.core.facts import Refusal
-from moorage.model import Ask, Cluster, ClusterId, RequestId, SessionId, Tenant
+from moorage.model import Ask, Cluster, ClusterId, NodeId, RequestId, SessionId, Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +176,26 @@ class FlushAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class CordonAsked:
+    """An operator takes a cluster or a node out of service, or puts it back.
+
+    Args:
+        node: Empty: the whole cluster.
+        mode: `cordon`: nothing new is placed there; `drain`: what is there shall leave, too.
+        seconds: Of `drain`: how long leases may still last there; None: as long as they do.
+
+    """
+
+    to: Address
+    tenant: Tenant
+    cluster: ClusterId
+    node: NodeId
+    mode: Literal["cordon", "drain", "uncordon"]
+    reason: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ClusterSeen:
     """The registry has this cluster, as it is now."""
 
@@ -216,6 +236,7 @@ Event = (
     | WorkloadStopped
     | WorkloadKept
     | FlushAsked
+    | CordonAsked
     | ClusterSeen
     | ClusterGone
     | Restarted

@@ -169,7 +169,7 @@ def _drift(lease: Lease, state: State) -> Iterable[str]:
     """Yield in words what a lease holds and the inventory does not offer."""
     for share in lease.placement:
         cluster = state.clusters.get(share.cluster_id)
-        nodes = cluster.nodes if cluster else ()
+        nodes = state.offered(cluster).nodes if cluster else ()
         node = next((each for each in nodes if each.id == share.node_id), None)
         place = f"{share.cluster_id}/{share.node_id}"
         if node is None:
@@ -357,10 +357,9 @@ def _clusters(state: State) -> Iterable[dict[str, Any]]:
 def _nodes(inquiry: Inquired, state: State, cluster: str) -> Response:
     fleet = state.fleet
     if cluster not in fleet.cluster_ids:
-        reason = f"No live cluster “{cluster}” is registered."
-        return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
+        return refusals.no_such_cluster(cluster)
 
-    known = state.clusters[ClusterId(cluster)].nodes
+    known = state.offered(state.clusters[ClusterId(cluster)]).nodes
     told = {
         node.id: {"duplicate_of": node.duplicate_of, "unavailable": node.unavailable}
         for node in known

@@ -15,8 +15,10 @@ from moorage.model import (
     ClusterId,
     Code,
     Lease,
+    NodeId,
     Outcome,
     RequestId,
+    Tenant,
 )
 
 
@@ -51,6 +53,43 @@ class ClusterRemoved:
     """The inventory no longer has this cluster. Leases on it stand until they end."""
 
     cluster: ClusterId
+
+
+@dataclass(frozen=True, slots=True)
+class Cordoned:
+    """Nothing new is placed on a node, or on a whole cluster, whatever its document says.
+
+    Args:
+        node: Empty: all nodes of the cluster, those that come later included.
+        who: Which tenant asked.
+        drains: What is there shall leave: see `core.cordons`.
+        until: When leases there end at the latest, in seconds since the epoch; 0: when they will.
+
+    """
+
+    cluster: ClusterId
+    node: NodeId
+    at: float
+    who: Tenant
+    reason: str = ""
+    drains: bool = False
+    until: float = 0.0
+
+    @property
+    def why(self) -> str:
+        """Why nothing is placed there, in words."""
+        done = "drained" if self.drains else "cordoned"
+        return f"{done} by {self.who}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Uncordoned:
+    """A `Cordoned` fact about this cluster or node holds no longer."""
+
+    cluster: ClusterId
+    node: NodeId
+    at: float
+    who: Tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +222,8 @@ class Counted:
 Fact = (
     ClusterSet
     | ClusterRemoved
+    | Cordoned
+    | Uncordoned
     | Queued
     | Dequeued
     | Granted

@@ -151,8 +151,14 @@ class LeaseLifecycle:
             self._turn.respond(to, refusals.lease_over(lease))
             return
         ttl = lease.terms.ttl_seconds if ttl_seconds is None else ttl_seconds
-        self._turn.record(Renewed(request, self._turn.now + ttl))
+        until = min(self._turn.now + ttl, self._turn.state.leaves_by(lease))
+        self._turn.record(Renewed(request, until))
         self._turn.respond(to, LeaseNews(self._turn.state.lease(request) or lease))
+
+    def move(self, lease: Lease, reason: str) -> None:
+        """Have the workload of a lease that may start again stopped here, and started elsewhere."""
+        self._finished(lease, "failed", WorkloadFailed(lease.id, lease.fencing, reason))
+        self._turn.emit(Stop(lease))
 
     def end(self, lease: Lease, reason: str) -> None:
         """End a lease: at once, or when its backend says that nothing of it is left."""

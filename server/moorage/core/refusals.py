@@ -38,6 +38,18 @@ def no_cluster() -> Refusal:
     return Refusal(Code.UNKNOWN_CLUSTERS, reason, "clusters", "a live cluster")
 
 
+def no_such_cluster(cluster: str) -> Refusal:
+    """The inventory has no such cluster."""
+    reason = f"No live cluster “{cluster}” is registered."
+    return Refusal(Code.UNKNOWN_CLUSTERS, reason, "cluster", "the id of a live cluster")
+
+
+def no_such_node(cluster: str, node: str) -> Refusal:
+    """The cluster has no such node."""
+    reason = f"Cluster “{cluster}” has no node “{node}”."
+    return Refusal(Code.NOT_FOUND, reason, "node", "the id of a node of this cluster")
+
+
 def key_of_another(key: str, first: RequestId) -> Refusal:
     """The idempotency key came with a different request before."""
     reason = f"Idempotency key “{key}” belongs to a different request, {first}."

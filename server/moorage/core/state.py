@@ -5,6 +5,7 @@ alone, so replaying a ledger gives the same state, whatever release reads it.
 """
 
 import heapq
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -14,6 +15,7 @@ from moorage.core.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,
+    Cordoned,
     Counted,
     Dequeued,
     Ended,
@@ -27,11 +29,21 @@ from moorage.core.facts import (
     Requeued,
     Resumed,
     Started,
+    Uncordoned,
     Warmed,
 )
 from moorage.core.identities import Identities, Place
 from moorage.core.usage import Growth, TenantUsage
-from moorage.model import DEVICE, GPU_MILLI, Ask, Cluster, ClusterId, Lease, RequestId, Tenant
+from moorage.model import (
+    DEVICE,
+    GPU_MILLI,
+    Ask,
+    Cluster,
+    ClusterId,
+    Lease,
+    RequestId,
+    Tenant,
+)
 from moorage.policy import Fleet
 
 ENDED_MAX: Final = 10_000
@@ -89,6 +101,7 @@ class State:
         warm: The leases that no tenant owns and whose workloads are kept for the next request.
         resetting: Those that were released and whose workloads are made fit for that.
         fencing: The last fencing number given out.
+        cordons: What operators took out of service: clusters, with "" for a node, and nodes.
         identities: Which node is which machine.
         gains: Counts the times capacity grew, or more of it began to give way; a "no" stands
             until this changes.
@@ -105,6 +118,7 @@ class State:
     keys: dict[tuple[Tenant, str], RequestId] = field(
         default_factory=dict[tuple[Tenant, str], RequestId]
     )
+    cordons: dict[Place, Cordoned] = field(default_factory=dict[Place, Cordoned])
     warm: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     resetting: dict[RequestId, None] = field(default_factory=dict[RequestId, None], compare=False)
     fencing: int = 0
@@ -132,19 +146,41 @@ class State:
             behind, self._fleet_behind = self._fleet_behind, {}
             rebuilt = len(behind) > REPLACED_MAX
             if rebuilt:
-                self._fleet.install(self.clusters.values())
+                self._fleet.install(map(self.offered, self.clusters.values()))
             else:
                 for cluster_id in behind:
                     cluster = self.clusters.get(cluster_id)
                     if cluster is None:
                         self._fleet.remove(cluster_id)
                     else:
-                        self._fleet.put(cluster)
+                        self._fleet.put(self.offered(cluster))
             for lease in self.leases.values():
                 for share in lease.placement:
                     if rebuilt or share.cluster_id in behind:
                         self._fleet.take(share)
         return self._fleet
+
+    def offered(self, cluster: Cluster) -> Cluster:
+        """Return a cluster in which what operators took out of service says so."""
+        if not self.cordons:
+            return cluster
+        whole = self.cordons.get((cluster.id, ""))
+        by = (self.cordons.get((cluster.id, node.id), whole) for node in cluster.nodes)
+        nodes = (
+            node if each is None else replace(node, unavailable=each.why)
+            for node, each in zip(cluster.nodes, by, strict=True)
+        )
+        return replace(cluster, nodes=tuple(nodes))
+
+    def leaves_by(self, lease: Lease) -> float:
+        """Return when a lease ends at the latest, since what it holds is drained; else infinity."""
+        if not self.cordons:
+            return math.inf
+        places = {
+            (share.cluster_id, name) for share in lease.placement for name in (share.node_id, "")
+        }
+        found = (self.cordons[place].until for place in places & self.cordons.keys())
+        return min((until for until in found if until), default=math.inf)
 
     def lease(self, request: RequestId) -> Lease | None:
         """Return a lease that holds, or waits for another place, or is of the last that ended."""
@@ -219,7 +255,7 @@ class State:
         self.growth.note((share.cluster_id, share.node_id) for share in lease.placement)
 
 
-def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case per fact.
+def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912, PLR0915  # One case per fact.
     """Make `fact` true. The only function that changes a `State`."""
     match fact:
         case ClusterSet(cluster):
@@ -228,7 +264,16 @@ def apply(state: State, fact: Fact) -> None:  # noqa: C901, PLR0912  # One case 
             state._inventory_changed(cluster.id)  # noqa: SLF001  # apply() is the one mutator of State.
         case ClusterRemoved(cluster):
             del state.clusters[cluster]
+            for place in [each for each in state.cordons if each[0] == cluster]:
+                del state.cordons[place]
             state.identities.put(cluster, (), state.leased_places)
+            state._inventory_changed(cluster)  # noqa: SLF001  # As above.
+        case Cordoned(cluster, node):
+            assert cluster in state.clusters
+            state.cordons[cluster, node] = fact
+            state._inventory_changed(cluster)  # noqa: SLF001  # As above.
+        case Uncordoned(cluster, node):
+            del state.cordons[cluster, node]
             state._inventory_changed(cluster)  # noqa: SLF001  # As above.
         case Queued(ask, at, deadline):
             assert ask.id not in state.leases
@@ -416,6 +461,7 @@ def condense(state: State) -> Iterator[Fact]:
     """Yield the fewest facts that make `state` from nothing: the body of a checkpoint."""
     for cluster in state.clusters.values():
         yield ClusterSet(cluster)
+    yield from state.cordons.values()
     for lease in (*state.ended.values(), *state.leases.values()):
         yield Carried(lease)
     for waiter in state.waiting.values():
@@ -468,7 +514,7 @@ def check(state: State) -> None:
         owner = state.lease(request) or state.waiting[request].ask
         assert owner.tenant == tenant
     derived = Fleet()
-    derived.install(state.clusters.values())
+    derived.install(map(state.offered, state.clusters.values()))
     for lease in state.leases.values():
         for share in lease.placement:
             derived.take(share)

@@ -25,6 +25,7 @@ from moorage.core.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,
+    Cordoned,
     Counted,
     Dequeued,
     Ended,
@@ -37,6 +38,7 @@ from moorage.core.facts import (
     Requeued,
     Resumed,
     Started,
+    Uncordoned,
     Warmed,
 )
 from moorage.lab import trace
@@ -250,7 +252,9 @@ def _timeline(history: Sequence[LedgerEntry], seed: int, limit: int | None) -> T
                 seconds = held.get(lease.id, FOR_EVER_SECONDS)
                 asks.append((lease.granted_at, _ask_behind(lease, seconds, (seed << 32) + number)))
             case (
-                Dequeued()
+                Cordoned()
+                | Uncordoned()
+                | Dequeued()
                 | Granted()
                 | Renewed()
                 | Started()

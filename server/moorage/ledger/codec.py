@@ -17,6 +17,7 @@ from moorage.core.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,
+    Cordoned,
     Counted,
     Dequeued,
     Ended,
@@ -30,6 +31,7 @@ from moorage.core.facts import (
     Requeued,
     Resumed,
     Started,
+    Uncordoned,
     Warmed,
 )
 from moorage.ledger.base import FactUnknown, FactUnwritable, LedgerCorrupt, LedgerEntry
@@ -57,6 +59,8 @@ class FactKind:
 KINDS: Final = (
     FactKind("cluster_set", 1, ClusterSet),
     FactKind("cluster_removed", 1, ClusterRemoved),
+    FactKind("cordoned", 1, Cordoned),
+    FactKind("uncordoned", 1, Uncordoned),
     FactKind("queued", 1, Queued),
     FactKind("dequeued", 1, Dequeued),
     FactKind("granted", 1, Granted),
@@ -274,6 +278,8 @@ def subject_of(fact: Fact) -> str:
             return cluster.id
         case ClusterRemoved(cluster=cluster_id):
             return cluster_id
+        case Cordoned() | Uncordoned():
+            return fact.cluster
         case Counted():
             return ""
         case _:

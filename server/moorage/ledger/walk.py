@@ -15,6 +15,7 @@ from moorage.core.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,
+    Cordoned,
     Counted,
     Dequeued,
     Ended,
@@ -28,6 +29,7 @@ from moorage.core.facts import (
     Requeued,
     Resumed,
     Started,
+    Uncordoned,
     Warmed,
 )
 from moorage.durability import Found, log_damage, read_mark
@@ -228,6 +230,8 @@ def fencing_of(fact: Fact) -> int:
         case (
             ClusterSet()
             | ClusterRemoved()
+            | Cordoned()
+            | Uncordoned()
             | Queued()
             | Dequeued()
             | Renewed()

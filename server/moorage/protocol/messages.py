@@ -197,6 +197,29 @@ class Flush(_Operation, frozen=True, kw_only=True, tag="flush"):
     cluster: f.OptionalName = ""
 
 
+class _Place(_Operation, frozen=True, kw_only=True):
+    """A cluster, or a node of it."""
+
+    cluster: f.Name
+    node: f.OptionalName = ""
+
+
+class Cordon(_Place, frozen=True, kw_only=True, tag="cordon"):
+    """Place nothing new there."""
+
+    reason: f.OptionalName = ""
+
+
+class Drain(Cordon, frozen=True, kw_only=True, tag="drain"):
+    """Place nothing new there, and let leave what is there, within `seconds` where given."""
+
+    seconds: f.WaitSeconds | None = None
+
+
+class Uncordon(_Place, frozen=True, kw_only=True, tag="uncordon"):
+    """Place something there again."""
+
+
 class _Inquiry(_Operation, frozen=True, kw_only=True):
     """About one lease or one request; the two share their ids."""
 
@@ -320,6 +343,9 @@ Operation = (
     Release
     | Renew
     | Flush
+    | Cordon
+    | Drain
+    | Uncordon
     | Status
     | Why
     | Cancel

@@ -7,11 +7,13 @@ defendant would acquit it.
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 from moorage.core.facts import (
     ClusterRemoved,
     ClusterSet,
+    Cordoned,
     Counted,
     Dequeued,
     Ended,
@@ -25,6 +27,7 @@ from moorage.core.facts import (
     Requeued,
     Resumed,
     Started,
+    Uncordoned,
     Warmed,
 )
 from moorage.core.leases import likeness
@@ -64,7 +67,18 @@ class Model:
     devices: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     cpu: Counter[tuple[str, str]] = field(default_factory=Counter)
     memory: Counter[tuple[str, str]] = field(default_factory=Counter)
+    cordons: dict[tuple[str, str], float] = field(default_factory=dict)
     fencing: int = 0
+
+    def shut(self, cluster: str, node: str) -> bool:
+        """Whether an operator took a node out of service."""
+        return bool({(cluster, node), (cluster, "")} & self.cordons.keys())
+
+    def leaves_by(self, lease: Lease) -> float:
+        """When a lease ends at the latest, since what it holds is drained."""
+        names = ((share.cluster_id, (share.node_id, "")) for share in lease.placement)
+        places = {(cluster, node) for cluster, both in names for node in both}
+        return min((self.cordons[at] or inf for at in places & self.cordons.keys()), default=inf)
 
     @property
     def resetting(self) -> set[str]:
@@ -84,6 +98,15 @@ class Model:
             case ClusterRemoved(cluster_id):
                 law(cluster_id in self.clusters, "only what is there is removed", fact)
                 del self.clusters[cluster_id]
+                self.cordons = {
+                    at: until for at, until in self.cordons.items() if at[0] != cluster_id
+                }
+            case Cordoned(cluster_id, node, until=until):
+                law(cluster_id in self.clusters, "only what is there is cordoned", fact)
+                self.cordons[cluster_id, node] = until
+            case Uncordoned(cluster_id, node):
+                law((cluster_id, node) in self.cordons, "it was out of service", fact)
+                del self.cordons[cluster_id, node]
             case Queued(ask, at, deadline):
                 law(ask.id not in self.waiting, "no request stands in the queue twice", fact)
                 law(ask.id not in self.leases, "a holder does not queue", fact)
@@ -247,6 +270,11 @@ class Model:
             node = self.node(share)
             law(node is not None, "what is granted exists", share)
             assert node is not None
+            law(
+                not self.shut(share.cluster_id, share.node_id),
+                "nothing comes to what is out of service",
+                share,
+            )
             law(not node.unavailable, "nothing is granted where nothing can start", share)
             gpus = [gpu for gpu in node.gpus if gpu.id in share.gpus]
             law(len(gpus) == len(share.gpus), "each device exists, once", share)
@@ -281,7 +309,7 @@ class Model:
                 continue
             for node in cluster.nodes:
                 pair = (cluster.id, node.id)
-                if pair in closed or not self._takes(pair, node, demand):
+                if pair in closed or self.shut(*pair) or not self._takes(pair, node, demand):
                     continue
                 found += 1
                 if node.rack:

@@ -33,7 +33,7 @@ from moorage.core.events import (
     WorkloadFailed,
     WorkloadStopped,
 )
-from moorage.core.facts import Ended, Fact, Granted, Paused, Refusal, Requeued
+from moorage.core.facts import Ended, Fact, Granted, Paused, Refusal, Renewed, Requeued
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.requests import FAULTS_MAX, PASSING
 from moorage.core.state import State, apply, check, condense
@@ -101,6 +101,10 @@ class Witness:
             if isinstance(fact, Ended) and isinstance(event, ConsultFailed):
                 self._blameless(fact, event)
             model.learn(fact, self.asks, world.now)
+            if isinstance(fact, Renewed) and fact.lease in model.leases:
+                graced = isinstance(event, Restarted)
+                in_time = fact.expires_at <= model.leaves_by(model.leases[fact.lease])
+                law(in_time or graced, "no lease is renewed beyond the time of a drain", fact)
         for effect in turn.effects:
             if isinstance(effect, Respond | Recall):
                 self._answer(effect, event)
@@ -243,7 +247,8 @@ class Witness:
                 if isinstance(answer, LeaseNews):
                     law(token == answer.lease.token_digest, "only the owner renews", message)
                     ttl = answer.lease.terms.ttl_seconds if ttl is None else ttl
-                    law(answer.lease.expires_at == now + ttl, "renewed from now", answer, now)
+                    until = min(now + ttl, self.model.leaves_by(answer.lease))
+                    law(answer.lease.expires_at == until, "renewed from now", answer, now)
             case Inquired(tenant=tenant):
                 if isinstance(answer, LeaseNews):
                     law(answer.lease.tenant == tenant, "tenants keep to themselves", answer)

@@ -32,6 +32,7 @@ from moorage.core.events import (
     ClusterGone,
     ClusterSeen,
     ConsultFailed,
+    CordonAsked,
     Event,
     FlushAsked,
     Inquired,
@@ -51,7 +52,7 @@ from moorage.core.facts import Fact, Refusal
 from moorage.core.requests import PASSING
 from moorage.core.state import condense
 from moorage.core.turn import Turn
-from moorage.model import Ask, Code, Demand, Lease, PolicyRef, RequestId, SessionId, Tenant
+from moorage.model import Ask, Code, Demand, Lease, NodeId, PolicyRef, RequestId, SessionId, Tenant
 from simulated import fleets
 from simulated.laws import LawBroken, Model
 from simulated.policies import DISHONEST, HONEST, SILENCE, Character
@@ -312,6 +313,15 @@ class World:
         cluster = self.rng.choice([None, *self.allocator.state.clusters])
         return FlushAsked(to, self.sessions[to.session], cluster)
 
+    def _cordon(self, to: Address) -> Event:
+        clusters = [*self.allocator.state.clusters.values()] or self.inventory
+        cluster = self.rng.choice(clusters)
+        node = self.rng.choice(["", *(each.id for each in cluster.nodes), "gone"])
+        mode = self.rng.choice(["cordon", "drain", "uncordon", "uncordon", "uncordon"])
+        seconds = self.rng.choice([None, 5.0, 60.0])
+        tenant = self.sessions[to.session]
+        return CordonAsked(to, tenant, cluster.id, NodeId(node), mode, "", seconds)
+
     def _inquire(self, to: Address) -> Event:
         question = self.rng.choice(["status", "why", "queue", "leases", "fleet"])
         return Inquired(
@@ -388,6 +398,7 @@ class World:
             (lambda: self.say(self._cancel), 2),
             (lambda: self.say(self._inquire), 3),
             (lambda: self.say(self._flush), 0.3),
+            (lambda: self.say(self._cordon), 0.3),
             (self.wait, 10),
             (self.engine, 2),
             (self.lose_session, 1),

@@ -11,6 +11,7 @@ import structlog
 from moorage.core.effects import Address, Information, Response
 from moorage.core.events import (
     CancelAsked,
+    CordonAsked,
     FlushAsked,
     Inquired,
     ReleaseAsked,
@@ -25,7 +26,7 @@ from moorage.daemon.requests.lease_tokens import digest
 from moorage.daemon.requests.replies import Replies, ReplyContext
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.workloads.access import WorkloadAccess
-from moorage.model import ClusterId, Code, RequestId, SessionId, Tenant
+from moorage.model import ClusterId, Code, NodeId, RequestId, SessionId, Tenant
 from moorage.protocol import messages as wire
 from moorage.protocol.faults import ServiceError
 
@@ -89,6 +90,8 @@ class Operations:
                 self._inbox.post(FlushAsked(to, tenant, ClusterId(message.cluster) or None))
                 about = {"what": "flush", "cluster": message.cluster}
                 _note(tenant, self._replies.remote(to), about)
+            case wire.Cordon() | wire.Uncordon():
+                self._cordon(to, tenant, message)
             case wire.Cancel():
                 self._inbox.post(CancelAsked(to, self._replies.named(to, message.request), tenant))
             case wire.Status():
@@ -113,6 +116,19 @@ class Operations:
                 self._replies.answer(to, Refusal(Code.UNSUPPORTED, reason, "op"))
             case _:
                 assert_never(message)
+
+    def _cordon(self, to: Address, tenant: Tenant, message: wire.Cordon | wire.Uncordon) -> None:
+        cluster, node = ClusterId(message.cluster), NodeId(message.node)
+        match message:
+            case wire.Drain(reason=reason, seconds=seconds):
+                asked = CordonAsked(to, tenant, cluster, node, "drain", reason, seconds)
+            case wire.Cordon(reason=reason):
+                asked = CordonAsked(to, tenant, cluster, node, "cordon", reason)
+            case wire.Uncordon():
+                asked = CordonAsked(to, tenant, cluster, node, "uncordon")
+        self._inbox.post(asked)
+        about = {"what": asked.mode, "cluster": cluster, "node": node}
+        _note(tenant, self._replies.remote(to), about)
 
     def _watch(self, to: Address, tenant: Tenant, message: wire.WatchTopics) -> Response:
         try:

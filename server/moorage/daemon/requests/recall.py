@@ -13,6 +13,7 @@ from moorage.core.facts import (
     Carried,
     ClusterRemoved,
     ClusterSet,
+    Cordoned,
     Counted,
     Dequeued,
     Ended,
@@ -26,6 +27,7 @@ from moorage.core.facts import (
     Requeued,
     Resumed,
     Started,
+    Uncordoned,
     Warmed,
 )
 from moorage.ledger.base import Ledger, LedgerEntry, LedgerError
@@ -102,6 +104,8 @@ def answer(  # noqa: C901  # One case per fact.
             case (
                 ClusterSet()
                 | ClusterRemoved()
+                | Cordoned()
+                | Uncordoned()
                 | Renewed()
                 | Started()
                 | Paused()

@@ -17,6 +17,7 @@ from moorage.core.explain import lease_row, outcome_row
 from moorage.core.facts import (
     ClusterRemoved,
     ClusterSet,
+    Cordoned,
     Ended,
     Ending,
     Fact,
@@ -27,6 +28,7 @@ from moorage.core.facts import (
     Requeued,
     Resumed,
     Started,
+    Uncordoned,
     Warmed,
 )
 from moorage.daemon.observability.counters import gauges
@@ -116,7 +118,7 @@ class Watchers:
         if not leases and not fleet:
             return
         for fact in facts:
-            if isinstance(fact, ClusterSet | ClusterRemoved):
+            if isinstance(fact, ClusterSet | ClusterRemoved | Cordoned | Uncordoned):
                 self.tell("fleet", *_about_fleet(fact))
             elif isinstance(fact, Granted):
                 self.tell("leases", "granted", lease_row(fact.lease), fact.lease.tenant)
@@ -170,11 +172,20 @@ def _about_workload(workload: WorkloadReport) -> dict[str, Any]:
     return news
 
 
-def _about_fleet(fact: ClusterSet | ClusterRemoved) -> tuple[str, dict[str, Any]]:
-    if isinstance(fact, ClusterSet):
-        cluster = fact.cluster
-        return "cluster_set", {"cluster_id": cluster.id, "nodes": len(cluster.nodes)}
-    return "cluster_removed", {"cluster_id": fact.cluster}
+def _about_fleet(
+    fact: ClusterSet | ClusterRemoved | Cordoned | Uncordoned,
+) -> tuple[str, dict[str, Any]]:
+    match fact:
+        case ClusterSet(cluster):
+            return "cluster_set", {"cluster_id": cluster.id, "nodes": len(cluster.nodes)}
+        case ClusterRemoved(cluster):
+            return "cluster_removed", {"cluster_id": cluster}
+        case Cordoned(cluster, node, at):
+            name = "draining" if fact.drains else "cordoned"
+            where = {"cluster_id": cluster, "node_id": node or None}
+            return name, {**where, "at": at, "unavailable": fact.why, "until": fact.until or None}
+        case Uncordoned(cluster, node, at):
+            return "uncordoned", {"cluster_id": cluster, "node_id": node or None, "at": at}
 
 
 def _about_lease(fact: _AboutLease) -> tuple[str, dict[str, Any]]:
