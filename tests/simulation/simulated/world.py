@@ -52,7 +52,18 @@ from moorage.core.facts import Fact, Refusal
 from moorage.core.requests import PASSING
 from moorage.core.state import condense
 from moorage.core.turn import Turn
-from moorage.model import Ask, Code, Demand, Lease, NodeId, PolicyRef, RequestId, SessionId, Tenant
+from moorage.model import (
+    Ask,
+    ClusterId,
+    Code,
+    Demand,
+    Lease,
+    NodeId,
+    PolicyRef,
+    RequestId,
+    SessionId,
+    Tenant,
+)
 from simulated import fleets
 from simulated.laws import LawBroken, Model
 from simulated.policies import DISHONEST, HONEST, SILENCE, Character
@@ -78,6 +89,9 @@ class World:
         self.honest = rng.random() < 0.4
         self.orderly = rng.random() < 0.3
         self.sandbox = Random(f"sandbox {seed}")
+        self.operator = Random(f"operator {seed}")
+        """Not all worlds have one, and the others are what they would be without."""
+        self.operated = self.operator.random() < 0.3
         self.fault_rate = self.sandbox.choice([0.0, 0.0, 0.3, 1.0])  # About leases in the queue.
         self.pause_seconds = Random(f"pause {seed}").choice([0.0, 0.0, 1.0])
         self.crash_rate = rng.choice([0.0, 0.005, 0.02])
@@ -315,12 +329,14 @@ class World:
 
     def _cordon(self, to: Address) -> Event:
         clusters = [*self.allocator.state.clusters.values()] or self.inventory
-        cluster = self.rng.choice(clusters)
-        node = self.rng.choice(["", *(each.id for each in cluster.nodes), "gone"])
-        mode = self.rng.choice(["cordon", "drain", "uncordon", "uncordon", "uncordon"])
-        seconds = self.rng.choice([None, 5.0, 60.0])
+        cluster = self.operator.choice(clusters)
+        place = cluster.id, self.operator.choice(["", *(each.id for each in cluster.nodes), "gone"])
+        mode = self.operator.choice(["cordon", "drain", "uncordon"])
+        if mode == "uncordon":
+            place = self.operator.choice([place, *self.allocator.state.cordons])
+        seconds = self.operator.choice([None, 5.0, 60.0])
         tenant = self.sessions[to.session]
-        return CordonAsked(to, tenant, cluster.id, NodeId(node), mode, "", seconds)
+        return CordonAsked(to, tenant, ClusterId(place[0]), NodeId(place[1]), mode, "", seconds)
 
     def _inquire(self, to: Address) -> Event:
         question = self.rng.choice(["status", "why", "queue", "leases", "fleet"])
@@ -398,7 +414,6 @@ class World:
             (lambda: self.say(self._cancel), 2),
             (lambda: self.say(self._inquire), 3),
             (lambda: self.say(self._flush), 0.3),
-            (lambda: self.say(self._cordon), 0.3),
             (self.wait, 10),
             (self.engine, 2),
             (self.lose_session, 1),
@@ -409,6 +424,8 @@ class World:
             if self.rng.random() < self.crash_rate:
                 self.crash()
             self.rng.choices(deeds, weights)[0]()
+            if self.operated and self.operator.random() < 0.03:
+                self.say(self._cordon)
             if not self.inbox and not self.consulting:
                 self.witness.quiet()
         self.settle()
