@@ -115,6 +115,57 @@ export interface ClusterPage {
 /** Why the answer is no: the machine-readable part of every failure reply. */
 export type Code = "already_exists" | "bad_json" | "bad_message" | "bad_policy" | "busy" | "cancelled" | "conflict" | "engine_failed" | "forbidden" | "idempotency_mismatch" | "internal" | "lease_ended" | "missing_fields" | "never_fits" | "no_capacity" | "not_found" | "policy_bad_output" | "policy_crashed" | "policy_declined" | "policy_error" | "policy_memory" | "policy_timeout" | "policy_unsound" | "shutting_down" | "too_large" | "unauthorized" | "unavailable" | "unknown_clusters" | "unknown_lease" | "unknown_op" | "unknown_policy" | "unknown_request" | "unsupported" | "wait_timeout" | "wrong_token";
 
+/** Place nothing new there. */
+export interface Cordon {
+  op: "cordon";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** a string of 1 to 256 characters */
+  cluster: string;
+  /** a string of at most 256 characters */
+  node?: string;
+  /** a string of at most 256 characters */
+  reason?: string;
+}
+
+/** The reply to `Cordon`, where it succeeds. */
+export interface CordonReply {
+  success: true;
+  data: OutOfService;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
+/** Place nothing new there, and let leave what is there, within `seconds` where given. */
+export interface Drain {
+  op: "drain";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** a string of 1 to 256 characters */
+  cluster: string;
+  /** a string of at most 256 characters */
+  node?: string;
+  /** a string of at most 256 characters */
+  reason?: string;
+  seconds?: number | null;
+}
+
+/** The reply to `Drain`, where it succeeds. */
+export interface DrainReply {
+  success: true;
+  data: OutOfService;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
 /** Run a command inside of the workload of a lease. */
 export interface Exec {
   op: "exec";
@@ -398,6 +449,14 @@ export interface NodePage {
   next: string | null;
 }
 
+/** How a cluster or a node stands, and the leases that hold something of it. */
+export interface OutOfService {
+  cluster_id: string;
+  node_id: string | null;
+  leases: string[];
+  unavailable: string | null;
+}
+
 /** A piece of a workload's output; the next one starts at `offset`. */
 export interface OutputPart {
   offset: number;
@@ -604,6 +663,29 @@ export interface StatusReply {
   policy_rule_uri?: string;
 }
 
+/** Place something there again. */
+export interface Uncordon {
+  op: "uncordon";
+  /** a string of at most 128 characters, or a 64-bit whole number */
+  id?: string | number | null;
+  /** a string of 1 to 256 characters */
+  cluster: string;
+  /** a string of at most 256 characters */
+  node?: string;
+}
+
+/** The reply to `Uncordon`, where it succeeds. */
+export interface UncordonReply {
+  success: true;
+  data: OutOfService;
+  id?: string | number | null;
+  request?: string;
+  lease?: LeaseAnswer;
+  warnings?: string[];
+  reasons?: { [name: string]: Json };
+  policy_rule_uri?: string;
+}
+
 /** How a request stands that is no lease yet. */
 export interface WaiterStatus {
   request: string;
@@ -720,6 +802,9 @@ export interface Operations {
   release: { message: Release; reply: ReleaseReply };
   renew: { message: Renew; reply: RenewReply };
   flush: { message: Flush; reply: FlushReply };
+  cordon: { message: Cordon; reply: CordonReply };
+  drain: { message: Drain; reply: DrainReply };
+  uncordon: { message: Uncordon; reply: UncordonReply };
   status: { message: Status; reply: StatusReply };
   why: { message: Why; reply: WhyReply };
   cancel: { message: Cancel; reply: CancelReply };

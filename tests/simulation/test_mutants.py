@@ -523,13 +523,14 @@ MUTANTS = [
         "        ask.tenant,\n        (ask.policy.uri,",
         "        (ask.policy.uri,",
         "what is taken over stays what it was",
+        seeds="150:180",
     ),
     Mutant(
         "takes over whatever place it is",
         "core/warm_reuse.py",
         "return verify(ask, wishes, fleet, self._turn.state.clusters) == lease.placement",
         "return True",
-        "no grant outside the candidates|what is granted exists|is promised twice",
+        "no grant outside the candidates|what is granted exists|is promised twice|out of service",
         seeds="60:90",
     ),
     Mutant(

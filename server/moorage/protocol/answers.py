@@ -122,6 +122,15 @@ class Reasons(Struct):
     drift: list[str] | UnsetType = UNSET
 
 
+class OutOfService(Struct):
+    """How a cluster or a node stands, and the leases that hold something of it."""
+
+    cluster_id: str
+    node_id: str | None
+    leases: list[str]
+    unavailable: str | None
+
+
 class FlushedLeases(Struct):
     """The ids of the warm leases that end."""
 
@@ -238,6 +247,9 @@ ANSWERS: Final[dict[type[m.Message], tuple[Any, ...]]] = {
     m.Release: _PLACE,
     m.Renew: _PLACE,
     m.Flush: (FlushedLeases,),
+    m.Cordon: (OutOfService,),
+    m.Drain: (OutOfService,),
+    m.Uncordon: (OutOfService,),
     m.Status: (*_PLACE, WaiterStatus),
     m.Why: (Reasons,),
     m.Cancel: (CancelledRequest,),
