@@ -4,7 +4,7 @@ Called by the clients and the command line. Unknown keys are ignored, so that a 
 say more; a key of the wrong kind is an error that names it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
@@ -19,7 +19,7 @@ from moorage.protocol.replies import (
     ShareObject,
     WorkloadObject,
 )
-from moorage_client.errors import RequestRefused, refusal
+from moorage_client.errors import ProtocolViolated, RequestRefused, refusal
 
 T = TypeVar("T")
 
@@ -245,3 +245,21 @@ def _outcome(found: OutcomeObject) -> Outcome:
         exit_code=found.exit_code,
         log_tail=found.log_tail,
     )
+
+
+def read_flushed(value: Any) -> list[str]:
+    """Return the ids of the leases that `flush` ends."""
+    return read_as(list[str], read_object(value).get("flushed"))
+
+
+def read_from(url: str, read: Callable[[Any], T], document: Any) -> T:
+    """Return what a server said, as `read` understands it.
+
+    Raises:
+        ProtocolViolated: It cannot be understood.
+
+    """
+    try:
+        return read(document)
+    except UnreadableError as error:
+        raise ProtocolViolated(url, f"sent what the protocol does not know: {error}") from error

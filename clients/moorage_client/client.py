@@ -17,9 +17,9 @@ from moorage.protocol.replies import Event, Reply
 from moorage_client.answers import (
     Answer,
     Lease,
-    UnreadableError,
     read_answer,
-    read_as,
+    read_flushed,
+    read_from,
     read_lease,
     read_object,
 )
@@ -29,14 +29,13 @@ from moorage_client.errors import (
     LeaseLost,
     MoorageError,
     NotFound,
-    ProtocolViolated,
     RuleFailed,
     Timeout,
 )
 from moorage_client.guard import LeaseGuard
 from moorage_client.holding import OVER, HeldLease, Keeper, Keeping
 from moorage_client.link import Link
-from moorage_client.listing import Listing
+from moorage_client.listing import Listing, pages
 from moorage_client.loops import LoopThread
 from moorage_client.watching import Watch, watch
 
@@ -74,7 +73,7 @@ class Renewals:
         if ttl_seconds is not None:
             message["ttl_seconds"] = ttl_seconds
         reply, _ = await self._link.call(message, seconds_max=seconds_max, idempotent=True)
-        return _read(self._link.url, read_lease, reply.lease or reply.data)
+        return read_from(self._link.url, read_lease, reply.lease or reply.data)
 
     async def disconnect(self) -> None:
         """Drop the socket; the next renewal opens another."""
@@ -317,28 +316,27 @@ class Client:
     async def release(self, lease: str, token: str) -> Lease:
         """End a lease; a second release answers the same. Errors as `renew`."""
         reply = await self._called({"op": "release", "lease": lease, "token": token})
-        return _read(self.url, read_lease, reply.lease or reply.data)
+        return read_from(self.url, read_lease, reply.lease or reply.data)
 
     async def flush(self, cluster: str = "") -> list[str]:
         """End what is kept warm for you, in one cluster or everywhere; return the leases' ids."""
-        data = _read(self.url, _flushed, await self.call({"op": "flush", "cluster": cluster}))
-        return data["flushed"]
+        return read_from(
+            self.url, read_flushed, await self.call({"op": "flush", "cluster": cluster})
+        )
 
     async def cordon(self, cluster: str, node: str = "", reason: str = "") -> dict[str, Any]:
         """Let nothing new be placed on a node, or on a whole cluster, until `uncordon`.
 
         Returns:
-            `cluster_id`, `node_id`, `unavailable` (why, in words) and `leases`: the ids of those
-            that are there.
+            `cluster_id`, `node_id`, `unavailable` (why, in words) and the ids of `leases` there.
 
         Raises:
             NotFound: The cluster has no such node.
-            RequestRefused: `unknown_clusters`: there is no such cluster.
             MoorageError: As `ask`.
 
         """
         asked = {"op": "cordon", "cluster": cluster, "node": node, "reason": reason}
-        return _read(self.url, read_object, await self.call(asked))
+        return read_from(self.url, read_object, await self.call(asked))
 
     async def drain(
         self, cluster: str, node: str = "", reason: str = "", *, seconds: float | None = None
@@ -349,12 +347,12 @@ class Client:
         leases last until they are released, or `seconds` from now where that is given.
         """
         asked = {"op": "drain", "cluster": cluster, "node": node, "reason": reason}
-        return _read(self.url, read_object, await self.call(asked | {"seconds": seconds}))
+        return read_from(self.url, read_object, await self.call(asked | {"seconds": seconds}))
 
     async def uncordon(self, cluster: str, node: str = "") -> dict[str, Any]:
         """Undo `cordon` or `drain` of this node, or of the whole cluster."""
         asked = {"op": "uncordon", "cluster": cluster, "node": node}
-        return _read(self.url, read_object, await self.call(asked))
+        return read_from(self.url, read_object, await self.call(asked))
 
     async def status(self, subject: str) -> dict[str, Any]:
         """Return the lease or the waiter with this id, as the server tells it.
@@ -366,7 +364,7 @@ class Client:
         reply = await self._called({"op": "status", "request": subject})
         if reply.lease is not None:
             return read_lease(reply.lease).document()
-        return _read(self.url, read_object, reply.data)
+        return read_from(self.url, read_object, reply.data)
 
     async def why(self, subject: str) -> dict[str, Any]:
         """Return why the request or lease with this id was answered as it was.
@@ -375,7 +373,7 @@ class Client:
             NotFound: The server knows no such id, or has forgotten it.
 
         """
-        return _read(self.url, read_object, await self.call({"op": "why", "request": subject}))
+        return read_from(self.url, read_object, await self.call({"op": "why", "request": subject}))
 
     async def cancel(self, request: str) -> dict[str, Any]:
         """Give up a place in the queue; return the waiter as it ended.
@@ -384,21 +382,23 @@ class Client:
             NotFound: Nothing with this id waits.
 
         """
-        return _read(self.url, read_object, await self.call({"op": "cancel", "request": request}))
+        return read_from(
+            self.url, read_object, await self.call({"op": "cancel", "request": request})
+        )
 
     def leases(self, **filters: Any) -> Listing[Lease]:
         """Return the leases whose fields equal the filters, e.g. `state="active"`."""
-        return self._listing("leases", "leases", read_lease, {"filters": filters})
+        return pages(self.url, self.call, ("leases", "leases"), read_lease, {"filters": filters})
 
     def queue(self, **filters: Any) -> Listing[dict[str, Any]]:
         """Return the requests that wait, in the order in which they are served."""
-        return self._listing("queue", "waiting", read_object, {"filters": filters})
+        return pages(self.url, self.call, ("queue", "waiting"), read_object, {"filters": filters})
 
     def fleet(self, cluster: str | None = None) -> Listing[dict[str, Any]]:
         """Return the clusters with their totals, or the nodes of one cluster."""
         if cluster is None:
-            return self._listing("fleet", "clusters", read_object, {})
-        return self._listing("fleet", "nodes", read_object, {"cluster": cluster})
+            return pages(self.url, self.call, ("fleet", "clusters"), read_object, {})
+        return pages(self.url, self.call, ("fleet", "nodes"), read_object, {"cluster": cluster})
 
     def watch(self, *topics: str) -> AsyncGenerator[Event, None]:
         """Return the news of topics as they come: `async for event in client.watch("policies")`.
@@ -496,32 +496,3 @@ class Client:
         # A failure here has no reader left; the lease then ends with its TTL.
         with contextlib.suppress(MoorageError):
             await self.release(lease, token)
-
-    def _listing(self, op: str, key: str, read: Callable[[Any], T], fields: Document) -> Listing[T]:
-        async def fetch(after: str | None) -> tuple[list[T], str | None]:
-            page = {"op": op, **fields} if after is None else {"op": op, **fields, "after": after}
-            data = _read(self.url, read_object, await self.call(page))
-            rows = _read(self.url, _rows, data.get(key) or [])
-            following = _read(self.url, _mark, data.get("next"))
-            return [_read(self.url, read, item) for item in rows], following or None
-
-        return Listing(fetch)
-
-
-def _flushed(data: Any) -> dict[str, list[str]]:
-    return read_as(dict[str, list[str]], {"flushed": read_object(data).get("flushed")})
-
-
-def _rows(value: Any) -> list[Any]:
-    return read_as(list[Any], value)
-
-
-def _mark(value: Any) -> str | None:
-    return read_as(str | None, value)  # type: ignore[arg-type]  # A union is no class.
-
-
-def _read(url: str, read: Callable[[Any], T], document: Any) -> T:
-    try:
-        return read(document)
-    except UnreadableError as error:
-        raise ProtocolViolated(url, f"sent what the protocol does not know: {error}") from error

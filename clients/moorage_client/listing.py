@@ -1,8 +1,9 @@
 """A list on the server, fetched page by page as it is read."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Final, Generic, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Final, Generic, TypeVar
 
+from moorage_client.answers import read_as, read_from, read_object
 from moorage_client.errors import MoorageError
 
 T = TypeVar("T")
@@ -54,3 +55,40 @@ class Listing(Generic[T]):
             if len(items) > ITEMS_MAX:
                 raise MoorageError(f"the list has more than {ITEMS_MAX} items; filter it")
         return items
+
+
+def pages(
+    url: str,
+    call: Callable[[dict[str, Any]], Awaitable[Any]],
+    names: tuple[str, str],
+    read: Callable[[Any], T],
+    fields: Mapping[str, Any],
+) -> Listing[T]:
+    """Return what an operation lists.
+
+    Args:
+        url: Of the server, for what is said of it.
+        call: Sends a message, and returns the data of its reply.
+        names: Of the operation, and of its items in that data.
+        read: Understands an item.
+        fields: More of the message.
+
+    """
+    op, key = names
+
+    async def fetch(after: str | None) -> tuple[list[T], str | None]:
+        page = {"op": op, **fields} if after is None else {"op": op, **fields, "after": after}
+        data = read_from(url, read_object, await call(page))
+        rows = read_from(url, _rows, data.get(key) or [])
+        following = read_from(url, _mark, data.get("next"))
+        return [read_from(url, read, item) for item in rows], following or None
+
+    return Listing(fetch)
+
+
+def _rows(value: Any) -> list[Any]:
+    return read_as(list[Any], value)
+
+
+def _mark(value: Any) -> str | None:
+    return read_as(str | None, value)  # type: ignore[arg-type]  # A union is no class.

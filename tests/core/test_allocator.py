@@ -17,10 +17,11 @@ from moorage.core.events import (
     Tick,
 )
 from moorage.core.facts import Granted, Refusal
+from moorage.core.invariants import check
 from moorage.core.pending import ASKS_BYTES_MAX, PENDING_MAX
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.requests import CONSULTS_MAX
-from moorage.core.state import DEADLINES_SPARE, ENDED_MAX, check, condense
+from moorage.core.state import DEADLINES_SPARE, ENDED_MAX, condense
 from moorage.core.turn import DECISIONS_MAX
 from moorage.model import ClusterId, Code, Demand, Provision, RequestId, SessionId, Tenant
 

@@ -17,7 +17,8 @@ from moorage.core.events import (
     WorkloadStopped,
 )
 from moorage.core.facts import Cordoned
-from moorage.core.state import check, condense
+from moorage.core.invariants import check
+from moorage.core.state import condense
 from moorage.model import ClusterId, Code, Demand, NodeId, Provision, RequestId, Tenant
 
 ONE = Demand(gpus=1)

@@ -17,9 +17,10 @@ from moorage.core.events import (
     WorkloadStarted,
 )
 from moorage.core.facts import Refusal, Requeued
+from moorage.core.invariants import check
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS_MAX
 from moorage.core.requests import FAULT_PAUSE_SECONDS, FAULTS_MAX, PASSING
-from moorage.core.state import check, condense
+from moorage.core.state import condense
 from moorage.core.turn import Turn
 from moorage.model import Code, Demand, Provision, RequestId, Tenant
 from moorage.sandbox.host.circuit_breaker import OPEN_SECONDS_MAX

@@ -86,8 +86,8 @@ from moorage.core.facts import (
     Started,
     Warmed,
 )
+from moorage.core.invariants import check
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS
-from moorage.core.state import check
 from moorage.core.turn import Turn
 from moorage.model import (
     Ask,

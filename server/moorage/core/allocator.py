@@ -35,10 +35,11 @@ from moorage.core.events import (
 )
 from moorage.core.facts import ClusterRemoved, ClusterSet, Counted, Fact
 from moorage.core.feasibility import Feasibility
+from moorage.core.invariants import check
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS, LeaseLifecycle
 from moorage.core.open_requests import OpenRequests
 from moorage.core.requests import Requests
-from moorage.core.state import apply, check
+from moorage.core.state import apply
 from moorage.core.turn import Turn, TurnWriter
 from moorage.core.warm_reuse import WarmReuse
 from moorage.model import Cluster, Tenant

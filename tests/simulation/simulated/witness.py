@@ -34,9 +34,10 @@ from moorage.core.events import (
     WorkloadStopped,
 )
 from moorage.core.facts import Ended, Fact, Granted, Paused, Refusal, Renewed, Requeued
+from moorage.core.invariants import check
 from moorage.core.queue import CONSULTED_MAX
 from moorage.core.requests import FAULTS_MAX, PASSING
-from moorage.core.state import State, apply, check, condense
+from moorage.core.state import State, apply, condense
 from moorage.core.turn import Turn
 from moorage.core.warm_reuse import EVICTED
 from moorage.model import Ask, Code, Lease

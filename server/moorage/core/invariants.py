@@ -1,0 +1,75 @@
+"""What must hold of the state between any two turns, whatever the facts were."""
+
+from collections import Counter
+
+from moorage.core.state import RELEASED, State
+from moorage.core.usage import TenantUsage
+from moorage.model import DEVICE, GPU_MILLI
+from moorage.policy import Fleet
+
+__all__ = ["check"]
+
+
+def check(state: State) -> None:
+    """Assert what must hold between any two turns. Costs time in the size of the state.
+
+    The first law is the product's first promise: over all leases that hold, no device carries
+    more than its own 1000 milli.
+    """
+    held: Counter[tuple[str, str, str]] = Counter()
+    for lease in state.leases.values():
+        assert lease.state not in {"queued", "ended"}
+        assert not lease.retry_at, "what holds something pauses"
+        assert lease.fencing <= state.fencing
+        for share in lease.placement:
+            for gpu in share.gpus:
+                held[share.cluster_id, share.node_id, gpu] += share.gpu_milli
+    assert all(milli <= GPU_MILLI for milli in held.values()), "a GPU is promised twice"
+    devices = Counter(
+        key
+        for cluster in state.clusters.values()
+        for node in cluster.nodes
+        for key in (() if node.duplicate_of else node.identity)
+        if key.startswith(DEVICE)
+    )
+    assert all(count == 1 for count in devices.values()), "a device counts on two nodes"
+    assert len({lease.fencing for lease in state.leases.values()}) == len(state.leases)
+    assert state.warm.keys() == {n for n, each in state.leases.items() if each.state == "warm"}
+    released = {n for n, each in state.leases.items() if each.reason == RELEASED and each.likeness}
+    assert state.resetting.keys() == released - state.warm.keys()
+    workloads = [each.workload for each in state.leases.values() if each.provision is not None]
+    assert len(set(workloads)) == len(workloads), "a workload has two leases"
+    assert state.leases.keys().isdisjoint(state.ended)
+    assert state.leases.keys().isdisjoint(state.waiting)
+    assert state.waiting_bytes == sum(waiter.ask.size for waiter in state.waiting.values())
+    assert all(lease.state == "ended" for lease in state.ended.values())
+    for waiter in state.waiting.values():
+        if (queued := waiter.lease) is not None:
+            assert (queued.id, queued.state, queued.ask) == (waiter.ask.id, "queued", waiter.ask)
+            assert not queued.placement, "a lease in the queue holds something"
+            assert queued.expires_at == waiter.deadline
+    for (tenant, _), request in state.keys.items():
+        owner = state.lease(request) or state.waiting[request].ask
+        assert owner.tenant == tenant
+    derived = Fleet()
+    derived.install(map(state.offered, state.clusters.values()))
+    for lease in state.leases.values():
+        for share in lease.placement:
+            derived.take(share)
+    fleet = state.fleet
+    same = (fleet.node_ids, fleet.gpu_ids) == (derived.node_ids, derived.gpu_ids)
+    assert same, "the names drifted from the inventory"
+    assert (fleet.gpu_model == derived.gpu_model).all(), "the columns drifted from the inventory"
+    assert (fleet.gpu_total == derived.gpu_total).all()
+    assert (fleet.gpu_free == derived.gpu_free).all(), "capacity drifted from the lease rows"
+    assert (fleet.cpu_free == derived.cpu_free).all()
+    assert (fleet.memory_free == derived.memory_free).all()
+    _check_usage(state)
+
+
+def _check_usage(state: State) -> None:
+    usage = TenantUsage()
+    for lease in state.leases.values():
+        if lease.state != "warm":
+            usage.add(lease, 1)
+    assert state.usage.by_tenant() == usage.by_tenant(), "usage drifted from the lease rows"
