@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -50,8 +50,22 @@ def server(world, tmp_path_factory) -> Iterator[str]:
 
 @pytest.fixture
 def client(server) -> Iterator[BlockingClient]:
-    with BlockingClient(server) as made:
-        yield made
+    with BlockingClient(server) as connected:
+        yield connected
+
+
+@pytest.fixture
+def made(ready, client, settings) -> Iterator[Callable[..., SlicePoolManager]]:
+    """Pools, drained while their client can still give the leases back."""
+    pools: list[SlicePoolManager] = []
+
+    def make(**options) -> SlicePoolManager:
+        pools.append(SlicePoolManager(settings=settings, **options))
+        return pools[-1]
+
+    yield make
+    for pool in pools:
+        pool.drain_actor_pool()
 
 
 def held(client) -> list:

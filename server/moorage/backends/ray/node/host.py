@@ -55,6 +55,7 @@ class WorkloadHost:
         self._beginning: asyncio.Task[Report] | None = None
         self._report: Report = {"phase": "starting", "detail": plan["title"]}
         self._changing = threading.Lock()
+        self._starting = threading.Lock()
         self._over: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._warden: subprocess.Popen[str] | None = None
@@ -154,7 +155,7 @@ class WorkloadHost:
             if plan["actor"] is not None:
                 await asyncio.get_running_loop().run_in_executor(self._calls, self._construct)
             else:
-                await self._in_thread(self._start_command)
+                await self._in_thread(self._start)
                 await self._until_ready()
         except Exception as error:  # noqa: BLE001  # Whatever the user's code raises is how it ended.
             self._finish("failed", f"{type(error).__name__}: {error}", None)
@@ -191,6 +192,12 @@ class WorkloadHost:
             return await result
 
         return asyncio.run_coroutine_threadsafe(awaited(), self._awaiting).result()
+
+    def _start(self) -> None:
+        """Start the command, unless the workload is being stopped; a stop waits for it."""
+        with self._starting:
+            if not self._stopping:
+                self._start_command()
 
     def _start_command(self) -> None:
         plan = self._plan
@@ -335,6 +342,8 @@ class WorkloadHost:
             return file.read().decode(errors="replace").splitlines()[-_TAIL_LINES:]
 
     def _end(self) -> bytes:
+        with self._starting:  # A command that is about to start would outlive this process.
+            pass
         if self._warden is not None and self._warden.stdin is not None:
             with contextlib.suppress(OSError):
                 self._warden.stdin.write(f"{self._plan['stop_seconds']}\n")
