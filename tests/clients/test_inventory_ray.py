@@ -98,8 +98,10 @@ class Dashboard:
 
 
 @pytest.fixture
-def dashboard(monkeypatch) -> Iterator[Dashboard]:
+def dashboard(monkeypatch, tmp_path) -> Iterator[Dashboard]:
     monkeypatch.delenv("RAY_AUTH_TOKEN", raising=False)
+    monkeypatch.delenv("RAY_AUTH_TOKEN_PATH", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))  # `ray.init()` may have left a token in the real one.
     dashboard = Dashboard()
     thread = threading.Thread(target=dashboard.server.serve_forever, args=(0.01,))
     thread.start()
@@ -141,6 +143,17 @@ def test_a_token_of_ray_is_shown(dashboard, monkeypatch):
         imported(dashboard)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "secret")
     assert len(imported(dashboard)) == 1
+
+
+def test_the_token_that_ray_made_is_found(dashboard, monkeypatch, tmp_path):
+    dashboard.token = "secret"  # noqa: S105  # Of a server that lives for one test.
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("secret\n")
+    assert len(imported(dashboard)) == 1
+    (tmp_path / "other").write_text("wrong")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "other"))
+    with pytest.raises(InventoryError, match="put the cluster's token into RAY_AUTH_TOKEN"):
+        imported(dashboard)
 
 
 def test_what_ray_could_not_tell_is_a_note_or_an_error(dashboard):

@@ -327,6 +327,7 @@ def test_logs_show_what_a_policy_printed_at_ones_own_requests(swap):
     assert swap.http.get("/policy/prints:1-x/logs").json()["data"] == {
         "policy_rule_uri": "prints:1-x",
         "printed": {"requests": "asked {'a': 1}\n"},
+        "changed": {},
         "rests": None,
     }
     assert swap.http.get("/policy/prints:9-x/logs").status_code == 404

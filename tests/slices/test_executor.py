@@ -192,6 +192,7 @@ def test_between_attempts_more_slices_are_taken(made, tmp_path, monkeypatch):
     """What another pool frees meanwhile is used by the next attempt."""
     monkeypatch.setattr("moorage.slices.manager.SCALE_UP_SECONDS_MIN", 0)
     monkeypatch.setenv("EFORMER_SCALE_ADD_TIMEOUT_S", "6")
+    monkeypatch.setenv("EFORMER_SCALE_POLL_S", "20")  # A process of the slice starts in half of it.
     other = made(TYPE)
     other.scale_multislice(1)
 

@@ -12,6 +12,8 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Final
 
 from moorage_client.inventory.documents import (
@@ -168,11 +170,26 @@ def _amount(source: str, place: str, value: Any) -> float:
     return value
 
 
+def _token() -> str:
+    """Return the token where Ray's own tools look for it; empty: there is none.
+
+    Source: https://docs.ray.io/en/latest/ray-security/token-auth.html
+    """
+    if token := os.environ.get("RAY_AUTH_TOKEN"):
+        return token
+    named = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    try:
+        # `ray.init()` makes the second one by itself.
+        return Path(named or Path.home() / ".ray" / "auth_token").read_text().strip()
+    except (OSError, RuntimeError, UnicodeDecodeError):  # The second: this user has no home.
+        return ""
+
+
 def _get(source: str, url: str) -> Mapping[str, Any]:
     """Return the `data` of a reply of the dashboard."""
     import requests  # noqa: PLC0415  # All who read any inventory would wait for it at their start.
 
-    token = os.environ.get("RAY_AUTH_TOKEN")  # As Ray's own tools do.
+    token = _token()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         with requests.get(url, headers=headers, timeout=SECONDS_MAX, stream=True) as response:
@@ -192,6 +209,8 @@ def _get(source: str, url: str) -> Mapping[str, Any]:
     if not isinstance(reply, dict) or not isinstance(reply.get("data"), dict):
         message = reply.get("msg") if isinstance(reply, dict) else None
         got = message or f"HTTP {response.status_code} {response.reason}"
+        if response.status_code == HTTPStatus.UNAUTHORIZED:
+            got += "; put the cluster's token into RAY_AUTH_TOKEN"
         raise InventoryError(source, "", f"Ray's answer to GET {url}, not: {got}")
     data: Mapping[str, Any] = reply["data"]
     return data
