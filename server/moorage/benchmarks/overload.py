@@ -82,6 +82,7 @@ class _Client(asyncio.Protocol):
         self._answered = answered
         self._unread = b""
         self.open = asyncio.get_running_loop().create_future()
+        self._lost = asyncio.Event()
         self.writable = True
 
     def connection_made(self, transport: Any) -> None:
@@ -93,6 +94,12 @@ class _Client(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.open.done():
             self.open.set_exception(exc or CommandError("the daemon closed the connection"))
+        self._lost.set()
+
+    async def close(self) -> None:
+        """Close the connection; a loop that ends before that is done cannot be closed."""
+        self.transport.abort()
+        await self._lost.wait()
 
     def pause_writing(self) -> None:
         self.writable = False
@@ -196,8 +203,12 @@ async def _overload(running: Running) -> dict[str, Any]:
     counted = await _counted(load)
     offering.cancel()
     renewing.cancel()
-    for client in clients:
-        client.transport.abort()
+    ended, _ = await asyncio.wait([offering, renewing])
+    for each in ended:
+        if not each.cancelled():
+            each.result()  # It failed.
+    for client in (load.holder, *clients):
+        await client.close()
     return {
         "peak_grants_per_second": peak,
         "overload_asks_to_peak": counted["asked"] / SECONDS / peak,
@@ -237,19 +248,22 @@ async def _offer(clients: list[_Client], load: _Load, per_second: float) -> None
 async def _renew(url: str, load: _Load, taken: list[float]) -> None:
     replies: asyncio.Queue[_Reply] = asyncio.Queue()
     client = await _connect(url, lambda _, reply: replies.put_nowait(reply))
-    client.send(_frame(load.ask("mine")))
-    granted = await replies.get()
-    if (lease := granted.lease) is None:
-        raise CommandError(f"a request was refused: {granted}")
-    renewal = _frame({"op": "renew", "lease": lease.id, "token": lease.token, "id": "n"})
-    while True:
-        started = time.perf_counter()
-        client.send(renewal)
-        reply = await replies.get()
-        if not reply.success:
-            raise CommandError(f"a renewal was refused: {reply}")
-        taken.append(time.perf_counter() - started)
-        await asyncio.sleep(RENEW_SECONDS)
+    try:
+        client.send(_frame(load.ask("mine")))
+        granted = await replies.get()
+        if (lease := granted.lease) is None:
+            raise CommandError(f"a request was refused: {granted}")
+        renewal = _frame({"op": "renew", "lease": lease.id, "token": lease.token, "id": "n"})
+        while True:
+            started = time.perf_counter()
+            client.send(renewal)
+            reply = await replies.get()
+            if not reply.success:
+                raise CommandError(f"a renewal was refused: {reply}")
+            taken.append(time.perf_counter() - started)
+            await asyncio.sleep(RENEW_SECONDS)
+    finally:
+        await client.close()
 
 
 async def _connect(url: str, answered: Callable[[_Client, _Reply], None]) -> _Client:
