@@ -47,6 +47,7 @@ def test_a_policy_that_ships_goes_by_its_name_unless_there_is_such_a_file(tmp_pa
     assert "best_fit:0-test: passed" in moorage("policy", "test", "best_fit", cwd=tmp_path).stdout
 
 
+@pytest.mark.heavy
 def test_a_policy_is_tried_from_a_file_and_its_verdict_is_the_exit_code(tmp_path):
     policy, asked = tmp_path / "my-rüle: 2.py", tmp_path / "asked.json"
     policy.write_text(POLICY)
@@ -75,6 +76,7 @@ def test_what_cannot_be_tried_is_a_matter_of_the_command_line(tmp_path):
     assert "cannot read" in missing.stderr
 
 
+@pytest.mark.heavy
 def test_no_module_of_the_working_directory_is_run_outside_of_the_jail(tmp_path):
     for name in ("numpy", "random", "typing", "moorage"):
         (tmp_path / f"{name}.py").write_text("raise SystemExit('run outside of the jail')\n")

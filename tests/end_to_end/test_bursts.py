@@ -11,7 +11,7 @@ from websockets.asyncio.client import connect
 
 from moorage.benchmarks.daemon_process import daemon
 
-pytestmark = pytest.mark.quiet
+pytestmark = [pytest.mark.heavy, pytest.mark.quiet]
 
 SLOW, QUICK = "slow:1-x", "quick:1-x"
 SLEEPS = "import time\ntime.sleep(0.5)\nreturn {'n': 1}"

@@ -110,6 +110,7 @@ def test_doctor_shows_brackets_as_they_are(capsys):
     assert all(detail in shown for detail in [*details, "[x]"])
 
 
+@pytest.mark.heavy
 def test_doctor_knows_a_healthy_server_from_another_that_has_its_port():
     with daemon() as running, socket.create_server(("127.0.0.1", 0)) as other:
         ports = [str(urlsplit(url).port) for url in (running.ws, running.http)]
@@ -132,6 +133,7 @@ def test_a_log_in_a_file_has_no_colours(tmp_path):
         assert "\x1b" not in running.log.read_text()
 
 
+@pytest.mark.heavy
 def test_the_command_line_says_which_port_and_which_option():
     with daemon(environment={"MOORAGE_TOKENS": "ann:sesame"}) as running:
         wrong = running.http.replace("http", "ws")
@@ -160,6 +162,7 @@ def trace(tmp_path) -> tuple[str, ...]:
     return ("--nodes", str(nodes), "--pods", str(pods))
 
 
+@pytest.mark.heavy
 def test_replay_answers_every_request_of_a_trace(trace):
     told = json.loads(moored("replay", *trace, "--policy", "best_fit", "--json").stdout)
     (run,) = told["runs"]

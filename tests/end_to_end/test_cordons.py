@@ -61,6 +61,7 @@ def test_a_drain_empties_a_node_while_others_go_on(data: Path) -> None:
         assert server.ask(resources={"gpus": 1}, lease={"ttl_seconds": 600})["success"]
 
 
+@pytest.mark.heavy
 def test_it_survives_a_kill_and_a_new_document(data: Path, tmp_path: Path) -> None:
     command, log = serve_command(data), tmp_path / "stderr.log"
     with child(command, log, serve_variables()) as (process, ready):

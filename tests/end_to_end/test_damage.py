@@ -63,6 +63,7 @@ def held(server: Server) -> dict[str, dict]:
     return {lease["id"]: lease for lease in leases}
 
 
+@pytest.mark.heavy
 def test_a_question_about_a_damaged_fact_ends_no_daemon(tmp_path):
     with daemon(tmp_path) as running:
         server = Server(running)
@@ -138,6 +139,7 @@ def care(word: str, data: Path, *flags: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
+@pytest.mark.heavy
 def test_what_is_whole_is_said_to_be_also_while_the_daemon_runs(tmp_path):
     with daemon(tmp_path) as running:
         server = Server(running)
@@ -186,6 +188,7 @@ def test_a_loss_is_accepted_by_a_command_only_and_nothing_is_promised_twice(tmp_
         server.close()
 
 
+@pytest.mark.heavy
 def test_a_catalog_that_is_damaged_is_repaired_likewise(tmp_path):
     data = tmp_path / "data"
     killed_with(data, 1)
@@ -201,6 +204,7 @@ def test_a_catalog_that_is_damaged_is_repaired_likewise(tmp_path):
         server.close()
 
 
+@pytest.mark.heavy
 def test_why_says_since_when_there_is_history(tmp_path):
     days = {"MOORAGE_HISTORY_DAYS": "0", **FEW}
     with daemon(tmp_path, environment=days) as running:

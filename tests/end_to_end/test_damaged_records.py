@@ -118,6 +118,7 @@ def test_commands_beside_one_workload_are_bounded(server, shared):
         in_state(server, lease, "ended")
 
 
+@pytest.mark.heavy
 def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data):
     with killed(data) as running, contextlib.closing(Server(running)) as before:
         fill(before)
@@ -144,6 +145,7 @@ def test_a_start_puts_aside_what_it_cannot_read_and_says_so(data):
         in_state(after, again, "ended")
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("door", ["ws", "http"])
 def test_connections_leave_the_daemon_descriptors_of_its_own(data, tmp_path, door):
     command = ["prlimit", "--nofile=256:256", *serve_command(data)]

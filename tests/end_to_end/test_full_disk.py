@@ -40,6 +40,7 @@ def fill(filler: Path) -> None:
             file.write(b"\0" * 4096)
 
 
+@pytest.mark.heavy
 def test_a_full_disk_ends_no_daemon_and_loses_no_lease(disk):
     data = disk / "data"
     with daemon(data) as running:

@@ -34,6 +34,7 @@ def moorage(server: Server, folder: Path, *words: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("environment", [{}, TOKENS], ids=["open", "tokens"])
 def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path, environment):
     said = "hello from here"
@@ -64,6 +65,7 @@ def test_the_quick_start_can_be_gone_through_twice(tmp_path):
         server.close()
 
 
+@pytest.mark.heavy
 def test_a_backend_is_given_the_nodes_that_it_starts_on(tmp_path):
     with daemon(tmp_path / "data", options=["--here"]) as running:
         server = Server(running)

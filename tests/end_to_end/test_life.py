@@ -38,6 +38,7 @@ def leases(server: Server) -> list[dict]:
         after = page["next"]
 
 
+@pytest.mark.heavy
 def test_a_clean_stop_closes_with_1012_and_says_nothing(tmp_path):
     with daemon(tmp_path) as running:
         server = Server(running)
@@ -119,6 +120,7 @@ def test_a_clock_that_is_set_back_delays_no_request(tmp_path):
         server.close()
 
 
+@pytest.mark.heavy
 def test_a_second_daemon_on_the_same_data_is_told_who_has_it(tmp_path):
     with (
         daemon(tmp_path) as running,
@@ -237,6 +239,7 @@ def hammer(url: str, acknowledged: list[dict], stop: threading.Event, number: in
         return
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("rounds", [1, pytest.param(25, marks=pytest.mark.heavy)])
 def test_kill_9_loses_no_acknowledged_lease(tmp_path, rounds):
     rng = random.Random(rounds)

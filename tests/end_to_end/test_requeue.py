@@ -238,6 +238,7 @@ def test_the_output_of_every_start_is_read_from_its_beginning(server, tmp_path):
     in_state(server, lease, "ended")
 
 
+@pytest.mark.heavy
 def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_path):
     """A request of higher priority takes its place; the daemon is killed before it has another."""
     go = tmp_path / "go"
@@ -279,6 +280,7 @@ def test_a_lease_in_the_queue_survives_kill_9_is_renewed_and_started_again(tmp_p
         server.close()
 
 
+@pytest.mark.heavy
 def test_what_failed_is_tried_again_after_a_pause_that_outlasts_kill_9(tmp_path, monkeypatch):
     """Its GPU is free, and stays so until then; a lease says until when it pauses."""
     monkeypatch.setenv(PAUSE, "1.5")
@@ -319,6 +321,7 @@ def test_a_lease_that_is_cancelled_while_it_waits_is_told_as_ended(tmp_path, mon
         server.close()
 
 
+@pytest.mark.heavy
 def test_a_policy_is_asked_at_the_start_about_what_waited(tmp_path):
     """There is room, and the policy declined: the daemon that comes back asks it again."""
     body = 'return {"declined": "not today"}'

@@ -43,6 +43,7 @@ def lines(server, event):
     return [line for line in read if line.get("event") == event]
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("asked", [True, False])
 def test_sessions_of_a_removed_token_end_and_no_others(tmp_path, asked):
     with (
@@ -85,6 +86,7 @@ def known(server, token):
     return server.http.get("/policy", headers=headers).status_code == 200
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("text", "setting", "said"),
     [

@@ -303,6 +303,7 @@ def test_what_a_command_writes_after_the_signal_is_passed_on(server, environment
     assert not held(server)
 
 
+@pytest.mark.heavy
 def test_exec_and_logs_reach_a_running_workload(server, environment):
     provision = {
         "backend": "local",

@@ -406,6 +406,7 @@ def test_the_longest_time_is_a_setting_and_nothing_is_kept_by_default(server):
     assert marked(server.data) == {}
 
 
+@pytest.mark.heavy
 def test_after_kill_9_what_is_warm_is_found_again_and_not_started_twice(tmp_path):
     with serving(tmp_path, to_be_killed=True) as server:
         fill(server)

@@ -42,6 +42,7 @@ def shipped(*names):
     return [{"shipped": name} for name in names]
 
 
+@pytest.mark.heavy
 async def test_the_same_input_gives_the_same_bytes(trace, tmp_path):
     pytest.importorskip("matplotlib")
     told = []

@@ -25,6 +25,7 @@ def policy(body, head="", **more):
     return {"policy_rule_uri": "mine:1-test", "code": source, **more}
 
 
+@pytest.mark.heavy
 async def test_a_shipped_policy_passes_the_built_in_requests():
     report = await try_policy(PolicyTestJob(catalog.document("best_fit")))
     assert report.passed, report.findings
@@ -155,6 +156,7 @@ async def test_a_policy_that_hangs_is_reported_with_its_line(stuck):
     assert lines & {"9)", "10)"}, report.requests  # Where the machine is busy, not of each.
 
 
+@pytest.mark.heavy
 async def test_a_policy_that_declines_most_of_what_fits_has_not_passed():
     report = await try_policy(PolicyTestJob(policy("return {'declined': 'it is Monday'}")))
     assert not report.passed
@@ -171,6 +173,7 @@ async def test_a_policy_may_decline_what_its_author_asks():
     assert (await try_policy(job)).passed
 
 
+@pytest.mark.heavy
 async def test_a_profile_is_made_on_demand_and_calls_count_for_their_line():
     body = "total = sum(weigh(n) for n in range(3))\nreturn {'total': total}"
     head = "import math\ndef weigh(n):\n    return math.sqrt(n)\n"

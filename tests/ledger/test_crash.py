@@ -45,6 +45,7 @@ def fill(path: Path, room_bytes: int) -> tuple[list[int], list[str]]:
     ]
 
 
+@pytest.mark.heavy
 async def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path):
     path = tmp_path / "ledger.sqlite"
     dice = random.Random(20)

@@ -95,6 +95,7 @@ def resident_mib(pid):
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
+@pytest.mark.heavy
 async def test_a_policy_that_uses_up_the_cpu_time_of_its_cell_is_to_blame_for_its_end(make_bench):
     bench = await make_bench(limits=Limits(evaluation_seconds=60, cpu_seconds_per_cell_max=2))
     refusal = await bench.refusal(bench.policy("while True: pass"))
@@ -135,6 +136,7 @@ def trying(bench, before):
     return {p for p, cell in living.items() if cell.sent and cell.sent[0].sample} - before
 
 
+@pytest.mark.heavy
 async def test_kills_of_the_zygote_stop_policies_for_seconds_only(bench):
     spawner = bench.sandbox._pool.spawner
     code = bench.policy("return 1")

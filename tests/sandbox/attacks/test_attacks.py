@@ -219,6 +219,7 @@ async def test_file_names_of_an_archive_are_never_paths(arena, name):  # Class 1
     assert not Path("/tmp/breach.py").exists()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     "source",
     [

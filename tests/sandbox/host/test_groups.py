@@ -3,6 +3,8 @@
 import asyncio
 import itertools
 
+import pytest
+
 from moorage.model import Code, LeaseTerms, PolicyRef, RequestId, Tenant
 from moorage.sandbox.host.contract import PolicyCode
 from moorage.sandbox.host.groups import QUICK_ANSWERS_MIN, Backlog
@@ -101,6 +103,7 @@ async def test_what_hangs_at_one_tenant_s_requests_does_not_keep_another_waiting
     assert sum(each.done() for each in stuck) <= 2, "none of them waited for those to be stopped"
 
 
+@pytest.mark.heavy
 async def test_where_one_tenant_alone_asks_it_has_all_cells(make_bench):
     limits = Limits(evaluation_seconds=1.0, circuit_overruns=0, cells_per_policy_max=2)
     bench = await make_bench(limits=limits)
@@ -176,6 +179,7 @@ async def test_who_is_quick_again_shares_a_pipe_again(make_bench):
     assert len(group.cells) == 1
 
 
+@pytest.mark.heavy
 async def test_leases_that_want_one_place_are_decided_by_few_cells_at_a_time(make_bench):
     bench = await make_bench()
     code = bench.policy(HANGS)

@@ -82,6 +82,7 @@ async def test_an_idle_cell_begins_at_once_and_a_busy_one_gets_the_rest_together
     assert [(await each).value for each in asked] == [0, 1, 2, 3]
 
 
+@pytest.mark.heavy
 async def test_a_policy_that_only_burns_starts_demoted_until_it_answers(make_bench):
     limits = Limits(evaluation_seconds=1.0, demote_seconds=0.01, circuit_overruns=0)
     bench = await make_bench(limits=limits)
