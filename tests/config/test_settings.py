@@ -71,6 +71,8 @@ def test_every_setting_can_be_given_in_every_way(tmp_path: Path) -> None:
         "tokens": ("ann:k1,bob:k2", '{ann = "k1", bob = ["k2"]}', {"k1": "ann", "k2": "bob"}),
         "allowed_hosts": ("moored,GPU.lan", '["moored", "GPU.lan"]', ("moored", "gpu.lan")),
         "allowed_origins": ("https://a.b, http://c:1", '["https://a.b", "http://c:1"]', PAGES),
+        "operators": ("ann,bob", '["ann", "bob"]', ("ann", "bob")),
+        "console": ("false", "false", False),
         "sandbox": ("unsafe", '"unsafe"', "unsafe"),
         "isolation": ("per_eval", '"per_eval"', "per_eval"),
         "policy_deadline_seconds": ("0.5", "0.5", 0.5),

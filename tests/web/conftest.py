@@ -26,6 +26,7 @@ class House:
         self.catalog = catalog
         self.tokens = tokens
         self.ready = True
+        self.console = None
         self.clusters, self.metrics, self.blocks = catalog.clusters, catalog.metrics, catalog.blocks
         self.executors, self.policies = catalog.executors, catalog.policies
         self.publications = self.aliases = self.block_actions = self

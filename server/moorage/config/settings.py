@@ -52,7 +52,7 @@ from moorage.config.sources import (
     read,
     settings_file,
 )
-from moorage.config.together import check_together, has_tenants
+from moorage.config.together import BACKENDS_AMONG_TENANTS, check_together, has_tenants
 from moorage.core.leases import REQUEUE_PAUSE_SECONDS, REQUEUE_PAUSE_SECONDS_MAX
 from moorage.protocol.fields import TTL_SECONDS_MAX
 
@@ -81,8 +81,6 @@ BACKENDS: Final = ("local", "memory", "aws", "kubernetes", "ray")
 """Every backend there is."""
 BACKENDS_BY_DEFAULT: Final = ("local", "memory")
 """Those that need nothing beside this machine."""
-BACKENDS_AMONG_TENANTS: Final = ("memory",)
-"""Those where workloads could not read what is another tenant's."""
 LogFormat = Literal["json", "console"]
 
 
@@ -141,6 +139,13 @@ class Config:
             ORIGINS, "Other sites whose pages may ask, besides the daemon's own.", default="none"
         ),
     ] = ()
+    operators: Annotated[
+        tuple[str, ...],
+        Setting(NAMES, "Tenants whose console shows what all tenants hold.", default="none"),
+    ] = ()
+    console: Annotated[
+        bool, Setting(SWITCH, "Serve the web console at `/console` of the HTTP services.")
+    ] = True
     sandbox: Annotated[
         Sandbox,
         Setting(

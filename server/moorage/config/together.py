@@ -2,12 +2,15 @@
 
 import urllib.parse
 from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from moorage.config.sources import EXTERNAL_SERVICES, PREFIX, ConfigError
 from moorage.protocol.origins import is_loopback
 
-__all__ = ["check_together", "has_tenants"]
+__all__ = ["BACKENDS_AMONG_TENANTS", "check_together", "has_tenants"]
+
+BACKENDS_AMONG_TENANTS: Final = ("memory",)
+"""Backends where workloads could not read what is another tenant's."""
 
 
 def has_tenants(chosen: Mapping[str, Any]) -> bool:

@@ -35,6 +35,7 @@ from moorage.daemon.registry import RegistryChanges
 from moorage.daemon.requests import services
 from moorage.daemon.requests.admission import Admission
 from moorage.daemon.requests.asks import Asks
+from moorage.daemon.requests.console_logins import ConsoleLogins
 from moorage.daemon.requests.consultations import Consultations
 from moorage.daemon.requests.context_keeper import ContextKeeper
 from moorage.daemon.requests.executor import PolicyExecutor
@@ -46,7 +47,7 @@ from moorage.daemon.requests.origins import names
 from moorage.daemon.requests.remote_policies import remote_policies
 from moorage.daemon.requests.replies import Replies
 from moorage.daemon.requests.router import Router
-from moorage.daemon.requests.tokens import Tokens
+from moorage.daemon.requests.tokens import LOCAL_TENANT, Tokens
 from moorage.daemon.requests.watchers import Watchers
 from moorage.daemon.tasks import Tasks
 from moorage.daemon.workloads.access import WorkloadAccess
@@ -59,7 +60,7 @@ from moorage.ledger.sqlite import SqliteLedger
 from moorage.sandbox.host.sandbox import Sandbox, WorkerSettings
 from moorage.sandbox.wire.limits import Limits
 from moorage.web.server import WebServer
-from moorage.web.services import WebServices
+from moorage.web.services import Console, WebServices
 
 log = structlog.get_logger("moored")
 
@@ -81,6 +82,7 @@ class Core:
     inbox: Inbox
     tasks: Tasks
     tokens: Tokens
+    logins: ConsoleLogins | None
     gateway: Gateway
     watchers: Watchers
     measures: Measures
@@ -187,10 +189,11 @@ def _core(config: Config, stores: Stores, tasks: Tasks) -> Core:
     )
     if settings.sessions_max > settings.connections_max:
         log.warning("sessions", finding=descriptors.too_few(config.sessions_max))
-    tokens = Tokens(config.tokens)
-    gateway = Gateway(settings, tokens.tenant)
+    tokens = Tokens(config.tokens, config.operators)
+    logins = ConsoleLogins(tokens.tenant) if config.console else None
+    gateway = Gateway(settings, tokens.tenant, logins)
     watchers = Watchers(gateway.push, stores.allocator.state.lease)
-    return Core(Inbox(), tasks, tokens, gateway, watchers, Measures())
+    return Core(Inbox(), tasks, tokens, logins, gateway, watchers, Measures())
 
 
 async def _open_runners(
@@ -347,9 +350,23 @@ def _web(
         authenticate=core.tokens.tenant,
         readiness=health.readiness,
         metrics_text=core.measures.text,
+        console=_console(core),
     )
     limits = descriptors.connection_limits()
     return WebServer(behind, origins=names(config), connections_max=limits.web)
+
+
+def _console(core: Core) -> Console | None:
+    if core.logins is None:
+        return None
+    return Console(
+        logins=core.logins,
+        needs_login=lambda: core.tokens.required,
+        local_tenant=LOCAL_TENANT,
+        is_operator=core.tokens.is_operator,
+        websocket_port=lambda: core.gateway.port,
+        expel=core.gateway.expel,
+    )
 
 
 def _follow_prometheus(config: Config, catalog: Catalog, core: Core, stack: AsyncExitStack) -> None:

@@ -25,8 +25,8 @@ class GatewayConnection(ServerConnection):
         registry: All connections of the gateway; it enters and leaves by itself.
         opening: Those of them that have no session yet; the gateway takes it out when it has one.
         address: Where it comes from.
-        session_id, tenant, bearer: Set when the opening handshake lets it in: whose it is, and the
-            token that said so.
+        session_id, tenant, bearer, cookies: Set when the opening handshake lets it in: whose it is,
+            and the token, or the console's cookies, that said so.
         on_writable: Called with False when the client has stopped reading, True when it reads
             again.
         on_lost: Called once, when the connection is gone.
@@ -51,6 +51,7 @@ class GatewayConnection(ServerConnection):
         self.session_id = SessionId("")
         self.tenant: Tenant | None = None
         self.bearer: str | None = None
+        self.cookies: list[str] = []
         self.on_writable: Callable[[bool], None] = _ignore
         self.on_lost: Callable[[], None] = _nothing
 

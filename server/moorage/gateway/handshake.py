@@ -16,7 +16,8 @@ from moorage.gateway.connection import GatewayConnection
 from moorage.gateway.session import Counts
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
-from moorage.protocol.credentials import token_of
+from moorage.protocol.credentials import console_cookies, token_of
+from moorage.protocol.logins import Logins
 from moorage.protocol.peers import Peers, most_of_one
 
 SESSION_HEADER: Final = "Moorage-Session"
@@ -32,6 +33,7 @@ class Doorman:
             or None to refuse.
         counts: Where refusals are counted.
         sessions: The connections that have one.
+        logins: Who has logged in to the console; None: none can.
 
     """
 
@@ -41,6 +43,7 @@ class Doorman:
         authenticate: Callable[[str | None], Tenant | None],
         counts: Counts,
         sessions: Peers[GatewayConnection],
+        logins: Logins | None = None,
     ) -> None:
         self.draining = False
         self.origins = settings.origins
@@ -48,6 +51,7 @@ class Doorman:
         self._authenticate = authenticate
         self._counts = counts
         self._sessions = sessions
+        self._logins = logins
 
     def request(self, connection: ServerConnection, request: Request) -> Response | None:
         """Answer a request over HTTP, or return None to let the handshake go on."""
@@ -72,6 +76,8 @@ class Doorman:
             return connection.respond(http.HTTPStatus.OK, "ok\n")
         bearer, readable = token_of(request.headers.get_all("Authorization"))
         tenant = self._authenticate(bearer) if readable else None
+        if tenant is None and bearer is None:
+            tenant = self._logged_in(connection, request)
         if tenant is None:
             self._counts.refused_unauthorized += 1
             answer = connection.respond(
@@ -88,6 +94,21 @@ class Doorman:
             return answer
         connection.tenant, connection.bearer = tenant, bearer
         return None
+
+    def _logged_in(self, connection: GatewayConnection, request: Request) -> Tenant | None:
+        """Return whose page asks, by the cookie of the console.
+
+        A browser says where the page comes from, and that has been looked at. Who does not say so
+        is no page, and shows a token.
+        """
+        if self._logins is None or not request.headers.get_all("Origin"):
+            return None
+        cookies = console_cookies(request.headers.get_all("Cookie"))
+        login = self._logins.find(cookies)
+        if login is None:
+            return None
+        connection.cookies = cookies
+        return login.tenant
 
     def _full(self, address: str) -> str | None:
         most = self._settings.sessions_max

@@ -19,6 +19,7 @@ from moorage.gateway.session import Counts, Session
 from moorage.gateway.settings import GatewaySettings
 from moorage.model import SessionId, Tenant
 from moorage.protocol.codes import Close
+from moorage.protocol.logins import Logins
 from moorage.protocol.peers import Peers
 
 __all__ = ["Gateway", "GatewaySettings", "GatewayStats"]
@@ -69,6 +70,10 @@ class Gateway:
         settings: Limits.
         authenticate: Given the bearer token of a handshake, or None where there was none,
             returns whose it is, or None to refuse with 401.
+        logins: Who has logged in to the console; None: none can.
+
+    Attributes:
+        port: The port that was bound; 0 before `start`.
 
     """
 
@@ -76,16 +81,19 @@ class Gateway:
         self,
         settings: GatewaySettings,
         authenticate: Callable[[str | None], Tenant | None],
+        logins: Logins | None = None,
     ) -> None:
+        self.port = 0
         self._settings = settings
         self._authenticate = authenticate
+        self._logins = logins
         self._counts = Counts()
         self._connections: set[GatewayConnection] = set()
         self._opening: Peers[GatewayConnection] = Peers()
         self._open: Peers[GatewayConnection] = Peers()
         self._sessions: dict[SessionId, Session] = {}
         self._dropping: set[asyncio.Task[None]] = set()
-        self._doorman = Doorman(settings, authenticate, self._counts, self._open)
+        self._doorman = Doorman(settings, authenticate, self._counts, self._open, logins)
         self._server: Server | None = None
         self._draining = False
 
@@ -131,8 +139,8 @@ class Gateway:
                 connections_max=settings.connections_max,
             ),
         )
-        port_bound: int = self._server.sockets[0].getsockname()[1]
-        return port_bound
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self.port
 
     async def close(self) -> None:
         """Stop: no new sessions, no new requests, all replies that are due, then close 1012.
@@ -202,12 +210,18 @@ class Gateway:
         return f"{address[0]}:{address[1]}" if address else ""
 
     def expel(self) -> None:
-        """Close all sessions whose own token is no longer valid, or means another tenant (4401)."""
+        """Close all sessions whose token or login is over, or means another tenant (4401)."""
         for session in self._sessions.values():
             self._expel_stranger(session)
 
     def _expel_stranger(self, session: Session) -> None:
-        if self._authenticate(session.connection.bearer) != session.tenant:
+        connection = session.connection
+        if connection.cookies and self._logins is not None:
+            login = self._logins.find(connection.cookies)
+            tenant = None if login is None else login.tenant
+        else:
+            tenant = self._authenticate(connection.bearer)
+        if tenant != session.tenant:
             self._drop(session, Close.UNAUTHORIZED, "the token is no longer valid")
 
     def stats(self) -> GatewayStats:

@@ -19,6 +19,7 @@ from moorage.model import Code
 from moorage.protocol.credentials import token_of
 from moorage.protocol.faults import ServiceError
 from moorage.web.bodies import ENCODING, TENANT, BodyReader, failure, json_response
+from moorage.web.console import console_routes, login_of
 from moorage.web.notes import Noted
 from moorage.web.routes import service_routes
 from moorage.web.schemas import HealthAnswer, ReadinessAnswer, operation
@@ -59,6 +60,8 @@ def create_app(services: WebServices) -> FastAPI:
     _add_failures(app)
     app.add_middleware(Noted)
     app.include_router(_health_routes(services))
+    if services.console is not None:
+        app.include_router(console_routes(services.console))
     protected = [Depends(_authentication(services))]
     app.include_router(_about_routes(app, services), dependencies=protected)
     app.include_router(specification_routes(app), dependencies=protected)
@@ -70,6 +73,9 @@ def _authentication(services: WebServices) -> Callable[[Request], Awaitable[None
     async def authenticate(request: Request) -> None:
         token, readable = token_of(request.headers.getlist("authorization"))
         tenant = services.authenticate(token) if readable else None
+        if tenant is None and token is None:
+            login = login_of(services.console, request)
+            tenant = None if login is None else login.tenant
         if tenant is None:
             raise ServiceError(
                 Code.UNAUTHORIZED,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from moorage.model import Tenant
+from moorage.protocol.logins import Logins
 from moorage.protocol.registry import (
     BlockDocuments,
     CanaryStart,
@@ -19,7 +20,7 @@ from moorage.protocol.registry import (
     PolicyDocuments,
 )
 
-__all__ = ["AliasChanges", "BlockActions", "Publications", "WebServices"]
+__all__ = ["AliasChanges", "BlockActions", "Console", "Publications", "WebServices"]
 
 
 class Publications(Protocol):
@@ -95,6 +96,28 @@ class BlockActions(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Console:
+    """What the web console needs beside the other endpoints.
+
+    Args:
+        logins: Who has logged in.
+        needs_login: Whether there are tokens.
+        local_tenant: Who everybody is where there are none.
+        is_operator: Whether a tenant sees what all others hold.
+        websocket_port: Where the WebSocket is.
+        expel: Closes the WebSockets whose login is over.
+
+    """
+
+    logins: Logins
+    needs_login: Callable[[], bool]
+    local_tenant: Tenant
+    is_operator: Callable[[Tenant], bool]
+    websocket_port: Callable[[], int]
+    expel: Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WebServices:
     """Everything behind the HTTP endpoints.
 
@@ -117,6 +140,7 @@ class WebServices:
             None to answer 401.
         readiness: Returns whether requests can be served, and what says so, by component.
         metrics_text: Returns the server's own metrics in the Prometheus text format.
+        console: None: the web console is not served.
 
     """
 
@@ -137,3 +161,4 @@ class WebServices:
     authenticate: Callable[[str | None], Tenant | None]
     readiness: Callable[[], tuple[bool, Document]]
     metrics_text: Callable[[], bytes]
+    console: Console | None

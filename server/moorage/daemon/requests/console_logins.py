@@ -1,0 +1,60 @@
+"""Who has logged in to the console: cookies, and the token that each was exchanged for.
+
+Both ports ask it. A login lasts some hours and is kept in memory only: who restarts the daemon has
+people log in again.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from moorage.daemon.requests.lease_tokens import digest
+from moorage.model import Tenant
+from moorage.protocol.logins import Login
+
+LOGIN_SECONDS: Final = 8 * 3600.0
+"""How long a login lasts: a day's work."""
+LOGINS_MAX: Final = 1_000
+"""Logins at one time; beyond it the oldest is over."""
+
+
+class ConsoleLogins:
+    """Logins by the digest of their cookie.
+
+    Args:
+        authenticate: Given a token, returns whose it is, or None.
+
+    """
+
+    def __init__(self, authenticate: Callable[[str | None], Tenant | None]) -> None:
+        self._authenticate = authenticate
+        self._logins: dict[str, Login] = {}
+
+    def enter(self, token: str) -> tuple[str, Login] | None:
+        """Exchange a token for a cookie; None: it is no tenant's."""
+        tenant = self._authenticate(token)
+        if tenant is None:
+            return None
+        cookie = secrets.token_urlsafe(32)
+        login = Login(tenant, token, secrets.token_urlsafe(32), time.time() + LOGIN_SECONDS)
+        self._logins[digest(cookie)] = login
+        while len(self._logins) > LOGINS_MAX:
+            del self._logins[next(iter(self._logins))]
+        return cookie, login
+
+    def find(self, cookies: Iterable[str]) -> Login | None:
+        """Return the login that one of these cookies stands for, while it and its token last."""
+        for cookie in cookies:
+            login = self._logins.get(digest(cookie))
+            if login is None:
+                continue
+            if login.expires_at > time.time() and self._authenticate(login.token) == login.tenant:
+                return login
+            del self._logins[digest(cookie)]
+        return None
+
+    def leave(self, cookies: Iterable[str]) -> None:
+        """End the logins that these cookies stand for."""
+        for cookie in cookies:
+            self._logins.pop(digest(cookie), None)

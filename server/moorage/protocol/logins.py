@@ -1,0 +1,40 @@
+"""A login to the console, as both ports are told of it; the daemon keeps them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from moorage.model import Tenant
+
+__all__ = ["Login", "Logins"]
+
+
+@dataclass(frozen=True, slots=True)
+class Login:
+    """A person who has exchanged a token for a cookie.
+
+    Args:
+        tenant: Whose the token is.
+        token: The token.
+        csrf: What changing requests must carry, which no page of another site can read.
+        expires_at: When it is over, in seconds since the epoch.
+
+    """
+
+    tenant: Tenant
+    token: str = field(repr=False)
+    csrf: str = field(repr=False)
+    expires_at: float
+
+
+class Logins(Protocol):
+    """Who has logged in."""
+
+    def enter(self, token: str) -> tuple[str, Login] | None:
+        """Exchange a token for a cookie; None: it is no tenant's."""
+
+    def find(self, cookies: Iterable[str]) -> Login | None:
+        """Return the login that one of these cookies stands for, while it lasts."""
+
+    def leave(self, cookies: Iterable[str]) -> None:
+        """End the logins that these cookies stand for."""

@@ -1,0 +1,224 @@
+"""The web console: its files, and who has logged in to it. `web.app` mounts it.
+
+Anybody may read the files, as anybody may read the wheel. The script hash of the import map is all
+that the policy allows beside files of this server.
+"""
+
+import hashlib
+import hmac
+import re
+from base64 import b64encode
+from collections.abc import Iterator
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib.metadata import version
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from typing import Final
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from moorage.model import Code
+from moorage.protocol.credentials import CONSOLE_COOKIE, console_cookies
+from moorage.protocol.faults import ServiceError
+from moorage.protocol.logins import Login
+from moorage.web.bodies import TENANT, BodyReader, read_as, read_document, succeeded
+from moorage.web.console_types import ConsoleLogin, ConsoleSession, LoggedOut
+from moorage.web.schemas import operation
+from moorage.web.services import Console
+
+__all__ = ["console_routes", "login_of"]
+
+CSRF_HEADER: Final = "x-console-token"
+"""Header of changing requests: a page of another site can neither read its value nor set it."""
+LOGIN_BYTES_MAX: Final = 8 * 1024
+"""The body of a login: its sender has shown no token yet."""
+_UNCHANGING: Final = frozenset({"GET", "HEAD"})
+_INDEX: Final = "index.html"
+_TYPES: Final = {
+    "css": "text/css",
+    "html": "text/html",
+    "js": "text/javascript",
+    "json": "application/json",
+    "mjs": "text/javascript",
+    "png": "image/png",
+    "svg": "image/svg+xml",
+}
+_TEXT: Final = "text/plain"
+_IMPORT_MAP: Final = re.compile(rb'<script type="importmap">(.*?)</script>', re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    kind: str
+    tag: str
+
+
+def login_of(console: Console | None, request: Request) -> Login | None:
+    """Return who sends a request, by the cookie of the console; None: it has no valid one.
+
+    Raises:
+        ServiceError: `forbidden`: it would change something, and does not show that a page of this
+            server sends it.
+
+    """
+    if console is None:
+        return None
+    login = console.logins.find(console_cookies(request.headers.getlist("cookie")))
+    if login is None or request.method in _UNCHANGING:
+        return login
+    given = request.headers.get(CSRF_HEADER, "").encode()
+    if "origin" not in request.headers or not hmac.compare_digest(given, login.csrf.encode()):
+        raise ServiceError(
+            Code.FORBIDDEN,
+            "a cookie alone changes nothing: it takes `Origin`, which browsers send, and "
+            "`X-Console-Token` as GET /console/session says it; programs send a token",
+            field=CSRF_HEADER,
+            expected="`csrf` of GET /console/session",
+        )
+    return login
+
+
+def console_routes(console: Console) -> APIRouter:
+    """Return the endpoints.
+
+    Args:
+        console: What they need of the daemon.
+
+    """
+    router = APIRouter(tags=["console"])
+    _sessions(router, console)
+    known = dict(_walk(files("moorage.console").joinpath("static")))
+    index = known.get(_INDEX)
+    maps = _IMPORT_MAP.findall(index.content) if index else []
+    hashes = "".join(f" 'sha256-{_digest(each)}'" for each in maps)
+    methods = ["GET", "HEAD"]
+
+    @router.api_route("/console/static/{name:path}", methods=methods, include_in_schema=False)
+    async def static(name: str, request: Request) -> Response:
+        """Answer a file."""
+        if name not in known:
+            raise ServiceError(Code.NOT_FOUND, f"the console has no file {name!r}")
+        return _answer(request, known[name])
+
+    async def page(request: Request) -> Response:
+        """Answer the page, which shows what its address names."""
+        if index is None:
+            raise ServiceError(Code.NOT_FOUND, "this build has no console")
+        response = _answer(request, index)
+        socket = f"{_host(request)}:{console.websocket_port()}"
+        response.headers["content-security-policy"] = (
+            f"default-src 'self'; script-src 'self'{hashes}; connect-src 'self' ws://{socket} "
+            f"wss://{socket}; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+            "object-src 'none'"
+        )
+        return response
+
+    for path in ("/console", "/console/{rest:path}"):
+        router.add_api_route(path, page, methods=methods, include_in_schema=False)
+    return router
+
+
+def _sessions(router: APIRouter, console: Console) -> None:
+    bodies = BodyReader()
+
+    @router.get("/console/session", summary="Who is logged in?", **operation(ConsoleSession))
+    async def session(request: Request) -> Response:
+        """Answer whose page asks, and where its WebSocket is; 401 where it has to log in."""
+        login = login_of(console, request)
+        if login is None and console.needs_login():
+            raise ServiceError(
+                Code.UNAUTHORIZED, "log in with a token", field="cookie", expected="a login"
+            )
+        return succeeded(_described(request, console, login))
+
+    @router.post("/console/session", summary="Log in", **operation(ConsoleSession, ConsoleLogin))
+    async def log_in(request: Request) -> Response:
+        """Exchange a token for a cookie of this browser, which lasts for some hours."""
+        length = request.headers.get("content-length", "")
+        if not length.isdigit() or int(length) > LOGIN_BYTES_MAX:
+            raise ServiceError(
+                Code.TOO_LARGE, "a login is short", expected=f"at most {LOGIN_BYTES_MAX} bytes"
+            )
+        given = read_as(await read_document(request, bodies), ConsoleLogin)
+        if not console.needs_login():
+            return succeeded(_described(request, console, None))
+        entered = console.logins.enter(given.token)
+        if entered is None:
+            raise ServiceError(Code.UNAUTHORIZED, "this is no token of this server", field="token")
+        cookie, login = entered
+        setattr(request.state, TENANT, login.tenant)  # For the log.
+        response = succeeded(_described(request, console, login))
+        response.set_cookie(
+            _cookie_name(request),
+            cookie,
+            path="/",
+            secure=request.headers.get("origin", "").startswith("https:"),
+            httponly=True,
+            samesite="strict",
+        )
+        return response
+
+    @router.delete("/console/session", summary="Log out", **operation(LoggedOut))
+    async def log_out(request: Request) -> Response:
+        """End the login of this browser, and close its WebSockets."""
+        if (login := login_of(console, request)) is not None:
+            setattr(request.state, TENANT, login.tenant)
+            console.logins.leave(console_cookies(request.headers.getlist("cookie")))
+            console.expel()
+        response = succeeded({})
+        response.delete_cookie(_cookie_name(request), path="/", httponly=True, samesite="strict")
+        return response
+
+
+def _described(request: Request, console: Console, login: Login | None) -> dict[str, object]:
+    tenant = console.local_tenant if login is None else login.tenant
+    return {
+        "tenant": tenant,
+        "operator": console.is_operator(tenant),
+        "login": console.needs_login(),
+        "csrf": "" if login is None else login.csrf,
+        "websocket": f"ws://{_host(request)}:{console.websocket_port()}",
+        "version": version("moorage"),
+        "expires_at": None if login is None else login.expires_at,
+    }
+
+
+def _cookie_name(request: Request) -> str:
+    return f"{CONSOLE_COOKIE}{(request.scope['server'] or ('', 0))[1]}"
+
+
+def _host(request: Request) -> str:
+    """Return the name by which the page knows this server, without a port."""
+    return re.sub(r":\d*$", "", request.headers.get("host", "localhost"))
+
+
+def _walk(folder: Traversable, above: str = "") -> Iterator[tuple[str, _File]]:
+    for each in folder.iterdir() if folder.is_dir() else ():
+        if each.is_dir():
+            yield from _walk(each, f"{above}{each.name}/")
+        else:
+            content = each.read_bytes()
+            kind = _TYPES.get(each.name.rpartition(".")[2], _TEXT)
+            yield f"{above}{each.name}", _File(content, kind, f'"{_digest(content)}"')
+
+
+def _digest(content: bytes) -> str:
+    return b64encode(hashlib.sha256(content).digest()).decode()
+
+
+def _answer(request: Request, file: _File) -> Response:
+    """Answer a file; a browser keeps it, and asks each time whether it is still the one."""
+    headers = {
+        "cache-control": "no-cache",
+        "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+        "etag": file.tag,
+        "referrer-policy": "no-referrer",
+        "x-content-type-options": "nosniff",
+    }
+    if file.tag in map(str.strip, request.headers.get("if-none-match", "").split(",")):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(file.content, headers=headers, media_type=file.kind)

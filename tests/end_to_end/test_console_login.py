@@ -1,0 +1,247 @@
+"""The console's files and logins: what a page may do, and what no page of another site may."""
+
+import json
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from served import Server, cluster
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.sync.client import connect
+
+from moorage.benchmarks.daemon_process import daemon
+
+TOKENS = '[tokens]\nann = "of-ann"\nbob = "of-bob"\n'
+FOREIGN = "https://evil.example"
+
+
+@contextmanager
+def served(folder, text=TOKENS):
+    file = folder / "moored.toml"
+    file.write_text(text)
+    with daemon(folder / "data", options=("--config", str(file))) as running:
+        server = Server(running)
+        yield server
+        server.close()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("tokens"), f'operators = ["ann"]\n{TOKENS}') as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def open_server(tmp_path_factory):
+    with served(tmp_path_factory.mktemp("open"), "") as found:
+        yield found
+
+
+class Page:
+    """A page of the server, in a browser that has no cookie yet."""
+
+    def __init__(self, server, origin=None):
+        self.server = server
+        self.headers = {"Origin": origin or server.running.http}
+        self.http = httpx.Client(base_url=server.running.http, timeout=30)
+        self.csrf = ""
+
+    def log_in(self, token):
+        answer = self.http.post("/console/session", json={"token": token}, headers=self.headers)
+        if answer.is_success:
+            self.csrf = answer.json()["data"]["csrf"]
+            self.headers = {**self.headers, "X-Console-Token": self.csrf}
+        return answer
+
+    def cookies(self):
+        return "; ".join(f"{name}={value}" for name, value in self.http.cookies.items())
+
+    def socket(self, **headers):
+        sent = {"Cookie": self.cookies(), **self.headers, **headers}
+        sent = {name: value for name, value in sent.items() if value}
+        return connect(self.server.running.ws, additional_headers=sent, compression=None)
+
+
+@pytest.fixture
+def page(server):
+    page = Page(server)
+    yield page
+    page.http.close()
+
+
+def leases(socket):
+    socket.send(json.dumps({"op": "leases"}))
+    return json.loads(socket.recv(30))
+
+
+@pytest.mark.parametrize("path", ["/console", "/console/", "/console/why/a.b-1", "/console/fleet"])
+def test_every_address_of_the_console_shows_its_page(server, path):
+    answer = server.http.get(path)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "<!doctype html>" in answer.text
+    policy = answer.headers["content-security-policy"]
+    port = urlsplit(server.running.ws).port
+    assert "default-src 'self'; " in policy
+    assert "frame-ancestors 'none'" in policy
+    assert "unsafe" not in policy
+    assert f"connect-src 'self' ws://127.0.0.1:{port} wss://127.0.0.1:{port};" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_files_are_kept_by_their_hash(server):
+    answer = server.http.get("/console/static/index.html")
+    again = {"If-None-Match": f'"other", {answer.headers["etag"]}'}
+    kept = server.http.get("/console/static/index.html", headers=again)
+    assert (kept.status_code, kept.content) == (304, b"")
+    for name in ("missing.js", "../__init__.py", "%2e%2e/__init__.py", ""):
+        assert server.http.get(f"/console/static/{name}").status_code in {404, 200}
+        assert b"web.console" not in server.http.get(f"/console/static/{name}").content
+
+
+def test_a_token_is_exchanged_for_a_cookie_that_pages_cannot_read(page):
+    assert page.http.get("/console/session").status_code == 401
+    answer = page.log_in("of-ann")
+    cookie = answer.headers["set-cookie"]
+    for part in ("HttpOnly", "SameSite=strict", "Path=/"):
+        assert part in cookie
+    assert "of-ann" not in cookie
+    told = page.http.get("/console/session").json()["data"]
+    assert told["tenant"] == "ann"
+    assert told["operator"]
+    assert told["login"]
+    assert told["csrf"] == page.csrf
+    assert told["websocket"] == page.server.running.ws
+    assert page.http.get("/policy").status_code == 200
+    with page.socket() as socket:
+        assert leases(socket)["success"]
+
+
+def test_who_is_no_operator_is_told_so(page):
+    assert page.log_in("of-bob").json()["data"]["operator"] is False
+
+
+@pytest.mark.parametrize("body", [{"token": "of-none"}, {"token": ""}])
+def test_a_wrong_token_gets_no_cookie(page, body):
+    answer = page.http.post("/console/session", json=body, headers=page.headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized")
+    assert "set-cookie" not in answer.headers
+
+
+@pytest.mark.parametrize("body", [{}, {"token": 3}, {"token": "of-ann", "more": 1}, []])
+def test_a_login_that_is_none_is_refused(page, body):
+    answer = page.http.post("/console/session", json=body, headers=page.headers)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_message")
+
+
+def test_a_login_is_short(page):
+    answer = page.http.post("/console/session", json={"token": "x" * 10_000})
+    assert answer.status_code == 413
+    answer = page.http.post("/console/session", content=iter([b'{"token": "of-ann"}']))
+    assert answer.status_code == 413
+
+
+def test_the_cookie_alone_changes_nothing(page):
+    page.log_in("of-ann")
+    changes = [
+        ("POST", "/clusters", cluster("east")),
+        ("DELETE", "/clusters/east", None),
+        ("DELETE", "/console/session", None),
+    ]
+    full = page.headers
+    lacking = [{}, {"Origin": full["Origin"]}, {"X-Console-Token": page.csrf}]
+    lacking.append({**full, "X-Console-Token": "x" + page.csrf})
+    for method, path, body in changes:
+        for headers in lacking:
+            answer = page.http.request(method, path, json=body, headers=headers)
+            failure = answer.json()
+            code = failure.get("details", failure.get("error"))["code"]
+            assert (answer.status_code, code) == (403, "forbidden")
+    assert page.http.post("/clusters", json=cluster("east"), headers=full).status_code == 201
+    assert page.http.delete("/clusters/east", headers=full).status_code == 200
+
+
+def test_a_page_of_another_site_neither_reads_nor_changes(page):
+    page.log_in("of-ann")
+    foreign = {**page.headers, "Origin": FOREIGN}
+    for method, path in (("GET", "/policy"), ("GET", "/console/session"), ("POST", "/clusters")):
+        answer = page.http.request(method, path, headers=foreign)
+        assert answer.status_code == 403
+    other_port = {"Origin": "http://127.0.0.1:1", "X-Console-Token": page.csrf}
+    assert page.http.post("/clusters", json={}, headers=other_port).status_code == 403
+    embedded = {"Sec-Fetch-Site": "same-site"}
+    assert page.http.get("/console/session", headers=embedded).status_code == 403
+    assert page.http.post("/console/session", json={}, headers=foreign).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": ""}, 401),
+        ({"Origin": FOREIGN}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "evil.example"}, 403),
+        ({"Cookie": ""}, 401),
+        ({"Cookie": "moorage-console-1=guessed"}, 401),
+        ({"Authorization": "Bearer guessed"}, 401),
+    ],
+)
+def test_a_socket_takes_the_cookie_and_the_origin(page, headers, status):
+    page.log_in("of-ann")
+    if "Host" in headers:
+        answer = httpx.get(
+            page.server.running.ws.replace("ws:", "http:"), headers={**page.headers, **headers}
+        )
+        assert answer.status_code == status
+        return
+    with pytest.raises(InvalidStatus) as refused, page.socket(**headers):
+        pass
+    assert refused.value.response.status_code == status
+
+
+def test_who_logs_out_is_out_everywhere(page):
+    page.log_in("of-bob")
+    other = Page(page.server)
+    other.log_in("of-bob")
+    cookies = page.cookies()
+    with page.socket() as socket, other.socket() as stays:
+        assert leases(socket)["success"]
+        answer = page.http.delete("/console/session", headers=page.headers)
+        assert answer.status_code == 200
+        assert "max-age=0" in answer.headers["set-cookie"].lower()
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(30)
+        assert closed.value.rcvd.code == 4401
+        assert leases(stays)["success"]
+    assert page.http.get("/policy", headers={"Cookie": cookies}).status_code == 401
+    other.http.close()
+
+
+def test_without_tokens_there_is_no_login_and_origins_still_count(open_server):
+    page = Page(open_server)
+    told = page.http.get("/console/session").json()["data"]
+    assert (told["tenant"], told["operator"], told["login"], told["csrf"]) == (
+        "local",
+        True,
+        False,
+        "",
+    )
+    answer = page.http.post("/console/session", json={"token": "any"}, headers=page.headers)
+    assert "set-cookie" not in answer.headers
+    with page.socket() as socket:
+        assert leases(socket)["success"]
+    for headers in ({"Origin": FOREIGN}, {"Host": "evil.example"}):
+        assert page.http.get("/console/session", headers=headers).status_code == 403
+        assert page.http.post("/clusters", json={}, headers=headers).status_code == 403
+    with pytest.raises(InvalidStatus) as refused, page.socket(Origin=FOREIGN):
+        pass
+    assert refused.value.response.status_code == 403
+    page.http.close()
+
+
+def test_a_console_that_is_off_is_not_there(tmp_path):
+    with served(tmp_path, f"console = false\n{TOKENS}") as server:
+        headers = {"Authorization": "Bearer of-ann"}
+        for method, path in (("GET", "/console"), ("POST", "/console/session")):
+            assert server.http.request(method, path, headers=headers).status_code == 404
