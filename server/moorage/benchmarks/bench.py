@@ -9,7 +9,8 @@ GPUs in ten thousand documents, against ten thousand in a hundred. `slots`: a ch
 pool of ten thousand instances, against one of a hundred. `queue`: events beside ten thousand
 waiters, against ten. `resources`: acquiring a warm process or container, against starting one.
 `sandbox`: an evaluation in the jail, against the same call in-process. `kubernetes`: grants, beside
-pods of kube-scheduler on the same nodes. `kills` times nothing: it counts what goes wrong where
+pods of kube-scheduler on the same nodes. `waiting`: how long jobs of a trace wait, by order of the
+queue. `kills` times nothing: it counts what goes wrong where
 the daemon is killed again and again.
 """
 
@@ -41,6 +42,7 @@ from moorage.benchmarks.policy_costs import policies as packed_by_policies
 from moorage.benchmarks.queue_costs import queue
 from moorage.benchmarks.sandbox_costs import sandbox
 from moorage.benchmarks.slot_costs import slots
+from moorage.benchmarks.waiting import waiting
 from moorage.benchmarks.workflow import workflow
 from moorage.catalog.opening import open_catalog
 from moorage.catalog.values import Document
@@ -366,6 +368,7 @@ BENCHMARKS: Final[dict[str, Callable[..., Figures]]] = {
 ON_REQUEST: Final[dict[str, Callable[..., Figures]]] = {
     "placement": placement,
     "churn": churn,
+    "waiting": waiting,
     "kills": kills,
     "kubernetes": kubernetes,
 }

@@ -22,8 +22,8 @@ def bench(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            help="grants, startup, first_lease, candidates, workflow, fleet, slots, queue, "
-            "rules, sandbox, engines: by default; placement, churn, kills, kubernetes: where named."
+            help="grants, startup, first_lease, candidates, workflow, fleet, slots, queue, rules, "
+            "sandbox, engines; where named: placement, churn, waiting, kills, kubernetes."
         ),
     ] = None,
     nodes: Annotated[
@@ -50,7 +50,7 @@ def bench(
     ] = 1,
     load: Annotated[
         list[float] | None,
-        typer.Option(help="For `churn`, repeatable: GPU demand / capacity; 0.85, 0.95, 1.05, 1.2."),
+        typer.Option(help="GPU demand / capacity, repeatable for `churn`: 0.85, 0.95, 1.05, 1.2."),
     ] = None,
     stays: Annotated[
         list[StayLength] | None,
@@ -68,7 +68,7 @@ def bench(
     ] = None,
     plot: Annotated[
         list[Path] | None,
-        typer.Option(help="For `churn`: draw to this .png or .svg file; may be repeated."),
+        typer.Option(help="For `churn`, `waiting`: draw to this .png or .svg file; repeatable."),
     ] = None,
     kills: Annotated[int, typer.Option(min=1, help="For `kills`: of the daemon.")] = 20,
     category: Annotated[

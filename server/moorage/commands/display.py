@@ -156,6 +156,7 @@ def bench(
     from moorage.benchmarks import bench as benchmarks  # noqa: PLC0415  # The others start in half the time.
     from moorage.benchmarks.churn import ChurnJob  # noqa: PLC0415  # As above.
     from moorage.benchmarks.churn_report import table as churn_table  # noqa: PLC0415  # As above.
+    from moorage.benchmarks.waiting import table as waiting_table  # noqa: PLC0415  # As above.
 
     known = {**benchmarks.BENCHMARKS, **benchmarks.ON_REQUEST}
     unknown = [name for name in names if name not in known]
@@ -171,6 +172,7 @@ def bench(
             **dict.fromkeys(WITH_TRACE, traces),
             "placement": {**traces, **table, "progress": tell},
             "churn": {**traces, "job": ChurnJob(**churning), "progress": tell},
+            "waiting": {"pods": pods, "progress": tell, **_waiting(churning)},
             "kubernetes": {"nodes": nodes},
             "kills": {**killing, "progress": tell},
         }
@@ -182,8 +184,20 @@ def bench(
         _console().print(_placement(report.pop("placement")))
     if "churn" in report:
         _console().print(churn_table(report.pop("churn")))
+    if "waiting" in report:
+        _console().print(waiting_table(report.pop("waiting")))
     if report:
         _console().print(_figures(report))
+
+
+def _waiting(churning: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `waiting` takes of the options that it shares with `churn`."""
+    given = {"load": churning.get("loads", ()), "rule": churning.get("rules", ())}
+    for name, values in given.items():
+        if len(values) > 1:
+            raise CommandError(f"waiting takes one --{name}, not {len(values)}")
+    one = {name: values[0] for name, values in given.items() if values}
+    return {**one, "draw": churning.get("plots", ())}
 
 
 def _figures(report: Mapping[str, Mapping[str, Any]]) -> Table:

@@ -1,0 +1,118 @@
+"""How long the jobs of a trace wait, by the order of the queue."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from moorage.benchmarks.waiting import ORDERS, Job, nodes_for, play, read_jobs, table, waiting
+from moorage.lab.errors import CommandError
+
+PHILLY = Path(__file__).parents[3] / "shared" / "data" / "philly" / "jobs.csv"
+# One node: a long job of 8 GPUs waits for one that holds half of it, a short one may go before it.
+JOBS = [
+    Job(0, 100, 4, "a"),
+    Job(1, 100, 8, "a"),
+    Job(2, 50, 4, "b"),
+    Job(3, 10, 1, "b"),
+]
+
+
+def waits(order, *, backfill, jobs=JOBS):
+    played = play(jobs, 1, "best_fit", order, backfill=backfill)
+    return [played.waits[number] for number in range(len(jobs))]
+
+
+def test_strictly_none_goes_before_the_head():
+    assert waits("first_come", backfill=False) == [0, 99, 198, 197]
+
+
+def test_backfill_goes_before_the_head_and_delays_it_by_nothing_that_it_would_have_had():
+    first, head, *rest = waits("first_come", backfill=True)
+    assert (first, head) == (0, 99)
+    assert sum(rest) <= 198 + 197
+
+
+def test_the_largest_first_overtake():
+    jobs = [Job(0, 100, 8, "a"), Job(1, 10, 1, "a"), Job(2, 100, 8, "a")]
+    assert waits("largest", backfill=False, jobs=jobs) == [0, 199, 98]
+    assert waits("first_come", backfill=False, jobs=jobs) == [0, 99, 108]
+
+
+def test_fair_share_serves_who_holds_less():
+    jobs = [Job(0, 100, 8, "a"), Job(1, 100, 4, "a"), Job(2, 100, 4, "a"), Job(3, 100, 4, "b")]
+    assert waits("fair_share", backfill=False, jobs=jobs)[3] == 97
+    assert waits("first_come", backfill=False, jobs=jobs)[3] == 197
+
+
+def test_a_job_of_more_than_a_node_takes_whole_nodes():
+    jobs = [Job(0, 10, 16, "a")]
+    assert nodes_for(jobs, 1_000.0) == 2
+    assert play(jobs, 2, "best_fit", "first_come", backfill=True).waits == {0: 0}
+
+
+def test_a_load_makes_the_fleet():
+    jobs = [Job(float(second), 80.0, 8, "a") for second in range(101)]
+    assert nodes_for(jobs, 1.0) == 81
+    assert nodes_for(jobs, 0.5) == 162
+
+
+@pytest.fixture
+def trace(tmp_path):
+    path = tmp_path / "jobs.csv"
+    rows = [f"2017-09-23 09:45:{j.at:02},{j.seconds},{j.gpus},{j.cluster}" for j in JOBS]
+    path.write_text("\n".join(["timestamp,duration,num_gpus,cluster", *rows]))
+    return path
+
+
+def test_the_command_prints_a_row_for_each_order(trace, tmp_path):
+    picture = tmp_path / "waits.svg"
+    command = [sys.executable, "-m", "moorage", "bench", "waiting", "--pods", str(trace)]
+    more = ["--load", "100", "--plot", str(picture), "--json"]
+    output = subprocess.run([*command, *more], check=True, capture_output=True, text=True).stdout
+    figures = json.loads(output)["waiting"]
+    assert [(row["order"], row["backfill"]) for row in figures["table"]] == [
+        (order, backfill) for order in ORDERS for backfill in (True, False)
+    ]
+    assert (figures["jobs"], figures["nodes"]) == (4, 1)
+    assert picture.read_text().startswith("<?xml")
+    assert table(figures).row_count == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("timestamp,duration,num_gpus,cluster\n2017-09-23,x,1,a", "line 2: .*'x'"),
+        ("when,duration\n1,2", "line 2: .*expected timestamp,duration"),
+        ("timestamp,duration,num_gpus,cluster", "asks for no GPUs"),
+    ],
+)
+def test_what_is_wrong_in_a_trace_is_named(tmp_path, text, said):
+    path = tmp_path / "jobs.csv"
+    path.write_text(text)
+    with pytest.raises(CommandError, match=said):
+        read_jobs(path)
+
+
+def test_without_a_trace_it_says_what_it_needs():
+    with pytest.raises(CommandError, match="--pods"):
+        waiting()
+
+
+@pytest.mark.heavy
+@pytest.mark.skipif(not PHILLY.is_file(), reason="the trace shared/data/philly is missing")
+def test_three_months_of_a_real_cluster():
+    """Backfill shortens the wait of all, and the order that is to serve a size serves it."""
+    jobs = read_jobs(PHILLY)
+    nodes = nodes_for(jobs, 0.9)
+    first, strict, largest = (
+        play(jobs, nodes, "best_fit", order, backfill=backfill)
+        for order, backfill in [("first_come", True), ("first_come", False), ("largest", True)]
+    )
+    assert len(first.waits) == len(strict.waits) == len(largest.waits) == 26_044
+    assert sum(first.waits.values()) < 0.6 * sum(strict.waits.values())
+    assert first.utilisation_percent > strict.utilisation_percent + 5
+    large = [number for number, job in enumerate(jobs) if job.gpus >= 8]
+    assert sum(largest.waits[n] for n in large) < 0.6 * sum(first.waits[n] for n in large)
