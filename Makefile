@@ -6,7 +6,7 @@ VENV ?= .venv
 PYTHON ?=
 
 BIN := $(VENV)/bin
-SOURCES := server policies clients tools
+SOURCES := server policies clients tools docs
 # Newest first, by the versions the tests have run on; a plain python3 may be newer still.
 PYTHONS := python3.13 python3.12 python3.11 python3 python
 
@@ -28,12 +28,17 @@ demo: $(VENV)/product ## Show the main job, end to end, on this machine.
 test: lint test-fast test-heavy ## Check everything: lint, then the fast tests, then the heavy ones.
 
 .PHONY: lint
-lint: $(VENV)/dev ## Check format, style, types, who imports whom, and what breaks clients.
+lint: $(VENV)/dev ## Check format, style, types, layers, what breaks clients, and docs.
 	$(BIN)/ruff format --check $(SOURCES) tests
 	$(BIN)/ruff check $(SOURCES) tests
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/specifications.py check
+	$(MAKE) --no-print-directory docs
+
+.PHONY: docs
+docs: $(VENV)/dev ## Build the docs into build/docs, strictly.
+	$(BIN)/sphinx-build -E -q -W --keep-going -b html docs build/docs
 
 # Tests start the product hundreds of times: without bytecode, as many images have it, each start
 # would compile it again.
@@ -93,7 +98,7 @@ $(VENV)/product: pyproject.toml
 	@$(BIN)/python -m pip install --quiet --editable '.[server]'
 	@touch $@
 
-# What the checks need on top of it.
+# What the checks and the docs need on top of it.
 $(VENV)/dev: $(VENV)/product
-	@$(BIN)/python -m pip install --quiet --group dev
+	@$(BIN)/python -m pip install --quiet --group dev --group docs
 	@touch $@

@@ -53,8 +53,8 @@ def test_run_works_right_after_serve_and_again_after_a_second_start(tmp_path, en
 
 
 def test_the_quick_start_can_be_gone_through_twice(tmp_path):
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    blocks = re.findall(r"^```python\n(.*?)^```$", readme, re.MULTILINE | re.DOTALL)
+    page = Path(__file__).parents[2] / "docs" / "how-to" / "ask-for-gpus.md"
+    blocks = re.findall(r"^```python\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     with daemon(tmp_path / "data") as running:
         filling = next(block for block in blocks if "put_cluster" in block)
         filling = filling.replace("http://127.0.0.1:8080", running.http)

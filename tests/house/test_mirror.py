@@ -11,6 +11,7 @@ ACROSS = {
     "benchmarks",
     "house",
     "browser",
+    "docs",
     "examples",
     "kubernetes",  # The control plane that tests of several packages use.
 }

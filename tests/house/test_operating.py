@@ -1,4 +1,4 @@
-"""What operators are handed: the Makefile, the unit, the image, and the table of settings."""
+"""What operators are handed: the Makefile, the unit, and the image."""
 
 import configparser
 import re
@@ -10,31 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from moorage.config.described import settings_markdown
 from moorage.config.settings import OTHER_NAMES, Config, ConfigError, settings
-from moorage.protocol.codes import CLOSE_CODES, CODES
-from moorage_client.cli.exits import MEANINGS
-
-
-def test_the_readme_has_the_settings_as_they_are(root: Path) -> None:
-    readme = (root / "README.md").read_text()
-    assert settings_markdown() in readme, (
-        "paste the output of moorage.config.described.settings_markdown()"
-    )
-
-
-def test_the_readme_has_every_code_as_it_is(root: Path) -> None:
-    readme = (root / "README.md").read_text()
-    missing = [
-        row
-        for row in (
-            *(f"| `{code}` | {text} |" for code, text in CODES.items()),
-            *(f"| {code} | {text} |" for code, text in CLOSE_CODES.items()),
-            *(f"| {int(code)} | {text} |" for code, text in MEANINGS.items()),
-        )
-        if row not in readme
-    ]
-    assert missing == []
 
 
 def test_every_setting_is_read_somewhere(sources) -> None:

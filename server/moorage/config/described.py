@@ -1,4 +1,4 @@
-"""All settings in words: the table of the README, and what `moored serve --help` prints."""
+"""All settings in words: the table of the docs, and what `moored serve --help` prints."""
 
 import textwrap
 
@@ -8,7 +8,7 @@ __all__ = ["settings_help", "settings_markdown"]
 
 
 def settings_markdown() -> str:
-    """Return the settings table of the README."""
+    """Return the settings table of the docs."""
     rows = ["| Setting | Default | Accepts | What it does |", "|---|---|---|---|"]
     for each in settings().values():
         name = f"`{each.name}`" + (f", `{each.flag}`" if each.flag else "")

@@ -2,7 +2,7 @@
 
 `moored serve` calls `Config.load` once, before anything else, and hands the frozen result to the
 daemon; nothing below the daemon reads the environment. A setting is one line of `Config`: its
-type, its default, what is accepted, and the sentence that the READMEs and `--help` print.
+type, its default, what is accepted, and the sentence that the docs and `--help` print.
 
     ConfigError    a setting is wrong; names it, where it came from and what was expected
 """

@@ -1,6 +1,6 @@
 """The codes of the wire: why an answer is no, and why a socket was closed.
 
-The gateway closes with these, the client package and the READMEs explain with these.
+The gateway closes with these, the client package and the docs explain with these.
 """
 
 from typing import Final

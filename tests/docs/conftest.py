@@ -1,0 +1,172 @@
+"""A reader of the docs: plays the blocks of a page, in order, against a real `moored serve`.
+
+- `python` is run; where its first line is a comment with a file name, it is written there instead;
+- `javascript` is run by Node;
+- `console` lines after `$` are run by a shell, and what follows is compared, `…` standing for
+  anything;
+- `sh` is run as a whole;
+- `json` with `adhoc`, `input` or `op` is sent over the WebSocket, and must succeed; with `success`
+  it is what the last such reply must look like; any other is read;
+- `toml` must be a configuration that loads;
+- `text` is read by people.
+"""
+
+import doctest
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from websockets.sync.client import connect
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage.config.settings import Config
+from moorage_client.services import Services
+from moorage_policies import catalog
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tools"))  # Lets tests import `reference`.
+
+START_SECONDS_MAX = 30
+RUN_SECONDS_MAX = 120
+SERVE = "moored serve"
+# Not run from within a test: the Makefile's own targets are what runs the tests.
+OUTSIDE = ("make ", SERVE, "docker ", "systemctl ", "journalctl ", "pip ")
+
+
+@dataclass
+class Story:
+    """A server, and what the README's reader does with it."""
+
+    folder: Path
+    ready: dict[str, str]
+    last_reply: dict[str, Any] = field(default_factory=dict)
+
+    def localise(self, text: str) -> str:
+        """Put this server's addresses where the text has the default ones."""
+        ports = {"8765": self.ready["ws"], "8080": self.ready["http"]}
+        for port, url in ports.items():
+            text = text.replace(f"127.0.0.1:{port}", url.partition("://")[2])
+        return text
+
+    @property
+    def environment(self) -> dict[str, str]:
+        binaries = Path(sys.executable).parent
+        path = f"{binaries}{os.pathsep}{os.environ['PATH']}"
+        urls = {"MOORAGE_URL": self.ready["ws"], "MOORAGE_HTTP_URL": self.ready["http"]}
+        kept = {name: text for name, text in os.environ.items() if not name.startswith("MOORAGE_")}
+        state = {"XDG_STATE_HOME": str(self.folder / "state"), "COLUMNS": "200", "NO_COLOR": "1"}
+        return {**kept, **urls, **state, "PATH": path, "NODE_NO_WARNINGS": "1"}
+
+    def play(self, language: str, text: str) -> None:
+        getattr(self, f"play_{language}")(self.localise(text))
+
+    def play_python(self, text: str) -> None:
+        if name := re.match(r"# ([\w./-]+\.py)\b", text):
+            (self.folder / name[1]).write_text(text)
+            return
+        self.run([sys.executable, "-W", "error", "-c", text])
+
+    def play_console(self, text: str) -> None:
+        for example in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+            command, _, expected = example.partition("\n")
+            if command.startswith(SERVE):
+                assert set(json.loads(expected)) == set(self.ready)
+            if command.startswith(OUTSIDE):
+                continue
+            shown = self.run(["bash", "-c", command])
+            wanted = expected.replace("…", "...")
+            same = doctest.OutputChecker().check_output(
+                wanted, shown, doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+            )
+            assert same or not wanted.strip(), f"$ {command}\n{shown}\nexpected:\n{expected}"
+
+    def play_javascript(self, text: str) -> None:
+        self.run(["node", "--experimental-websocket", "--input-type=module", "-e", text])
+
+    def play_sh(self, text: str) -> None:
+        self.run(["bash", "-euc", text])
+
+    def play_text(self, text: str) -> None:
+        assert text.strip()
+
+    def play_json(self, text: str) -> None:
+        document = json.loads(text)
+        if "success" in document:
+            assert looks_like(self.last_reply, document) == []
+            return
+        if not {"adhoc", "input", "op"} & set(document):
+            return
+        with connect(self.ready["ws"], open_timeout=START_SECONDS_MAX) as socket:
+            socket.send(text)
+            self.last_reply = json.loads(socket.recv(timeout=RUN_SECONDS_MAX))
+        assert self.last_reply["success"], self.last_reply
+
+    def play_toml(self, text: str) -> None:
+        file = self.folder / "example.toml"
+        file.write_text(text)
+        Config.load({}, {"HOME": str(self.folder)}, file)
+
+    def run(self, command: list[str]) -> str:
+        ran = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=RUN_SECONDS_MAX,
+        )
+        assert ran.returncode == 0, f"{command[-1]}\n{ran.stdout}\n{ran.stderr}"
+        return ran.stdout
+
+
+def looks_like(actual: Any, example: Any, path: str = "") -> list[str]:
+    """Return the paths of `example` that `actual` lacks, or has as another type."""
+    if isinstance(example, dict) and isinstance(actual, dict):
+        lacks = [f"{path}.{key}" for key in example if key not in actual]
+        both = [key for key in example if key in actual]
+        return lacks + [
+            wrong
+            for key in both
+            for wrong in looks_like(actual[key], example[key], f"{path}.{key}")
+        ]
+    if isinstance(example, list) and isinstance(actual, list):
+        pairs = zip(actual, example, strict=False)
+        return [wrong for a, e in pairs for wrong in looks_like(a, e, f"{path}[]")]
+    numbers = isinstance(example, int | float) and isinstance(actual, int | float)
+    return [] if numbers or isinstance(actual, type(example)) else [path]
+
+
+@pytest.fixture(scope="session")
+def reader() -> Callable[..., AbstractContextManager[Story]]:
+    """Start a server and a reader, with the lab of the tutorials where a page has no fleet."""
+
+    @contextmanager
+    def start(folder: Path, *options: str, lab: bool = False) -> Iterator[Story]:
+        with daemon(folder / "data", options=options) as running:
+            if lab:
+                with Services(running.http) as services:
+                    services.put_cluster({"id": "lab", "nodes": {"nodeData": LAB}})
+                    services.publish_policy(catalog.document("first_fit"))
+            yield Story(folder, {"event": "ready", "ws": running.ws, "http": running.http})
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def alike() -> Callable[..., list[str]]:
+    return looks_like
+
+
+GPU = {"modelName": "A100", "memory": 40_960}
+LAB = [
+    {"id": name, "vcpus": {"count": 32}, "memory": 131_072, "gpus": {"count": 4, "gpus": [GPU] * 4}}
+    for name in ("node-1", "node-2")
+]

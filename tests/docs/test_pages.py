@@ -1,0 +1,65 @@
+"""Every block of the README and of every page of the docs runs, in order, as a reader types it."""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN = {"toctree", "text"}
+"""Blocks that are read only."""
+ELSEWHERE = {
+    "how-to/kubernetes.md": "tests/kubernetes/test_how_to.py",
+    "how-to/ray.md": "tests/end_to_end/test_ray_how_to.py",
+}
+"""Pages that need more than a server: the test that plays each."""
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return [each for each in BLOCK.findall(page.read_text()) if each[0]]
+
+
+def played() -> list[str]:
+    """Return the pages that have something to type."""
+    names = [page.relative_to(DOCS).as_posix() for page in sorted(DOCS.rglob("*.md"))]
+    return [
+        name
+        for name in names
+        if name not in ELSEWHERE and {kind for kind, _ in blocks(DOCS / name)} - SHOWN
+    ]
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", played())
+def test_every_block_of_a_page_runs(name: str, reader, tmp_path: Path) -> None:
+    found = blocks(DOCS / name)
+    if "javascript" in {kind for kind, _ in found} and shutil.which("node") is None:
+        pytest.skip("no Node here: apt-get install nodejs")
+    own_fleet = any("put_cluster" in text or "fleet import" in text for _, text in found)
+    with reader(tmp_path, lab=not own_fleet) as story:
+        for language, text in found:
+            if language not in SHOWN:
+                story.play(language, text)
+
+
+def test_the_quick_starts_of_the_readme_run_twice(reader, tmp_path: Path) -> None:
+    found = blocks(ROOT / "README.md")
+    assert {"python", "console"} <= {language for language, _ in found}
+    with reader(tmp_path, "--here") as story:
+        for language, text in found * 2:
+            story.play(language, text)
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_is_played_elsewhere_is(name: str) -> None:
+    assert name.rpartition("/")[2] in (ROOT / ELSEWHERE[name]).read_text()
+
+
+def test_what_looks_like_what(alike) -> None:
+    reply = {"success": True, "lease": {"id": "a", "placement": [{"gpus": ["0"]}]}, "more": 1}
+    assert alike(reply, {"lease": {"placement": [{"gpus": ["7"]}]}}) == []
+    assert alike(reply, {"lease": {"token": ""}}) == [".lease.token"]
+    assert alike(reply, {"lease": {"placement": [{"gpus": 1}]}}) == [".lease.placement[].gpus"]

@@ -1,0 +1,161 @@
+"""The reference has every name that users meet, as the code has it."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import reference
+import typer
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage.config.settings import (
+    CONFIG_FILE,
+    EXECUTION_NAMES,
+    EXTERNAL_SERVICES,
+    OTHER_NAMES,
+    settings,
+)
+from moorage.model import Code
+from moorage.protocol.codes import CLOSE_CODES
+from moorage.protocol.messages import OPERATIONS, AllocationRequest, LeaseRequest, Resources
+from moorage_client.cli.exits import MEANINGS
+
+DOCS = reference.DOCS
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, str]:
+    """Return every page as it is built, by its path."""
+    return {
+        page.relative_to(DOCS).as_posix(): reference.expand(page.read_text())
+        for page in DOCS.rglob("*.md")
+    }
+
+
+@pytest.fixture(scope="module")
+def text(pages) -> str:
+    return "\n".join(pages.values())
+
+
+def commands(app: typer.Typer, prefix: str) -> Iterator[str]:
+    """Yield every command that an app offers, with its groups: `moorage policy push`."""
+
+    def walk(command: Any, name: str) -> Iterator[str]:
+        children = getattr(command, "commands", {})
+        for each, child in children.items():
+            yield from walk(child, f"{name} {each}")
+        if not children:
+            yield name
+
+    return walk(typer.main.get_command(app), prefix)
+
+
+def named(app_module: str, prefix: str) -> list[str]:
+    module = __import__(app_module, fromlist=["app"])
+    return list(commands(module.app, prefix))
+
+
+@pytest.mark.parametrize(
+    ("module", "program"),
+    [("moorage.__main__", "moored"), ("moorage_client.cli.program", "moorage")],
+)
+def test_every_command_is_there(pages, module: str, program: str) -> None:
+    found = named(module, program)
+    assert found
+    assert [each for each in found if f"`{each}`" not in pages["reference/command-line.md"]] == []
+
+
+def test_no_command_is_named_that_does_not_exist(text: str) -> None:
+    """What a page promises can be typed."""
+    known = named("moorage.__main__", "moored") + named("moorage_client.cli.program", "moorage")
+    words = {" ".join(each.split()[:2]) for each in known}
+    every = text + (reference.ROOT / "README.md").read_text()
+    typed = set(re.findall(r"(?:`|^\$ )((?:moored|moorage) [a-z]+)", every, re.MULTILINE))
+    assert typed
+    assert typed <= words
+
+
+def test_every_message_and_field_is_there(pages) -> None:
+    page = pages["reference/messages.md"]
+    assert [name for name in OPERATIONS if f"## {name}\n" not in page] == []
+    parts = (AllocationRequest, Resources, LeaseRequest)
+    fields = {name for part in parts for name in part.__struct_fields__}
+    assert [name for name in fields if f"| `{name}` |" not in page] == []
+
+
+def test_every_operation_and_field_is_explained(pages) -> None:
+    """Beside the types, a page says by purpose what a message is for."""
+    page = pages["how-to/ask-for-gpus.md"] + pages["how-to/start-workloads.md"]
+    parts = (AllocationRequest, Resources, LeaseRequest)
+    fields = {name for part in parts for name in part.__struct_fields__}
+    unsaid = {name for name in {*OPERATIONS, *fields} if f"`{name}`" not in page}
+    assert unsaid <= NOT_OFFERED
+
+
+NOT_OFFERED = {"whatif", "resume", "stream"}
+"""What the server answers with `unsupported`, or does not do yet."""
+
+
+def test_every_code_and_setting_is_there(pages) -> None:
+    codes = pages["reference/codes.md"]
+    assert [code for code in Code if f"| `{code}` |" not in codes] == []
+    every = {**CLOSE_CODES, **MEANINGS}
+    assert [
+        code for code, about in every.items() if f"| {int(code)} | {about} |" not in codes
+    ] == []
+    page = pages["reference/settings.md"]
+    assert [name for name in settings() if f"| `{name}`" not in page] == []
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*EXTERNAL_SERVICES, *EXECUTION_NAMES, *OTHER_NAMES, CONFIG_FILE})
+)
+def test_every_other_name_in_the_environment_is_there(text: str, name: str) -> None:
+    assert f"`{name}`" in text
+
+
+def test_every_metric_and_path_that_a_server_has_is_there(pages) -> None:
+    options = {"MOORAGE_PROMETHEUS_URL": "http://127.0.0.1:9"}
+    with daemon(environment=options) as running:
+        told = httpx.get(f"{running.http}/metrics").text
+        paths = httpx.get(f"{running.http}/openapi.json").json()["paths"]
+    names = set(re.findall(r"^# TYPE (\w+?)(?:_created|_total)? ", told, re.MULTILINE))
+    page = pages["reference/metrics.md"]
+    assert names
+    assert [name for name in names if f"`{name}" not in page] == []
+    assert "|  |" not in page
+    page = pages["reference/http.md"]
+    asked = [f"{method.upper()} {path}" for path, kinds in paths.items() for method in kinds]
+    assert [each for each in asked if f"### {each}\n" not in page] == []
+
+
+def test_every_marker_is_known_and_filled_in(pages) -> None:
+    assert [name for name, page in pages.items() if "<!-- generated" in page] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "link", "expected"),
+    [
+        (
+            "how-to/a.md",
+            "[x](../reference/codes.md#exit-codes)",
+            "[x](../reference/codes.md#exit-codes)",
+        ),
+        (
+            "how-to/a.md",
+            "[x](../../server/moorage/query/README.md)",
+            "[x](../reference/query-language.md)",
+        ),
+        ("how-to/a.md", "[x](../../deploy/compose.yaml)", "x"),
+        (
+            "reference/shipped-policies.md",
+            "![p](../../docs/pictures/churn.svg)",
+            "![p](../pictures/churn.svg)",
+        ),
+        ("how-to/a.md", "[x](https://example.org/a.md)", "[x](https://example.org/a.md)"),
+    ],
+)
+def test_links_stay_in_the_docs(name: str, link: str, expected: str) -> None:
+    assert reference.relinked(link, name) == expected

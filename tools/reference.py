@@ -1,0 +1,230 @@
+"""Fills in what docs pages generate: each `<!-- generated: NAME -->` becomes what the code says.
+
+`docs/conf.py` calls `expand` on every page before Sphinx reads it, and so do the tests that hold
+the docs to the code. There is no table to write by hand: a new setting, code, message, metric,
+command or path is in the docs when it is in the code.
+"""
+
+import ast
+import importlib
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import httpx
+import typer.main
+from typer.cli import get_docs_for_click
+
+from moorage.__main__ import app as moored
+from moorage.benchmarks.daemon_process import daemon
+from moorage.config.described import settings_markdown
+from moorage.protocol import specification
+from moorage.protocol.codes import CLOSE_CODES, CODES, WORTH_RETRYING
+from moorage_client.cli.exits import MEANINGS
+from moorage_client.cli.program import app as moorage
+
+ROOT: Final = Path(__file__).parents[1]
+DOCS: Final = ROOT / "docs"
+MARKER: Final = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
+LINK: Final = re.compile(r"(\]\()([^)#\s:]+)(#[^)\s]*)?\)")
+METRIC: Final = re.compile(r"moorage_[a-z_]+")
+
+
+def expand(text: str) -> str:
+    """Return a page with every marker filled in."""
+    return MARKER.sub(lambda found: PARTS[found[1]](*filter(None, found.groups()[1:])), text)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a table of Markdown."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join(f"| {' | '.join(each)} |" for each in lines) + "\n"
+
+
+def codes() -> str:
+    """Return the error codes, what they mean and whether to ask again."""
+    rows = [(f"`{c}`", about, "yes" if c in WORTH_RETRYING else "") for c, about in CODES.items()]
+    return table(("Code", "Meaning", "The same request may succeed later"), rows)
+
+
+def close_codes() -> str:
+    """Return why a socket was closed."""
+    return table(("Close code", "Meaning"), [(str(c), about) for c, about in CLOSE_CODES.items()])
+
+
+def exit_codes() -> str:
+    """Return what the exit codes of the command line mean."""
+    rows = [(str(int(each)), meaning) for each, meaning in MEANINGS.items()]
+    return table(("Exit code", "Meaning"), rows)
+
+
+def operations() -> str:
+    """Return every message, and what requests are made of, field by field."""
+    known = specification.schemas()
+    parts = ["Resources", "LeaseRequest", "ProvisionRequest"]
+    named = {name: kind.__name__ for name, kind in specification.MESSAGES.items()}
+    named |= {f"{each} (part of `allocate`)": each for each in parts}
+    return "\n".join(f"## {name}\n\n{fields(known[each])}" for name, each in named.items())
+
+
+def fields(schema: dict[str, Any]) -> str:
+    """Return what a message is for, and its fields."""
+    required = schema.get("required", [])
+    rows = []
+    for name, each in schema["properties"].items():
+        default = "required" if name in required else f"`{each.get('default', 'none')}`"
+        rows.append((f"`{name}`", expected(each), default.replace("`None`", "none")))
+    return schema["description"] + "\n\n" + table(("Field", "Value", "Default"), rows)
+
+
+def expected(schema: dict[str, Any]) -> str:
+    """Return what a field may hold, in words."""
+    if "$ref" in schema:
+        return f"an object: `{schema['$ref'].rpartition('/')[2]}`"
+    if "description" in schema:
+        return str(schema["description"]).replace("|", "\\|")
+    if "enum" in schema:
+        return " or ".join(f"`{each}`" for each in schema["enum"])
+    if "anyOf" in schema:
+        parts = [expected(each) for each in schema["anyOf"] if each.get("type") != "null"]
+        return " or ".join(parts)
+    return f"{schema.get('type', 'anything')}"
+
+
+def metrics() -> str:
+    """Return what `/metrics` tells, as the sources name it."""
+    found = {}
+    for file in sorted((ROOT / "server" / "moorage").rglob("*.py")):
+        if "moorage_" in (text := file.read_text(encoding="utf-8")):
+            found |= dict(measured(ast.parse(text)))
+    return table(("Metric", "What it counts"), [(f"`{n}`", a) for n, a in sorted(found.items())])
+
+
+def measured(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield the metrics of a module: calls with a name and a sentence."""
+    texts = {  # A sentence may have a name of its own.
+        target.id: node.value.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and len(node.args) > 1:
+            name, about = node.args[:2]
+            if isinstance(name, ast.Constant) and METRIC.fullmatch(str(name.value)):
+                text = about.value if isinstance(about, ast.Constant) else None
+                known = texts.get(about.id) if isinstance(about, ast.Name) else None
+                yield str(name.value), str(text or known or "")
+
+
+def command_line(program: str) -> str:
+    """Return the help of every command of a program."""
+    command = typer.main.get_command({"moorage": moorage, "moored": moored}[program])
+    for each in walk(command):
+        each.epilog = None  # The settings, which have a page of their own.
+    text = get_docs_for_click(obj=command, ctx=click.Context(command), name=program, indent=1)
+    return text.replace("\b", "").replace("\n* `--help`: Show this message and exit.", "")
+
+
+def walk(command: click.Command) -> Iterator[click.Command]:
+    """Yield a command and all below it."""
+    yield command
+    for each in getattr(command, "commands", {}).values():
+        yield from walk(each)
+
+
+@cache
+def served() -> dict[str, Any]:
+    """Return the OpenAPI document that a daemon of this tree serves."""
+    with daemon() as running:
+        return dict(httpx.get(f"{running.http}/openapi.json").json())
+
+
+def paths() -> str:
+    """Return every path of HTTP, by subject."""
+    by_tag: dict[str, list[str]] = {}
+    for path, methods in served()["paths"].items():
+        for method, each in methods.items():
+            told = each.get("description", "").strip()
+            text = f"### {method.upper()} {path}\n\n{each['summary']}. {told}\n"
+            by_tag.setdefault(each["tags"][0], []).append(text)
+    return "\n".join(f"## {tag}\n\n" + "\n".join(each) for tag, each in by_tag.items())
+
+
+def api(name: str) -> str:
+    """Return what a package offers, for Sphinx to document."""
+    package = importlib.import_module(name)
+    found = []
+    for each in package.__all__:
+        offered = getattr(package, each)
+        kind = "class" if inspect.isclass(offered) else "function"
+        if inspect.isclass(offered) or inspect.isfunction(offered):
+            path = f"{offered.__module__}.{offered.__qualname__}"
+            members = "" if kind == "function" else "\n   :members:"
+            found.append(f"```{{eval-rst}}\n.. auto{kind}:: {path}{members}\n```\n")
+    told = inspect.getdoc(package)
+    return f"## {name}\n\n```text\n{told}\n```\n\n" + "\n".join(found)
+
+
+def page(name: str) -> str:
+    """Return a README of the tree as a page of the docs."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+PARTS: Final[dict[str, Callable[..., str]]] = {
+    "settings": settings_markdown,
+    "codes": codes,
+    "close_codes": close_codes,
+    "exit_codes": exit_codes,
+    "operations": operations,
+    "metrics": metrics,
+    "command_line": command_line,
+    "paths": paths,
+    "api": api,
+    "page": page,
+}
+
+
+@cache
+def pages() -> dict[str, str]:
+    """Return the READMEs that are pages of the docs, and which."""
+    return {
+        found[2]: file.relative_to(DOCS).as_posix()
+        for file in DOCS.rglob("*.md")
+        for found in MARKER.finditer(file.read_text(encoding="utf-8"))
+        if found[1] == "page"
+    }
+
+
+def relinked(text: str, name: str) -> str:
+    """Return a page whose links lead to pages of the docs, or to nothing outside of them.
+
+    Args:
+        text: The page, as `expand` made it.
+        name: Its path in `docs`.
+
+    """
+    here = next((source for source, there in pages().items() if there == name), f"docs/{name}")
+
+    def lead(found: re.Match[str]) -> str:
+        target = os.path.normpath(os.path.join(os.path.dirname(here), found[2]))  # noqa: PTH118, PTH120  # Of text, not of files.
+        target = pages().get(target.removesuffix("/") + "/README.md", target)
+        target = pages().get(target, target)
+        inside = target.removeprefix("docs/")
+        if not (DOCS / inside).is_file():
+            return f"]({BLANK})"
+        start = os.path.dirname(name) or "."  # noqa: PTH120  # As above.
+        return f"{found[1]}{os.path.relpath(inside, start)}{found[3] or ''})"
+
+    linked = LINK.sub(lead, text)
+    # What is not in the docs is named, and not linked: the docs also lie where the tree does not.
+    return re.sub(rf"\[([^\]]+)\]\({BLANK}\)", r"\1", linked)
+
+
+BLANK: Final = "about:blank"
