@@ -217,7 +217,7 @@ class Shadow:
         }
 
     def report(self, tenant: Tenant, *, whole: bool) -> dict[str, Any]:
-        """Return it as plain JSON values; docs/how-to/publish-policies.md says what the figures mean.
+        """Return it as plain JSON values, as docs/how-to/publish-policies.md explains them.
 
         Args:
             tenant: Who reads it.

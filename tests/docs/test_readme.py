@@ -1,0 +1,40 @@
+"""The README is short, and what it and the docs link to is there."""
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+README = (ROOT / "README.md").read_text()
+LINES_MAX = 150
+CHARACTERS_MAX = 9_000
+EXAMPLE_LINES_MAX = 10
+
+
+def test_it_can_be_read_in_a_minute() -> None:
+    assert len(README.splitlines()) <= LINES_MAX
+    assert len(README) <= CHARACTERS_MAX
+
+
+def test_its_quick_starts_have_ten_lines_at_most() -> None:
+    blocks = re.findall(
+        r"^```(?:python|console|json)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL
+    )
+    assert len(blocks) > 3
+    assert all(len(each.splitlines()) <= EXAMPLE_LINES_MAX for each in blocks)
+
+
+def test_make_targets_that_it_names_exist() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in set(re.findall(r"\bmake ([a-z-]+)`?$", README, re.MULTILINE)):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+
+
+def test_files_that_pages_link_to_exist() -> None:
+    """Sphinx checks links between pages of the docs; this checks those of all others, too."""
+    tops = ("docs", "server", "policies", "clients", "deploy", "examples")
+    pages = [*ROOT.glob("*.md"), *(page for top in tops for page in (ROOT / top).rglob("*.md"))]
+    for page in pages:
+        if "node_modules" in page.parts:
+            continue
+        for target in re.findall(r"\]\(([^)#:\s]+)(?:#[^)]*)?\)", page.read_text()):
+            assert (page.parent / target).exists(), f"{page} links to {target}"

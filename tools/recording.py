@@ -1,0 +1,67 @@
+"""Records the terminal that the README shows: real commands, at a real server.
+
+python tools/recording.py    write docs/pictures/first-lease.svg again
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from moorage.benchmarks.daemon_process import daemon
+from moorage_client.services import Services
+from moorage_policies import catalog
+
+PICTURE: Final = Path(__file__).parents[1] / "docs" / "pictures" / "first-lease.svg"
+GPU: Final = {"modelName": "A100", "memory": 40_960}
+GPUS: Final = {"count": 4, "gpus": [GPU] * 4}
+NODES: Final = [
+    {"id": name, "vcpus": {"count": 32}, "memory": 131_072, "gpus": GPUS}
+    for name in ("node-1", "node-2")
+]
+COMMANDS: Final = (
+    "moorage fleet",
+    "moorage ask first_fit:1.0-stable --gpus 2 --ttl 600",
+    "moorage leases",
+    "moorage ask first_fit:1.0-stable --gpus 8 --ttl 600",
+)
+COLUMNS: Final = 100
+
+
+def record(picture: Path) -> None:
+    """Play the commands, and write what the terminal shows."""
+    console = Console(record=True, width=COLUMNS, file=Path(os.devnull).open("w"))  # noqa: SIM115  # Until the end.
+    with tempfile.TemporaryDirectory() as state, daemon() as running:
+        with Services(running.http) as services:
+            services.put_cluster({"id": "lab", "nodes": {"nodeData": NODES}})
+            services.publish_policy(catalog.document("first_fit"))
+        environment = {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "MOORAGE_URL": running.ws,
+            "MOORAGE_HTTP_URL": running.http,
+            "XDG_STATE_HOME": state,
+            "COLUMNS": str(COLUMNS),
+            "FORCE_COLOR": "1",
+        }
+        for command in COMMANDS:
+            shown = subprocess.run(  # noqa: S603  # The commands above.
+                command.split(),
+                env=environment,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,  # The last one is refused.
+            ).stdout
+            console.print(Text("$ ", "bold green") + Text(command, "bold"))
+            lines = [line for line in shown.splitlines() if Text.from_ansi(line).plain.strip()]
+            console.print(Text.from_ansi("\n".join(lines)))
+    console.save_svg(str(picture), title="moorage")
+
+
+if __name__ == "__main__":
+    record(PICTURE)
